@@ -1,0 +1,1 @@
+"""The cloud: the fine answer from the strongest network."""

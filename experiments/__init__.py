@@ -1,0 +1,1 @@
+"""Experiments: measurements of a fleet that leave records."""

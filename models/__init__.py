@@ -1,0 +1,1 @@
+"""Networks, label hierarchy, manifest of shipped weights, ONNX Runtime sessions, data readers."""

@@ -1,0 +1,1 @@
+"""Terrace: cloud-edge-end hierarchical image classification."""

@@ -1,0 +1,154 @@
+"""Every error that Terrace raises on purpose, in one tree.
+
+    TerraceError
+    ├── InvalidInput            the caller sent something wrong: change it, do not retry
+    │   ├── MalformedMessage    bytes that are not what their header says
+    │   ├── UnsupportedMedia    a file of a kind, or with a content, that is not accepted
+    │   └── TooLarge            more bytes, pixels or images than the limit
+    ├── NotFound                no such job, model, device, route
+    ├── Conflict                the request contradicts the present state (a finished job, an old incarnation)
+    ├── Forbidden               the policy forbids it (pixels to an untrusted node)
+    ├── Unavailable             not now: retry after `retry_after_s`, or elsewhere
+    │   ├── Overloaded          a bounded queue is full
+    │   ├── Draining            the service is shutting down
+    │   ├── UpstreamUnavailable another node refused or broke the connection
+    │   └── NoNodeAvailable     the device list has nobody for this work
+    ├── DeadlineExceeded        the budget is spent; a retry needs a new budget
+    │   └── UpstreamTimeout     another node did not answer within the budget
+    ├── UpstreamError           another node answered with an error or with nonsense: try another node
+    └── SetupError              this installation cannot work; a person must act
+        ├── MissingExtra        an optional dependency is not installed
+        ├── ProviderUnavailable the execution provider asked for is not there
+        ├── WeightsError        a weights file is missing, damaged or not the one in the manifest
+        ├── DataError           a data set is missing, damaged or disagrees with its hierarchy
+        └── PortInUse           somebody else listens on this address
+
+The HTTP layer has the one table from these classes to status codes (`tierkit.http_errors`).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Conflict",
+    "DataError",
+    "DeadlineExceeded",
+    "Draining",
+    "Forbidden",
+    "InvalidInput",
+    "MalformedMessage",
+    "MissingExtra",
+    "NoNodeAvailable",
+    "NotFound",
+    "Overloaded",
+    "PortInUse",
+    "ProviderUnavailable",
+    "SetupError",
+    "TerraceError",
+    "TooLarge",
+    "Unavailable",
+    "UnsupportedMedia",
+    "UpstreamError",
+    "UpstreamTimeout",
+    "UpstreamUnavailable",
+    "WeightsError",
+]
+
+
+class TerraceError(Exception):
+    """Base of all. `str(error)` is a sentence for the person who has to act on it."""
+
+
+class InvalidInput(TerraceError):
+    """The request is wrong: change it before you send it again."""
+
+
+class MalformedMessage(InvalidInput):
+    """The bytes are not what their header says."""
+
+
+class UnsupportedMedia(InvalidInput):
+    """A file of a kind, or with a content, that is not accepted."""
+
+
+class TooLarge(InvalidInput):
+    """More bytes, pixels or images than the limit that the message names."""
+
+
+class NotFound(TerraceError):
+    """No such thing here."""
+
+
+class Conflict(TerraceError):
+    """The request contradicts the present state."""
+
+
+class Forbidden(TerraceError):
+    """The policy forbids it."""
+
+
+class Unavailable(TerraceError):
+    """Not now: try again after `retry_after_s` seconds, or on another node."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Unavailable):
+    """A bounded queue is full."""
+
+
+class Draining(Unavailable):
+    """The service is shutting down and takes no new work."""
+
+
+class UpstreamUnavailable(Unavailable):
+    """The connection to another node was refused or broke."""
+
+
+class NoNodeAvailable(Unavailable):
+    """The device list has no node for this work."""
+
+
+class DeadlineExceeded(TerraceError):
+    """The time budget is spent."""
+
+
+class UpstreamTimeout(DeadlineExceeded):
+    """Another node did not answer within the budget."""
+
+
+class UpstreamError(TerraceError):
+    """Another node answered with an error, or with something that is no answer."""
+
+    def __init__(self, message: str, *, status_code: int | None = None) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class SetupError(TerraceError):
+    """This installation cannot work as asked; the message says what a person can do."""
+
+
+class MissingExtra(SetupError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the extra '{extra}': pip install 'terrace[{extra}]'")
+        self.extra = extra
+
+
+class ProviderUnavailable(SetupError):
+    """The execution provider asked for is not there."""
+
+
+class WeightsError(SetupError):
+    """A weights file is missing, damaged, or not the one that the manifest names."""
+
+
+class DataError(SetupError):
+    """A data set is missing, damaged, or disagrees with its hierarchy."""
+
+
+class PortInUse(SetupError):
+    """Another process listens on this address."""

@@ -1,0 +1,84 @@
+"""The `Model` protocol: all that the serving side knows of a network.
+
+The Open Inference Protocol server and the batcher work on this protocol alone. `models.session.OnnxModel` implements
+it with ONNX Runtime; anything else that maps named arrays to named arrays along a batch axis can be served as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from numpy.typing import NDArray
+
+__all__ = ["Array", "Model", "TensorSpec"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Name, Open Inference Protocol datatype ("UINT8", "FP32", ...) and shape of a tensor; -1 is the batch axis,
+    which always comes first."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def accepts(self, array: Array) -> bool:
+        """Whether `array` has this shape, for any batch size."""
+        return len(array.shape) == len(self.shape) and all(
+            want in (-1, have) for want, have in zip(self.shape, array.shape, strict=True)
+        )
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A network that is ready to run. `run` is called from one inference thread at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str:
+        """Version as the protocol shows it; "1" unless the manifest says otherwise."""
+        ...
+
+    @property
+    def platform(self) -> str:
+        """For example "onnxruntime_onnx"."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the weights file: two nodes with the same digest give the same answers."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Class names by output name, for the `classification` extension."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float | bool]:
+        """Facts a client may want (temperature, precision, accuracies), shown in the model's metadata."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        """Map a batch to the outputs asked for.
+
+        Args:
+            inputs: arrays by input name, all with the same first axis `n >= 1`, already checked against `inputs`.
+            outputs: names from `self.outputs`; only what is named here is computed where that saves work.
+
+        Returns:
+            Arrays by output name, first axis `n`.
+        """
+        ...

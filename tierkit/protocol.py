@@ -1,0 +1,173 @@
+"""Messages between Terrace's own services, as they stand on the wire (JSON, UTF-8).
+
+Tensors travel in the Open Inference Protocol (`tierkit.oip`); everything else that services say to each other is here:
+registration and heartbeats (node to scheduler), the route of a task (scheduler to end node, in a header) and the
+lines of the answer stream (end node to scheduler, NDJSON). Unknown fields are refused, so that a misspelt field is an
+error at once and not a silent default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    TypeAdapter,
+)
+
+from tierkit.types import Tier
+
+__all__ = [
+    "BUDGET_HEADER",
+    "NODE_ID_PATTERN",
+    "REQUEST_ID_HEADER",
+    "TASK_EVENTS",
+    "UPSTREAM_HEADER",
+    "CoarseEvent",
+    "ErrorEvent",
+    "FallbackEvent",
+    "FallbackReason",
+    "FineEvent",
+    "Heartbeat",
+    "Lease",
+    "ModelOffer",
+    "Registration",
+    "TaskEvent",
+    "Upstream",
+    "UPSTREAMS",
+]
+
+REQUEST_ID_HEADER = "X-Request-Id"
+"""Follows a task through all hops; services make one where it is missing and echo it in every answer."""
+
+BUDGET_HEADER = "Terrace-Budget-Ms"
+"""Milliseconds left for this request when it was sent. Remaining time, not a point in time: clocks differ."""
+
+UPSTREAM_HEADER = "Terrace-Upstream"
+"""JSON list of `Upstream`, in the order in which the end node shall try them; absent or [] for coarse only."""
+
+NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+NodeId = Annotated[str, Field(pattern=NODE_ID_PATTERN)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Confidence = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelOffer(_Message):
+    """A model that a node holds, and how fast it ran there when the node started."""
+
+    name: str
+    sha256: Sha256
+    ms_per_image: NonNegativeFloat
+    """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds."""
+
+
+class Registration(_Message):
+    """POST /v1/devices: a node asks for a place in the device list. Answered by a `Lease`."""
+
+    node_id: NodeId
+    incarnation: Annotated[str, Field(min_length=8, max_length=64)]
+    """Fresh at each start of the process; work given to an older incarnation is void."""
+    tier: Tier
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
+    """Where the scheduler and other nodes reach this node."""
+    models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64)]
+    version: str
+    """Version of the Terrace distribution that the node runs."""
+
+
+class Lease(_Message):
+    """The right to receive tasks, renewed by each heartbeat."""
+
+    lease_s: PositiveFloat
+    heartbeat_s: PositiveFloat
+
+
+class Heartbeat(_Message):
+    """POST /v1/devices/{node_id}/heartbeat. 404 or 409 means: register again."""
+
+    incarnation: str
+    in_flight: NonNegativeInt
+    """Requests being answered."""
+    queued_images: NonNegativeInt
+    images_done: NonNegativeInt
+    """Since the node started; a count that stands still under load shows a node that makes no progress."""
+    draining: bool = False
+
+
+class Upstream(_Message):
+    """One upper node that an end node may ask for the fine answer."""
+
+    node_id: NodeId
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
+    tier: Tier
+    model: str
+
+
+FallbackReason = Literal[
+    "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline"
+]
+
+
+class CoarseEvent(_Message):
+    """First line of an answer: one superclass per image."""
+
+    event: Literal["coarse"] = "coarse"
+    task_id: str
+    node_id: NodeId
+    model: str
+    labels: tuple[NonNegativeInt, ...]
+    confidences: tuple[Confidence, ...]
+    queue_ms: NonNegativeFloat
+    compute_ms: NonNegativeFloat
+
+
+class FineEvent(_Message):
+    """The finer answer of an upper node: one class per image, and the superclass that its probabilities add up to."""
+
+    event: Literal["fine"] = "fine"
+    task_id: str
+    node_id: NodeId
+    """The upper node that answered."""
+    tier: Tier
+    model: str
+    labels: tuple[NonNegativeInt, ...]
+    confidences: tuple[Confidence, ...]
+    coarse_labels: tuple[NonNegativeInt, ...]
+    coarse_confidences: tuple[Confidence, ...]
+    round_trip_ms: NonNegativeFloat
+
+
+class FallbackEvent(_Message):
+    """In place of the fine answer: the coarse one stands, and this is why."""
+
+    event: Literal["fallback"] = "fallback"
+    task_id: str
+    reason: FallbackReason
+    detail: str
+    tried: tuple[NodeId, ...]
+
+
+class ErrorEvent(_Message):
+    """Last line when the end node itself failed after it had begun to answer."""
+
+    event: Literal["error"] = "error"
+    task_id: str
+    error: str
+
+
+TaskEvent = Annotated[CoarseEvent | FineEvent | FallbackEvent | ErrorEvent, Field(discriminator="event")]
+TASK_EVENTS: TypeAdapter[TaskEvent] = TypeAdapter(TaskEvent)
+"""Reads one line of an answer stream."""
+
+UPSTREAMS: TypeAdapter[tuple[Upstream, ...]] = TypeAdapter(tuple[Upstream, ...])
+"""Reads and writes the upstream header."""

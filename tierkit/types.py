@@ -1,0 +1,56 @@
+"""The words that all services share, as types. `docs/glossary.md` explains them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Health", "Privacy", "Recovery", "Scheme", "Tier", "UpstreamLoss"]
+
+
+class Tier(StrEnum):
+    """Where a node stands."""
+
+    END = "end"
+    EDGE = "edge"
+    CLOUD = "cloud"
+
+
+class Health(StrEnum):
+    """The failure detector's opinion of a node. Only ALIVE nodes receive new tasks."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    DRAINING = "draining"
+
+
+class Scheme(StrEnum):
+    """Who serves a task after the end device (section 3.4 of the paper)."""
+
+    END = "end"
+    END_CLOUD = "end-cloud"
+    END_EDGE = "end-edge"
+    MAPPING = "mapping"
+
+
+class Privacy(StrEnum):
+    """In which form images may leave trusted nodes: `auto` sends pixels to trusted nodes and refuses the rest
+    where no encoder is at hand; `none` asks for pixels everywhere and is refused where that breaks trust."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+
+class Recovery(StrEnum):
+    """What happens to a task whose attempt failed (section 3.6 of the paper)."""
+
+    NONE = "none"
+    REASSIGN = "reassign"
+    MONITOR = "monitor"
+
+
+class UpstreamLoss(StrEnum):
+    """What happens to the fine stage when no upper node answers."""
+
+    FALLBACK = "fallback"
+    WAIT = "wait"
