@@ -27,6 +27,7 @@ __all__ = [
     "NODE_ID_PATTERN",
     "REQUEST_ID_HEADER",
     "TASK_EVENTS",
+    "UPSTREAMS",
     "UPSTREAM_HEADER",
     "CoarseEvent",
     "ErrorEvent",
@@ -39,7 +40,6 @@ __all__ = [
     "Registration",
     "TaskEvent",
     "Upstream",
-    "UPSTREAMS",
 ]
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -113,9 +113,7 @@ class Upstream(_Message):
     model: str
 
 
-FallbackReason = Literal[
-    "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline"
-]
+FallbackReason = Literal["no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline"]
 
 
 class CoarseEvent(_Message):
