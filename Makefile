@@ -1,0 +1,57 @@
+# One command each; every target builds the virtual environment that it needs.
+#
+#   make demo    a whole fleet on this machine classifies 300 real images (light runtime, no torch)
+#   make test    the test suite
+#   make check   formatting, lint, types, import layers
+#
+# PYTHON chooses the interpreter, EXTRA the ONNX Runtime build: `make demo EXTRA=gpu`.
+
+PYTHON ?= python3
+EXTRA  ?= cpu
+VENV   ?= .venv
+TRAIN  ?= .venv-train
+PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+DEMO   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-train check format clean
+
+help:
+	@sed -n '3,5p' Makefile | cut -c5-
+
+# `pip install` is skipped as long as pyproject.toml has not changed since.
+$(VENV)/.light: pyproject.toml
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[$(EXTRA)]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.light
+	$(PIP) -e '.[$(EXTRA),dev]'
+	@touch $@
+
+$(TRAIN)/.ready: pyproject.toml
+	@test -x $(TRAIN)/bin/python || $(PYTHON) -m venv $(TRAIN)
+	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,train]'
+	@touch $@
+
+demo: $(VENV)/.light
+	$(VENV)/bin/terrace demo $(DEMO)
+
+test: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest
+
+test-train: $(TRAIN)/.ready
+	$(TRAIN)/bin/python -m pytest -m train
+
+check: $(VENV)/.dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.dev
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) $(TRAIN) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,119 @@
+"""Run records: what was measured, with all that is needed to measure it again.
+
+Tables and plots are made from records alone. A record is written once, whole (temporary file, then rename), so a run
+that is cut off leaves either a complete record or none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RunRecord", "Spread", "host_facts", "source_commit", "spread"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """n, median, mean, minimum and maximum of samples, in the unit of the samples."""
+
+    n: int
+    median: float
+    mean: float
+    minimum: float
+    maximum: float
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """Summarise `samples` (at least one)."""
+    return Spread(
+        n=len(samples),
+        median=statistics.median(samples),
+        mean=statistics.fmean(samples),
+        minimum=min(samples),
+        maximum=max(samples),
+    )
+
+
+def host_facts() -> dict[str, str | int | None]:
+    """The machine and the versions that a figure depends on."""
+    facts: dict[str, str | int | None] = {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+    for package in ("terrace", "onnxruntime", "onnxruntime-gpu", "numpy", "fastapi", "uvicorn", "httpx"):
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            facts[package] = None
+    return facts
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def source_commit(folder: Path | None = None) -> str | None:
+    """Commit of the checkout that holds `folder`, with "+changes" when the tree differs from it; None outside git."""
+    where = folder or Path(__file__).parent
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", "-C", str(where), *args], capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+changes" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One measurement.
+
+    `samples` holds every raw figure by name (the unit is the suffix of the name), `results` what was derived from them.
+    """
+
+    experiment: str
+    config: Mapping[str, Any]
+    samples: Mapping[str, Sequence[float]]
+    results: Mapping[str, Any]
+    seed: int | None = None
+    command: Sequence[str] = field(default_factory=lambda: [Path(sys.argv[0]).name, *sys.argv[1:]])
+    commit: str | None = field(default_factory=source_commit)
+    host: Mapping[str, Any] = field(default_factory=host_facts)
+    measured_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def write(self, folder: Path) -> Path:
+        """Write the record into `folder` and return its path; an existing record is never overwritten."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = f"{self.experiment}-{self.measured_at.replace(':', '').replace('+0000', 'Z')}"
+        path = folder / f"{stem}.json"
+        number = 1
+        while path.exists():
+            number += 1
+            path = folder / f"{stem}-{number}.json"
+        partial = path.with_suffix(".partial")
+        with partial.open("w") as file:
+            json.dump(asdict(self), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        return path

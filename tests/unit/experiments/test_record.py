@@ -1,0 +1,40 @@
+"""Run records hold what they were given and never overwrite one another."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.record import RunRecord, source_commit, spread
+
+
+def _record() -> RunRecord:
+    return RunRecord(
+        experiment="main-job", config={"tasks": 4}, samples={"makespan_s": [1.5, 2.5]}, results={"ratio": 1.1}
+    )
+
+
+def test_a_record_can_be_read_back_whole(tmp_path: Path) -> None:
+    path = _record().write(tmp_path)
+    stored = json.loads(path.read_text())
+    assert stored["config"] == {"tasks": 4}
+    assert stored["samples"]["makespan_s"] == [1.5, 2.5]
+    assert stored["host"]["cores"] >= 1
+    assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
+
+
+def test_a_second_record_stands_beside_the_first(tmp_path: Path) -> None:
+    record = _record()
+    assert record.write(tmp_path) != record.write(tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == 2
+
+
+def test_spread_states_n_and_range() -> None:
+    summary = spread([3.0, 1.0, 2.0])
+    assert (summary.n, summary.median, summary.minimum, summary.maximum) == (3, 2.0, 1.0, 3.0)
+    with pytest.raises(ValueError, match="median"):
+        spread([])
+
+
+def test_outside_a_checkout_there_is_no_commit(tmp_path: Path) -> None:
+    assert source_commit(tmp_path) is None
