@@ -1,0 +1,71 @@
+"""Command-line flags from a settings class: every field is a flag, and its documentation the help text.
+
+A service's `__main__` holds `run = command(EdgeSettings, start)` and `main() -> run_main(run)`; the CLI mounts the
+same `run`, so that there is one way to start a service.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeVar
+
+import typer
+
+from tierkit.errors import SetupError
+from tierkit.settings import ServiceSettings, description, load_settings
+
+__all__ = ["command", "run_main"]
+
+S = TypeVar("S", bound=ServiceSettings)
+
+EXIT_SETUP = 2
+"""Exit code when a person must act before the service can start; a crash exits with 1."""
+
+
+def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[..., NoReturn]:
+    """A function that typer turns into a command: `--config` and one flag for each field of `settings_class`.
+
+    It loads the settings, calls `start(settings)` and exits with the code that comes back. A `SetupError` on the way
+    becomes one sentence on standard error and exit code 2.
+    """
+
+    def run(config: Path | None = None, **flags: str | None) -> NoReturn:
+        try:
+            code = start(load_settings(settings_class, flags=flags, config=config))
+        except SetupError as exc:
+            sys.stderr.write(f"terrace {settings_class.service}: {exc}\n")
+            code = EXIT_SETUP
+        sys.exit(code)
+
+    options = {"config": Annotated[Path | None, typer.Option(help=_CONFIG_HELP, metavar="FILE")]}
+    for name in settings_class.model_fields:
+        # Flags stay strings here: the settings class parses them, as it does environment variables.
+        options[name] = Annotated[str | None, typer.Option(help=_help(settings_class, name), metavar="VALUE")]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
+        for name, annotation in options.items()
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads the flags from here
+    run.__annotations__ = dict(options)
+    run.__name__ = settings_class.service
+    run.__doc__ = settings_class.__doc__
+    return run
+
+
+def run_main(run: Callable[..., NoReturn]) -> None:
+    """Parse `sys.argv` and call `run`, a function that `command` made."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(run)
+    app()
+
+
+_CONFIG_HELP = "TOML file with a table for this service; environment variables and flags take precedence."
+
+
+def _help(settings_class: type[ServiceSettings], name: str) -> str:
+    text = description(settings_class, name)
+    default = settings_class.model_fields[name].default
+    return text if default in (None, "", ()) else f"{text} (default: {default})"

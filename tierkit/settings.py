@@ -1,0 +1,264 @@
+"""Settings of every service: what can be set, and where a value comes from.
+
+Order: flag, then environment, then TOML file, then default. The string under a field is its documentation: the text
+that `--help` prints and that `docs/settings.md` repeats. Plain construction (`EndSettings(port=0)`) reads neither
+environment nor files; only `load_settings`, which `__main__` calls, does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import secrets
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from tierkit.errors import SetupError
+from tierkit.protocol import NODE_ID_PATTERN
+
+__all__ = [
+    "CommaSeparated",
+    "HttpUrl",
+    "NodeSettings",
+    "Port",
+    "ServiceSettings",
+    "UserPath",
+    "description",
+    "load_settings",
+]
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def _checked_url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    return value.rstrip("/")
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""Names: a list in TOML, "a,b" in a flag or an environment variable."""
+
+HttpUrl = Annotated[str, AfterValidator(_checked_url)]
+"""An http or https URL, without the slash at its end."""
+
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+"""A path in which ~ stands for the home directory."""
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ServiceSettings(BaseSettings):
+    """What all four services can be told. Frozen; unknown names are refused."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+    )
+
+    service: ClassVar[str] = "service"
+    """Names the service in the prefix of its environment variables (TERRACE_END_...) and in the TOML file ([end])."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Loopback unless told otherwise; 0.0.0.0 serves every interface."""
+
+    port: Port = 0
+    """TCP port to listen on; 0 lets the system choose a free one, which the ready file and the log then name."""
+
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
+    """Least severe messages that are written: debug (with one line per request), info, warning or error."""
+
+    log_format: Literal["text", "json"] = "text"
+    """`text` for people, `json` for machines (one object a line), both on standard error."""
+
+    drain_s: NonNegativeFloat = 10.0
+    """Seconds that work under way may take to finish after SIGTERM or Ctrl-C; new work is refused meanwhile."""
+
+    ready_file: UserPath | None = None
+    """File to write once the service is ready ({"url", "pid", "node_id"} as JSON), removed when it stops."""
+
+    max_body_bytes: PositiveInt = 64 * 1024 * 1024
+    """Largest request body in bytes; a larger one is refused with 413."""
+
+    header_timeout_s: PositiveFloat = 10.0
+    """Seconds within which the head of a request must be complete; a slower connection is closed."""
+
+    body_timeout_s: PositiveFloat = 30.0
+    """Seconds within which a request body must arrive, plus the time that its bytes take at `min_upload_bps`."""
+
+    min_upload_bps: PositiveInt = 64_000
+    """Slowest accepted upload in bits per second, once `body_timeout_s` is spent."""
+
+    write_timeout_s: PositiveFloat = 60.0
+    """Seconds for which a client may leave an answer unread before its connection is cut."""
+
+    keep_alive_s: PositiveInt = 75
+    """Seconds for which an idle connection stays open for the next request."""
+
+    max_connections: PositiveInt = 512
+    """Connections served at a time; requests on further ones are answered with 503."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Constructor arguments alone: `load_settings` adds the other sources and knows where each value came from."""
+        return (init_settings,)
+
+
+class NodeSettings(ServiceSettings):
+    """What end, edge and cloud nodes can be told besides."""
+
+    service: ClassVar[str] = "node"
+
+    node_id: Annotated[str, Field(pattern=NODE_ID_PATTERN + "|^$")] = ""
+    """Name of this node in the device list: lower-case letters, digits, dots and dashes. Default: the tier and four
+    random hex digits, such as end-3fa9."""
+
+    scheduler: HttpUrl | None = None
+    """URL of the scheduler to register with and to fetch missing models from; without one the node serves alone."""
+
+    advertise_url: HttpUrl | None = None
+    """URL under which the scheduler and other nodes reach this node. Default: the address it listens on or, where
+    that is every interface, the address of the interface that leads to the scheduler."""
+
+    models: CommaSeparated = ()
+    """Names of the models to serve, comma-separated. Default: the one that the manifest names for this tier."""
+
+    weights: UserPath | None = None
+    """Folder with a manifest and weights files. Default: the weights that ship with Terrace."""
+
+    cache: UserPath = Path("~/.cache/terrace")
+    """Folder that keeps weights fetched from the scheduler."""
+
+    provider: Literal["cpu", "cuda"] = "cpu"
+    """Execution provider of ONNX Runtime; `cuda` needs the extra `gpu` and a device."""
+
+    threads: PositiveInt = 1
+    """Threads that one inference may use."""
+
+    max_batch_size: PositiveInt = 256
+    """Most images in one inference; waiting requests are joined up to this size."""
+
+    max_queue_delay_ms: NonNegativeFloat = 0.0
+    """Milliseconds for which a request may wait for others to share its batch; 0 joins only what already waits."""
+
+    max_queue_images: PositiveInt = 4096
+    """Most images that may wait for inference; beyond that requests are refused with 503 at once."""
+
+    @field_validator("node_id", mode="after")
+    @classmethod
+    def _name_the_node(cls, value: str) -> str:
+        return value or f"{cls.service}-{secrets.token_hex(2)}"
+
+    @property
+    def max_queue_delay_s(self) -> float:
+        return self.max_queue_delay_ms / 1000.0
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load_settings(settings_class: type[S], *, flags: Mapping[str, object], config: Path | None = None) -> S:
+    """Settings from all sources; flag beats environment beats TOML file beats default.
+
+    Args:
+        flags: values by field name; None means that the flag was not given.
+        config: TOML file whose table [<service>] holds settings of this service.
+
+    Raises:
+        SetupError: a value is wrong, or a name unknown; the sentence names it and its source.
+    """
+    prefix = f"TERRACE_{settings_class.service.upper()}_"
+    layers: list[tuple[str, Mapping[str, object]]] = [
+        (f"in {config}, table [{settings_class.service}], the key {{0}}", _read_table(settings_class.service, config)),
+        (f"the environment variable {prefix}{{1}}", _read_environment(settings_class, prefix)),
+        ("the flag --{2}", {name: value for name, value in flags.items() if value is not None}),
+    ]
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source, values in layers:
+        for name, value in values.items():
+            merged[name] = value
+            origin[name] = source.format(name, name.upper(), name.replace("_", "-"))
+    try:
+        return settings_class(**merged)
+    except ValidationError as exc:
+        raise SetupError("; ".join(_sentence(settings_class, error, origin) for error in exc.errors())) from exc
+
+
+def description(settings_class: type[ServiceSettings], name: str) -> str:
+    """Documentation of the field `name`, in one line; a subclass that only changes a default inherits the text."""
+    for cls in settings_class.__mro__:
+        field = getattr(cls, "model_fields", {}).get(name)
+        if field is not None and field.description:
+            return " ".join(field.description.split())
+    return ""
+
+
+def _read_environment(settings_class: type[ServiceSettings], prefix: str) -> dict[str, object]:
+    # The library's source ignores variables that match no field; here a misspelt one is an error like any other.
+    values: dict[str, object] = {
+        name[len(prefix) :].lower(): value for name, value in os.environ.items() if name.startswith(prefix)
+    }
+    return values | EnvSettingsSource(settings_class, env_prefix=prefix)()
+
+
+def _read_table(service: str, config: Path | None) -> Mapping[str, object]:
+    if config is None:
+        return {}
+    try:
+        tables = tomllib.loads(config.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SetupError(f"cannot read the settings file {config}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise SetupError(f"the settings file {config} is not valid TOML: {exc}") from exc
+    table = tables.get(service)
+    if not isinstance(table, dict):
+        found = ", ".join(f"[{name}]" for name in tables) or "nothing"
+        raise SetupError(f"the settings file {config} has no table [{service}]; it holds {found}")
+    return table
+
+
+def _sentence(settings_class: type[ServiceSettings], error: ErrorDetails, origin: Mapping[str, str]) -> str:
+    name = str(error["loc"][0])
+    where = origin[name]
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(name, settings_class.model_fields, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(settings_class.model_fields)}"
+        return f"{where} is no setting of this service; {hint}"
+    reason = error["msg"].removeprefix("Value error, ")
+    return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}"
