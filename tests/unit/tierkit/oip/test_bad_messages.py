@@ -1,0 +1,272 @@
+"""No bytes get past the decoder but whole messages, and nothing but a named error comes out otherwise."""
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, strategies as st
+
+from tierkit.errors import InvalidInput, MalformedMessage, TooLarge
+from tierkit.model import TensorSpec
+from tierkit.oip import (
+    BINARY_HEADER,
+    InferRequest,
+    InferResponse,
+    Limits,
+    RequestedOutput,
+    Tensor,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    parse_header_length,
+)
+
+PIXELS = np.arange(24, dtype=np.uint8).reshape(2, 12)
+MESSAGE = InferRequest(
+    inputs=(Tensor("images", PIXELS), Tensor("scale", np.array([0.5, 2.0], np.float32), {"note": "x"})),
+    outputs=(RequestedOutput("logits", binary=True),),
+    id="a",
+)
+
+
+def encoded(request: InferRequest) -> tuple[bytes, int]:
+    chunks, headers = encode_request(request)
+    return b"".join(chunks), int(headers[BINARY_HEADER])
+
+
+BODY, HEADER_LENGTH = encoded(MESSAGE)
+
+
+def test_every_truncation_of_one_message_is_an_error() -> None:
+    for cut in range(len(BODY)):
+        with pytest.raises(MalformedMessage):
+            decode_request(BODY[:cut], HEADER_LENGTH)
+
+
+@given(st.integers(0, len(BODY) - 1), st.integers(0, 255))
+def test_a_changed_byte_is_an_error_or_a_whole_message(position: int, value: int) -> None:
+    body = bytearray(BODY)
+    body[position] = value
+    with suppress(InvalidInput):
+        assert_whole(decode_request(body, HEADER_LENGTH).inputs)
+
+
+@given(st.integers(-5, len(BODY) + 100))
+def test_a_lie_about_the_header_is_an_error(length: int) -> None:
+    # A few bytes less than the truth cut only the blanks that pad the JSON: then the tensors would be shifted,
+    # and there are bytes too many.
+    if length != HEADER_LENGTH:
+        with pytest.raises(MalformedMessage):
+            decode_request(BODY, length)
+
+
+@given(st.binary(max_size=200), st.none() | st.integers(-1, 220))
+@example(b"[" * 100_000, None)
+@example(b'{"inputs":' * 5_000, None)
+@example(b"\xff\xfe{}", None)
+@example(b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[' + b"9" * 5000 + b"]}]}", None)
+@example(b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[' + b"9" * 400 + b"]}]}", None)
+@example(b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1e400]}]}', None)
+@example(b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP16","data":[70000]}]}', None)
+@example(b'{"inputs":[{"name":"x","shape":[1],"datatype":"BYTES","data":["\\ud800"]}]}', None)
+def test_any_bytes_are_an_error(body: bytes, header_length: int | None) -> None:
+    for decode in (decode_request, decode_response):
+        with pytest.raises(InvalidInput):
+            decode(body, header_length)
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from paths(inner, (*path, key))
+
+
+HEAD = json.loads(BODY[:HEADER_LENGTH])
+JSON_HEAD = json.loads(b"".join(encode_request(MESSAGE, binary=False)[0]))
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["FP32", "BYTES"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.booleans(), st.data(), anything)
+def test_any_value_at_any_place_of_the_header_is_an_error_or_a_whole_message(
+    binary: bool, data: st.DataObject, value: Any
+) -> None:
+    head = copy.deepcopy(HEAD if binary else JSON_HEAD)
+    *outer, last = data.draw(st.sampled_from([path for path in paths(head) if path]))
+    place = head
+    for key in outer:
+        place = place[key]
+    place[last] = value
+    text = json.dumps(head).encode()
+    body, header_length = (text + BODY[HEADER_LENGTH:], len(text)) if binary else (text, None)
+    with suppress(InvalidInput):
+        assert_whole(decode_request(body, header_length).inputs)
+
+
+def assert_whole(tensors: tuple[Tensor, ...]) -> None:
+    assert tensors
+    assert len({tensor.name for tensor in tensors}) == len(tensors)
+    for tensor in tensors:
+        assert tensor.data.size == math.prod(tensor.data.shape) > 0
+        tensor.data.copy()  # reads every element
+
+
+def head_with(**changes: Any) -> dict[str, Any]:
+    tensor = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]}
+    return {"inputs": [{key: value for key, value in (tensor | changes).items() if value is not ...}]}
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        ([], "must be an object"),
+        ({}, "'inputs' must be a list"),
+        ({"inputs": []}, "is empty"),
+        ({"inputs": [1]}, "list of objects"),
+        ({"inputs": head_with()["inputs"] * 2}, "'x' stands twice"),
+        ({**head_with(), "outputs": [{"name": "y"}, {"name": "y"}]}, "'y' stands twice"),
+        ({**head_with(), "outputs": [{"name": "y", "parameters": {"classification": -1}}]}, "number of classes"),
+        ({**head_with(), "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]}, "true or false"),
+        ({**head_with(), "parameters": {"binary_data_output": "yes"}}, "true or false"),
+        ({**head_with(), "parameters": {"deep": {}}}, "strings, numbers and booleans"),
+        ({**head_with(), "id": 7}, "id must be a string"),
+        (head_with(name=...), "needs a name"),
+        (head_with(name=""), "needs a name"),
+        (head_with(name="x" * 300), "needs a name"),
+        (head_with(shape=...), "shape of 'x'"),
+        (head_with(shape=[]), "shape of 'x'"),
+        (head_with(shape=[1] * 17), "shape of 'x'"),
+        (head_with(shape=[0]), "whole number"),
+        (head_with(shape=[-2]), "whole number"),
+        (head_with(shape=[2.0]), "whole number"),
+        (head_with(shape=[True, 2]), "whole number"),
+        (head_with(shape=[2**63]), "whole number"),
+        (head_with(shape=[2**62, 2**62, 2**62]), "2 elements where its shape says"),
+        (head_with(datatype=...), "datatype of 'x'"),
+        (head_with(datatype="BF16"), "'BF16' is not supported"),
+        (head_with(data=...), "either 'data' or"),
+        (head_with(parameters={"binary_data_size": 8}), "either 'data' or"),
+        (head_with(data=..., parameters={"binary_data_size": -1}), "claims -1 bytes"),
+        (head_with(data=..., parameters={"binary_data_size": True}), "claims True bytes"),
+        (head_with(data=..., parameters={"binary_data_size": 8}), "claims 8 bytes where 0 follow"),
+        (head_with(data=3), "must be a list"),
+        (head_with(data=[1]), "1 elements where its shape says 2"),
+        (head_with(data=[1, "2"]), "FP32 cannot hold str"),
+        (head_with(data=[1, None]), "FP32 cannot hold NoneType"),
+        (head_with(data=[1, True]), "FP32 cannot hold bool"),
+        (head_with(data=[1, 1e39]), "too large for FP32"),
+        (head_with(data=[1, 10**400]), "too large for FP32"),
+        (head_with(datatype="UINT8", data=[1, 256]), "from 0 to 255"),
+        (head_with(datatype="UINT8", data=[1, -1]), "from 0 to 255"),
+        (head_with(datatype="INT32", data=[1, 1.5]), "INT32 cannot hold float"),
+        (head_with(datatype="BOOL", data=[1, 0]), "BOOL cannot hold int"),
+        (head_with(datatype="BYTES", data=[1, 0]), "BYTES as JSON are strings"),
+        (head_with(shape=[2, 2], data=[[1, 2], [3]]), "not nested as its shape"),
+        (head_with(shape=[2, 2], data=[[1, 2], 3]), "not nested as its shape"),
+        (head_with(shape=[2, 2], data=[[1, 2]]), "1 rows where its shape says 2"),
+        (head_with(shape=[1, 2], data=[[[1], [2]]]), "FP32 cannot hold list"),
+    ],
+)
+def test_bad_json_says_what_is_wrong(head: Any, says: str) -> None:
+    with pytest.raises(MalformedMessage, match=says):
+        decode_request(json.dumps(head).encode(), None)
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_are_not_json_are_refused(word: str) -> None:
+    body = json.dumps(head_with(data=[1, 2])).replace("[1, 2]", f"[1, {word}]").encode()
+    with pytest.raises(MalformedMessage, match="is not JSON"):
+        decode_request(body, None)
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="twice"):
+        decode_request(b'{"inputs":[{"name":"x","shape":[1],"shape":[2],"datatype":"FP32","data":[1]}]}', None)
+
+
+def binary_message(payload: bytes, **changes: Any) -> tuple[bytes, int]:
+    head = head_with(data=..., parameters={"binary_data_size": len(payload)}, **changes)
+    text = json.dumps(head).encode()
+    return text + payload, len(text)
+
+
+@pytest.mark.parametrize(
+    ("payload", "changes", "says"),
+    [
+        (b"1234567", {}, "takes 8 bytes, 7 are given"),
+        (b"123456789", {}, "takes 8 bytes, 9 are given"),
+        (b"12345678", {"shape": [2**61, 8]}, "takes 73786976294838206464 bytes"),
+        (b"\x00\x02", {"datatype": "BOOL"}, "0 or 1"),
+        (b"\x01\x00\x00\x00a\x09", {"datatype": "BYTES"}, "longer than the tensor"),
+        (b"\xff\xff\xff\xffa", {"datatype": "BYTES"}, "longer than the tensor"),
+        (b"\x01\x00\x00\x00a", {"datatype": "BYTES"}, "not the 2"),
+        (b"\x00\x00\x00\x00" * 3, {"datatype": "BYTES"}, "not the 2"),
+    ],
+)
+def test_bad_binary_says_what_is_wrong(payload: bytes, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(MalformedMessage, match=says):
+        decode_request(*binary_message(payload, **changes))
+
+
+def test_limits() -> None:
+    with pytest.raises(TooLarge, match="bytes; at most 10 "):
+        decode_request(BODY, HEADER_LENGTH, limits=Limits(max_body_bytes=10))
+    with pytest.raises(TooLarge, match="of JSON"):
+        decode_request(BODY, HEADER_LENGTH, limits=Limits(max_json_bytes=HEADER_LENGTH - 1))
+    with pytest.raises(TooLarge, match="2 inputs; at most 1 "):
+        decode_request(BODY, HEADER_LENGTH, limits=Limits(max_tensors=1))
+    with pytest.raises(TooLarge, match="strings"):
+        decode_request(*binary_message(b"", datatype="BYTES", shape=[2**20]))
+    decode_request(BODY, HEADER_LENGTH, limits=Limits(max_body_bytes=len(BODY), max_json_bytes=HEADER_LENGTH))
+
+
+@pytest.mark.parametrize("value", ["", "-1", "+1", "1 ", "1_0", "0x1", "1.0", "٣", "9" * 20, "abc"])
+def test_header_length_must_be_a_plain_number(value: str) -> None:
+    with pytest.raises(MalformedMessage, match=BINARY_HEADER):
+        parse_header_length(value)
+
+
+def test_header_length_of_a_json_body_is_absent() -> None:
+    assert parse_header_length(None) is None
+    assert parse_header_length("120") == 120
+
+
+IMAGES = TensorSpec(name="images", datatype="UINT8", shape=(-1, 2, 2, 3))
+
+
+def test_a_raw_body_is_the_only_input() -> None:
+    request = decode_request(bytes(range(24)), 0, raw_input=IMAGES)
+    assert request.inputs[0].name == "images"
+    assert request.inputs[0].data.tolist() == np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3).tolist()
+    assert request.binary_output
+
+
+@pytest.mark.parametrize("size", [0, 11, 25])
+def test_a_raw_body_must_be_whole_rows(size: int) -> None:
+    with pytest.raises(MalformedMessage, match="whole number of rows"):
+        decode_request(bytes(size), 0, raw_input=IMAGES)
+
+
+def test_a_raw_body_needs_an_input_that_its_length_determines() -> None:
+    with pytest.raises(MalformedMessage, match="cannot be sent raw"):
+        decode_request(bytes(24), 0, raw_input=TensorSpec(name="x", datatype="UINT8", shape=(-1, -1)))
+    with pytest.raises(TooLarge):
+        decode_request(bytes(24), 0, raw_input=IMAGES, limits=Limits(max_body_bytes=23))
+
+
+def test_responses_are_held_to_the_same_rules() -> None:
+    chunks, headers = encode_response(InferResponse("m", "1", (Tensor("y", PIXELS),)))
+    body = b"".join(chunks)
+    for cut in range(len(body)):
+        with pytest.raises(MalformedMessage):
+            decode_response(body[:cut], int(headers[BINARY_HEADER]))
