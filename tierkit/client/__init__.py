@@ -1,0 +1,53 @@
+"""The job API in Python: `AsyncClient`, and `Client` for programs without an event loop.
+
+with Client("http://127.0.0.1:8070") as terrace:
+    job = terrace.wait(terrace.submit("photos.zip"))
+    print(job.answered_fine, job.images_per_s)
+"""
+
+from tierkit.client.aio import DEFAULT_URL, AsyncClient
+from tierkit.client.blocking import Client
+from tierkit.client.http import Backoff
+from tierkit.client.uploads import IMAGE_SUFFIXES, Images, Labels, PolicyFields, list_images
+from tierkit.client.views import (
+    CoarseAnswer,
+    CoarseResults,
+    Device,
+    Event,
+    FailedResults,
+    FallbackResults,
+    FineAnswer,
+    FineResults,
+    ImageResult,
+    Job,
+    JobPage,
+    JobState,
+    NodeShare,
+    StateChange,
+)
+
+__all__ = [
+    "DEFAULT_URL",
+    "IMAGE_SUFFIXES",
+    "AsyncClient",
+    "Backoff",
+    "Client",
+    "CoarseAnswer",
+    "CoarseResults",
+    "Device",
+    "Event",
+    "FailedResults",
+    "FallbackResults",
+    "FineAnswer",
+    "FineResults",
+    "ImageResult",
+    "Images",
+    "Job",
+    "JobPage",
+    "JobState",
+    "Labels",
+    "NodeShare",
+    "PolicyFields",
+    "StateChange",
+    "list_images",
+]

@@ -1,0 +1,299 @@
+"""The job API for asynchronous programs. All of the client's logic is here; `tierkit.client.blocking` only runs it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack
+from urllib.parse import quote
+
+import anyio
+from anyio import to_thread
+
+from tierkit.client.http import Backoff, SchedulerHttp
+from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
+from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload
+from tierkit.client.views import (
+    CoarseResults,
+    Device,
+    DeviceList,
+    Event,
+    FailedResults,
+    FallbackResults,
+    FineResults,
+    ImageResult,
+    Job,
+    JobPage,
+    JobState,
+    StateChange,
+    parse,
+)
+from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError, UpstreamTimeout
+
+__all__ = ["DEFAULT_URL", "AsyncClient"]
+
+DEFAULT_URL = "http://127.0.0.1:8070"
+
+# The scheduler sends a comment every 15 s; after two that did not come the connection is dead.
+_STREAM_SILENCE_S = 35.0
+
+_RESULT_EVENTS: dict[str, type[CoarseResults | FineResults | FallbackResults | FailedResults]] = {
+    "coarse": CoarseResults,
+    "fine": FineResults,
+    "fallback": FallbackResults,
+    "failed": FailedResults,
+}
+
+
+class AsyncClient:
+    """A connection to one scheduler.
+
+        async with AsyncClient("http://127.0.0.1:8070") as terrace:
+            job = await terrace.submit("photos/", scheme="mapping")
+            async for event in terrace.events(job):
+                match event:
+                    case CoarseResults(results=results) | FineResults(results=results):
+                        for result in results:
+                            print(result.name, result.label)
+
+    Every failure is one of `tierkit.errors`: `InvalidInput` and its kin for what must be changed, `NotFound`,
+    `Conflict`, `Unavailable` for what may be tried later, `DeadlineExceeded` for a spent budget, `UpstreamError` for a
+    scheduler that answers nonsense.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 60.0, backoff: Backoff | None = None) -> None:
+        """Open nothing yet: connections are made by the first request.
+
+        Args:
+            url: where the scheduler listens.
+            timeout_s: bound of each call in total; of an upload, of each of its phases.
+            backoff: how often a failed call is tried again where that is safe, and how long a broken event stream is
+                taken up again.
+        """
+        self._http = SchedulerHttp(url, timeout_s=timeout_s, backoff=backoff or Backoff())
+
+    @property
+    def url(self) -> str:
+        """Where this client's scheduler listens."""
+        return self._http.url
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    async def submit(
+        self,
+        images: Images,
+        *,
+        labels: Labels | None = None,
+        idempotency_key: str | None = None,
+        **policy: Unpack[PolicyFields],
+    ) -> Job:
+        """Hand in images as one job; returns when the scheduler has stored them.
+
+        Args:
+            images: an array (n, height, width, 3) of uint8, a sequence of arrays or PIL images of one size, the path
+                of an image file, folder, .zip, .npz or .npy, encoded bytes, or a sequence of paths and bytes.
+            labels: one class name, class index or None per image; then accuracy is reported.
+            idempotency_key: names this submission; a second one with the same key returns the first one's job. Made
+                afresh by default, so that a try whose answer was lost can be repeated without a second job.
+            policy: scheme, deadline_s, task_deadline_s, privacy, recovery, on_upstream_loss, batch_size, name.
+        """
+        upload = await to_thread.run_sync(build_upload, images, labels, policy)
+        headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
+        response = await self._http.request("POST", "/v1/jobs", repeatable=True, headers=headers, upload=upload)
+        return parse(Job, response.content)
+
+    async def classify(
+        self, images: Images, *, labels: Labels | None = None, **policy: Unpack[PolicyFields]
+    ) -> AsyncGenerator[Event, None]:
+        """Answer a few images at once, without a stored job: coarse first, then fine (or why there is none)."""
+        upload = await to_thread.run_sync(build_upload, images, labels, policy)
+        async with self._http.stream("POST", "/v1/classify", upload=upload) as response:
+            async for line in iter_lines(response.aiter_bytes()):
+                kind = _kind_of(line)
+                if kind == "done":
+                    return
+                if event := _read_event(kind, line):
+                    yield event
+        raise UpstreamError(f"the scheduler at {self.url} ended its answer in the middle")
+
+    async def job(self, job: Job | str) -> Job:
+        """The job as it is now."""
+        response = await self._http.request("GET", _path(job), repeatable=True)
+        return parse(Job, response.content)
+
+    async def jobs(self, *, limit: int = 50, cursor: str | None = None, state: JobState | str | None = None) -> JobPage:
+        """One page of the list of jobs, newest first; `next_cursor` of a page asks for the next."""
+        params: dict[str, str | int] = {"limit": limit}
+        if cursor:
+            params["cursor"] = cursor
+        if state:
+            params["state"] = str(state)
+        response = await self._http.request("GET", "/v1/jobs", repeatable=True, params=params)
+        return parse(JobPage, response.content)
+
+    async def results(self, job: Job | str) -> AsyncGenerator[ImageResult, None]:
+        """What there is so far, one per image, in the order in which the images were sent."""
+        async with self._http.stream("GET", f"{_path(job)}/results", params={"format": "jsonl"}) as response:
+            async for line in iter_lines(response.aiter_bytes()):
+                yield parse(ImageResult, line)
+
+    async def save_results(
+        self, job: Job | str, path: str | os.PathLike[str], *, format: Literal["jsonl", "csv"] = "jsonl"
+    ) -> None:
+        """Write the results to a file, which appears when it is complete."""
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        try:
+            async with (
+                self._http.stream("GET", f"{_path(job)}/results", params={"format": format}) as response,
+                await anyio.open_file(partial, "wb") as file,
+            ):
+                async for chunk in response.aiter_bytes():
+                    await file.write(chunk)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    async def events(self, job: Job | str, *, budget_s: float | None = None) -> AsyncGenerator[Event, None]:
+        """Follow a job from its beginning until its final state: coarse and fine answers as they arrive.
+
+        A broken connection is taken up again where it broke. The last event is the `StateChange` to the final state.
+
+        Args:
+            budget_s: `DeadlineExceeded` after this long.
+
+        Raises:
+            Unavailable: the connection could not be taken up again within the client's backoff.
+        """
+        deadline = None if budget_s is None else time.monotonic() + budget_s
+        after: str | None = None
+        failures = 0
+        while True:
+            events = self._event_stream(job, after)
+            try:
+                while True:
+                    with anyio.fail_after(_left_s(deadline)):
+                        raw = await anext(events, None)
+                    if raw is None:
+                        raise Unavailable(f"the scheduler at {self.url} ended the event stream in the middle")
+                    after, failures = raw.id, 0
+                    event = _read_event(raw.kind, raw.data)
+                    if event is not None:
+                        yield event
+                    if isinstance(event, StateChange) and event.job.done:
+                        return
+            except TimeoutError as exc:
+                raise DeadlineExceeded(f"{_id(job)} was not done within {budget_s:g} s") from exc
+            except (Unavailable, UpstreamTimeout):
+                failures += 1
+                if failures >= self._http.backoff.attempts:
+                    raise
+                pause_s, left_s = self._http.backoff.wait_s(failures), _left_s(deadline)
+                await anyio.sleep(pause_s if left_s is None else min(pause_s, left_s))
+            finally:
+                await events.aclose()
+
+    async def stream_results(
+        self, job: Job | str, *, budget_s: float | None = None
+    ) -> AsyncGenerator[ImageResult, None]:
+        """Every image once, as soon as nothing better will come for it (fine, fallback or failed)."""
+        seen = set[int]()
+        async for event in self.events(job, budget_s=budget_s):
+            if isinstance(event, FineResults | FallbackResults | FailedResults):
+                for result in event.results:
+                    if result.index not in seen:
+                        seen.add(result.index)
+                        yield result
+        # A scheme without upper tiers ends with the coarse answers, a cancelled job with what it has.
+        async for result in self.results(job):
+            if result.index not in seen:
+                yield result
+
+    async def wait(self, job: Job | str, *, budget_s: float | None = None) -> Job:
+        """Wait until the job is done, whichever way it ends; `DeadlineExceeded` after `budget_s`."""
+        async for event in self.events(job, budget_s=budget_s):
+            if isinstance(event, StateChange) and event.job.done:
+                return event.job
+        raise UpstreamError(f"the scheduler at {self.url} ended the events of {_id(job)} without a final state")
+
+    async def cancel(self, job: Job | str) -> Job:
+        """Stop a job; `Conflict` if it is done already."""
+        response = await self._http.request("DELETE", _path(job), repeatable=False)
+        return parse(Job, response.content)
+
+    async def devices(self) -> tuple[Device, ...]:
+        """The nodes that the scheduler knows."""
+        response = await self._http.request("GET", "/v1/devices", repeatable=True)
+        return parse(DeviceList, response.content).devices
+
+    async def drain(self, node_id: str) -> None:
+        """Give a node no new tasks."""
+        await self._http.request("POST", f"/v1/devices/{quote(node_id, safe='')}/drain", repeatable=True)
+
+    async def remove(self, node_id: str) -> None:
+        """Take a node from the device list; it comes back when it registers again."""
+        await self._http.request("DELETE", f"/v1/devices/{quote(node_id, safe='')}", repeatable=False)
+
+    async def mapping(self) -> dict[str, Any]:
+        """Which end device forwards where, why, and the paper's formulas with the present figures."""
+        return await self._json("/v1/mapping")
+
+    async def info(self) -> dict[str, Any]:
+        """Version and limits of the scheduler, the networks' input shape and the label hierarchy."""
+        return await self._json("/v1/info")
+
+    async def _json(self, path: str) -> dict[str, Any]:
+        response = await self._http.request("GET", path, repeatable=True)
+        return parse(dict[str, Any], response.content)
+
+    async def _event_stream(self, job: Job | str, after: str | None) -> AsyncGenerator[ServerSentEvent, None]:
+        headers = {"Accept": "text/event-stream"}
+        if after is not None:
+            headers["Last-Event-ID"] = after
+        async with self._http.stream(
+            "GET", f"{_path(job)}/events", headers=headers, read_timeout_s=_STREAM_SILENCE_S
+        ) as response:
+            async for event in iter_server_sent_events(iter_lines(response.aiter_bytes())):
+                yield event
+
+
+def _id(job: Job | str) -> str:
+    return job.id if isinstance(job, Job) else job
+
+
+def _path(job: Job | str) -> str:
+    # Whatever a user typed as an id stays one segment of the path.
+    return f"/v1/jobs/{quote(_id(job), safe='')}"
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _read_event(kind: str, data: bytes) -> Event | None:
+    """An event of a stream; None for a kind that this client does not know yet."""
+    if kind == "state":
+        return StateChange(job=parse(Job, data))
+    results = _RESULT_EVENTS.get(kind)
+    return parse(results, data) if results else None
+
+
+def _kind_of(line: bytes) -> str:
+    """Which event a line of the answer to `classify` is; raises what an error line says."""
+    match parse(dict[str, Any], line):
+        case {"event": "error", "error": str(message)}:
+            raise UpstreamError(message)
+        case {"event": str(kind)}:
+            return kind
+    raise UpstreamError("the scheduler sent a line that is no event")

@@ -1,0 +1,130 @@
+"""The job API for programs without an event loop: `AsyncClient`, run on an event loop of its own in the background.
+
+There is no second implementation here. Each method is made from the asynchronous one and keeps its signature.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from tierkit.client.aio import DEFAULT_URL, AsyncClient
+from tierkit.client.http import Backoff
+
+__all__ = ["Client"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """The same call, waited for."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(lambda: method(self._client, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """The same items, waited for one by one."""
+
+    @functools.wraps(method)
+    def iterate(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = method(self._client, *args, **kwargs)
+
+        async def following() -> tuple[T] | None:
+            async for item in items:
+                return (item,)
+            return None
+
+        try:
+            while held := self._run(following):
+                yield held[0]
+        finally:
+            self._run(items.aclose)
+
+    return iterate
+
+
+class Client:
+    """A connection to one scheduler, for ordinary programs.
+
+        with Client("http://127.0.0.1:8070") as terrace:
+            job = terrace.submit("photos/", scheme="mapping")
+            for result in terrace.stream_results(job):
+                print(result.name, result.label)
+
+    Methods, arguments and errors are those of `AsyncClient`. Usable only inside `with`; by several threads at a time.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 60.0, backoff: Backoff | None = None) -> None:
+        self._client = AsyncClient(url, timeout_s=timeout_s, backoff=backoff)
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+
+    @property
+    def url(self) -> str:
+        """Where this client's scheduler listens."""
+        return self._client.url
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal(name="terrace-client"))
+            stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        self._portal = None
+
+    submit = _blocking(AsyncClient.submit)
+    classify = _iterating(AsyncClient.classify)
+    job = _blocking(AsyncClient.job)
+    jobs = _blocking(AsyncClient.jobs)
+    results = _iterating(AsyncClient.results)
+    save_results = _blocking(AsyncClient.save_results)
+    events = _iterating(AsyncClient.events)
+    stream_results = _iterating(AsyncClient.stream_results)
+    wait = _blocking(AsyncClient.wait)
+    cancel = _blocking(AsyncClient.cancel)
+    devices = _blocking(AsyncClient.devices)
+    drain = _blocking(AsyncClient.drain)
+    remove = _blocking(AsyncClient.remove)
+    mapping = _blocking(AsyncClient.mapping)
+    info = _blocking(AsyncClient.info)
+
+    def _run(self, call: Callable[[], Awaitable[T]]) -> T:
+        if self._portal is None:
+            raise RuntimeError("a Client is used inside 'with Client(...) as terrace:'")
+        finished = threading.Event()
+
+        async def watched() -> T:
+            try:
+                return await call()
+            finally:
+                finished.set()
+
+        future = self._portal.start_task_soon(watched)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C arrives here, in the caller's thread: stop the call in the other one before going on, since a
+            # generator that still runs cannot be closed.
+            if future.cancel():
+                finished.wait(timeout=5)
+            raise

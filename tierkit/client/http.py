@@ -1,0 +1,199 @@
+"""Requests to the scheduler: bounded retries where a repetition is safe, and answers turned into Terrace's errors."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import anyio
+import httpx
+
+from tierkit.client.uploads import Upload
+from tierkit.errors import (
+    Conflict,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    TerraceError,
+    TooLarge,
+    Unavailable,
+    UnsupportedMedia,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+)
+
+__all__ = ["Backoff", "SchedulerHttp"]
+
+_ERRORS: dict[int, type[TerraceError]] = {
+    400: InvalidInput,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    415: UnsupportedMedia,
+    504: DeadlineExceeded,
+}
+
+_MAX_RETRY_AFTER_S = 30.0
+"""A server may ask for a longer wait, but no caller wants to sit through it in silence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """How often and how long: at most `attempts` tries, between them a random wait below a doubling bound."""
+
+    attempts: int = 5
+    first_s: float = 0.2
+    cap_s: float = 5.0
+
+    def wait_s(self, failures: int, *, at_least_s: float = 0.0) -> float:
+        """Seconds to wait after the given number of failures in a row (1 or more)."""
+        bound = min(self.cap_s, self.first_s * 2 ** (failures - 1))
+        # Full jitter: clients that lost the same server do not come back together.
+        return max(at_least_s, random.uniform(self.first_s / 2, bound))
+
+
+class SchedulerHttp:
+    """One connection pool to one scheduler.
+
+    Environment proxies are not used: a scheduler is named by its own address, mostly a loopback or private one.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, backoff: Backoff) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidInput(f"the scheduler's URL must begin with http:// or https://, and this is {url!r}")
+        self.url = url.rstrip("/")
+        self.backoff = backoff
+        self._timeout_s = timeout_s
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=self.url,
+                timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
+                trust_env=False,
+                # Loading the certificate store costs tens of milliseconds, and plain HTTP never needs it.
+                verify=self.url.startswith("https://"),
+            )
+        except httpx.InvalidURL as exc:
+            raise InvalidInput(f"not a URL: {url!r}") from exc
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        upload: Upload | None = None,
+    ) -> httpx.Response:
+        """Send until answered, with at most `backoff.attempts` tries.
+
+        Args:
+            repeatable: whether the request may be sent again although the scheduler may have acted on it. Where it
+                may not, only what certainly never reached it (a refused connection) is tried again.
+        """
+        failures = 0
+        while True:
+            try:
+                # httpx bounds each phase; an upload has no other sensible bound, everything else has one in total.
+                with anyio.fail_after(None if upload else self._timeout_s):
+                    async with self.stream(method, path, params=params, headers=headers, upload=upload) as response:
+                        await response.aread()
+                        return response
+            except TimeoutError as exc:
+                raise UpstreamTimeout(f"the scheduler at {self.url} took more than {self._timeout_s:g} s") from exc
+            except Unavailable as exc:
+                failures += 1
+                if failures >= self.backoff.attempts or not (repeatable or _not_acted_on(exc)):
+                    raise
+                asked_s = 0.0 if isinstance(exc, UpstreamUnavailable) else min(exc.retry_after_s, _MAX_RETRY_AFTER_S)
+                await anyio.sleep(self.backoff.wait_s(failures, at_least_s=asked_s))
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        upload: Upload | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        """One try; the body of the answer is still to be read. Errors of the block's own reading are turned too."""
+        request = self._http.build_request(
+            method,
+            path,
+            params={**(upload.params if upload else {}), **(params or {})},
+            headers={**(upload.headers if upload else {}), **(headers or {})},
+            content=upload.chunks() if upload else None,
+        )
+        if read_timeout_s is not None:
+            request.extensions["timeout"] = {**request.extensions["timeout"], "read": read_timeout_s}
+        with _translated(self.url):
+            response = await self._http.send(request, stream=True)
+            try:
+                if not response.is_success:
+                    await response.aread()
+                    raise _error(self.url, response)
+                yield response
+            finally:
+                await response.aclose()
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """httpx's errors as Terrace's."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
+        raise UpstreamUnavailable(f"no scheduler answers at {url}") from exc
+    except httpx.TimeoutException as exc:
+        raise UpstreamTimeout(f"the scheduler at {url} was silent for too long") from exc
+    except httpx.TransportError as exc:
+        raise UpstreamUnavailable(f"the connection to the scheduler at {url} broke") from exc
+    except httpx.RequestError as exc:
+        raise UpstreamError(f"the scheduler at {url} sent an answer that cannot be read: {exc}") from exc
+
+
+def _not_acted_on(error: Unavailable) -> bool:
+    """Whether the scheduler certainly did nothing: it said so (503), or the request never reached it."""
+    return not isinstance(error, UpstreamUnavailable) or isinstance(
+        error.__cause__, httpx.ConnectError | httpx.ConnectTimeout
+    )
+
+
+def _error(url: str, response: httpx.Response) -> TerraceError:
+    """The error that an answer other than 2xx stands for."""
+    status = response.status_code
+    try:
+        message = json.loads(response.content)["error"]
+    except (ValueError, KeyError, TypeError):
+        return UpstreamError(f"{url} answered {status}, and not as a Terrace scheduler does", status_code=status)
+    if status == 503:
+        return Unavailable(message, retry_after_s=_retry_after_s(response))
+    kind = _ERRORS.get(status)
+    return kind(message) if kind else UpstreamError(message, status_code=status)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    try:
+        return max(0.0, float(response.headers["Retry-After"]))
+    except (KeyError, ValueError):
+        return 1.0

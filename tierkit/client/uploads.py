@@ -1,0 +1,242 @@
+"""What a user hands in, as the body of a request: arrays as one binary tensor, files and folders as a multipart form.
+
+An `Upload` can be sent more than once: each call of `chunks()` starts from the beginning, and files are opened one at
+a time as they are sent, so a folder of 50,000 pictures needs neither memory nor 50,000 file descriptors.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+import anyio
+import numpy as np
+from anyio import to_thread
+
+from tierkit.errors import InvalidInput
+from tierkit.model import Array
+from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.types import Privacy, Recovery, Scheme, UpstreamLoss
+
+__all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images"]
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+"""What is picked up from a folder; a file named outright is sent whatever it is called."""
+
+Images = Any
+"""An array (n, height, width, 3) of uint8, a sequence of (height, width, 3) arrays or PIL images, the path of an image
+file, .zip, .npz, .npy or folder, encoded bytes, or a sequence of paths and bytes."""
+
+Labels = Sequence[int | str | None] | Array
+
+_CHUNK_BYTES = 1 << 20
+_MEDIA_TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".zip": "application/zip",
+    ".npy": "application/x-npy",
+    ".npz": "application/x-npz",
+}
+
+
+class PolicyFields(TypedDict, total=False):
+    """How a job is to be served; what is left out or None takes the scheduler's default."""
+
+    scheme: Scheme | str | None
+    deadline_s: float | None
+    task_deadline_s: float | None
+    privacy: Privacy | str | None
+    recovery: Recovery | str | None
+    on_upstream_loss: UpstreamLoss | str | None
+    batch_size: int | None
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """A request body that can be sent again."""
+
+    headers: Mapping[str, str]
+    params: Mapping[str, str] = field(default_factory=dict)
+    chunks: Callable[[], AsyncIterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One part of a multipart form: its own header, and bytes that are at hand or in a file of a known length."""
+
+    head: bytes
+    content: bytes | Path
+    length: int
+
+
+def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any]) -> Upload:
+    """Choose the body for what was handed in.
+
+    Raises:
+        InvalidInput: nothing to send, or something that is neither pictures nor paths to them.
+    """
+    fields = {name: str(value) for name, value in policy.items() if value is not None}
+    paths = _as_paths(images)
+    if paths is not None:
+        return _form(paths, labels, fields)
+    array = _as_array(images)
+    if labels is not None and len(labels) != len(array):
+        raise InvalidInput(f"{len(array)} images came with {len(labels)} labels")
+    if labels is None or all(isinstance(label, int | np.integer) for label in labels):
+        return _tensor(array, labels, fields)
+    # Names of classes have no place in a tensor: the form has a part for them.
+    held = io.BytesIO()
+    np.save(held, array, allow_pickle=False)
+    return _form([("images.npy", held.getvalue())], labels, fields)
+
+
+def list_images(folder: Path) -> list[Path]:
+    """The pictures below a folder, in the order in which they are sent: sorted, hidden ones left out."""
+    found = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in IMAGE_SUFFIXES
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    if not found:
+        raise InvalidInput(f"no PNG, JPEG or WebP file in {folder}")
+    return found
+
+
+def _as_paths(images: Images) -> list[tuple[str, Path | bytes]] | None:
+    """Named files and bytes to send, or None where `images` holds arrays."""
+    if isinstance(images, str | bytes | os.PathLike):
+        images = [images]
+    if not isinstance(images, Sequence) or not any(isinstance(item, str | bytes | os.PathLike) for item in images):
+        return None
+    entries: list[tuple[str, Path | bytes]] = []
+    for position, item in enumerate(images):
+        if isinstance(item, bytes):
+            entries.append((f"image-{position}", item))
+        elif isinstance(item, str | os.PathLike):
+            path = Path(item)
+            if path.is_dir():
+                entries += [(found.relative_to(path).as_posix(), found) for found in list_images(path)]
+            elif path.is_file():
+                entries.append((path.name, path))
+            else:
+                raise InvalidInput(f"no such file or folder: {path}")
+        else:
+            raise InvalidInput(
+                f"cannot send a {type(item).__name__} together with files: send them as jobs of their own"
+            )
+    return entries
+
+
+def _as_array(images: Images) -> Array:
+    try:
+        array = np.asarray(images)
+    except ValueError as exc:
+        raise InvalidInput("images of different sizes do not fit one array: send them as files") from exc
+    if array.dtype != np.uint8:
+        raise InvalidInput(f"images must be uint8 from 0 to 255, and this is {array.dtype}")
+    if array.ndim == 3:
+        array = array[np.newaxis]
+    if array.ndim != 4 or array.shape[-1] != 3:
+        raise InvalidInput(f"images must have the shape (n, height, width, 3), and this is {array.shape}")
+    if not len(array):
+        raise InvalidInput("there are no images")
+    return array
+
+
+def _tensor(array: Array, labels: Labels | None, fields: dict[str, str]) -> Upload:
+    inputs = [Tensor("images", np.ascontiguousarray(array))]
+    if labels is not None:
+        inputs.append(Tensor("labels", np.asarray(labels, dtype=np.int64)))
+    parts, headers = encode_request(InferRequest(inputs=tuple(inputs)))
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for start in range(0, len(view), _CHUNK_BYTES):
+                yield bytes(view[start : start + _CHUNK_BYTES])
+
+    return Upload(headers=headers, params=fields, chunks=chunks)
+
+
+def _form(entries: Sequence[tuple[str, Path | bytes]], labels: Labels | None, fields: dict[str, str]) -> Upload:
+    boundary = f"terrace-{secrets.token_hex(12)}"
+    if labels is not None:
+        fields = {**fields, "labels": json.dumps([_plain(label) for label in labels])}
+    parts = [
+        *(_part(boundary, f'name="{name}"', None, value.encode()) for name, value in fields.items()),
+        *(
+            _part(
+                boundary,
+                f'name="images"; filename="{_escape(name)}"',
+                _MEDIA_TYPES.get(Path(name).suffix.lower()),
+                body,
+            )
+            for name, body in entries
+        ),
+    ]
+    end = f"--{boundary}--\r\n".encode()
+    length = sum(len(part.head) + part.length + 2 for part in parts) + len(end)
+    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(length)}
+    return Upload(headers=headers, chunks=lambda: _send(parts, end))
+
+
+def _part(boundary: str, disposition: str, media_type: str | None, content: bytes | Path) -> _Part:
+    lines = [f"--{boundary}", f"Content-Disposition: form-data; {disposition}"]
+    if isinstance(content, Path) or media_type:
+        lines.append(f"Content-Type: {media_type or 'application/octet-stream'}")
+    length = content.stat().st_size if isinstance(content, Path) else len(content)
+    return _Part(head="\r\n".join([*lines, "", ""]).encode(), content=content, length=length)
+
+
+async def _send(parts: Sequence[_Part], end: bytes) -> AsyncIterator[bytes]:
+    # Small parts are gathered into chunks, or each little picture would cost a system call of its own.
+    held = bytearray()
+    for part in parts:
+        held += part.head
+        async for chunk in _content(part):
+            held += chunk
+            if len(held) >= _CHUNK_BYTES:
+                yield bytes(held)
+                held.clear()
+        held += b"\r\n"
+    yield bytes(held + end)
+
+
+async def _content(part: _Part) -> AsyncIterator[bytes]:
+    if isinstance(part.content, bytes):
+        yield part.content
+        return
+    if part.length <= _CHUNK_BYTES:
+        content = await to_thread.run_sync(part.content.read_bytes)
+        if len(content) != part.length:
+            raise InvalidInput(f"{part.content} changed while it was sent")
+        yield content
+        return
+    left = part.length
+    async with await anyio.open_file(part.content, "rb") as file:
+        while left:
+            chunk = await file.read(min(left, _CHUNK_BYTES))
+            if not chunk:
+                raise InvalidInput(f"{part.content} changed while it was sent")
+            left -= len(chunk)
+            yield chunk
+
+
+def _escape(name: str) -> str:
+    """A file name inside a quoted header value, as browsers do it."""
+    return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _plain(label: Any) -> int | str | None:
+    return int(label) if isinstance(label, np.integer) else label

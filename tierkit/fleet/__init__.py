@@ -1,0 +1,16 @@
+"""Local fleet launcher: the services of one machine as processes, started and stopped together."""
+
+from tierkit.fleet.launcher import Exit, Fleet, RunningService, launch
+from tierkit.fleet.plan import SCHEDULER, FleetPlan, ServicePlan, local_plan, read_fleet_file
+
+__all__ = [
+    "SCHEDULER",
+    "Exit",
+    "Fleet",
+    "FleetPlan",
+    "RunningService",
+    "ServicePlan",
+    "launch",
+    "local_plan",
+    "read_fleet_file",
+]

@@ -1,0 +1,243 @@
+"""Runs the services of a plan as processes of this machine, each started by the command that a person would use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tierkit.client import AsyncClient, Backoff
+from tierkit.errors import DeadlineExceeded, SetupError, Unavailable
+from tierkit.fleet.plan import FleetPlan, ServicePlan
+from tierkit.orphan import PARENT_VARIABLE
+from tierkit.types import Health, Tier
+
+__all__ = ["Exit", "Fleet", "RunningService", "launch"]
+
+_POLL_S = 0.02
+_MAX_LINE_BYTES = 1 << 20
+_KEPT_LINES = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a service ended."""
+
+    name: str
+    code: int
+    """Exit code; negative for the signal that killed it."""
+    last_lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"{self.name} stopped with exit code {self.code}"
+        return f"{self.name} was killed by {signal.Signals(-self.code).name}"
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningService:
+    """A process of the fleet."""
+
+    plan: ServicePlan
+    process: asyncio.subprocess.Process
+    ready_file: Path
+    watcher: asyncio.Task[None] | None = None
+    url: str = ""
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def alive(self) -> bool:
+        return self.process.returncode is None
+
+
+class Fleet:
+    """The running services of one machine; made by `launch`."""
+
+    def __init__(
+        self, plan: FleetPlan, folder: Path, *, on_line: Callable[[str, str], None], on_exit: Callable[[Exit], None]
+    ) -> None:
+        self.plan = plan
+        self.services: dict[str, RunningService] = {}
+        self.scheduler_url = plan.scheduler_url or ""
+        self.changed = asyncio.Event()
+        """Set whenever a service has ended; whoever waits clears it."""
+        self._folder = folder
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._stopping = False
+
+    @property
+    def alive(self) -> tuple[RunningService, ...]:
+        """The services that still run."""
+        return tuple(service for service in self.services.values() if service.alive)
+
+    async def start(self, *, budget_s: float) -> None:
+        """Start all services and wait until each says that it is ready: the scheduler first, then the nodes at once.
+
+        Raises:
+            SetupError: a service stopped before it was ready; the message ends with what it said.
+            DeadlineExceeded: a service was not ready within the budget.
+        """
+        deadline = time.monotonic() + budget_s
+        if self.plan.scheduler is not None:
+            scheduler = await self._spawn(self.plan.scheduler)
+            await self._ready(scheduler, deadline)
+            self.scheduler_url = scheduler.url
+        nodes = [await self._spawn(node) for node in self.plan.nodes]
+        for node in nodes:
+            await self._ready(node, deadline)
+
+    async def join(self, *, budget_s: float) -> None:
+        """Wait until the scheduler lists every node of this machine as alive."""
+        deadline = time.monotonic() + budget_s
+        wanted = {node.name for node in self.plan.nodes}
+        async with AsyncClient(self.scheduler_url, timeout_s=budget_s, backoff=Backoff(attempts=1)) as client:
+            while True:
+                try:
+                    listed = {device.node_id for device in await client.devices() if device.health is Health.ALIVE}
+                except Unavailable:
+                    listed = set()
+                if wanted <= listed:
+                    return
+                for node in wanted - listed:
+                    self._check_alive(self.services[node])
+                if time.monotonic() > deadline:
+                    late = ", ".join(sorted(wanted - listed))
+                    raise DeadlineExceeded(f"not in the device list after {budget_s:g} s: {late}")
+                await asyncio.sleep(_POLL_S)
+
+    async def stop(self, *, budget_s: float) -> None:
+        """SIGTERM and wait, tier by tier from below, so that work under way still finds the tiers above it; the
+        scheduler last. What has not ended within the budget is killed."""
+        self._stopping = True
+        deadline = time.monotonic() + budget_s
+        for kinds in ((Tier.END,), (Tier.EDGE, Tier.CLOUD), ("scheduler",)):
+            going = [service for service in self.alive if service.plan.kind in kinds]
+            _signal(going, signal.SIGTERM)
+            await _ended(going, max(0.0, deadline - time.monotonic()))
+        self.kill()
+        await _ended(self.services.values(), None)
+
+    def kill(self) -> None:
+        """End everything at once."""
+        self._stopping = True
+        _signal(self.alive, signal.SIGKILL)
+
+    async def _spawn(self, plan: ServicePlan) -> RunningService:
+        ready_file = self._folder / f"{plan.name}.ready"
+        settings = {**plan.settings, "ready_file": str(ready_file)}
+        if plan.kind != "scheduler":
+            settings = {"node_id": plan.name, "scheduler": self.scheduler_url, **settings}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "terrace",
+            *ServicePlan(name=plan.name, kind=plan.kind, settings=settings).arguments(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=_MAX_LINE_BYTES,
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+            # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which then stops all in order.
+            start_new_session=True,
+        )
+        service = RunningService(plan=plan, process=process, ready_file=ready_file)
+        service.watcher = asyncio.create_task(self._watch(service), name=f"watch {plan.name}")
+        self.services[plan.name] = service
+        return service
+
+    async def _ready(self, service: RunningService, deadline: float) -> None:
+        while not service.ready_file.exists():
+            self._check_alive(service)
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{service.name} was not ready in time")
+            await asyncio.sleep(_POLL_S)
+        service.url = json.loads(service.ready_file.read_text(encoding="utf-8"))["url"]
+
+    def _check_alive(self, service: RunningService) -> None:
+        if service.watcher is not None and service.watcher.done():
+            said = service.last_lines[-1] if service.last_lines else "it said nothing"
+            raise SetupError(f"{_exit_of(service)}: {said}")
+
+    async def _watch(self, service: RunningService) -> None:
+        """Pass on what the service writes until it ends, then tell of its end unless we asked for it."""
+        output = service.process.stdout
+        assert output is not None
+        while True:
+            try:
+                line = await output.readline()
+            except ValueError:
+                # A line above the limit; the reader has dropped it.
+                continue
+            if not line:
+                break
+            text = line.decode("utf-8", "replace").rstrip()
+            service.last_lines.append(text)
+            self._on_line(service.name, text)
+        await service.process.wait()
+        self.changed.set()
+        if not self._stopping:
+            self._on_exit(_exit_of(service))
+
+
+@asynccontextmanager
+async def launch(
+    plan: FleetPlan,
+    folder: Path,
+    *,
+    on_line: Callable[[str, str], None] = lambda name, line: None,
+    on_exit: Callable[[Exit], None] = lambda end: None,
+    start_s: float = 30.0,
+    stop_s: float = 15.0,
+) -> AsyncIterator[Fleet]:
+    """A running fleet; leaving the block stops every process, whatever happened inside.
+
+    Args:
+        folder: for the ready files; must exist.
+        on_line: called with the name of a service and a line that it wrote.
+        on_exit: called when a service ends that nobody asked to.
+        start_s: seconds until all services must be ready.
+        stop_s: seconds that all services have to finish what they do.
+    """
+    fleet = Fleet(plan, folder, on_line=on_line, on_exit=on_exit)
+    try:
+        await fleet.start(budget_s=start_s)
+        yield fleet
+    finally:
+        stopping = asyncio.ensure_future(fleet.stop(budget_s=stop_s))
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            # Cancelled once more while it was stopping: no more patience.
+            fleet.kill()
+            await stopping
+            raise
+
+
+def _exit_of(service: RunningService) -> Exit:
+    code = service.process.returncode
+    return Exit(name=service.name, code=0 if code is None else code, last_lines=tuple(service.last_lines))
+
+
+def _signal(services: Iterable[RunningService], number: signal.Signals) -> None:
+    for service in services:
+        if service.alive:
+            service.process.send_signal(number)
+
+
+async def _ended(services: Iterable[RunningService], budget_s: float | None) -> None:
+    watchers = [service.watcher for service in services if service.watcher is not None]
+    if watchers:
+        await asyncio.wait(watchers, timeout=budget_s)

@@ -1,0 +1,169 @@
+"""Which services a fleet consists of: from counts for this machine, or from a fleet file for several machines.
+
+A fleet file is the same on every machine; each starts its own part (`terrace up --fleet fleet.toml --host NAME`):
+
+    scheduler = "http://10.0.0.5:8070"   # where every node registers
+
+    [host.hub]
+    address = "10.0.0.5"                 # services listen here; default 127.0.0.1
+    scheduler = { port = 8070 }          # a table holds settings of the service
+    edge = { provider = "cuda", port = 8071 }
+
+    [host.pi]
+    address = "10.0.0.7"
+    end = 2                              # a number starts that many with default settings
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tierkit.errors import SetupError
+from tierkit.protocol import NODE_ID_PATTERN
+from tierkit.types import Tier
+
+__all__ = ["SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "read_fleet_file"]
+
+SCHEDULER = "scheduler"
+
+_LOOPBACK = "127.0.0.1"
+_HOST_KEYS = ("address", SCHEDULER, *Tier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePlan:
+    """One process to start: `terrace <kind> --<setting> <value> ...`."""
+
+    name: str
+    """Prefix of its log lines; for a node also its node id."""
+    kind: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        """The command line after `terrace`."""
+        flags = [(f"--{name.replace('_', '-')}", value) for name, value in self.settings.items()]
+        return [self.kind, *(word for flag in flags for word in flag)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """The services of one machine. Nodes register with this machine's scheduler or, without one, at `scheduler_url`."""
+
+    services: tuple[ServicePlan, ...]
+    scheduler_url: str | None = None
+
+    @property
+    def scheduler(self) -> ServicePlan | None:
+        return next((service for service in self.services if service.kind == SCHEDULER), None)
+
+    @property
+    def nodes(self) -> tuple[ServicePlan, ...]:
+        return tuple(service for service in self.services if service.kind != SCHEDULER)
+
+
+def local_plan(
+    counts: Mapping[Tier, int],
+    *,
+    scheduler: Mapping[str, Any] | None = None,
+    node: Mapping[str, Any] | None = None,
+) -> FleetPlan:
+    """A whole fleet on this machine: a scheduler and so many nodes of each tier, on ports that the system chooses.
+
+    Args:
+        scheduler: settings of the scheduler.
+        node: settings of every node.
+    """
+    nodes = [
+        ServicePlan(name=f"{tier}-{number}", kind=tier, settings=_texts(node or {}))
+        for tier in Tier
+        for number in range(1, counts.get(tier, 0) + 1)
+    ]
+    return FleetPlan(services=(ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=_texts(scheduler or {})), *nodes))
+
+
+def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
+    """The part of one machine in a fleet file.
+
+    Args:
+        host: name of this machine in the file; may be left out where the file has only one.
+
+    Raises:
+        SetupError: the file cannot be read, says something unknown, or has no such host.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SetupError(f"cannot read the fleet file {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise SetupError(f"the fleet file {path} is not valid TOML: {exc}") from exc
+    _only(document, ("scheduler", "host"), f"the fleet file {path}")
+    url, hosts = document.get("scheduler"), document.get("host")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise SetupError(f'the fleet file {path} must say where nodes register: scheduler = "http://ADDRESS:PORT"')
+    if not isinstance(hosts, dict) or not hosts or not all(isinstance(table, dict) for table in hosts.values()):
+        raise SetupError(f"the fleet file {path} names no machine: add a table [host.NAME]")
+    if host is None and len(hosts) > 1:
+        raise SetupError(f"the fleet file {path} has several machines; say which this is: --host {'|'.join(hosts)}")
+    name = host or next(iter(hosts))
+    if name not in hosts:
+        raise SetupError(f"the fleet file {path} has no machine {name!r}; it has {', '.join(hosts)}")
+    return FleetPlan(services=tuple(_host_services(name, hosts[name], path)), scheduler_url=url.rstrip("/"))
+
+
+def _host_services(host: str, table: Mapping[str, Any], path: Path) -> list[ServicePlan]:
+    where = f"the fleet file {path}, [host.{host}]"
+    _only(table, _HOST_KEYS, where)
+    listen = {"host": str(table.get("address", _LOOPBACK))}
+    services = []
+    if SCHEDULER in table:
+        if not isinstance(table[SCHEDULER], dict):
+            raise SetupError(f"{where}: scheduler must be a table of its settings, such as {{ port = 8070 }}")
+        services.append(ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=listen | _texts(table[SCHEDULER])))
+    for tier in Tier:
+        number = 0
+        for count, settings in _groups(table.get(tier, 0), tier, where):
+            for _ in range(count):
+                number += 1
+                name = settings.get("node_id", f"{host}-{tier}-{number}")
+                if not re.match(NODE_ID_PATTERN, name):
+                    raise SetupError(f"{where}: {name!r} is no node id: lower-case letters, digits, dots and dashes")
+                services.append(ServicePlan(name=name, kind=tier, settings=listen | settings))
+    names = [service.name for service in services]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SetupError(f"{where}: several nodes are called {', '.join(twice)}")
+    if not services:
+        raise SetupError(f"{where} starts nothing: add scheduler, end, edge or cloud")
+    return services
+
+
+def _groups(value: Any, tier: Tier, where: str) -> list[tuple[int, dict[str, str]]]:
+    """(how many, settings) for a number, a table, or an array of tables."""
+    groups = []
+    for entry in value if isinstance(value, list) else [value]:
+        table = {"count": entry} if isinstance(entry, int) else entry
+        if not isinstance(table, dict):
+            raise SetupError(f"{where}: {tier} must be a number, a table of settings, or an array of tables")
+        count = table.get("count", 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise SetupError(f"{where}: the count of {tier} must be a number that is not negative")
+        groups.append((count, _texts({name: item for name, item in table.items() if name != "count"})))
+    return groups
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as flags take them."""
+    return {
+        name: ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+def _only(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    if unknown := [key for key in table if key not in known]:
+        raise SetupError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known)}")

@@ -1,0 +1,31 @@
+"""Ties the life of a process to that of the launcher that started it, so that a killed launcher leaves no orphans.
+
+The child asks for this itself, early in its own start (a `preexec_fn` in the parent would force a slow fork and is
+unsafe beside threads). Linux only; elsewhere the launcher's own clean-up is all there is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+__all__ = ["PARENT_VARIABLE", "die_with_parent"]
+
+PARENT_VARIABLE = "TERRACE_PARENT_PID"
+"""Set by the launcher in the environment of what it starts."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Be killed when the launcher named in the environment dies; at once if it is dead already."""
+    # Taken out of the environment, or grandchildren would take us for dead.
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The launcher may have died between starting us and the line above: then nobody would tell us.
+    if os.getppid() != int(parent):
+        sys.exit(f"the launcher {parent} is gone")
