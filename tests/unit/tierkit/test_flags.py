@@ -1,0 +1,65 @@
+"""The command that a settings class becomes."""
+
+from typing import ClassVar
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tierkit.errors import PortInUse
+from tierkit.flags import command
+from tierkit.settings import NodeSettings
+
+
+class EdgeLike(NodeSettings):
+    """Serve a made-up node."""
+
+    service: ClassVar[str] = "edgelike"
+
+
+def invoke(arguments: list[str], start: object) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(command(EdgeLike, start))  # type: ignore[arg-type]  # tests pass small functions
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERM": "dumb"})
+    return result.exit_code, result.output
+
+
+def test_every_field_is_a_flag_with_its_documentation() -> None:
+    code, output = invoke(["--help"], lambda _: 0)
+    assert code == 0
+    assert [name for name in EdgeLike.model_fields if f"--{name.replace('_', '-')}" not in output] == []
+    assert "Serve a made-up node." in output
+    assert "Loopback unless told otherwise" in output
+
+
+def test_flags_reach_the_settings_and_the_exit_code_comes_back() -> None:
+    seen: list[EdgeLike] = []
+
+    def start(settings: EdgeLike) -> int:
+        seen.append(settings)
+        return 3
+
+    code, _ = invoke(["--port", "80", "--models", "a,b", "--drain-s", "0.5"], start)
+    assert code == 3
+    assert (seen[0].port, seen[0].models, seen[0].drain_s) == (80, ("a", "b"), 0.5)
+
+
+def test_what_a_person_must_mend_is_one_sentence_and_exit_code_2() -> None:
+    def start(settings: EdgeLike) -> int:
+        raise PortInUse("port 80 is in use")
+
+    assert invoke([], start) == (2, "terrace edgelike: port 80 is in use\n")
+    code, output = invoke(["--port", "x"], start)
+    assert code == 2
+    assert output.count("\n") == 1
+    assert "--port" in output
+
+
+def test_an_unexpected_error_is_not_hidden() -> None:
+    def start(settings: EdgeLike) -> int:
+        raise ZeroDivisionError
+
+    app = typer.Typer()
+    app.command()(command(EdgeLike, start))
+    with pytest.raises(ZeroDivisionError):
+        CliRunner().invoke(app, [], catch_exceptions=False)

@@ -1,0 +1,112 @@
+"""Where a setting comes from, and what is said when it is wrong."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from pydantic import ValidationError
+
+from tierkit.errors import SetupError
+from tierkit.settings import NodeSettings, Port, description, load_settings
+
+
+class EdgeLike(NodeSettings):
+    """Settings of a made-up node."""
+
+    service: ClassVar[str] = "edgelike"
+    port: Port = 7
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "terrace.toml"
+    path.write_text('[edgelike]\nport = 1\nhost = "10.0.0.1"\nmodels = ["a", "b"]\n\n[other]\nport = 99\n')
+    return path
+
+
+def test_each_source_beats_the_ones_below(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    assert load_settings(EdgeLike, flags={}).port == 7
+    assert load_settings(EdgeLike, flags={}, config=config).port == 1
+    monkeypatch.setenv("TERRACE_EDGELIKE_PORT", "2")
+    assert load_settings(EdgeLike, flags={}, config=config).port == 2
+    assert load_settings(EdgeLike, flags={"port": "3"}, config=config).port == 3
+    assert load_settings(EdgeLike, flags={"port": None}, config=config).host == "10.0.0.1"
+
+
+def test_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERRACE_EDGELIKE_PORT", "2")
+    monkeypatch.setenv("PORT", "3")
+    assert EdgeLike().port == 7
+
+
+def test_names_are_a_list_in_the_file_and_comma_separated_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    assert load_settings(EdgeLike, flags={}, config=config).models == ("a", "b")
+    monkeypatch.setenv("TERRACE_EDGELIKE_MODELS", "c, d")
+    assert load_settings(EdgeLike, flags={}, config=config).models == ("c", "d")
+    assert load_settings(EdgeLike, flags={"models": "e"}, config=config).models == ("e",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "table", "sentence"),
+    [
+        ({"port": "http"}, {}, "", "the flag --port is 'http': input should be a valid integer"),
+        ({"drain_s": "-1"}, {}, "", "the flag --drain-s is '-1': input should be greater than or equal to 0"),
+        ({"scheduler": "ftp://x"}, {}, "", "the flag --scheduler is 'ftp://x': must start with http:// or https://"),
+        ({}, {"PORT": "70000"}, "", "the environment variable TERRACE_EDGELIKE_PORT is '70000'"),
+        ({}, {"PROT": "1"}, "", "TERRACE_EDGELIKE_PROT is no setting of this service; did you mean port?"),
+        ({}, {}, "prot = 1", "the key prot is no setting of this service; did you mean port?"),
+        ({}, {}, 'log_level = "loud"', "table [edgelike], the key log_level is 'loud': input should be 'debug'"),
+    ],
+)
+def test_an_error_names_the_setting_and_its_source(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: dict[str, str],
+    environment: dict[str, str],
+    table: str,
+    sentence: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"TERRACE_EDGELIKE_{name}", value)
+    config = tmp_path / "terrace.toml"
+    config.write_text(f"[edgelike]\n{table}\n")
+    with pytest.raises(SetupError) as caught:
+        load_settings(EdgeLike, flags=flags, config=config)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot read the settings file"),
+        ("port = ", "is not valid TOML"),
+        ("[other]\nport = 1", "has no table [edgelike]; it holds [other]"),
+    ],
+)
+def test_a_file_that_cannot_serve_is_named(tmp_path: Path, content: str | None, sentence: str) -> None:
+    config = tmp_path / "terrace.toml"
+    if content is not None:
+        config.write_text(content)
+    with pytest.raises(SetupError) as caught:
+        load_settings(EdgeLike, flags={}, config=config)
+    assert sentence in str(caught.value)
+    assert str(config) in str(caught.value)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        EdgeLike().port = 3  # type: ignore[misc]  # the point of the test
+
+
+def test_a_node_without_a_name_gets_one_of_its_tier() -> None:
+    first, second = EdgeLike().node_id, EdgeLike().node_id
+    assert first.startswith("edgelike-")
+    assert first != second
+    assert EdgeLike(node_id="edge-7").node_id == "edge-7"
+
+
+def test_a_subclass_that_changes_a_default_inherits_the_documentation() -> None:
+    assert description(EdgeLike, "port") == description(NodeSettings, "port") != ""

@@ -1,0 +1,73 @@
+"""Listening sockets and the URLs that lead to them."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from tierkit.errors import PortInUse, SetupError, Unavailable
+
+__all__ = ["bind", "reachable_url", "url_of"]
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket; with port 0 the system chooses.
+
+    Raises:
+        PortInUse: somebody else listens there.
+        SetupError: the address is none of this machine's, or the port needs privileges.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as exc:
+        raise SetupError(f"the host '{host}' is unknown ({exc.strerror}); use an address of this machine") from exc
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        # Linux lets two sockets bind with SO_REUSEADDR; only listening tells that the port is taken.
+        sock.listen(2048)
+    except OSError as exc:
+        sock.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {port} on {host} is in use by another process; stop it, or choose another port with --port "
+                "(0 takes a free one)"
+            ) from exc
+        raise SetupError(f"cannot listen on {host} port {port}: {exc.strerror}") from exc
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """http URL of a bound socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def reachable_url(url: str, *, peer: str) -> str:
+    """`url` as `peer` reaches it: a wildcard host becomes the address of the interface that leads to `peer`.
+
+    Nothing is sent: the route is looked up by connecting a datagram socket.
+
+    Raises:
+        Unavailable: the host of `peer` cannot be resolved or no route leads there, for now.
+    """
+    host, port = urlsplit(url).hostname or "", urlsplit(url).port
+    if not ipaddress.ip_address(host).is_unspecified:
+        return url
+    there = urlsplit(peer)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            there.hostname, there.port or 80, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            here = probe.getsockname()[0]
+    except OSError as exc:
+        raise Unavailable(
+            f"no route to {peer} ({exc.strerror}); name this node's own address with --advertise-url"
+        ) from exc
+    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"

@@ -1,0 +1,220 @@
+"""Run a service: bind, answer health checks, load, serve, drain on a signal, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+import math
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import Gauge, generate_latest
+from starlette.applications import Starlette
+
+from tierkit import logs
+from tierkit.errors import SetupError
+from tierkit.service.address import bind, url_of
+from tierkit.service.lifecycle import Lifecycle
+from tierkit.service.protocol import bounded_protocol
+from tierkit.service.shell import Shell
+from tierkit.settings import ServiceSettings
+
+__all__ = ["Build", "running", "serve"]
+
+log = logging.getLogger(__name__)
+
+Build = Callable[[Lifecycle], Starlette | Awaitable[Starlette]]
+"""Makes the application. Its lifespan begins after the address is bound and ends after the last answer."""
+
+_EXIT_CRASHED = 1
+_LAG_PERIOD_S = 0.25
+
+_event_loop_lag = Gauge(
+    "terrace_event_loop_lag_seconds", "How late the event loop ran a timer that was due; above 0.1 something blocks it."
+)
+
+
+def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
+    """Run the service until a signal stops it, and return its exit code.
+
+    The address is bound first, and `/livez` answers while the rest loads. When the application's lifespan has begun,
+    `/readyz` turns 200 and the ready file is written. The first SIGTERM or SIGINT drains: `/readyz` turns 503, new
+    work is refused with 503 and `Retry-After`, work under way finishes within `settings.drain_s`. A second signal
+    stops at once.
+
+    Args:
+        node_id: name of the node in logs, health answers and the ready file; "" where the service is no node.
+
+    Returns:
+        0 after a drain; 1 when a background loop of the service crashed.
+
+    Raises:
+        PortInUse: somebody else listens there; nothing has been loaded.
+        SetupError: what `build` or the lifespan found missing.
+    """
+    logs.configure(settings.log_level, settings.log_format, node_id=node_id or settings.service)
+    # uvicorn knows which event loop is the fast one here (uvloop where it is installed).
+    loop_factory = uvicorn.Config("").get_loop_factory()
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(_serve(build, settings, node_id))
+
+
+async def _serve(build: Build, settings: ServiceSettings, node_id: str) -> int:
+    lifecycle = Lifecycle()
+
+    async def run() -> None:
+        async with running(build, settings, lifecycle=lifecycle, node_id=node_id):
+            log.info("ready", extra={"url": lifecycle.url, "pid": os.getpid()})
+            await lifecycle.wait_draining()
+        log.info("stopped")
+
+    with _signals(lifecycle, settings):
+        service = asyncio.create_task(run(), name=settings.service)
+        draining = asyncio.create_task(lifecycle.wait_draining())
+        await asyncio.wait({service, draining}, return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        if not lifecycle.ready:
+            # Told to stop while it loads, which may take long: there is no work to wait for.
+            service.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await service
+    return 0 if lifecycle.crash is None else _EXIT_CRASHED
+
+
+@contextlib.asynccontextmanager
+async def running(
+    build: Build, settings: ServiceSettings, *, lifecycle: Lifecycle, node_id: str = ""
+) -> AsyncIterator[None]:
+    """The service inside the present event loop: ready on entry, drained and stopped on exit.
+
+    `serve` is this inside a process of its own, with signals; tests use it as it is.
+    """
+    sock = bind(settings.host, settings.port)
+    lifecycle.url = url_of(sock)
+    shell = Shell(settings, lifecycle, generate_latest, node_id=node_id)
+    server = _Server(
+        uvicorn.Config(
+            shell,
+            http=bounded_protocol(settings),
+            ws="none",
+            lifespan="off",  # entered below, so that its errors are ours and health checks are answered meanwhile
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=settings.keep_alive_s,
+        )
+    )
+    http = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
+    lifecycle.own(_measure_loop_lag(), name="event loop lag")
+    try:
+        with _ready_file(
+            settings.ready_file, {"url": lifecycle.url, "pid": os.getpid(), "node_id": node_id}
+        ) as announce:
+            made = build(lifecycle)
+            app = await made if inspect.isawaitable(made) else made
+            async with app.router.lifespan_context(app):
+                shell.app = app
+                lifecycle.ready = True
+                announce()
+                try:
+                    yield
+                finally:
+                    await _drain(lifecycle, server, http, settings.drain_s)
+    finally:
+        server.should_exit = True
+        await http
+        await lifecycle.cancel_owned()
+
+
+async def _drain(lifecycle: Lifecycle, server: _Server, http: asyncio.Task[None], drain_s: float) -> None:
+    """Wait for the work in flight while the socket still answers (with refusals), then close the connections."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + drain_s
+    lifecycle.drain()
+    try:
+        async with asyncio.timeout_at(deadline):
+            await lifecycle.wait_idle()
+    except TimeoutError:
+        log.warning("drain time is over; giving up work under way", extra={"in_flight": lifecycle.in_flight})
+    # What is left are answers that are being read (downloads, event streams): they have the rest of the time.
+    server.config.timeout_graceful_shutdown = math.ceil(max(0.0, deadline - loop.time()))
+    server.should_exit = True
+    await http
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled in `_signals`: uvicorn's own way closes the socket at once and re-raises at the end."""
+        yield
+
+
+@contextlib.contextmanager
+def _signals(lifecycle: Lifecycle, settings: ServiceSettings) -> Iterator[None]:
+    def stop(number: signal.Signals) -> None:
+        if lifecycle.draining:
+            log.warning("second signal; stopping at once")
+            if settings.ready_file is not None:
+                settings.ready_file.unlink(missing_ok=True)
+            # Not sys.exit: inference threads would be waited for.
+            os._exit(128 + number)
+        log.info(
+            "draining; a second signal stops at once",
+            extra={"signal": number.name, "in_flight": lifecycle.in_flight, "drain_s": settings.drain_s},
+        )
+        lifecycle.drain()
+
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _ready_file(path: Path | None, content: dict[str, object]) -> Iterator[Callable[[], None]]:
+    """Yields what writes the file, in one step; it is gone before and after."""
+    if path is None:
+        yield lambda: None
+        return
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of a process that was killed
+
+    def announce() -> None:
+        with _writing(path):
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_text(json.dumps(content), encoding="utf-8")
+            part.replace(path)
+
+    try:
+        yield announce
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise SetupError(f"cannot write the ready file {path}: {exc.strerror}") from exc
+
+
+async def _measure_loop_lag() -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_PERIOD_S
+        await asyncio.sleep(_LAG_PERIOD_S)
+        _event_loop_lag.set(max(0.0, loop.time() - due))

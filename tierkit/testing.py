@@ -1,0 +1,182 @@
+"""Aids for tests: a clock that stands still, services on real sockets, services as processes, waiting for conditions.
+
+Nothing here is imported by a service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from tierkit.service import Build, Lifecycle, running
+from tierkit.settings import ServiceSettings
+
+__all__ = ["FakeClock", "ServiceProcess", "listening", "serve_app", "service_process", "wait_for"]
+
+_POLL_S = 0.005
+
+
+@dataclass
+class FakeClock:
+    """A monotonic clock that moves when told to; call it for the time in seconds."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, by_s: float) -> None:
+        self.now_s += by_s
+
+
+async def wait_for(
+    condition: Callable[[], bool | Awaitable[bool]], *, timeout_s: float = 10.0, what: str = "the condition"
+) -> None:
+    """Return as soon as `condition` is true.
+
+    Raises:
+        AssertionError: it was not within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = condition()
+        if result if isinstance(result, bool) else await result:
+            return
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
+        await asyncio.sleep(_POLL_S)
+
+
+@asynccontextmanager
+async def serve_app(app: Starlette | Build, settings: ServiceSettings | None = None) -> AsyncIterator[Lifecycle]:
+    """Serve an application in this event loop on a real socket, with the shell that it has in production.
+
+    Yields its `Lifecycle`: `.url` is where it listens; `.drain()` does what SIGTERM does.
+    """
+    lifecycle = Lifecycle()
+    build: Build = (lambda _: app) if isinstance(app, Starlette) else app
+    async with running(build, settings or ServiceSettings(drain_s=2.0), lifecycle=lifecycle):
+        yield lifecycle
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(handler: Handler) -> AsyncIterator[str]:
+    """A raw TCP server on a free port, for peers that misbehave; yields its http URL."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await handler(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the other side gave up first, as it may
+        finally:
+            tasks.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass
+class ServiceProcess:
+    """A service in a process of its own, started by its command."""
+
+    process: asyncio.subprocess.Process
+    ready: Mapping[str, str] = field(default_factory=dict)
+    output: bytearray = field(default_factory=bytearray)
+    """What it has written so far, both streams."""
+
+    @property
+    def url(self) -> str:
+        return self.ready["url"]
+
+    @property
+    def log(self) -> str:
+        return self.output.decode(errors="replace")
+
+    def terminate(self) -> None:
+        """SIGTERM: drain and exit."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: gone without a word."""
+        self.process.kill()
+
+    async def exit_code(self, *, timeout_s: float = 20.0) -> int:
+        """Wait for its end."""
+        async with asyncio.timeout(timeout_s):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def service_process(
+    module: str,
+    flags: Sequence[str],
+    *,
+    ready_file: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 30.0,
+) -> AsyncIterator[ServiceProcess]:
+    """Run `python -m <module> <flags> --ready-file <ready_file>` and yield it once it is ready.
+
+    Raises:
+        AssertionError: it was not ready within `timeout_s`, or exited before; the message holds its output.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        *flags,
+        "--ready-file",
+        str(ready_file),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, **(environment or {})},
+    )
+    service = ServiceProcess(process)
+    reading = asyncio.create_task(_collect(service))
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not (ready := _read_ready(ready_file)):
+            in_time = process.returncode is None and time.monotonic() < deadline
+            assert in_time, f"{module} did not become ready (exit code {process.returncode}):\n{service.log}"
+            await asyncio.sleep(_POLL_S)
+        service.ready = ready
+        yield service
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await reading
+
+
+def _read_ready(path: Path) -> dict[str, str]:
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+async def _collect(service: ServiceProcess) -> None:
+    assert service.process.stdout is not None
+    while chunk := await service.process.stdout.read(65536):
+        service.output += chunk
