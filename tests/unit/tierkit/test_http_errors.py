@@ -1,0 +1,110 @@
+"""Every error comes out of an application as {"error": sentence} with the status of the table."""
+
+import logging
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from tierkit import errors, http_errors
+
+TABLE = {
+    errors.InvalidInput: 400,
+    errors.MalformedMessage: 400,
+    errors.UnsupportedMedia: 415,
+    errors.TooLarge: 413,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.Forbidden: 403,
+    errors.Unavailable: 503,
+    errors.Overloaded: 503,
+    errors.Draining: 503,
+    errors.UpstreamUnavailable: 503,
+    errors.NoNodeAvailable: 503,
+    errors.DeadlineExceeded: 504,
+    errors.UpstreamTimeout: 504,
+    errors.UpstreamError: 502,
+    errors.SetupError: 500,
+    errors.ProviderUnavailable: 500,
+    errors.WeightsError: 500,
+    errors.DataError: 500,
+    errors.PortInUse: 500,
+    errors.TerraceError: 500,
+}
+
+
+def client_of(app: Starlette) -> httpx.AsyncClient:
+    http_errors.install(app)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node")
+
+
+def raising(exc: Exception) -> Starlette:
+    async def endpoint(_request: Request) -> None:
+        raise exc
+
+    return Starlette(routes=[Route("/", endpoint)])
+
+
+@pytest.mark.parametrize(("cls", "status"), TABLE.items())
+async def test_each_class_has_its_status(cls: type[errors.TerraceError], status: int) -> None:
+    async with client_of(raising(cls("what is wrong"))) as http:
+        answer = await http.get("/")
+    assert (answer.status_code, answer.json()) == (status, {"error": "what is wrong"})
+    assert ("retry-after" in answer.headers) is (status == 503)
+
+
+def test_every_class_is_covered_above() -> None:
+    named = {getattr(errors, name) for name in errors.__all__} - {errors.MissingExtra}
+    assert named == set(TABLE)
+    assert http_errors.status_of(errors.MissingExtra("gpu", "this")) == 500
+
+
+async def test_retry_after_is_whole_seconds_and_at_least_one() -> None:
+    for wait_s, header in ((0.01, "1"), (1.2, "2"), (7, "7")):
+        async with client_of(raising(errors.Overloaded("full", retry_after_s=wait_s))) as http:
+            assert (await http.get("/")).headers["retry-after"] == header
+
+
+async def test_the_unexpected_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    async with client_of(raising(ZeroDivisionError("secret"))) as http:
+        answer = await http.get("/")
+    assert answer.status_code == 500
+    assert answer.json()["error"].startswith("internal error; request id")
+    assert "secret" not in answer.text
+    assert [record.exc_info is not None for record in caplog.records if record.levelno == logging.ERROR] == [True]
+
+
+async def test_an_error_in_mid_answer_breaks_the_answer_off() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"begun"
+        raise errors.UpstreamError("lost")
+
+    async def endpoint(_request: Request) -> StreamingResponse:
+        return StreamingResponse(chunks())
+
+    async with client_of(Starlette(routes=[Route("/", endpoint)])) as http:
+        with pytest.raises(errors.UpstreamError):
+            await http.get("/")
+
+
+async def test_the_frameworks_own_errors_have_the_same_form() -> None:
+    app = FastAPI()
+
+    @app.get("/items/{number}")
+    async def item(number: int) -> int:
+        return number
+
+    async with client_of(app) as http:
+        missing = await http.get("/nowhere")
+        method = await http.delete("/items/1")
+        value = await http.get("/items/x")
+    assert (missing.status_code, missing.json()) == (404, {"error": "no such route: /nowhere"})
+    assert (method.status_code, method.json()) == (405, {"error": "DELETE is not allowed on /items/1"})
+    assert method.headers["allow"] == "GET"
+    assert value.status_code == 422
+    assert value.json()["error"].startswith("path.number: ")

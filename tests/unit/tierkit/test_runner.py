@@ -1,0 +1,334 @@
+"""The runner: batches form, answers go to their own request, bounds hold."""
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge
+from tierkit.model import Array, TensorSpec
+from tierkit.runner import InferenceThread, ModelRunner, RunResult
+from tierkit.statistics import BatchRecord
+
+
+class Doubler:
+    """Returns twice its input, and its negative. `open` is a gate: while it is shut, `run` waits behind it."""
+
+    name = "doubler"
+    version = "1"
+    platform = "numpy"
+    sha256 = "0" * 64
+    inputs = (TensorSpec(name="x", datatype="INT64", shape=(-1, 2)),)
+    outputs = (
+        TensorSpec(name="double", datatype="INT64", shape=(-1, 2)),
+        TensorSpec(name="negative", datatype="INT64", shape=(-1, 2)),
+    )
+    labels: Mapping[str, Sequence[str]] = {}
+    parameters: Mapping[str, str | int | float | bool] = {}
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Semaphore(0)
+        self.batches: list[int] = []
+        self.asked: list[list[str]] = []
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        self.entered.release()
+        assert self.open.wait(20)
+        x = inputs["x"]
+        if (x == 666).any():
+            raise ValueError("this row breaks the model")
+        self.batches.append(len(x))
+        self.asked.append(list(outputs))
+        computed = {"double": 2 * x, "negative": -x}
+        return {name: computed[name] for name in outputs}
+
+
+def rows(*values: int) -> dict[str, Array]:
+    return {"x": np.array([[value, value + 1] for value in values], np.int64)}
+
+
+@contextlib.asynccontextmanager
+async def busy(model: Doubler, runner: ModelRunner) -> AsyncIterator[asyncio.Task[RunResult]]:
+    """The inference thread is inside the model with one request of value 0; what comes now has to wait."""
+    model.open.clear()
+    while model.entered.acquire(blocking=False):
+        pass
+    first = asyncio.create_task(runner.infer(rows(0), ["double"]))
+    await asyncio.to_thread(model.entered.acquire)
+    try:
+        yield first
+    finally:
+        model.open.set()
+        await first
+
+
+async def queued(runner: ModelRunner, images: int) -> None:
+    async with asyncio.timeout(5):
+        while runner.queued_images != images:  # noqa: ASYNC110  # the runner has no event for it
+            await asyncio.sleep(0)
+
+
+async def test_one_request() -> None:
+    async with ModelRunner(Doubler()) as runner:
+        result = await runner.infer(rows(3, 4), ["double"])
+    assert result.outputs["double"].tolist() == [[6, 8], [8, 10]]
+    assert list(result.outputs) == ["double"]
+    assert result.batch_images == 2
+    assert runner.images_done == 2
+
+
+async def test_without_names_all_outputs_come() -> None:
+    async with ModelRunner(Doubler()) as runner:
+        assert set((await runner.infer(rows(3))).outputs) == {"double", "negative"}
+
+
+async def test_waiting_requests_form_a_batch_and_each_gets_its_own_outputs() -> None:
+    model = Doubler()
+    async with ModelRunner(model) as runner:
+        async with busy(model, runner):
+            tasks = [asyncio.create_task(runner.infer(rows(value), ["double"])) for value in (10, 20)]
+            tasks.append(asyncio.create_task(runner.infer(rows(30, 40), ["negative"])))
+            await queued(runner, 4)
+        results = await asyncio.gather(*tasks)
+    assert model.batches == [1, 4]
+    assert model.asked[-1] == ["double", "negative"]
+    assert [r.outputs for r in results[:2]] == [
+        {"double": pytest.approx(np.array([[20, 22]]))},
+        {"double": pytest.approx(np.array([[40, 42]]))},
+    ]
+    assert results[2].outputs["negative"].tolist() == [[-30, -31], [-40, -41]]
+    assert {r.batch_images for r in results} == {4}
+    assert all(r.queue_s > 0 for r in results)
+
+
+async def test_batches_respect_the_maximum_and_large_requests_come_in_pieces() -> None:
+    model = Doubler()
+    async with ModelRunner(model, max_batch_size=4) as runner:
+        async with busy(model, runner):
+            sizes = (3, 2, 2, 9, 1)
+            tasks = [asyncio.create_task(runner.infer(rows(*range(size)), ["double"])) for size in sizes]
+            await queued(runner, sum(sizes))
+        results = await asyncio.gather(*tasks)
+    assert model.batches == [1, 3, 4, 4, 4, 1, 1]
+    for size, result in zip(sizes, results, strict=True):
+        assert result.outputs["double"].tolist() == (2 * rows(*range(size))["x"]).tolist()
+
+
+async def test_a_request_waits_for_company_only_if_told_so() -> None:
+    model = Doubler()
+    async with ModelRunner(model, max_queue_delay_s=10.0, max_batch_size=3) as runner:
+        first = asyncio.create_task(runner.infer(rows(1)))
+        await queued(runner, 1)
+        await asyncio.gather(first, runner.infer(rows(2)), runner.infer(rows(3)))
+    assert model.batches == [3]
+
+
+async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None:
+    model = Doubler()
+    async with ModelRunner(model, max_queue_images=3) as runner:
+        await runner.warm_up()
+        async with busy(model, runner):
+            waiting = asyncio.create_task(runner.infer(rows(1, 2)))
+            await queued(runner, 2)
+            with pytest.raises(Overloaded) as refusal:
+                await runner.infer(rows(3, 4))
+            assert refusal.value.retry_after_s > 0
+        await waiting
+        with pytest.raises(TooLarge):
+            await runner.infer(rows(1, 2, 3, 4))
+
+
+async def test_cancelling_takes_a_request_out_of_the_queue_and_leaves_its_neighbours() -> None:
+    model = Doubler()
+    async with ModelRunner(model) as runner:
+        async with busy(model, runner):
+            tasks = [asyncio.create_task(runner.infer(rows(value), ["double"])) for value in (1, 2, 3)]
+            await queued(runner, 3)
+            tasks[1].cancel()
+            await queued(runner, 2)
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert model.batches == [1, 2]
+    assert isinstance(done[1], asyncio.CancelledError)
+    assert [d.outputs["double"][0, 0] for d in (done[0], done[2]) if isinstance(d, RunResult)] == [2, 6]
+
+
+async def test_a_request_that_breaks_the_model_breaks_only_itself() -> None:
+    model = Doubler()
+    async with ModelRunner(model) as runner:
+        async with busy(model, runner):
+            tasks = [asyncio.create_task(runner.infer(rows(value), ["double"])) for value in (1, 666, 3)]
+            await queued(runner, 3)
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert (await runner.infer(rows(7), ["double"])).outputs["double"].tolist() == [[14, 16]]
+    assert isinstance(done[1], ValueError)
+    assert [d.outputs["double"][0, 0] for d in (done[0], done[2]) if isinstance(d, RunResult)] == [2, 6]
+    assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 1
+
+
+async def test_a_model_that_loses_rows_is_an_error_and_not_a_shift() -> None:
+    class Short(Doubler):
+        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            return {name: array[:-1] for name, array in super().run(inputs, outputs).items()}
+
+    async with ModelRunner(Short()) as runner:
+        with pytest.raises(RuntimeError, match="1 rows for 2 images"):
+            await runner.infer(rows(1, 2))
+
+
+async def test_a_budget_that_cannot_be_met_is_refused_before_the_work() -> None:
+    model = Doubler()
+    async with ModelRunner(model) as runner:
+        await runner.warm_up()
+        with pytest.raises(DeadlineExceeded):
+            await runner.infer(rows(1), budget_s=0.0)
+        async with busy(model, runner):
+            waiting = [asyncio.create_task(runner.infer(rows(*range(200)))) for _ in range(3)]
+            await queued(runner, 600)
+            enough_for_itself = 10 * runner.ms_per_image / 1000
+            with pytest.raises(Overloaded, match="of work wait here"):
+                await runner.infer(rows(1), budget_s=enough_for_itself)
+            waiting.append(asyncio.create_task(runner.infer(rows(1), budget_s=60.0)))
+            await queued(runner, 601)
+        await asyncio.gather(*waiting)
+
+
+async def test_a_budget_spent_in_the_queue_is_an_error_and_costs_no_inference() -> None:
+    model = Doubler()
+    async with ModelRunner(model) as runner:
+        async with busy(model, runner):
+            late = asyncio.create_task(runner.infer(rows(1), budget_s=0.01))
+            await queued(runner, 1)
+            await asyncio.sleep(0.02)  # the budget itself: there is no condition to wait for
+        with pytest.raises(DeadlineExceeded, match="while the request waited"):
+            await late
+    assert model.batches == [1]
+
+
+async def test_one_slow_batch_does_not_make_an_idle_node_refuse_for_ever() -> None:
+    async with ModelRunner(Doubler()) as runner:
+        await runner.warm_up()
+        runner._s_per_image = 1e6  # as a stall of the machine leaves it
+        await runner.infer(rows(1), budget_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "says"),
+    [
+        ({}, (), "takes the inputs"),
+        ({"y": rows(1)["x"]}, (), "takes the inputs"),
+        (rows(1) | {"y": rows(1)["x"]}, (), "takes the inputs"),
+        ({"x": np.zeros((1, 3), np.int64)}, (), r"not INT64 \[1, 3\]"),
+        ({"x": np.zeros((1, 2), np.int32)}, (), r"not INT32 \[1, 2\]"),
+        ({"x": np.zeros((0, 2), np.int64)}, (), "at least 1"),
+        (rows(1), ("triple",), "'triple'"),
+    ],
+)
+async def test_what_does_not_fit_the_model_is_refused(inputs: dict[str, Array], outputs: tuple[str], says: str) -> None:
+    async with ModelRunner(Doubler()) as runner:
+        with pytest.raises(InvalidInput, match=says):
+            await runner.infer(inputs, outputs)
+
+
+async def test_closing_finishes_the_batch_under_way_and_refuses_the_rest() -> None:
+    model = Doubler()
+    runner = ModelRunner(model)
+    with pytest.raises(Draining):
+        await runner.infer(rows(1))
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(runner)
+        first = await stack.enter_async_context(busy(model, runner))
+        waiting = asyncio.create_task(runner.infer(rows(1)))
+        await queued(runner, 1)
+        closing = asyncio.create_task(runner.__aexit__(None, None, None))
+        with pytest.raises(Draining):
+            await waiting
+        assert not closing.done()
+        model.open.set()
+        await closing
+        assert (await first).outputs["double"].tolist() == [[0, 2]]
+        with pytest.raises(Draining):
+            await runner.infer(rows(1))
+        stack.pop_all()
+    assert "inference" not in {thread.name for thread in threading.enumerate() if thread.is_alive()}
+
+
+async def test_runners_of_one_thread_take_turns_by_age() -> None:
+    thread, one, other = InferenceThread(), Doubler(), Doubler()
+    order: list[str] = []
+    runners = (
+        ModelRunner(one, thread=thread, observe=lambda _record: order.append("one")),
+        ModelRunner(other, thread=thread, observe=lambda _record: order.append("other")),
+    )
+    async with runners[0], runners[1]:
+        async with busy(one, runners[0]):
+            late = [asyncio.create_task(runners[1].infer(rows(1)))]
+            await queued(runners[1], 1)
+            late.append(asyncio.create_task(runners[0].infer(rows(2))))
+            await queued(runners[0], 1)
+            assert thread.backlog_s() >= 0
+        await asyncio.gather(*late)
+        assert len([t for t in threading.enumerate() if t.name == "inference"]) == 1
+    assert order == ["one", "other", "one"]
+
+
+async def test_warm_up_measures_and_counts_nothing() -> None:
+    model = Doubler()
+    async with ModelRunner(model) as runner:
+        assert runner.ms_per_image == 0
+        await runner.warm_up()
+        assert runner.ms_per_image > 0
+        assert runner.images_done == 0
+    assert model.batches == [1, 1, 50, 50]
+
+
+async def test_statistics_add_up() -> None:
+    records: list[BatchRecord] = []
+    model = Doubler()
+    async with ModelRunner(model, observe=records.append) as runner:
+        async with busy(model, runner):
+            tasks = [asyncio.create_task(runner.infer(rows(value, value))) for value in (1, 2, 3)]
+            await queued(runner, 6)
+        await asyncio.gather(*tasks)
+    assert [(record.images, len(record.queue_s)) for record in records] == [(1, 1), (6, 3)]
+    stats = runner.statistics.as_json()
+    assert (stats["inference_count"], stats["execution_count"]) == (7, 2)
+    parts = stats["inference_stats"]
+    assert {parts[key]["count"] for key in ("success", "queue", "compute_input", "compute_infer")} == {4}
+    whole = sum(parts[key]["ns"] for key in ("queue", "compute_input", "compute_infer", "compute_output"))
+    assert parts["success"]["ns"] == pytest.approx(whole, abs=10)
+    assert [entry["batch_size"] for entry in stats["batch_stats"]] == [1, 6]
+    assert all(entry["compute_infer"]["count"] == 1 for entry in stats["batch_stats"])
+
+
+async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swap() -> None:
+    dice = random.Random(7)
+    answered = 0
+
+    async def one(value: int, runner: ModelRunner) -> None:
+        nonlocal answered
+        kind = dice.choice(["plain", "plain", "cancel", "fail"])
+        values = [666] if kind == "fail" else [1000 + value * 10 + row for row in range(dice.randint(1, 9))]
+        await asyncio.sleep(dice.random() * 0.2)
+        task = asyncio.create_task(runner.infer(rows(*values), ["double"]))
+        if kind == "cancel":
+            await asyncio.sleep(dice.random() * 0.002)
+            task.cancel()
+        outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+        if isinstance(outcome, RunResult):
+            assert outcome.outputs["double"].tolist() == (2 * rows(*values)["x"]).tolist()
+            answered += 1
+        else:
+            assert isinstance(outcome, {"fail": ValueError, "cancel": asyncio.CancelledError}[kind])
+
+    async with ModelRunner(Doubler(), max_batch_size=32, max_queue_images=10**6) as runner:
+        async with asyncio.TaskGroup() as group:
+            for value in range(3000):
+                group.create_task(one(value, runner))
+        assert runner.queued_images == 0
+    assert answered >= 1400

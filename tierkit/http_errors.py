@@ -1,0 +1,124 @@
+"""Errors as HTTP answers: the one table from error classes to status codes, and the one form of an error body.
+
+`install(app)` makes every error of a Starlette or FastAPI application come out as `{"error": "a sentence"}`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tierkit.errors import (
+    Conflict,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    TerraceError,
+    TooLarge,
+    Unavailable,
+    UnsupportedMedia,
+    UpstreamError,
+)
+from tierkit.logs import current_request_id
+from tierkit.service.responses import send_error
+
+__all__ = ["install", "retry_after_s", "status_of"]
+
+log = logging.getLogger(__name__)
+
+_STATUS: dict[type[BaseException], int] = {
+    InvalidInput: 400,
+    TooLarge: 413,
+    UnsupportedMedia: 415,
+    NotFound: 404,
+    Conflict: 409,
+    Forbidden: 403,
+    Unavailable: 503,
+    DeadlineExceeded: 504,
+    UpstreamError: 502,
+}
+
+
+def status_of(error: TerraceError) -> int:
+    """HTTP status code of an error: that of the nearest class in the table, else 500."""
+    return next((_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS), 500)
+
+
+def retry_after_s(error: TerraceError) -> int | None:
+    """Value of the header Retry-After, whole seconds and at least 1; None where waiting does not help."""
+    return max(1, math.ceil(error.retry_after_s)) if isinstance(error, Unavailable) else None
+
+
+def install(app: Starlette) -> None:
+    """Answer every error of `app`, its own and the framework's, in Terrace's form. Call once, before it serves."""
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    if "fastapi" in sys.modules:  # nodes do without it: it would be a third of their start-up time
+        from fastapi.exceptions import RequestValidationError
+
+        app.add_exception_handler(RequestValidationError, _on_validation_error)
+    # Not as exception handlers: a handler for Exception stands outside all middleware and raises the error once more
+    # after it has answered, which the server then logs a second time.
+    app.add_middleware(_Errors)
+
+
+class _Errors:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientDisconnect:
+            raise  # nobody is left to answer; the shell knows
+        except Exception as exc:
+            if started:
+                # Part of the answer is on its way. Raising breaks the connection, which is how HTTP tells the client.
+                log.error("the answer broke off: %s", exc)
+                raise
+            await _send(exc, send)
+
+
+async def _send(exc: Exception, send: Send) -> None:
+    if isinstance(exc, TerraceError):
+        status = status_of(exc)
+        if status == 500:
+            log.error("the request failed", exc_info=exc)
+        await send_error(send, status, str(exc), retry_after_s=retry_after_s(exc))
+        return
+    log.error("unexpected error", exc_info=exc)
+    await send_error(send, 500, f"internal error; request id {current_request_id() or 'unknown'}")
+
+
+def _on_http_exception(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    sentences = {
+        "Not Found": f"no such route: {request.url.path[:200]}",
+        "Method Not Allowed": f"{request.method} is not allowed on {request.url.path[:200]}",
+    }
+    return JSONResponse({"error": sentences.get(exc.detail, exc.detail)}, exc.status_code, exc.headers)
+
+
+def _on_validation_error(request: Request, exc: Exception) -> Response:
+    errors: Sequence[Mapping[str, Any]] = getattr(exc, "errors", tuple)()
+    sentence = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors)
+    return JSONResponse({"error": sentence}, 422)

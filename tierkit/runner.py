@@ -1,0 +1,450 @@
+"""Inference off the event loop: a bounded queue, dynamic batching, one inference thread.
+
+    async with ModelRunner(model) as runner:
+        await runner.warm_up()
+        result = await runner.infer({"images": pixels}, ["probabilities"], budget_s=0.5)
+
+The thread takes what waits, up to `max_batch_size` images, joins it to one batch, runs the model and gives each
+request its own rows. Nobody waits for company unless `max_queue_delay_s` says so: batches form because requests
+arrive while the batch before them is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge
+from tierkit.model import Array, Model, TensorSpec
+from tierkit.oip.datatypes import datatype_of, dtype_of
+from tierkit.statistics import BatchRecord, ModelStatistics
+
+__all__ = ["InferenceThread", "ModelRunner", "RunResult"]
+
+_RATE_HALF_LIFE_IMAGES = 128
+"""So many images later, a measurement weighs half as much in `ms_per_image`."""
+
+_WARM_UP_IMAGES = 50
+_WARM_UP_S = 0.4
+"""Largest batch of the speed measurement, and about how long it may take for a slow network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """One request's answer and what it cost."""
+
+    outputs: dict[str, Array]
+    """By name, first axis as in the request's inputs. May view arrays that other requests view too: read only."""
+    queue_s: float
+    """From arrival to the start of its batch."""
+    compute_s: float
+    """In the model, for the whole batch."""
+    batch_images: int
+    """Images in the batch."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    inputs: Mapping[str, Array]
+    outputs: Sequence[str]
+    images: int
+    arrived: float
+    deadline: float
+    future: asyncio.Future[RunResult]
+
+
+class InferenceThread:
+    """The thread that runs the batches of one or more runners, oldest request first.
+
+    Runners that share a thread share its core: their models never compete for it. It starts with its first runner
+    and ends with its last.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        """Guards the queues of all its runners; notified when one has something new."""
+        self._runners: list[ModelRunner] = []
+        self._thread: threading.Thread | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    def backlog_s(self) -> float:
+        """Time that all queued and running work will take, by the runners' measured rates."""
+        return sum(runner.backlog_s for runner in self._runners)
+
+    def attach(self, runner: ModelRunner) -> None:
+        """Serve this runner from now on. Call on the event loop."""
+        with self.changed:
+            self._runners.append(runner)
+        if self._ended is None:
+            loop = asyncio.get_running_loop()
+            self._ended = loop.create_future()
+            self._thread = threading.Thread(target=self._run, args=(loop, self._ended), name="inference", daemon=True)
+            self._thread.start()
+
+    async def detach(self, runner: ModelRunner) -> None:
+        """Serve this runner no longer; returns when its last batch has ended."""
+        with self.changed:
+            self._runners.remove(runner)
+            self.changed.notify()
+            last = not self._runners
+        if last and self._ended is not None and self._thread is not None:
+            await self._ended
+            self._thread.join()  # it has nothing left to do
+            self._ended = self._thread = None
+
+    def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+        while (runner := self._next()) is not None:
+            runner.run_batch()
+        loop.call_soon_threadsafe(ended.set_result, None)
+
+    def _next(self) -> ModelRunner | None:
+        """Wait for a runner whose batch is due; None when there are no runners left."""
+        with self.changed:
+            while self._runners:
+                due, runner = min(((runner.due(), runner) for runner in self._runners), key=lambda pair: pair[0])
+                wait_s = due - time.perf_counter()
+                if wait_s <= 0:
+                    return runner
+                self.changed.wait(None if math.isinf(wait_s) else wait_s)
+            return None
+
+
+class ModelRunner:
+    """A model, its queue, and the thread that serves it.
+
+    Args:
+        model: what to run.
+        max_batch_size: most images in one call of the model; a larger request is computed in pieces.
+        max_queue_delay_s: how long the first request of a batch waits for others to join it.
+        max_queue_images: most images that may wait; more are refused at once.
+        thread: inference thread to share with other runners; None for one of its own.
+        observe: called on the event loop after each batch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_batch_size: int = 256,
+        max_queue_delay_s: float = 0.0,
+        max_queue_images: int = 4096,
+        thread: InferenceThread | None = None,
+        observe: Callable[[BatchRecord], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.max_batch_size = max_batch_size
+        self.max_queue_delay_s = max_queue_delay_s
+        self.max_queue_images = max_queue_images
+        self.statistics = ModelStatistics()
+        self._thread = thread or InferenceThread()
+        self._observe = observe
+        self._queue: deque[_Job] = deque()
+        self._queued_images = 0
+        self._running_images = 0
+        self._open = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._s_per_image = 0.0
+        self._best_s_per_image = 0.0
+        self._output_names = tuple(spec.name for spec in model.outputs)
+        self._joined: dict[str, Array] = {}
+
+    # --- on the event loop ---
+
+    @property
+    def queued_images(self) -> int:
+        """Images that wait for their batch."""
+        return self._queued_images
+
+    @property
+    def images_done(self) -> int:
+        """Images answered since the runner was warm."""
+        return self.statistics.images
+
+    @property
+    def ms_per_image(self) -> float:
+        """Measured compute time, moving average; 0 before `warm_up`."""
+        return self._s_per_image * 1000.0
+
+    @property
+    def backlog_s(self) -> float:
+        """Estimated time to compute all that waits and runs."""
+        return (self._queued_images + self._running_images) * self._s_per_image
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._thread.attach(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Refuse new requests and those that still wait; the batch under way is finished and answered."""
+        self._open = False
+        with self._thread.changed:
+            left = list(self._queue)
+            self._queue.clear()
+            self._queued_images = 0
+        for job in left:
+            if not job.future.done():
+                job.future.set_exception(Draining("the node is shutting down"))
+        await self._thread.detach(self)
+
+    async def warm_up(self) -> None:
+        """Let the model allocate what it needs, and measure `ms_per_image` through the inference thread itself."""
+        probe = self._output_names[:1]
+        await self.infer(_blank(self.model.inputs, 1), probe)
+        one = await self.infer(_blank(self.model.inputs, 1), probe)
+        images = max(
+            1, min(_WARM_UP_IMAGES, self.max_batch_size, self.max_queue_images, int(_WARM_UP_S / 2 / one.compute_s))
+        )
+        runs = [await self.infer(_blank(self.model.inputs, images), probe) for _ in range(2)]
+        self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
+        self.statistics = ModelStatistics()
+
+    async def infer(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str] = (), *, budget_s: float | None = None
+    ) -> RunResult:
+        """Compute one request, possibly in one batch with others. Cancelling it takes it out of the queue.
+
+        Args:
+            inputs: one array for each of the model's inputs, all with the same first axis n >= 1. They are read until
+                the answer is there.
+            outputs: names of the outputs wanted; none for all.
+            budget_s: time within which the answer is of use; None for no limit.
+
+        Raises:
+            InvalidInput: inputs or outputs that are not the model's.
+            TooLarge: more images than the whole queue may hold.
+            Overloaded: the queue is full, or too long for this budget. Another node may have time for it.
+            DeadlineExceeded: the model is too slow for this budget, or the budget was spent while it waited.
+            Draining: the runner is closed or closes before the request's turn.
+        """
+        images = self._check(inputs, outputs)
+        self._admit(images, budget_s)
+        assert self._loop is not None  # _admit refuses before __aenter__
+        now = time.perf_counter()
+        job = _Job(
+            inputs=inputs,
+            outputs=outputs or self._output_names,
+            images=images,
+            arrived=now,
+            deadline=math.inf if budget_s is None else now + budget_s,
+            future=self._loop.create_future(),
+        )
+        with self._thread.changed:
+            self._queue.append(job)
+            self._queued_images += images
+            self._thread.changed.notify()
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            self._forget(job)
+            raise
+
+    def _check(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> int:
+        """Number of images, if the request fits the model."""
+        specs = self.model.inputs
+        if len(inputs) != len(specs) or any(spec.name not in inputs for spec in specs):
+            raise InvalidInput(
+                f"model '{self.model.name}' takes the inputs {[spec.name for spec in specs]}, not {list(inputs)}"
+            )
+        for spec in specs:
+            array = inputs[spec.name]
+            if datatype_of(array) != spec.datatype or not spec.accepts(array):
+                raise InvalidInput(
+                    f"input '{spec.name}' of model '{self.model.name}' is {spec.datatype} {list(spec.shape)}, "
+                    f"not {datatype_of(array)} {list(array.shape)}"
+                )
+        counts = {len(inputs[spec.name]) for spec in specs}
+        if len(counts) != 1 or 0 in counts:
+            raise InvalidInput(f"all inputs need the same number of rows, at least 1; got {sorted(counts)}")
+        for name in outputs:
+            if name not in self._output_names:
+                raise InvalidInput(
+                    f"model '{self.model.name}' has the outputs {list(self._output_names)}, not {name[:64]!r}"
+                )
+        return counts.pop()
+
+    def _admit(self, images: int, budget_s: float | None) -> None:
+        if not self._open:
+            raise Draining("the node is shutting down")
+        if images > self.max_queue_images:
+            raise TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
+        backlog_s = self._thread.backlog_s()
+        if self._queued_images + images > self.max_queue_images:
+            raise Overloaded(
+                f"{self._queued_images} images wait, at most {self.max_queue_images} may", retry_after_s=backlog_s
+            )
+        if budget_s is None:
+            return
+        # By the best rate ever measured: a moving average that one slow batch has spoilt must not refuse everything,
+        # for then nothing would ever correct it. The backlog may use the average: while there is one, batches run.
+        if images * self._best_s_per_image >= budget_s:
+            raise DeadlineExceeded(
+                f"{images} images take {images * self._best_s_per_image * 1000:.0f} ms here, "
+                f"{max(budget_s, 0) * 1000:.0f} ms are left"
+            )
+        if backlog_s and backlog_s + images * self._s_per_image > budget_s:
+            raise Overloaded(
+                f"about {backlog_s * 1000:.0f} ms of work wait here, {budget_s * 1000:.0f} ms are left",
+                retry_after_s=backlog_s,
+            )
+
+    def _forget(self, job: _Job) -> None:
+        with self._thread.changed:
+            if job in self._queue:
+                self._queue.remove(job)
+                self._queued_images -= job.images
+
+    # --- on the inference thread ---
+
+    def due(self) -> float:
+        """When the next batch shall start (`time.perf_counter`); infinity with an empty queue. Under the lock."""
+        if not self._queue:
+            return math.inf
+        if self._queued_images >= self.max_batch_size:
+            return self._queue[0].arrived
+        return self._queue[0].arrived + self.max_queue_delay_s
+
+    def run_batch(self) -> None:
+        """Take the next batch from the queue, compute it and hand the answers to the event loop."""
+        jobs, expired = self._take()
+        assert self._loop is not None
+        if expired:
+            self._loop.call_soon_threadsafe(self._expire, expired)
+        if jobs:
+            self._answer(jobs)
+        self._running_images = 0
+
+    def _answer(self, jobs: list[_Job]) -> None:
+        assert self._loop is not None
+        try:
+            self._compute(jobs)
+        except Exception as exc:
+            if len(jobs) == 1:
+                self._loop.call_soon_threadsafe(self._fail, jobs[0], exc)
+                return
+            # One request's content may have broken the batch: its neighbours shall not pay for it.
+            for job in jobs:
+                self._answer([job])
+
+    def _take(self) -> tuple[list[_Job], list[_Job]]:
+        jobs: list[_Job] = []
+        expired: list[_Job] = []
+        images = 0
+        now = time.perf_counter()
+        with self._thread.changed:
+            while self._queue and (not jobs or images + self._queue[0].images <= self.max_batch_size):
+                job = self._queue.popleft()
+                self._queued_images -= job.images
+                if job.deadline <= now:
+                    expired.append(job)
+                else:
+                    jobs.append(job)
+                    images += job.images
+            self._running_images = images
+        return jobs, expired
+
+    def _compute(self, jobs: list[_Job]) -> None:
+        started = time.perf_counter()
+        images = sum(job.images for job in jobs)
+        wanted = {name for job in jobs for name in job.outputs}
+        inputs = self._join(jobs, images)
+        joined = time.perf_counter()
+        outputs = self._run_model(inputs, [name for name in self._output_names if name in wanted], images)
+        computed = time.perf_counter()
+        results: list[RunResult] = []
+        start = 0
+        for job in jobs:
+            end = start + job.images
+            results.append(
+                RunResult(
+                    outputs={name: outputs[name][start:end] for name in job.outputs},
+                    queue_s=started - job.arrived,
+                    compute_s=computed - joined,
+                    batch_images=images,
+                )
+            )
+            start = end
+        record = BatchRecord(
+            images=images,
+            queue_s=[result.queue_s for result in results],
+            input_s=joined - started,
+            infer_s=computed - joined,
+            output_s=time.perf_counter() - computed,
+        )
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._deliver, jobs, results, record)
+
+    def _join(self, jobs: list[_Job], images: int) -> Mapping[str, Array]:
+        if len(jobs) == 1:
+            return jobs[0].inputs
+        return {
+            spec.name: np.concatenate([job.inputs[spec.name] for job in jobs], out=self._buffer(spec)[:images])
+            for spec in self.model.inputs
+        }
+
+    def _buffer(self, spec: TensorSpec) -> Array:
+        """Where batches are joined, the same memory each time. Only requests that fit `max_batch_size` are joined."""
+        buffer = self._joined.get(spec.name)
+        if buffer is None:
+            buffer = self._joined[spec.name] = _blank([spec], self.max_batch_size)[spec.name]
+        return buffer
+
+    def _run_model(self, inputs: Mapping[str, Array], names: Sequence[str], images: int) -> dict[str, Array]:
+        step = self.max_batch_size
+        if images <= step:
+            outputs = self.model.run(inputs, names)
+        else:
+            pieces = [
+                self.model.run({name: array[at : at + step] for name, array in inputs.items()}, names)
+                for at in range(0, images, step)
+            ]
+            outputs = {name: np.concatenate([piece[name] for piece in pieces]) for name in names}
+        for name in names:
+            if len(outputs[name]) != images:
+                raise RuntimeError(f"model '{self.model.name}' returned {len(outputs[name])} rows for {images} images")
+        return outputs
+
+    # --- back on the event loop ---
+
+    def _deliver(self, jobs: list[_Job], results: list[RunResult], record: BatchRecord) -> None:
+        weight = 0.5 ** (record.images / _RATE_HALF_LIFE_IMAGES)
+        measured = record.infer_s / record.images
+        self._s_per_image = weight * self._s_per_image + (1 - weight) * measured if self._s_per_image else measured
+        self._best_s_per_image = min(self._best_s_per_image, measured)
+        self.statistics.add_batch(record)
+        if self._observe is not None:
+            self._observe(record)
+        for job, result in zip(jobs, results, strict=True):
+            if not job.future.done():
+                job.future.set_result(result)
+
+    def _fail(self, job: _Job, exc: Exception) -> None:
+        self.statistics.add_failure(time.perf_counter() - job.arrived)
+        if not job.future.done():
+            job.future.set_exception(exc)
+
+    def _expire(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            self.statistics.add_failure(time.perf_counter() - job.arrived)
+            if not job.future.done():
+                job.future.set_exception(DeadlineExceeded("the time budget was spent while the request waited"))
+
+
+def _blank(specs: Sequence[TensorSpec], images: int) -> dict[str, Array]:
+    """Zeros of the given shapes, `images` rows each."""
+    return {
+        spec.name: np.zeros([images if size == -1 else size for size in spec.shape], dtype_of(spec.datatype))
+        for spec in specs
+    }

@@ -1,0 +1,110 @@
+"""Counts and durations of one model's requests and batches, in the words of Triton's statistics extension.
+
+Updated on the event loop only, once per batch, so that no lock is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["BatchRecord", "ModelStatistics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """What one batch cost; seconds."""
+
+    images: int
+    queue_s: Sequence[float]
+    """One entry for each request of the batch: from its arrival to the start of the batch."""
+    input_s: float
+    """Joining the requests' inputs."""
+    infer_s: float
+    """In the model."""
+    output_s: float
+    """Dividing the outputs among the requests."""
+
+
+@dataclass(slots=True)
+class _Duration:
+    count: int = 0
+    total_s: float = 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
+        self.total_s += seconds
+
+    def as_json(self) -> dict[str, int]:
+        return {"count": self.count, "ns": round(self.total_s * 1e9)}
+
+
+@dataclass(slots=True)
+class _BatchDurations:
+    input: _Duration = field(default_factory=_Duration)
+    infer: _Duration = field(default_factory=_Duration)
+    output: _Duration = field(default_factory=_Duration)
+
+    def add(self, record: BatchRecord, count: int) -> None:
+        self.input.add(record.input_s * count, count)
+        self.infer.add(record.infer_s * count, count)
+        self.output.add(record.output_s * count, count)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "compute_input": self.input.as_json(),
+            "compute_infer": self.infer.as_json(),
+            "compute_output": self.output.as_json(),
+        }
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """Since the model was ready."""
+
+    images: int = 0
+    executions: int = 0
+    last_inference_ms: int = 0
+    """Wall clock, milliseconds since 1970."""
+    _success: _Duration = field(default_factory=_Duration)
+    _fail: _Duration = field(default_factory=_Duration)
+    _queue: _Duration = field(default_factory=_Duration)
+    _requests: _BatchDurations = field(default_factory=_BatchDurations)
+    _by_size: dict[int, _BatchDurations] = field(default_factory=dict)
+
+    def add_batch(self, record: BatchRecord) -> None:
+        """Count a batch that succeeded, and its requests."""
+        requests = len(record.queue_s)
+        queue_s = sum(record.queue_s)
+        self.images += record.images
+        self.executions += 1
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self._queue.add(queue_s, requests)
+        self._success.add(queue_s + requests * (record.input_s + record.infer_s + record.output_s), requests)
+        self._requests.add(record, requests)
+        self._by_size.setdefault(record.images, _BatchDurations()).add(record, 1)
+
+    def add_failure(self, seconds: float) -> None:
+        """Count a request that failed, `seconds` after it came."""
+        self._fail.add(seconds)
+
+    def as_json(self) -> dict[str, Any]:
+        """The model's entry of the extension's answer, without its name and version."""
+        return {
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.images,
+            "execution_count": self.executions,
+            "inference_stats": {
+                "success": self._success.as_json(),
+                "fail": self._fail.as_json(),
+                "queue": self._queue.as_json(),
+                **self._requests.as_json(),
+                "cache_hit": _Duration().as_json(),
+                "cache_miss": _Duration().as_json(),
+            },
+            "batch_stats": [
+                {"batch_size": size, **durations.as_json()} for size, durations in sorted(self._by_size.items())
+            ],
+        }
