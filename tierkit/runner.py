@@ -319,20 +319,24 @@ class ModelRunner:
     def run_batch(self) -> None:
         """Take the next batch from the queue, compute it and hand the answers to the event loop."""
         jobs, expired = self._take()
-        assert self._loop is not None
         if expired:
-            self._loop.call_soon_threadsafe(self._expire, expired)
+            self._post(self._expire, expired)
         if jobs:
+            self._running_images = sum(job.images for job in jobs)
             self._answer(jobs)
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None
+        # Before the answer: who has it must not find its own work still in the backlog.
         self._running_images = 0
+        self._loop.call_soon_threadsafe(callback, *args)
 
     def _answer(self, jobs: list[_Job]) -> None:
-        assert self._loop is not None
         try:
             self._compute(jobs)
         except Exception as exc:
             if len(jobs) == 1:
-                self._loop.call_soon_threadsafe(self._fail, jobs[0], exc)
+                self._post(self._fail, jobs[0], exc)
                 return
             # One request's content may have broken the batch: its neighbours shall not pay for it.
             for job in jobs:
@@ -352,7 +356,6 @@ class ModelRunner:
                 else:
                     jobs.append(job)
                     images += job.images
-            self._running_images = images
         return jobs, expired
 
     def _compute(self, jobs: list[_Job]) -> None:
@@ -383,8 +386,7 @@ class ModelRunner:
             infer_s=computed - joined,
             output_s=time.perf_counter() - computed,
         )
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._deliver, jobs, results, record)
+        self._post(self._deliver, jobs, results, record)
 
     def _join(self, jobs: list[_Job], images: int) -> Mapping[str, Array]:
         if len(jobs) == 1:
