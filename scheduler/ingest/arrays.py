@@ -1,0 +1,152 @@
+"""Images from .npy and .npz files. Blocks: call it in a thread.
+
+Only the header is interpreted, by numpy's own parser, which evaluates literals and nothing else; object arrays, whose
+data would be a pickle, are refused by their header. Sizes are checked before memory is taken, and images are read a
+few at a time.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from scheduler.ingest.images import fit
+from scheduler.inputs import InputWriter, Pixels
+from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
+
+__all__ = ["ArrayHeader", "append_images", "check_images", "read_header", "read_npy_images", "read_small"]
+
+_AT_ONCE_BYTES = 4 * 1024**2
+_MAX_SMALL_BYTES = 64 * 1024**2
+
+
+class ArrayHeader:
+    """dtype and shape of an array, before any of its data is read."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def bytes(self) -> int:
+        size = self.dtype.itemsize
+        for length in self.shape:  # Python integers: a made-up shape must not overflow into a small product
+            size *= length
+        return size
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+def read_header(file: IO[bytes], name: str) -> ArrayHeader:
+    """Read the header of a .npy stream and leave `file` at the first byte of data.
+
+    Raises:
+        UnsupportedMedia: not a .npy file.
+        InvalidInput: an object array, a nonsensical header, or an array in Fortran order.
+    """
+    try:
+        version = npy.read_magic(file)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as exc:
+        raise UnsupportedMedia(f"{name}: not a .npy file") from exc
+    try:
+        if version == (1, 0):
+            shape, fortran, dtype = npy.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran, dtype = npy.read_array_header_2_0(file)
+        else:
+            raise UnsupportedMedia(f"{name}: .npy version {version[0]}.{version[1]} is not read here; 1.0 and 2.0 are")
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, RecursionError, TypeError) as exc:
+        raise InvalidInput(f"{name}: damaged .npy header ({str(exc).splitlines()[0]})") from exc
+    if dtype.hasobject:
+        raise InvalidInput(
+            f"{name}: an array of Python objects; it would have to be unpickled, which is never done here"
+        )
+    if any(length < 0 for length in shape):
+        raise InvalidInput(f"{name}: a negative length in its shape {list(shape)}")
+    if fortran and len(shape) > 1:
+        raise InvalidInput(f"{name}: in Fortran order; save numpy.ascontiguousarray(...) of it")
+    return ArrayHeader(shape, dtype)
+
+
+def check_images(header: ArrayHeader, name: str, *, max_pixels: int) -> None:
+    """Whether this is an array of images. Raises InvalidInput or TooLarge."""
+    if header.dtype != np.uint8:
+        raise InvalidInput(f"{name}: images must be uint8, not {header.dtype}")
+    if len(header.shape) != 4 or header.shape[3] != 3:
+        raise InvalidInput(f"{name}: images must have the shape [n, height, width, 3], not {list(header.shape)}")
+    if 0 in header.shape[1:]:
+        raise InvalidInput(f"{name}: images without pixels {list(header.shape)}")
+    if header.shape[1] * header.shape[2] > max_pixels:
+        raise TooLarge(
+            f"{name}: images of {header.shape[1]} x {header.shape[2]} pixels; one image may have {max_pixels}"
+        )
+
+
+def read_npy_images(
+    file: IO[bytes], header: ArrayHeader, name: str, writer: InputWriter, *, max_bytes: int
+) -> dict[int, tuple[int, int]]:
+    """Append all images of a .npy stream that stands behind its header; returns the sizes of those resampled.
+
+    Raises:
+        TooLarge: more images or bytes than may be.
+        InvalidInput: fewer bytes than the header says, or more.
+    """
+    if header.bytes > max_bytes:
+        raise TooLarge(f"{name}: {header.bytes} bytes of pixels; {max_bytes} are accepted")
+    writer.check_room(header.shape[0])
+    per_image = header.bytes // max(1, header.shape[0])
+    at_once = max(1, _AT_ONCE_BYTES // max(1, per_image))
+    resized: dict[int, tuple[int, int]] = {}
+    for start in range(0, header.shape[0], at_once):
+        count = min(at_once, header.shape[0] - start)
+        data = _read_exactly(file, count * per_image, name)
+        resized |= append_images(np.frombuffer(data, np.uint8).reshape(count, *header.shape[1:]), writer)
+    _expect_end(file, name)
+    return resized
+
+
+def append_images(images: Pixels, writer: InputWriter) -> dict[int, tuple[int, int]]:
+    """Append [n, h, w, 3] images, resampled where they have another size; returns the sizes of those."""
+    if images.shape[1:] == writer.shape:
+        writer.append(images)
+        return {}
+    resized = {}
+    for image in images:
+        writer.append(fit(image, writer.shape).pixels[np.newaxis])
+        resized[writer.images - 1] = (images.shape[1], images.shape[2])
+    return resized
+
+
+def read_small(file: IO[bytes], name: str) -> NDArray[np.generic]:
+    """A whole array of labels or names. Raises InvalidInput or TooLarge."""
+    header = read_header(file, name)
+    if header.bytes > _MAX_SMALL_BYTES:
+        raise TooLarge(f"{name}: {header.bytes} bytes; {_MAX_SMALL_BYTES} are accepted")
+    data = _read_exactly(file, header.bytes, name)
+    _expect_end(file, name)
+    return np.frombuffer(data, header.dtype).reshape(header.shape)
+
+
+def _read_exactly(file: IO[bytes], count: int, name: str) -> bytes:
+    parts = []
+    while count:
+        try:
+            part = file.read(count)
+        except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
+            raise InvalidInput(f"{name}: damaged ({exc})") from exc
+        if not part:
+            raise InvalidInput(f"{name}: cut short: its header promises {count} bytes more")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _expect_end(file: IO[bytes], name: str) -> None:
+    if file.read(1):
+        raise InvalidInput(f"{name}: more bytes than its header says")

@@ -1,0 +1,270 @@
+"""From the spool to an input file: which kind of upload it is, and the facts about its images. Blocks."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.ingest.archives import ArchiveLimits, image_entries, open_archive, read_entry
+from scheduler.ingest.arrays import (
+    ArrayHeader,
+    append_images,
+    check_images,
+    read_header,
+    read_npy_images,
+    read_small,
+)
+from scheduler.ingest.images import ImageLimits, decode_image
+from scheduler.ingest.labels import Labels, labels_from_array
+from scheduler.ingest.spool import Part, Spool
+from scheduler.inputs import InputWriter
+from tierkit.errors import InvalidInput
+from tierkit.oip import Limits, decode_request
+
+__all__ = ["Collected", "Collector", "IngestLimits"]
+
+_MAX_NAME = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestLimits:
+    """What an upload may cost; see the fields of the same names in `SchedulerSettings`."""
+
+    max_images: int
+    max_pixels: int
+    max_file_bytes: int
+    max_inflated_bytes: int
+    max_body_bytes: int
+
+    @property
+    def image(self) -> ImageLimits:
+        return ImageLimits(max_pixels=self.max_pixels, max_file_bytes=self.max_file_bytes)
+
+    def archive(self, max_entry_bytes: int) -> ArchiveLimits:
+        # Folders are entries, too, and there may be as many as images.
+        return ArchiveLimits(
+            max_entries=2 * self.max_images,
+            max_entry_bytes=max_entry_bytes,
+            max_inflated_bytes=self.max_inflated_bytes,
+        )
+
+
+@dataclass(slots=True)
+class Collected:
+    """Facts about the images that were written."""
+
+    names: list[str | None] = field(default_factory=list)
+    labels: list[Labels | None] = field(default_factory=list)
+    """Per file of the upload; None where the file brings none."""
+    counts: list[int] = field(default_factory=list)
+    """Images per file of the upload."""
+    resized: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class Collector:
+    """Writes the images of an upload and gathers the facts.
+
+    Args:
+        writer: receives the pixels.
+        limits: bounds.
+        fine: names of the fine classes, for labels.
+    """
+
+    def __init__(self, writer: InputWriter, limits: IngestLimits, fine: Sequence[str]) -> None:
+        self._writer = writer
+        self._limits = limits
+        self._fine = fine
+        self.found = Collected()
+
+    def add_file(self, spool: Spool, part: Part) -> None:
+        """Add one file: an image, .npy, .npz or .zip, told apart by its first bytes and not by its name.
+
+        Raises:
+            InvalidInput, UnsupportedMedia, TooLarge: with the file's name; nothing of the upload must be used then.
+        """
+        before = self._writer.images
+        labels: Labels | None = None
+        name = _display_name(part.name)
+        data = spool.view(part)
+        if not data:
+            raise InvalidInput(f"{name}: an empty file")
+        magic = bytes(data[:6])
+        if magic[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
+            with _as_file(data) as file:
+                labels = self._add_zip(file, name)
+        elif magic == b"\x93NUMPY":
+            with _as_file(data) as file:
+                self._add_npy(file, read_header(file, name), name)
+        else:
+            self._add_image(data, name)
+        added = self._writer.images - before
+        self.found.counts.append(added)
+        self.found.labels.append(labels)
+        self.found.names.extend([None] * (self._writer.images - len(self.found.names)))
+        if labels is not None and len(labels) != added:
+            raise InvalidInput(f"{name}: {len(labels)} labels for {added} images")
+
+    def add_tensor(self, spool: Spool, part: Part, header_length: int) -> None:
+        """Add an Open Inference Protocol request with binary tensors `images` and, where known, `labels`.
+
+        Raises:
+            MalformedMessage, InvalidInput, TooLarge: as above.
+        """
+        request = decode_request(
+            spool.view(part), header_length, limits=Limits(max_body_bytes=self._limits.max_body_bytes)
+        )
+        tensors = {tensor.name: tensor.data for tensor in request.inputs}
+        unknown = sorted(set(tensors) - {"images", "labels"})
+        if "images" not in tensors or unknown:
+            raise InvalidInput(
+                f"the tensors are {', '.join(tensors) or 'none'}; 'images' is needed, 'labels' may come with it"
+            )
+        images = tensors["images"]
+        check_images(ArrayHeader(images.shape, images.dtype), "images", max_pixels=self._limits.max_pixels)
+        self._writer.check_room(len(images))
+        for start in range(0, len(images), 1024):
+            self.found.resized |= append_images(images[start : start + 1024], self._writer)
+        labels = tensors.get("labels")
+        self.found.counts.append(len(images))
+        self.found.labels.append(None if labels is None else labels_from_array(labels, self._fine))
+        self.found.names.extend([None] * len(images))
+        if labels is not None and len(labels) != len(images):
+            raise InvalidInput(f"{len(labels)} labels for {len(images)} images")
+
+    def joined_labels(self, given: Labels | None) -> Labels | None:
+        """One label per image: those that came beside the upload, or those inside its files. Raises InvalidInput."""
+        inside = [labels for labels in self.found.labels if labels is not None]
+        if given is not None:
+            if inside:
+                raise InvalidInput("labels: given twice, in the form and inside a file")
+            if len(given) != self._writer.images:
+                raise InvalidInput(f"labels: {len(given)} for {self._writer.images} images")
+            return given
+        if not inside:
+            return None
+        return np.concatenate(
+            [
+                np.full(count, -1, np.int32) if labels is None else labels
+                for labels, count in zip(self.found.labels, self.found.counts, strict=True)
+            ]
+        )
+
+    def _add_image(self, data: bytes | memoryview, name: str) -> None:
+        self._writer.check_room(1)
+        decoded = decode_image(data, name, self._writer.shape, self._limits.image)
+        if decoded.resized_from is not None:
+            self.found.resized[self._writer.images] = decoded.resized_from
+        self._writer.append(decoded.pixels[np.newaxis])
+        self.found.names.extend([None] * (self._writer.images - 1 - len(self.found.names)))
+        self.found.names.append(name)
+
+    def _add_npy(self, file: IO[bytes], header: ArrayHeader, name: str) -> None:
+        check_images(header, name, max_pixels=self._limits.max_pixels)
+        self.found.resized |= read_npy_images(
+            file, header, name, self._writer, max_bytes=self._limits.max_inflated_bytes
+        )
+
+    def _add_zip(self, file: IO[bytes], name: str) -> Labels | None:
+        # What numpy saves is a zip whose entries all end in .npy; no image does.
+        entry_bytes = self._limits.max_inflated_bytes
+        with open_archive(file, name, self._limits.archive(entry_bytes)) as archive:
+            entries = archive.infolist()
+            if entries and all(entry.filename.endswith(".npy") for entry in entries):
+                return self._add_npz(archive, name)
+        with open_archive(file, name, self._limits.archive(self._limits.max_file_bytes)) as archive:
+            for entry in image_entries(archive, name):
+                self._add_image(read_entry(archive, entry, name), _display_name(entry.filename))
+        return None
+
+    def _add_npz(self, archive: zipfile.ZipFile, name: str) -> Labels | None:
+        keys = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+        if len(keys) != len(archive.infolist()):
+            raise InvalidInput(f"{name}: two arrays have the same name")
+        before = self._writer.images
+        with archive.open(keys[self._images_key(archive, keys, name)]) as file:
+            self._add_npy(file, read_header(file, f"{name}: images"), f"{name}: images")
+        count = self._writer.images - before
+        if "names" in keys:
+            self.found.names.extend([None] * (before - len(self.found.names)))
+            self.found.names.extend(_read_names(archive, keys["names"], f"{name}: names", count))
+        for key in ("fine_labels", "labels"):
+            if key in keys:
+                with archive.open(keys[key]) as file:
+                    return labels_from_array(read_small(file, f"{name}: {key}"), self._fine)
+        return None
+
+    @staticmethod
+    def _images_key(archive: zipfile.ZipFile, keys: dict[str, zipfile.ZipInfo], name: str) -> str:
+        if "images" in keys:
+            return "images"
+        found = []
+        for key, entry in keys.items():
+            with archive.open(entry) as file:
+                header = read_header(file, f"{name}: {key}")
+            if header.dtype == np.uint8 and len(header.shape) == 4:
+                found.append(key)
+        if len(found) != 1:
+            raise InvalidInput(
+                f"{name}: no array called 'images', and {len(found) or 'none'} of {', '.join(keys)} could be it "
+                "(uint8, 4 axes)"
+            )
+        return found[0]
+
+
+def _read_names(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, count: int) -> list[str]:
+    with archive.open(entry) as file:
+        names: NDArray[np.generic] = read_small(file, name)
+    if names.dtype.kind != "U" or names.shape != (count,):
+        raise InvalidInput(f"{name}: {count} strings are needed, not {names.dtype} {list(names.shape)}")
+    return [_display_name(str(value)) for value in names.tolist()]
+
+
+def _display_name(name: str) -> str:
+    """A file name as shown in results and messages: no folders above, no control characters, bounded."""
+    cleaned = "".join(char for char in name if char.isprintable())
+    return posixpath.normpath(cleaned)[-_MAX_NAME:] if cleaned else "file"
+
+
+@contextmanager
+def _as_file(data: memoryview) -> Iterator[IO[bytes]]:
+    with io.BufferedReader(_ViewFile(data)) as file:
+        yield file
+
+
+class _ViewFile(io.RawIOBase):
+    """A read-only file over a memoryview: `io.BytesIO` would copy an archive of a gigabyte."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._data)}[whence]
+        if base + offset < 0:
+            raise OSError("a position before the start")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: object) -> int:
+        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # RawIOBase does not name the buffer type
+        part = self._data[self._position : self._position + len(target)]
+        target[: len(part)] = part
+        self._position += len(part)
+        return len(part)

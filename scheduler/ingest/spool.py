@@ -1,0 +1,208 @@
+"""An upload on its way to the disk: any size passes through a small, constant amount of memory.
+
+The bytes of a multipart form are parsed as they arrive; the contents of its files follow one another in the spool file,
+each `Part` a slice of it. The spool file has no name in the file system: whatever ends the process frees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import mmap
+import tempfile
+from collections.abc import AsyncIterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Protocol, Self
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartCallbacks, MultipartParser, parse_options_header
+
+from tierkit.errors import InvalidInput, MalformedMessage, TooLarge
+
+__all__ = ["Part", "Spool", "receive_body", "receive_form"]
+
+_CHUNK_BYTES = 1024**2
+_MAX_FIELD_BYTES = 16 * 1024**2
+"""A form field that is no file stays in memory; the largest honest one is the list of labels."""
+_MAX_FIELDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of an upload, as a slice of the spool."""
+
+    field: str
+    name: str
+    content_type: str
+    start: int
+    length: int
+
+
+class Spool:
+    """A received upload. Use as a context manager; leaving it frees the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed by __exit__
+        self.parts: list[Part] = []
+        self.fields: list[tuple[str, str]] = []
+        self._map: mmap.mmap | None = None
+
+    def view(self, part: Part) -> memoryview:
+        """The bytes of a part, without a copy."""
+        if self._map is None:
+            self.file.flush()
+            size = self.file.seek(0, io.SEEK_END)
+            if size == 0:
+                return memoryview(b"")
+            self._map = mmap.mmap(self.file.fileno(), size, access=mmap.ACCESS_READ)
+        return memoryview(self._map)[part.start : part.start + part.length]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The map is not closed by hand: views of it may still hang in a traceback. It goes with the last of them.
+        self._map = None
+        self.file.close()
+
+
+async def receive_body(stream: AsyncIterable[bytes], spool: Spool, *, name: str, content_type: str) -> Part:
+    """Write a request body that is one file; returns it as the only part."""
+    length = await _pump(stream, _write_all(spool.file))
+    part = Part("images", name, content_type, 0, length)
+    spool.parts.append(part)
+    return part
+
+
+async def receive_form(stream: AsyncIterable[bytes], spool: Spool, *, content_type: str, max_files: int) -> None:
+    """Write the files of a multipart form to the spool and gather its fields.
+
+    Raises:
+        MalformedMessage: not a multipart form, or cut short.
+        TooLarge: more files or fields than a job may have.
+    """
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise MalformedMessage("the Content-Type of the form names no boundary")
+    reader = _FormReader(spool, max_files)
+    parser = MultipartParser(boundary, reader.callbacks())
+
+    def write(chunk: bytes) -> None:
+        try:
+            parser.write(chunk)
+        except FormParserError as exc:
+            raise MalformedMessage(f"this is no valid multipart form: {exc}") from exc
+
+    await _pump(stream, write)
+    try:
+        parser.finalize()
+    except FormParserError as exc:
+        raise MalformedMessage(f"the multipart form is cut short: {exc}") from exc
+    if not reader.complete:
+        raise MalformedMessage("the multipart form is cut short: its closing boundary is missing")
+
+
+class _Write(Protocol):
+    def __call__(self, chunk: bytes, /) -> object: ...
+
+
+def _write_all(file: IO[bytes]) -> _Write:
+    return file.write
+
+
+async def _pump(stream: AsyncIterable[bytes], write: _Write) -> int:
+    """Feed `write`, which may block, with about a megabyte at a time, in a thread."""
+    pending: list[bytes] = []
+    size = total = 0
+    async for chunk in stream:
+        pending.append(chunk)
+        size += len(chunk)
+        if size >= _CHUNK_BYTES:
+            await asyncio.to_thread(write, b"".join(pending))
+            total += size
+            pending, size = [], 0
+    if size:
+        await asyncio.to_thread(write, b"".join(pending))
+    return total + size
+
+
+class _FormReader:
+    """The callbacks of the multipart parser."""
+
+    def __init__(self, spool: Spool, max_files: int) -> None:
+        self.complete = False
+        self._spool = spool
+        self._max_files = max_files
+        self._header_name = b""
+        self._header_value = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._field = ""
+        self._filename: str | None = None
+        self._start = 0
+        self._value = bytearray()
+
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._on_part_begin,
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_part_end": self._on_part_end,
+            "on_end": self._on_end,
+        }
+
+    def _on_part_begin(self) -> None:
+        self._headers = {}
+        self._value = bytearray()
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._headers[self._header_name.lower()] = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        if b"name" not in options:
+            raise MalformedMessage("a part of the form has no name")
+        self._field = options[b"name"].decode("utf-8", "replace")
+        filename = options.get(b"filename")
+        self._filename = None if filename is None else filename.decode("utf-8", "replace")
+        self._start = self._spool.file.tell()
+        if self._filename is not None and len(self._spool.parts) >= self._max_files:
+            raise TooLarge(f"more than {self._max_files} files in one upload; send a zip or several jobs")
+        if self._filename is None and len(self._spool.fields) >= _MAX_FIELDS:
+            raise InvalidInput(f"more than {_MAX_FIELDS} form fields")
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._filename is not None:
+            self._spool.file.write(data[start:end])
+            return
+        self._value += data[start:end]
+        if len(self._value) > _MAX_FIELD_BYTES:
+            raise TooLarge(f"the form field {self._field[:64]!r} has more than {_MAX_FIELD_BYTES} bytes")
+
+    def _on_part_end(self) -> None:
+        if self._filename is None:
+            try:
+                self._spool.fields.append((self._field, self._value.decode()))
+            except UnicodeDecodeError as exc:
+                raise InvalidInput(f"the form field {self._field[:64]!r} is not UTF-8") from exc
+            return
+        length = self._spool.file.tell() - self._start
+        content_type = self._headers.get(b"content-type", b"").decode("latin-1")
+        self._spool.parts.append(Part(self._field, self._filename, content_type, self._start, length))
+
+    def _on_end(self) -> None:
+        self.complete = True

@@ -1,0 +1,70 @@
+"""What a user may ask of one job, and the reading of it from a form or a query."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tierkit.errors import InvalidInput
+from tierkit.types import Privacy, Recovery, Scheme, UpstreamLoss
+
+__all__ = ["JobPolicy", "read_policy"]
+
+Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
+
+
+class JobPolicy(BaseModel):
+    """One job's policy. What is None falls back to the scheduler's settings when the job is submitted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(max_length=200)] | None = None
+    """A word for people; need not be unique."""
+
+    scheme: Scheme | None = None
+    """Who serves a task after the end device: end, end-cloud, end-edge or mapping. Default: the scheduler's setting."""
+
+    batch_size: Annotated[int, Field(ge=1, le=256)] = 50
+    """Images per task."""
+
+    deadline_s: Seconds | None = None
+    """Seconds from submission; what has no answer by then gets none. Default: the scheduler's setting (a day)."""
+
+    task_deadline_s: Seconds | None = None
+    """Seconds from the first dispatch of a task to its final answer; then the coarse answer stands. Default: the
+    scheduler's setting, and no bound but the job's own with on_upstream_loss=wait."""
+
+    privacy: Privacy = Privacy.AUTO
+    """In which form images may leave trusted nodes: auto or none."""
+
+    recovery: Recovery = Recovery.MONITOR
+    """What follows a failed attempt: none (the job fails), reassign (the task goes round again over the devices of the
+    job's beginning) or monitor (another device of the live list)."""
+
+    on_upstream_loss: UpstreamLoss = UpstreamLoss.FALLBACK
+    """What follows when no upper node answers: fallback (the coarse answer stands) or wait (for one to come back)."""
+
+
+def read_policy(fields: Iterable[tuple[str, str]]) -> JobPolicy:
+    """A policy from form fields or query parameters; an empty value counts as absent.
+
+    Raises:
+        InvalidInput: an unknown field (the message names the closest known one), one given twice, or a wrong value.
+    """
+    values: dict[str, str] = {}
+    for name, value in fields:
+        if name not in JobPolicy.model_fields:
+            close = difflib.get_close_matches(name, JobPolicy.model_fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(JobPolicy.model_fields)}"
+            raise InvalidInput(f"unknown field {name[:64]!r}: {hint}")
+        if name in values:
+            raise InvalidInput(f"the field {name!r} is given twice")
+        if value:
+            values[name] = value
+    try:
+        return JobPolicy.model_validate(values)
+    except ValidationError as exc:
+        raise InvalidInput("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())) from exc

@@ -1,0 +1,117 @@
+"""Settings of the scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+
+from scheduler.health import LeaseTimes
+from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath
+from tierkit.types import Scheme
+
+__all__ = ["SchedulerSettings"]
+
+
+class SchedulerSettings(ServiceSettings):
+    """The scheduler: takes jobs, keeps the device list, and spreads the work."""
+
+    service: ClassVar[str] = "scheduler"
+
+    port: Port = 8750
+    """TCP port to listen on; 0 lets the system choose a free one, which the ready file and the log then name."""
+
+    max_body_bytes: PositiveInt = 1024**3
+    """Largest upload in bytes; a larger one is refused with 413 as soon as it shows."""
+
+    state: UserPath = Path(".terrace/scheduler")
+    """Folder for the database, the pixels of unfinished jobs and uploads under way. One scheduler per folder."""
+
+    database: str | None = None
+    """SQLAlchemy URL of the database (async driver). Default: an SQLite file in the state folder."""
+
+    weights: UserPath | None = None
+    """Folder with the manifest and the weights that nodes may fetch. Default: those that ship with Terrace."""
+
+    scheme: Scheme = Scheme.MAPPING
+    """Scheme of jobs that name none: end, end-cloud, end-edge or mapping."""
+
+    n_map: PositiveInt | None = None
+    """End devices per edge node in the scheme `mapping`. Default: the paper's Eq. 4 over the nodes' measured speeds."""
+
+    end_link_s: NonNegativeFloat = 0.0
+    """Seconds to bring a task to an end device and its answer back (t^c_end), for Eq. 1 to 6."""
+
+    edge_link_s: NonNegativeFloat = 0.0
+    """Seconds between an end device and an edge node, there and back (t^c_edge), for Eq. 3 to 6."""
+
+    cloud_link_s: NonNegativeFloat = 0.0
+    """Seconds between an end device and the cloud, there and back (t^c_cloud), for Eq. 2 to 6."""
+
+    window: Annotated[int, Field(ge=1, le=64)] = 3
+    """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did."""
+
+    trusted: CommaSeparated = ("end", "edge")
+    """Tiers and node ids that may see pixels, comma-separated."""
+
+    heartbeat_s: PositiveFloat = 0.5
+    """Seconds between two heartbeats of a node."""
+
+    suspect_s: PositiveFloat = 1.5
+    """Silence after which a node gets no new tasks."""
+
+    lease_s: PositiveFloat = 3.0
+    """Silence after which a node counts as dead and its tasks go to others."""
+
+    deadline_s: PositiveFloat = 24 * 3600.0
+    """Seconds from the submission of a job to its end at the latest, where the job names no deadline."""
+
+    task_deadline_s: PositiveFloat = 300.0
+    """Seconds from the first dispatch of a task to its final answer, where the job names none."""
+
+    coarse_timeout_s: PositiveFloat = 30.0
+    """Seconds in which an end device must give the coarse answer; a slower attempt is made again on another device."""
+
+    connect_timeout_s: PositiveFloat = 2.0
+    """Seconds in which an end device must accept a connection."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=5)] = 5
+    """Attempts that may fail before a task is given up."""
+
+    max_images: PositiveInt = 100_000
+    """Most images in one job."""
+
+    max_unfinished_jobs: PositiveInt = 1000
+    """Most jobs that wait or run; further ones are refused with 503."""
+
+    max_pixels: Annotated[int, Field(ge=1, le=89_478_485)] = 64 * 1024**2
+    """Most pixels of one image, checked before it is decoded."""
+
+    max_file_bytes: PositiveInt = 64 * 1024**2
+    """Largest single image file, in an upload or in a zip."""
+
+    max_inflated_bytes: PositiveInt = 4 * 1024**3
+    """Most bytes that an upload may grow to when it is unpacked."""
+
+    decoders: Annotated[int, Field(ge=1, le=32)] = 2
+    """Uploads that are decoded at a time; more wait."""
+
+    retention_s: PositiveFloat = 7 * 24 * 3600.0
+    """Seconds for which finished jobs and their results are kept."""
+
+    @field_validator("suspect_s", "lease_s")
+    @classmethod
+    def _longer_than_the_one_before(cls, value: float, info: ValidationInfo) -> float:
+        shorter = "heartbeat_s" if info.field_name == "suspect_s" else "suspect_s"
+        if shorter in info.data and value <= info.data[shorter]:
+            raise ValueError(f"must be longer than {shorter} ({info.data[shorter]:g})")
+        return value
+
+    @property
+    def lease_times(self) -> LeaseTimes:
+        return LeaseTimes(heartbeat_s=self.heartbeat_s, suspect_s=self.suspect_s, lease_s=self.lease_s)
+
+    @property
+    def database_url(self) -> str:
+        return self.database or f"sqlite+aiosqlite:///{self.state.absolute() / 'scheduler.db'}"

@@ -1,0 +1,69 @@
+"""Opening the database: connection settings by dialect, tables, schema version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import event, insert, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from scheduler.store.tables import SCHEMA_VERSION, metadata, properties
+from tierkit.errors import SetupError
+
+__all__ = ["open_database", "plain_reason"]
+
+_BUSY_TIMEOUT_MS = 10_000
+
+
+async def open_database(url: str) -> AsyncEngine:
+    """An engine on a database that holds the present tables; creates them in an empty one.
+
+    Raises:
+        SetupError: it cannot be opened or written, or a newer Terrace has made it.
+    """
+    try:
+        engine = create_async_engine(url)
+    except (ArgumentError, ImportError) as exc:
+        raise SetupError(f"the database URL {url!r} cannot be used: {exc}") from exc
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _tune_sqlite)
+    where = make_url(url).render_as_string(hide_password=True)
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(metadata.create_all)
+            await _check_version(connection, where)
+    except SQLAlchemyError as exc:
+        await engine.dispose()
+        raise SetupError(f"the database {where} cannot be opened for writing: {plain_reason(exc)}") from exc
+    except BaseException:
+        await engine.dispose()
+        raise
+    return engine
+
+
+def plain_reason(exc: SQLAlchemyError) -> str:
+    """What the driver said, without the statement and SQLAlchemy's link."""
+    return str(getattr(exc, "orig", None) or exc).splitlines()[0]
+
+
+async def _check_version(connection: AsyncConnection, where: str) -> None:
+    found = await connection.scalar(select(properties.c.value).where(properties.c.name == "schema_version"))
+    if found is None:
+        # Writing here also shows at start, not at the first job, that the database is read-only.
+        await connection.execute(insert(properties).values(name="schema_version", value=str(SCHEMA_VERSION)))
+    elif int(found) > SCHEMA_VERSION:
+        raise SetupError(
+            f"the database {where} was made by a newer Terrace (schema {found}, this one knows {SCHEMA_VERSION}): "
+            "update Terrace or use another --state folder"
+        )
+
+
+def _tune_sqlite(connection: Any, record: object) -> None:
+    cursor = connection.cursor()
+    # WAL: readers never wait for the writer. FULL: what is committed is on the disk, even if the power fails; group
+    # commit makes that cheap.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_TIMEOUT_MS}", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

@@ -1,0 +1,338 @@
+"""Questions to the database and its few changes besides results (those go through `GroupCommit`)."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from scheduler.policy import JobPolicy
+from scheduler.store.commit import GroupCommit
+from scheduler.store.tables import jobs, results, tasks
+from tierkit.errors import Conflict
+from tierkit.protocol import TASK_EVENTS, TaskEvent
+
+__all__ = ["JobRow", "JobState", "JobStore", "NewJob", "StoredResult", "TaskRow", "new_job_id"]
+
+JobState = str
+"""queued | running | completed | failed | cancelled; the last three are final."""
+
+UNFINISHED = ("queued", "running")
+
+_LIGHT = [column for column in jobs.c if column.name not in ("labels", "names", "resized")]
+"""What a job's status needs; the others grow with the number of images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job as it is submitted, all of it checked."""
+
+    policy: JobPolicy
+    images: int
+    input_sha256: str
+    labels: NDArray[np.int32] | None
+    names: Sequence[str] | None
+    resized: dict[int, tuple[int, int]]
+    idempotency_key: str | None
+    fingerprint: str
+    created_at: float
+    deadline_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job as the database has it, without what grows with the number of images."""
+
+    id: str
+    name: str | None
+    state: JobState
+    reason: str
+    policy: JobPolicy
+    images: int
+    tasks: int
+    input_sha256: str
+    resized_images: int
+    fingerprint: str
+    created_at: float
+    deadline_at: float
+    started_at: float | None
+    finished_at: float | None
+    summary: dict[str, Any] | None
+
+    @property
+    def final(self) -> bool:
+        return self.state not in UNFINISHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What is known of a job's images besides their pixels."""
+
+    labels: NDArray[np.int32] | None = None
+    """True fine class per image, -1 where unknown."""
+    names: Sequence[str] | None = None
+    resized: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    task: int
+    first_image: int
+    images: int
+    failed_attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResult:
+    job_id: str
+    task: int
+    stage: str
+    seq: int
+    kind: str
+    ms: float
+    request_id: str
+    event: TaskEvent
+
+
+def new_job_id(now: float) -> str:
+    """Twenty hex digits: milliseconds since 1970, then chance; ids sort by the time of submission."""
+    return f"{int(now * 1000):012x}{secrets.token_hex(4)}"
+
+
+class JobStore:
+    """All statements on jobs, tasks and results. Reads use connections of their own; writes go through `commit`."""
+
+    def __init__(self, engine: AsyncEngine, commit: GroupCommit) -> None:
+        self._engine = engine
+        self._commit = commit
+
+    async def add(self, job: NewJob) -> JobRow:
+        """Store a job and its tasks.
+
+        Raises:
+            Conflict: a job with the same idempotency key has been stored meanwhile.
+            Unavailable: the database does not accept it; nothing was stored.
+        """
+        size = job.policy.batch_size
+        starts = range(0, job.images, size)
+        row = {
+            "id": new_job_id(job.created_at),
+            "name": job.policy.name,
+            "state": "queued",
+            "reason": "waiting for its first task to be sent",
+            "policy": job.policy.model_dump_json(),
+            "images": job.images,
+            "tasks": len(starts),
+            "input_sha256": job.input_sha256,
+            "labels": None if job.labels is None else job.labels.astype("<i4").tobytes(),
+            "names": None if job.names is None else json.dumps(list(job.names), ensure_ascii=False),
+            "resized": json.dumps(job.resized) if job.resized else None,
+            "resized_images": len(job.resized),
+            "idempotency_key": job.idempotency_key,
+            "fingerprint": job.fingerprint,
+            "created_at": job.created_at,
+            "deadline_at": job.deadline_at,
+            "started_at": None,
+            "finished_at": None,
+            "summary": None,
+        }
+        task_rows = [
+            {
+                "job_id": row["id"],
+                "task": index,
+                "first_image": start,
+                "images": min(size, job.images - start),
+                "failed_attempts": 0,
+                "last_error": None,
+            }
+            for index, start in enumerate(starts)
+        ]
+
+        async def write(connection: AsyncConnection) -> None:
+            await connection.execute(insert(jobs).values(row))
+            await connection.execute(insert(tasks), task_rows)
+
+        try:
+            await self._commit.execute(write)
+        except IntegrityError as exc:
+            raise Conflict(f"a job with the idempotency key {job.idempotency_key!r} exists already") from exc
+        stored = await self.get(str(row["id"]))
+        assert stored is not None
+        return stored
+
+    async def get(self, job_id: str) -> JobRow | None:
+        return await self._one(jobs.c.id == job_id)
+
+    async def by_idempotency_key(self, key: str) -> JobRow | None:
+        return await self._one(jobs.c.idempotency_key == key)
+
+    async def page(self, *, limit: int, before: str | None, state: str | None) -> list[JobRow]:
+        """Up to `limit` jobs, newest first, those older than the job id `before`."""
+        query = select(*_LIGHT).order_by(jobs.c.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(jobs.c.id < before)
+        if state is not None:
+            query = query.where(jobs.c.state == state)
+        async with self._engine.connect() as connection:
+            return [_job(row) for row in (await connection.execute(query)).mappings()]
+
+    async def unfinished(self) -> list[JobRow]:
+        """Jobs that a scheduler before this one has left, oldest first."""
+        query = select(*_LIGHT).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.id)
+        async with self._engine.connect() as connection:
+            return [_job(row) for row in (await connection.execute(query)).mappings()]
+
+    async def facts(self, job_id: str) -> ImageFacts:
+        query = select(jobs.c.labels, jobs.c.names, jobs.c.resized).where(jobs.c.id == job_id)
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            return ImageFacts()
+        return ImageFacts(
+            labels=None if row.labels is None else np.frombuffer(row.labels, "<i4").astype(np.int32),
+            names=None if row.names is None else json.loads(row.names),
+            resized={int(image): (size[0], size[1]) for image, size in json.loads(row.resized or "{}").items()},
+        )
+
+    async def tasks_of(self, job_id: str) -> list[TaskRow]:
+        query = select(tasks).where(tasks.c.job_id == job_id).order_by(tasks.c.task)
+        async with self._engine.connect() as connection:
+            return [
+                TaskRow(
+                    task=row.task, first_image=row.first_image, images=row.images, failed_attempts=row.failed_attempts
+                )
+                for row in await connection.execute(query)
+            ]
+
+    async def results_after(self, job_id: str, seq: int, *, limit: int) -> list[StoredResult]:
+        """Up to `limit` results of a job with numbers above `seq`, in the order in which they were committed."""
+        query = (
+            select(results).where(results.c.job_id == job_id, results.c.seq > seq).order_by(results.c.seq).limit(limit)
+        )
+        return await self._results(query)
+
+    async def coarse_of(self, job_id: str, tasks_wanted: Sequence[int]) -> dict[int, StoredResult]:
+        """The coarse results of these tasks, by task."""
+        query = select(results).where(
+            results.c.job_id == job_id, results.c.stage == "coarse", results.c.task.in_(tasks_wanted)
+        )
+        return {result.task: result for result in await self._results(query)}
+
+    async def results_by_task(self, job_id: str, *, tasks_at_once: int = 100) -> AsyncIterator[list[StoredResult]]:
+        """All results of a job in task order, read piece by piece; each item holds the one or two of one task."""
+        first = 0
+        async with self._engine.connect() as connection:
+            count = await connection.scalar(select(jobs.c.tasks).where(jobs.c.id == job_id)) or 0
+        while first < count:
+            query = (
+                select(results)
+                .where(results.c.job_id == job_id, results.c.task >= first, results.c.task < first + tasks_at_once)
+                .order_by(results.c.task, results.c.seq)
+            )
+            by_task: dict[int, list[StoredResult]] = {}
+            for result in await self._results(query):
+                by_task.setdefault(result.task, []).append(result)
+            for task in range(first, min(first + tasks_at_once, count)):
+                yield by_task.get(task, [])
+            first += tasks_at_once
+
+    async def last_seq(self) -> int:
+        async with self._engine.connect() as connection:
+            return await connection.scalar(select(func.max(results.c.seq))) or 0
+
+    async def ping(self) -> None:
+        """Raises SQLAlchemyError when the database does not answer."""
+        async with self._engine.connect() as connection:
+            await connection.execute(select(1))
+
+    async def started(self, job_id: str) -> None:
+        """The first task is on its way."""
+        await self._change(job_id, state="running", reason="", started_at=time.time())
+
+    async def finished(self, job_id: str, *, state: JobState, reason: str, summary: dict[str, Any]) -> None:
+        """The final state, once and for all."""
+        await self._change(
+            job_id, state=state, reason=reason, finished_at=time.time(), summary=json.dumps(summary, allow_nan=False)
+        )
+
+    async def attempt_failed(self, job_id: str, task: int, failed_attempts: int, error: str) -> None:
+        await self._commit.execute(
+            lambda connection: connection.execute(
+                update(tasks)
+                .where(tasks.c.job_id == job_id, tasks.c.task == task)
+                .values(failed_attempts=failed_attempts, last_error=error)
+            )
+        )
+
+    async def purge(self, finished_before: float) -> int:
+        """Delete jobs that finished before this moment, with their results; returns how many."""
+        query = select(jobs.c.id).where(jobs.c.finished_at < finished_before)
+        async with self._engine.connect() as connection:
+            old = list((await connection.scalars(query)).all())
+
+        for job_id in old:
+
+            async def write(connection: AsyncConnection, job_id: str = job_id) -> None:
+                await connection.execute(delete(results).where(results.c.job_id == job_id))
+                await connection.execute(delete(tasks).where(tasks.c.job_id == job_id))
+                await connection.execute(delete(jobs).where(jobs.c.id == job_id))
+
+            await self._commit.execute(write)
+        return len(old)
+
+    async def _change(self, job_id: str, **values: object) -> None:
+        await self._commit.execute(
+            lambda connection: connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+        )
+
+    async def _one(self, condition: Any) -> JobRow | None:
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(select(*_LIGHT).where(condition))).mappings().one_or_none()
+        return None if row is None else _job(row)
+
+    async def _results(self, query: Any) -> list[StoredResult]:
+        async with self._engine.connect() as connection:
+            rows = (await connection.execute(query)).all()
+        return [
+            StoredResult(
+                job_id=row.job_id,
+                task=row.task,
+                stage=row.stage,
+                seq=row.seq,
+                kind=row.kind,
+                ms=row.ms,
+                request_id=row.request_id,
+                event=TASK_EVENTS.validate_json(row.payload),
+            )
+            for row in rows
+        ]
+
+
+def _job(row: RowMapping) -> JobRow:
+    return JobRow(
+        id=row["id"],
+        name=row["name"],
+        state=row["state"],
+        reason=row["reason"],
+        policy=JobPolicy.model_validate_json(row["policy"]),
+        images=row["images"],
+        tasks=row["tasks"],
+        input_sha256=row["input_sha256"],
+        resized_images=row["resized_images"],
+        fingerprint=row["fingerprint"],
+        created_at=row["created_at"],
+        deadline_at=row["deadline_at"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        summary=None if row["summary"] is None else json.loads(row["summary"]),
+    )

@@ -1,0 +1,88 @@
+"""The tables. A change of their form raises SCHEMA_VERSION.
+
+A result is keyed (job, task, stage), so the database itself refuses a second answer to the same question. Its `payload`
+is the line that answered, as it came over the wire: the labels and confidences of all images of the task in one row.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+__all__ = ["SCHEMA_VERSION", "jobs", "metadata", "properties", "results", "tasks"]
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+properties = Table(
+    "terrace_properties",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", String(256), nullable=False),
+)
+
+jobs = Table(
+    "terrace_jobs",
+    metadata,
+    # Begins with the time of submission, so that the order of ids is the order of jobs.
+    Column("id", String(32), primary_key=True),
+    Column("name", String(200)),
+    Column("state", String(16), nullable=False, index=True),
+    Column("reason", Text, nullable=False),
+    Column("policy", Text, nullable=False),  # JSON
+    Column("images", Integer, nullable=False),
+    Column("tasks", Integer, nullable=False),
+    Column("input_sha256", String(64), nullable=False),
+    Column("labels", LargeBinary),  # little-endian int32 per image, -1 for unknown
+    Column("names", Text),  # JSON list
+    Column("resized", Text),  # JSON object: image number to [height, width] as sent
+    Column("resized_images", Integer, nullable=False),
+    Column("idempotency_key", String(255), unique=True),
+    Column("fingerprint", String(64), nullable=False),
+    # Wall clock, seconds since 1970: these must mean the same after a restart.
+    Column("created_at", Float(53), nullable=False),
+    Column("deadline_at", Float(53), nullable=False),
+    Column("started_at", Float(53)),
+    Column("finished_at", Float(53)),
+    Column("summary", Text),  # JSON, written once with the final state
+)
+
+tasks = Table(
+    "terrace_tasks",
+    metadata,
+    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
+    Column("task", Integer, primary_key=True),
+    Column("first_image", Integer, nullable=False),
+    Column("images", Integer, nullable=False),
+    # Survives a restart, so that a task that nobody can do is given up after the same number of attempts.
+    Column("failed_attempts", Integer, nullable=False),
+    Column("last_error", Text),
+)
+
+results = Table(
+    "terrace_results",
+    metadata,
+    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
+    Column("task", Integer, primary_key=True),
+    Column("stage", String(8), primary_key=True),  # coarse | final
+    # Order of commitment over all jobs: what the event stream resumes by.
+    Column("seq", BigInteger, nullable=False, unique=True),
+    Column("kind", String(8), nullable=False),  # coarse | fine | fallback | failed
+    Column("ms", Float(53), nullable=False),  # from the task's first dispatch to this answer
+    Column("request_id", String(128), nullable=False),
+    Column("payload", Text, nullable=False),  # a line of tierkit.protocol.TaskEvent
+)
+
+Index("terrace_results_by_job", results.c.job_id, results.c.seq)
