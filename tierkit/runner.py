@@ -251,6 +251,14 @@ class ModelRunner:
             self._forget(job)
             raise
 
+    def check_room(self) -> None:
+        """Refuse early: before a request's body is read, if not even one more image has room.
+
+        Raises:
+            Draining, Overloaded: as `infer`.
+        """
+        self._admit(1, None)
+
     def _check(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> int:
         """Number of images, if the request fits the model."""
         specs = self.model.inputs

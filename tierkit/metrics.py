@@ -1,0 +1,83 @@
+"""Prometheus metrics of inference; `/metrics` shows them. All durations in seconds, all sizes in bytes.
+
+`docs/metrics.md` explains each. Metrics of the service runtime (event loop lag) stand where they are measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client import Counter, Histogram
+from starlette.requests import ClientDisconnect
+
+from tierkit.errors import DeadlineExceeded, InvalidInput, Unavailable
+from tierkit.statistics import BatchRecord
+
+__all__ = ["ModelMetrics", "outcome_of"]
+
+_FROM_HALF_A_MILLISECOND = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+_request_duration = Histogram(
+    "terrace_request_duration_seconds",
+    "Inference requests, from the head of the request to its answer; outcome: ok, invalid, unavailable, deadline, "
+    "cancelled or failed.",
+    ["tier", "model", "outcome"],
+    buckets=_FROM_HALF_A_MILLISECOND,
+)
+_queue_duration = Histogram(
+    "terrace_queue_duration_seconds",
+    "Time that a request waited for the start of its batch.",
+    ["tier", "model"],
+    buckets=_FROM_HALF_A_MILLISECOND,
+)
+_compute_duration = Histogram(
+    "terrace_compute_duration_seconds",
+    "Time of one batch in the model.",
+    ["tier", "model"],
+    buckets=_FROM_HALF_A_MILLISECOND,
+)
+_batch_size = Histogram("terrace_batch_size", "Images in one batch.", ["tier", "model"], buckets=_BATCH_SIZES)
+_upload_bytes = Counter("terrace_upload_bytes_total", "Bytes of inference request bodies received.", ["tier", "model"])
+
+
+class ModelMetrics:
+    """The metrics of one model on one node, label values bound once."""
+
+    def __init__(self, tier: str, model: str) -> None:
+        self._labels = (tier, model)
+        self._queue = _queue_duration.labels(tier, model)
+        self._compute = _compute_duration.labels(tier, model)
+        self._batch = _batch_size.labels(tier, model)
+        self._upload = _upload_bytes.labels(tier, model)
+        self._answered = _request_duration.labels(tier, model, "ok")
+
+    def observe_batch(self, record: BatchRecord) -> None:
+        """Count one batch that was computed."""
+        self._batch.observe(record.images)
+        self._compute.observe(record.infer_s)
+        for waited_s in record.queue_s:
+            self._queue.observe(waited_s)
+
+    def observe_request(self, seconds: float, upload_bytes: int, error: BaseException | None) -> None:
+        """Count one request, answered or not."""
+        self._upload.inc(upload_bytes)
+        if error is None:
+            self._answered.observe(seconds)
+        else:
+            _request_duration.labels(*self._labels, outcome_of(error)).observe(seconds)
+
+
+def outcome_of(error: BaseException) -> str:
+    """The `outcome` label of a request that ended with this error."""
+    match error:
+        case InvalidInput():
+            return "invalid"
+        case Unavailable():
+            return "unavailable"
+        case DeadlineExceeded():
+            return "deadline"
+        case ClientDisconnect() | asyncio.CancelledError():
+            return "cancelled"
+        case _:
+            return "failed"

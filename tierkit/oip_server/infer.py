@@ -1,0 +1,128 @@
+"""The hot path: one inference request from its bytes to the bytes of its answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+
+from starlette.types import Receive, Scope, Send
+
+from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.errors import InvalidInput, UnsupportedMedia
+from tierkit.metrics import ModelMetrics
+from tierkit.oip import (
+    BINARY_HEADER,
+    Chunks,
+    InferRequest,
+    InferResponse,
+    Limits,
+    RequestedOutput,
+    Tensor,
+    decode_request,
+    encode_response,
+    parse_header_length,
+)
+from tierkit.oip_server.classification import best_classes
+from tierkit.oip_server.lookup import Models
+from tierkit.protocol import BUDGET_HEADER
+from tierkit.runner import ModelRunner, RunResult
+
+__all__ = ["InferEndpoint", "budget_s"]
+
+_BINARY = BINARY_HEADER.lower().encode()
+_BUDGET = BUDGET_HEADER.lower().encode()
+
+
+class InferEndpoint:
+    """ASGI application for POST .../infer.
+
+    Plain ASGI, and not a function of a framework's `Request`: at several thousand requests a second on one core each
+    layer costs more than decoding, queueing and encoding together.
+    """
+
+    def __init__(self, models: Models, metrics: Mapping[str, ModelMetrics], limits: Limits) -> None:
+        self._models = models
+        self._metrics = metrics
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        runner = self._models.runner(scope)
+        metrics = self._metrics[runner.model.name]
+        body = b""
+        try:
+            runner.check_room()
+            body = await read_body(receive)
+            result, chunks, headers = await self._answer(runner, body, dict(scope["headers"]), receive)
+        except BaseException as exc:
+            metrics.observe_request(time.perf_counter() - started, len(body), exc)
+            raise
+        headers["Server-Timing"] = f"queue;dur={result.queue_s * 1e3:.3f}, infer;dur={result.compute_s * 1e3:.3f}"
+        raw_headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw_headers})
+        # Answers are small (400 bytes an image at most): one piece is cheaper than several.
+        await send({"type": "http.response.body", "body": b"".join(chunks)})
+        metrics.observe_request(time.perf_counter() - started, len(body), None)
+
+    async def _answer(
+        self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], receive: Receive
+    ) -> tuple[RunResult, Chunks, dict[str, str]]:
+        request = self._decode(runner, body, headers)
+        wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
+        async with cancelled_on_disconnect(receive):
+            result = await runner.infer(
+                {tensor.name: tensor.data for tensor in request.inputs},
+                [output.name for output in wanted],
+                budget_s=budget_s(headers, request),
+            )
+        model = runner.model
+        tensors = []
+        for output in wanted:
+            data = result.outputs[output.name]
+            if output.classification:
+                data = best_classes(output.name, data, output.classification, model.labels.get(output.name, ()))
+            tensors.append(Tensor(output.name, data))
+        binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
+        return (
+            result,
+            *encode_response(InferResponse(model.name, model.version, tuple(tensors), request.id), binary=binary),
+        )
+
+    def _decode(self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes]) -> InferRequest:
+        coding = headers.get(b"content-encoding", b"identity")
+        if coding != b"identity":
+            raise UnsupportedMedia(f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed")
+        length = headers.get(_BINARY)
+        inputs = runner.model.inputs
+        return decode_request(
+            body,
+            parse_header_length(None if length is None else length.decode("latin-1")),
+            limits=self._limits,
+            raw_input=inputs[0] if len(inputs) == 1 else None,
+        )
+
+
+def budget_s(headers: Mapping[bytes, bytes], request: InferRequest) -> float | None:
+    """Seconds within which the answer is of use: the header `BUDGET_HEADER` (milliseconds) or the request parameter
+    `timeout` of Triton's clients (microseconds), the shorter where both are given; None without either.
+
+    Raises:
+        InvalidInput: not a number, or negative.
+    """
+    budgets: list[float] = []
+    if (header := headers.get(_BUDGET)) is not None:
+        budgets.append(_number(header.decode("latin-1"), BUDGET_HEADER) / 1e3)
+    if (timeout := request.parameters.get("timeout", 0)) != 0:  # 0 is what Triton's clients send for "none"
+        budgets.append(_number(timeout, "the parameter timeout") / 1e6)
+    return min(budgets, default=None)
+
+
+def _number(value: str | float | bool, what: str) -> float:
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number < math.inf or isinstance(value, bool):
+        raise InvalidInput(f"{what} must be a number of at least 0, not {str(value)[:32]!r}")
+    return number
