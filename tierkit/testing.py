@@ -131,23 +131,24 @@ class ServiceProcess:
 
 @asynccontextmanager
 async def service_process(
-    module: str,
-    flags: Sequence[str],
+    command: Sequence[str],
     *,
     ready_file: Path,
+    wait_ready: bool = True,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 30.0,
 ) -> AsyncIterator[ServiceProcess]:
-    """Run `python -m <module> <flags> --ready-file <ready_file>` and yield it once it is ready.
+    """Run `python <command> --ready-file <ready_file>`, such as `["-m", "end_node", "--port", "0"]`, and yield it.
+
+    Args:
+        wait_ready: whether to wait until it has written its ready file.
 
     Raises:
         AssertionError: it was not ready within `timeout_s`, or exited before; the message holds its output.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-m",
-        module,
-        *flags,
+        *command,
         "--ready-file",
         str(ready_file),
         stdin=asyncio.subprocess.DEVNULL,
@@ -159,11 +160,11 @@ async def service_process(
     reading = asyncio.create_task(_collect(service))
     try:
         deadline = time.monotonic() + timeout_s
-        while not (ready := _read_ready(ready_file)):
+        while wait_ready and not (ready := _read_ready(ready_file)):
             in_time = process.returncode is None and time.monotonic() < deadline
-            assert in_time, f"{module} did not become ready (exit code {process.returncode}):\n{service.log}"
+            assert in_time, f"{command} did not become ready (exit code {process.returncode}):\n{service.log}"
             await asyncio.sleep(_POLL_S)
-        service.ready = ready
+        service.ready = ready if wait_ready else {}
         yield service
     finally:
         if process.returncode is None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tierkit.service.responses import send_error
+from tierkit.service.responses import LINGER_S, refuse
 from tierkit.settings import ServiceSettings
 
 __all__ = ["bounded_protocol"]
@@ -36,6 +36,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._reading_head = True
         self._head_bytes = 0
+        self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -55,10 +56,12 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         if self._reading_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         if self._head_bytes > _MAX_HEAD_BYTES:
             self._refuse(431, f"the head of the request is longer than {_MAX_HEAD_BYTES} bytes")
@@ -98,14 +101,20 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        # Amid the answer to an earlier request on this connection, bytes of ours would be read as part of it.
-        if self.cycle is None or self.cycle.response_complete:
-            body = json.dumps({"error": message}).encode()
-            self.transport.write(
-                b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-                % (status, len(body), body)
-            )
-        self.transport.close()
+        self._refused = True
+        self._stop_head_timer()
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Amid the answer to an earlier request on this connection, bytes of ours would be read as part of it.
+            self.transport.close()
+            return
+        body = json.dumps({"error": message}).encode()
+        self.transport.write(
+            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (status, len(body), body)
+        )
+        # Not closed yet, for the same reason as in `refuse`: the rest of what arrives is ignored above.
+        self.transport.write_eof()
+        self._head_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -119,7 +128,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
 
 async def _refuse_connection(scope: Any, receive: Any, send: Any) -> None:
-    await send_error(send, 503, "too many connections; try again in a second", retry_after_s=1, close=True)
+    await refuse(receive, send, 503, "too many connections; try again in a second", retry_after_s=1)
 
 
 _too_many_connections = cast(ASGI3Application, _refuse_connection)

@@ -60,7 +60,7 @@ def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
     """
     logs.configure(settings.log_level, settings.log_format, node_id=node_id or settings.service)
     # uvicorn knows which event loop is the fast one here (uvloop where it is installed).
-    loop_factory = uvicorn.Config("").get_loop_factory()
+    loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(_serve(build, settings, node_id))
 

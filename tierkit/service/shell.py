@@ -21,7 +21,7 @@ from tierkit.errors import DeadlineExceeded, TooLarge
 from tierkit.logs import request_context
 from tierkit.protocol import REQUEST_ID_HEADER
 from tierkit.service.lifecycle import Lifecycle
-from tierkit.service.responses import send_body, send_error, send_json
+from tierkit.service.responses import refuse, send_body, send_error, send_json
 from tierkit.settings import ServiceSettings
 
 __all__ = ["Shell"]
@@ -75,13 +75,11 @@ class Shell:
             case "/metrics":
                 await send_body(send, 200, self._metrics(), CONTENT_TYPE_LATEST.encode())
             case _ if self.app is None or not self._lifecycle.ready:
-                await send_error(send, 503, "the service is starting; try again in a second", retry_after_s=1)
+                await refuse(receive, send, 503, "the service is starting; try again in a second", retry_after_s=1)
             case _ if scope["method"] in _READS:
                 await self.app(scope, receive, send)
             case _ if self._lifecycle.draining:
-                await send_error(
-                    send, 503, "the service is shutting down; try another node", retry_after_s=1, close=True
-                )
+                await refuse(receive, send, 503, "the service is shutting down; try another node", retry_after_s=1)
             case _:
                 with self._lifecycle.working():
                     await _BoundedBody(self._settings, scope, receive, send).run(self.app)
@@ -120,7 +118,7 @@ class _BoundedBody:
     async def run(self, app: ASGIApp) -> None:
         length = dict(self._scope["headers"]).get(b"content-length", b"0")
         if int(length) > self._settings.max_body_bytes:
-            await send_error(self._send, 413, self._too_large(), close=True)
+            await refuse(self._receive, self._send, 413, self._too_large())
             return
         try:
             await app(self._scope, self.receive, self.send)
@@ -132,7 +130,10 @@ class _BoundedBody:
                 raise
         if self._breach is not None and not self._started:
             status, message = self._breach
-            await send_error(self._send, status, message, close=True)
+            if status == 408:
+                await send_error(self._send, status, message, close=True)
+            else:
+                await refuse(self._receive, self._send, status, message)
 
     async def receive(self) -> Message:
         if self._complete:

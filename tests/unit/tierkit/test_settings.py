@@ -98,7 +98,7 @@ def test_a_file_that_cannot_serve_is_named(tmp_path: Path, content: str | None, 
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        EdgeLike().port = 3  # type: ignore[misc]  # the point of the test
+        EdgeLike().port = 3
 
 
 def test_a_node_without_a_name_gets_one_of_its_tier() -> None:

@@ -1,0 +1,294 @@
+"""Bounds on connections, heads, bodies and answers; request ids; health checks. Real sockets, in this event loop."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tierkit import logs
+from tierkit.service import Lifecycle
+from tierkit.settings import ServiceSettings
+from tierkit.testing import serve_app, wait_for
+
+MIB = 1024 * 1024
+
+
+class Sample:
+    """An application that echoes sizes and remembers how its streams ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.seen_ids: list[str] = []
+        self.app = Starlette(
+            routes=[
+                Route("/size", self.size, methods=["POST"]),
+                Route("/careless", self.careless, methods=["POST"]),
+                Route("/endless", self.endless),
+                Route("/slow", self.slow, methods=["POST"]),
+            ]
+        )
+        self.release = asyncio.Event()
+
+    async def size(self, request: Request) -> Response:
+        self.seen_ids.append(logs.current_request_id())
+        return JSONResponse({"bytes": len(await request.body())})
+
+    async def careless(self, request: Request) -> Response:
+        """Takes every exception for a bad form, as frameworks do."""
+        try:
+            await request.body()
+        except Exception:
+            return JSONResponse({"error": "bad form"}, status_code=400)
+        return JSONResponse({})
+
+    async def endless(self, request: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(MIB)
+                    await asyncio.sleep(0)
+            finally:
+                self.ended.append("endless")
+
+        return StreamingResponse(chunks())
+
+    async def slow(self, request: Request) -> Response:
+        await self.release.wait()
+        return JSONResponse({})
+
+
+async def exchange(service: Lifecycle, *parts: bytes) -> tuple[int, dict[str, Any]]:
+    """Send raw bytes, keep the sending side open, and read until the service closes the connection."""
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(b"".join(parts))
+        answer = await reader.read()
+    finally:
+        writer.close()
+    if not answer:
+        return 0, {}
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+async def test_a_slow_body_is_refused_in_bounded_time() -> None:
+    head = b"POST /size HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+    async with serve_app(Sample().app, ServiceSettings(body_timeout_s=0.05)) as service:
+        status, answer = await exchange(service, head, b"abc")
+        assert (status, answer["error"]) == (408, "the body did not arrive in time (3 bytes so far)")
+
+
+async def test_a_steady_upload_may_take_longer_than_the_timeout() -> None:
+    sample = Sample()
+    settings = ServiceSettings(body_timeout_s=0.02, min_upload_bps=8)  # every byte earns a second
+
+    async def trickle() -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        yield b"12345678"
+        await wait_for(lambda: loop.time() > begin + 0.05)
+        yield b"9"
+
+    async with serve_app(sample.app, settings) as service, httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.post(f"{service.url}/size", content=trickle())).json() == {"bytes": 9}
+
+
+async def test_a_slow_head_is_refused_and_a_silent_connection_closed() -> None:
+    async with serve_app(Sample().app, ServiceSettings(header_timeout_s=0.05)) as service:
+        status, answer = await exchange(service, b"GET / HTTP/1.1\r\nhost: x\r\n")
+        assert status == 408
+        assert "not complete after 0.05 s" in answer["error"]
+        assert await exchange(service) == (0, {})
+        # Line breaks before a request are no head, yet they must not keep a connection open for ever.
+        assert (await exchange(service, b"\r\n\r\n"))[0] in (0, 408)
+
+
+async def test_a_request_may_take_longer_than_its_head_was_allowed_to() -> None:
+    sample = Sample()
+    async with serve_app(sample.app, ServiceSettings(header_timeout_s=0.02)) as service, httpx.AsyncClient() as http:
+        request = asyncio.create_task(http.post(f"{service.url}/slow", content=b"x" * 100_000))
+        await wait_for(lambda: service.in_flight == 1)
+        begin = asyncio.get_running_loop().time()
+        await wait_for(lambda: asyncio.get_running_loop().time() > begin + 0.06)
+        sample.release.set()
+        assert (await request).status_code == 200
+
+
+async def test_a_large_body_in_one_packet_is_not_taken_for_a_head() -> None:
+    async with serve_app(Sample().app) as service, httpx.AsyncClient(trust_env=False) as http:
+        for size in (70_000, 200_000, 70_000):
+            assert (await http.post(f"{service.url}/size", content=bytes(size))).json() == {"bytes": size}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nx-endless: " + b"a" * 100_000,
+        b"GET /" + b"a" * 100_000,
+        b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(20_000)),
+    ],
+    ids=["value", "target", "many"],
+)
+async def test_an_endless_head_is_refused(head: bytes) -> None:
+    async with serve_app(Sample().app) as service:
+        status, answer = await exchange(service, head)
+        assert (status, answer["error"]) == (431, "the head of the request is longer than 65536 bytes")
+
+
+async def test_what_is_no_http_gets_a_json_error() -> None:
+    async with serve_app(Sample().app) as service:
+        assert await exchange(service, b"\x16\x03\x01 hello\r\n\r\n") == (
+            400,
+            {"error": "this is no valid HTTP request"},
+        )
+
+
+async def test_a_refused_upload_is_drained_so_that_its_sender_reads_the_refusal() -> None:
+    async with (
+        serve_app(Sample().app, ServiceSettings(max_body_bytes=1000)) as service,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        # More than the socket buffers hold: closing with unread bytes would reset the connection.
+        answer = await http.post(f"{service.url}/size", content=bytes(32 * MIB))
+        assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("route", ["size", "careless"])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_above_the_limit_is_refused(route: str, chunked: bool) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield bytes(500)
+
+    async with (
+        serve_app(Sample().app, ServiceSettings(max_body_bytes=1000)) as service,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        content = chunks() if chunked else bytes(1500)
+        answer = await http.post(f"{service.url}/{route}", content=content)
+        assert answer.status_code == 413
+        assert answer.json() == {"error": "the body is larger than the limit of 1000 bytes"}
+        assert (await http.post(f"{service.url}/size", content=bytes(1000))).json() == {"bytes": 1000}
+
+
+async def test_a_client_that_hangs_up_in_mid_upload_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve_app(Sample().app) as service:
+        host, _, port = service.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /size HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
+        await wait_for(lambda: service.in_flight == 1)
+        writer.close()
+        await wait_for(lambda: service.in_flight == 0)
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+
+
+async def test_a_client_that_does_not_read_is_cut() -> None:
+    sample = Sample()
+    async with serve_app(sample.app, ServiceSettings(write_timeout_s=0.05, drain_s=0)) as service:
+        host, _, port = service.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await wait_for(lambda: sample.ended == ["endless"], what="the stream to be given up")
+        writer.close()
+
+
+async def test_connections_above_the_limit_get_a_503() -> None:
+    sample = Sample()
+    async with serve_app(sample.app, ServiceSettings(max_connections=1)) as service:
+        async with httpx.AsyncClient(trust_env=False) as first, httpx.AsyncClient(trust_env=False) as second:
+            request = asyncio.create_task(first.post(f"{service.url}/slow"))
+            await wait_for(lambda: service.in_flight == 1)
+            refused = await second.post(f"{service.url}/size", content=b"x")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json() == {"error": "too many connections; try again in a second"}
+            sample.release.set()
+            assert (await request).status_code == 200
+        async with httpx.AsyncClient(trust_env=False) as third:
+
+            async def served() -> bool:
+                return (await third.post(f"{service.url}/size", content=b"x")).status_code == 200
+
+            await wait_for(served, what="the place of the connections that were closed")
+
+
+@pytest.mark.parametrize("sent", ["job-1.task:7", None, "", "two words", "x" * 129, "bad\xe9"])
+async def test_a_request_id_is_kept_or_made_and_echoed(sent: str | None) -> None:
+    sample = Sample()
+    headers = {} if sent is None else {b"X-Request-Id": sent.encode("latin-1")}
+    async with serve_app(sample.app) as service, httpx.AsyncClient(trust_env=False) as http:
+        answer = await http.post(f"{service.url}/size", headers=headers, content=b"")
+        echoed = answer.headers["x-request-id"]
+        assert sample.seen_ids == [echoed]
+        if sent == "job-1.task:7":
+            assert echoed == sent
+        else:
+            assert len(echoed) == 16
+            assert echoed != sent
+        assert (await http.get(f"{service.url}/livez", headers=headers)).headers["x-request-id"]
+
+
+async def test_readiness_shows_which_check_fails() -> None:
+    works = True
+
+    async def inference() -> None:
+        if not works:
+            raise RuntimeError("the inference thread is gone")
+
+    async def stuck() -> None:
+        if not works:
+            await asyncio.Event().wait()
+
+    def build(lifecycle: Lifecycle) -> Starlette:
+        lifecycle.add_check("inference", inference)
+        lifecycle.add_check("store", stuck)
+        return Starlette()
+
+    async with serve_app(build) as service, httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.get(f"{service.url}/readyz")).json()["checks"] == {"inference": "ok", "store": "ok"}
+        works = False
+        answer = await http.get(f"{service.url}/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["status"] == "failing"
+        assert answer.json()["checks"] == {
+            "inference": "the inference thread is gone",
+            "store": "no result within 2 s",
+        }
+        assert (await http.get(f"{service.url}/livez")).status_code == 200
+
+
+async def test_metrics_show_the_lag_of_the_event_loop() -> None:
+    async with serve_app(Sample().app) as service, httpx.AsyncClient(trust_env=False) as http:
+        answer = await http.get(f"{service.url}/metrics")
+        assert "terrace_event_loop_lag_seconds" in answer.text
+        assert answer.headers["content-type"].startswith("text/plain")
+
+
+async def test_an_endless_answer_can_end_itself_when_the_service_drains() -> None:
+    def build(lifecycle: Lifecycle) -> Starlette:
+        async def events(request: Request) -> Response:
+            async def lines() -> AsyncIterator[bytes]:
+                yield b"first\n"
+                await lifecycle.wait_draining()
+                yield b"last\n"
+
+            return StreamingResponse(lines())
+
+        return Starlette(routes=[Route("/events", events)])
+
+    async with (
+        httpx.AsyncClient(trust_env=False) as http,
+        serve_app(build) as service,
+        http.stream("GET", f"{service.url}/events") as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert await anext(lines) == "first"
+        service.drain()
+        assert [line async for line in lines] == ["last"]
