@@ -148,6 +148,14 @@ class AsyncClient:
             async for line in iter_lines(response.aiter_bytes()):
                 yield parse(ImageResult, line)
 
+    async def raw_results(
+        self, job: Job | str, *, format: Literal["jsonl", "csv"] = "jsonl"
+    ) -> AsyncGenerator[bytes, None]:
+        """The same as text, in pieces of any length: one JSON object or one CSV row per image."""
+        async with self._http.stream("GET", f"{_path(job)}/results", params={"format": format}) as response:
+            async for chunk in response.aiter_bytes():
+                yield chunk
+
     async def save_results(
         self, job: Job | str, path: str | os.PathLike[str], *, format: Literal["jsonl", "csv"] = "jsonl"
     ) -> None:
@@ -155,11 +163,8 @@ class AsyncClient:
         target = Path(path)
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         try:
-            async with (
-                self._http.stream("GET", f"{_path(job)}/results", params={"format": format}) as response,
-                await anyio.open_file(partial, "wb") as file,
-            ):
-                async for chunk in response.aiter_bytes():
+            async with await anyio.open_file(partial, "wb") as file:
+                async for chunk in self.raw_results(job, format=format):
                     await file.write(chunk)
             partial.replace(target)
         finally:

@@ -97,6 +97,7 @@ class Client:
     job = _blocking(AsyncClient.job)
     jobs = _blocking(AsyncClient.jobs)
     results = _iterating(AsyncClient.results)
+    raw_results = _iterating(AsyncClient.raw_results)
     save_results = _blocking(AsyncClient.save_results)
     events = _iterating(AsyncClient.events)
     stream_results = _iterating(AsyncClient.stream_results)

@@ -38,6 +38,7 @@ _ERRORS: dict[int, type[TerraceError]] = {
     409: Conflict,
     413: TooLarge,
     415: UnsupportedMedia,
+    422: InvalidInput,
     504: DeadlineExceeded,
 }
 

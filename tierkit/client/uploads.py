@@ -143,14 +143,14 @@ def _as_array(images: Images) -> Array:
         array = np.asarray(images)
     except ValueError as exc:
         raise InvalidInput("images of different sizes do not fit one array: send them as files") from exc
+    if not array.size:
+        raise InvalidInput("there are no images")
     if array.dtype != np.uint8:
         raise InvalidInput(f"images must be uint8 from 0 to 255, and this is {array.dtype}")
     if array.ndim == 3:
         array = array[np.newaxis]
     if array.ndim != 4 or array.shape[-1] != 3:
         raise InvalidInput(f"images must have the shape (n, height, width, 3), and this is {array.shape}")
-    if not len(array):
-        raise InvalidInput("there are no images")
     return array
 
 

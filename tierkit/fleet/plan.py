@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,13 @@ class FleetPlan:
     @property
     def nodes(self) -> tuple[ServicePlan, ...]:
         return tuple(service for service in self.services if service.kind != SCHEDULER)
+
+    def with_defaults(self, settings: Mapping[str, Any]) -> FleetPlan:
+        """The same plan, where each service that says nothing of these settings takes them."""
+        defaults = _texts(settings)
+        return replace(
+            self, services=tuple(replace(one, settings=defaults | dict(one.settings)) for one in self.services)
+        )
 
 
 def local_plan(

@@ -1,0 +1,132 @@
+"""`terrace demo`: the whole of Terrace in a few seconds, on this machine, with the bundled sample."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.live import Live
+
+from models.data import ImageSet, read_sample
+from terrace.commands.up import trusted_tiers
+from terrace.console import print_json, screen
+from terrace.demo_screen import DemoScreen
+from terrace.options import Json
+from terrace.report import job_summary
+from terrace.stoppable import run_stoppable
+from tierkit.client import AsyncClient, Job
+from tierkit.fleet import Exit, Fleet, launch, local_plan
+from tierkit.types import Scheme, Tier
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_SAMPLE_IMAGES = 1000
+_JOB_BUDGET_S = 120.0
+_JOIN_BUDGET_S = 10.0
+
+
+@app.command()
+def demo(
+    images: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="Images of the bundled sample.")] = 300,
+    end: Annotated[int, typer.Option(min=1, help="End nodes.")] = 2,
+    edge: Annotated[int, typer.Option(min=0, help="Edge nodes.")] = 1,
+    cloud: Annotated[int, typer.Option(min=0, help="Cloud nodes.")] = 1,
+    untrusted: Annotated[
+        list[Tier] | None, typer.Option(help="A tier that must not see pixels; may be given more than once.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start a fleet, classify images of the bundled sample on all three tiers, show what came out, stop everything."""
+    counts = {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud}
+    report = run_stoppable(lambda: _demo(counts, images, untrusted or [], json=json))
+    if report is None:
+        raise typer.Exit(130)
+    if json:
+        print_json(report)
+    if report["lost"]:
+        raise typer.Exit(1)
+
+
+async def _demo(counts: Mapping[Tier, int], images: int, untrusted: list[Tier], *, json: bool) -> dict[str, Any]:
+    began = time.monotonic()
+    console = screen()
+    sample = read_sample()
+    sample = sample.take(np.arange(images))
+
+    def tell_exit(end: Exit) -> None:
+        screen(stderr=True).print(f"[bold red]{end}[/bold red]; the others go on")
+
+    with TemporaryDirectory(prefix="terrace-demo-") as folder:
+        plan = local_plan(
+            counts,
+            # One end device per edge node, as the paper ran it: the others forward to the cloud, so all tiers work.
+            scheduler={"port": 0, "trusted": trusted_tiers(untrusted), "n_map": 1, "state": Path(folder) / "state"},
+        )
+        if not json:
+            console.print(_opening(counts))
+        async with launch(plan, Path(folder), on_exit=tell_exit) as fleet:
+            await fleet.join(budget_s=_JOIN_BUDGET_S)
+            async with AsyncClient(fleet.scheduler_url) as client:
+                hierarchy = (await client.info())["hierarchy"]
+                view = DemoScreen(sample, hierarchy, ready_s=time.monotonic() - began)
+                job = await client.submit(sample.images, labels=sample.fine, scheme=Scheme.MAPPING, name="demo")
+                with Live(view, console=console, refresh_per_second=20) if not json else nullcontext():
+                    async for event in client.events(job, budget_s=_JOB_BUDGET_S):
+                        view.take(event)
+                job = await client.job(job)
+            report = _report(job, fleet, sample)
+    report["seconds"] = round(time.monotonic() - began, 3)
+    if not json:
+        console.print(job_summary(job))
+        console.print(f"\n[dim]everything is stopped again; {report['seconds']:.1f} s in all[/dim]")
+    return report
+
+
+def _opening(counts: Mapping[Tier, int]) -> str:
+    nodes = ", ".join(f"{count} {tier}" for tier, count in counts.items())
+    return f"[bold]Terrace demo[/bold]  a scheduler and {nodes} nodes on this machine\n"
+
+
+def _report(job: Job, fleet: Fleet, sample: ImageSet) -> dict[str, Any]:
+    """What `--json` prints."""
+    nodes = []
+    for service in fleet.services.values():
+        if service.plan.kind == "scheduler":
+            continue
+        share = job.by_node.get(service.name)
+        nodes.append(
+            {
+                "node_id": service.name,
+                "tier": service.plan.kind,
+                "url": service.url,
+                "coarse_images": share.coarse_images if share else 0,
+                "fine_images": share.fine_images if share else 0,
+            }
+        )
+    return {
+        "images": len(sample),
+        "answered_coarse": job.answered_coarse,
+        "answered_fine": job.answered_fine,
+        "lost": len(sample) - job.answered_coarse,
+        "fallback": job.fallback,
+        "coarse_accuracy": job.coarse_accuracy,
+        "fine_accuracy": job.fine_accuracy,
+        "coarse_from_fine_accuracy": job.coarse_from_fine_accuracy,
+        "coarse_p50_ms": job.coarse_p50_ms,
+        "coarse_p99_ms": job.coarse_p99_ms,
+        "fine_p50_ms": job.fine_p50_ms,
+        "fine_p99_ms": job.fine_p99_ms,
+        "images_per_s": job.images_per_s,
+        "nodes": nodes,
+        "mapping": job.mapping,
+        "scheme": job.scheme,
+        "job_s": job.elapsed_s,
+    }

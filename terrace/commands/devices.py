@@ -1,0 +1,57 @@
+"""`terrace devices`: the device list of a scheduler."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from terrace.console import health_text, plain_table, print_json, screen, tier_text
+from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="See the nodes, drain them, take them off the list.")
+
+NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", show_default=False)]
+
+
+@app.command("list")
+def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
+    """The nodes that the scheduler knows, and what it thinks of them."""
+    with connect(scheduler) as client:
+        devices = client.devices()
+    if json:
+        print_json({"devices": devices})
+        return
+    if not devices:
+        screen().print(f"no node has registered; start one with [bold]terrace end --scheduler {scheduler}[/bold]")
+        return
+    table = plain_table("node", "tier", "health", "trusted", "queued", "done", "url", right=("queued", "done"))
+    for device in devices:
+        table.add_row(
+            tier_text(device.node_id, device.tier),
+            device.tier,
+            health_text(device.health),
+            {True: "yes", False: "no", None: ""}[device.trusted],
+            f"{device.queued_images:,}",
+            f"{device.images_done:,}",
+            device.url,
+        )
+    screen().print(table)
+
+
+@app.command()
+def drain(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
+    """Give a node no new tasks; what it has may finish."""
+    with connect(scheduler) as client:
+        client.drain(node)
+    screen().print(f"{node} gets no new tasks")
+
+
+@app.command()
+def remove(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
+    """Take a node off the list, its tasks go to others; it comes back when it registers again."""
+    with connect(scheduler) as client:
+        client.remove(node)
+    screen().print(f"{node} is off the list")

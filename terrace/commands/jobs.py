@@ -1,0 +1,140 @@
+"""`terrace jobs`: what became of the jobs that were submitted."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Literal
+
+import typer
+from pydantic_core import to_json
+
+from terrace.commands.classify import follow
+from terrace.console import plain_table, print_json, screen
+from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
+from terrace.report import job_summary
+from tierkit.client import Event, ImageResult, Job, JobState, StateChange
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, follow, read and cancel jobs.")
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
+
+
+@app.command("list")
+def list_jobs(
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
+    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    json: Json = False,
+) -> None:
+    """The newest jobs."""
+    with connect(scheduler) as client:
+        page = client.jobs(limit=limit, state=state)
+    if json:
+        print_json(page)
+        return
+    if not page.jobs:
+        screen().print("no jobs yet; submit one with [bold]terrace classify[/bold]")
+        return
+    table = plain_table(
+        "job", "name", "state", "images", "coarse", "fine", "created", right=("images", "coarse", "fine")
+    )
+    for job in page.jobs:
+        table.add_row(
+            job.id,
+            job.name or "",
+            job.state,
+            f"{job.images:,}",
+            f"{job.answered_coarse:,}",
+            f"{job.answered_fine:,}",
+            job.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if job.created_at else "",
+        )
+    screen().print(table)
+    if page.next_cursor:
+        screen().print(f"[dim]older ones: --limit {limit * 2}[/dim]")
+
+
+@app.command()
+def show(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
+    """One job: how far it is, how well it did, who answered."""
+    with connect(scheduler) as client:
+        _print_job(client.job(job), json)
+
+
+@app.command()
+def results(
+    job: JobId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    format: Annotated[
+        Literal["jsonl", "csv"], typer.Option(help="One JSON object or one CSV row per image.")
+    ] = "jsonl",
+) -> None:
+    """The answers so far, one line per image, in the order in which the images were sent."""
+    with connect(scheduler) as client:
+        for chunk in client.raw_results(job, format=format):
+            sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+
+
+@app.command()
+def events(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
+    """Follow the answers as they arrive, from the first one on; with --json one object per event and line."""
+    with connect(scheduler) as client:
+        for event in client.events(job):
+            lines = [_event_json(event)] if json else _event_lines(event)
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            sys.stdout.flush()
+
+
+@app.command()
+def cancel(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
+    """Stop a job; what it has answered so far stays."""
+    with connect(scheduler) as client:
+        _print_job(client.cancel(job), json)
+
+
+@app.command()
+def wait(
+    job: JobId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    budget_s: Annotated[float | None, typer.Option("--budget", min=0, help="Seconds to wait at most.")] = None,
+    json: Json = False,
+) -> None:
+    """Wait until a job is done; exit code 1 unless it was completed."""
+    with connect(scheduler) as client:
+        done = follow(client, client.job(job), screen(stderr=True), budget_s=budget_s)
+    _print_job(done, json)
+    if done.state is not JobState.COMPLETED:
+        raise typer.Exit(1)
+
+
+def _print_job(job: Job, json: bool) -> None:
+    if json:
+        print_json(job)
+    else:
+        screen().print(job_summary(job))
+
+
+def _kind(event: Event) -> str:
+    return type(event).__name__.removesuffix("Results").removesuffix("Change").lower()
+
+
+def _event_json(event: Event) -> str:
+    body = event.job if isinstance(event, StateChange) else event
+    return to_json({"event": _kind(event), "data": body}).decode()
+
+
+def _event_lines(event: Event) -> list[str]:
+    if isinstance(event, StateChange):
+        return [f"state     {event.job.state}"]
+    return [f"{_kind(event):<9} {_answer(_kind(event), result)}" for result in event.results]
+
+
+def _answer(kind: str, result: ImageResult) -> str:
+    name = result.name or result.index
+    if kind == "fine" and result.fine:
+        return f"{name}  {result.fine.label}  {result.fine.confidence:.2f}  {result.fine.node}"
+    if kind == "coarse" and result.coarse:
+        return f"{name}  {result.coarse.label}  {result.coarse.confidence:.2f}  {result.coarse.node}"
+    return f"{name}  {result.error or result.fallback or ''}"

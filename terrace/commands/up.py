@@ -1,0 +1,99 @@
+"""`terrace up`: a fleet on this machine, or this machine's part of a larger one."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from terrace.console import screen, tier_text
+from terrace.loglines import LogPainter
+from terrace.options import DEFAULT_PORT
+from terrace.stoppable import run_stoppable
+from tierkit.fleet import Exit, Fleet, FleetPlan, launch, local_plan, read_fleet_file
+from tierkit.types import Tier
+
+__all__ = ["app", "trusted_tiers"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def up(
+    end: Annotated[int, typer.Option(min=0, help="End nodes.")] = 2,
+    edge: Annotated[int, typer.Option(min=0, help="Edge nodes.")] = 1,
+    cloud: Annotated[int, typer.Option(min=0, help="Cloud nodes.")] = 1,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the scheduler; 0: any free one.")] = DEFAULT_PORT,
+    untrusted: Annotated[
+        list[Tier] | None, typer.Option(help="A tier that must not see pixels; may be given more than once.")
+    ] = None,
+    n_map: Annotated[
+        int | None, typer.Option("--n-map", min=1, help="End nodes per edge node in the scheme mapping.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the scheduler's database.", file_okay=False)
+    ] = None,
+    fleet: Annotated[
+        Path | None, typer.Option(help="Start what this fleet file (TOML) says instead.", dir_okay=False, exists=True)
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Which machine of the fleet file this one is.")] = None,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Logs for people or for programs.")] = "text",
+) -> None:
+    """Run a fleet on this machine until Ctrl-C; each service is a process of its own."""
+    if fleet is not None:
+        plan = read_fleet_file(fleet, host)
+    elif host is not None:
+        raise typer.BadParameter("goes with --fleet", param_hint="--host")
+    else:
+        plan = local_plan(
+            {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud},
+            scheduler={"port": port, "trusted": trusted_tiers(untrusted or []), "n_map": n_map, "state": state},
+        )
+    # The services always write JSON: it is what can be painted, and what a program wants.
+    plan = plan.with_defaults({"log_format": "json"})
+    finished = run_stoppable(lambda: _run(plan, raw=log_format == "json"))
+    if finished is not None:
+        raise typer.Exit(finished)
+
+
+def trusted_tiers(untrusted: list[Tier]) -> list[str]:
+    """A fleet on one machine is its user's own: all of it is trusted but for what is named."""
+    return [tier for tier in Tier if tier not in untrusted]
+
+
+async def _run(plan: FleetPlan, *, raw: bool) -> int:
+    """Until every service has ended; exit code 1, since nobody asked for that."""
+    console, notes = screen(), screen(stderr=True)
+    painter = LogPainter({service.name: service.kind for service in plan.services})
+
+    def show_line(name: str, line: str) -> None:
+        if raw:
+            console.out(line, highlight=False)
+        else:
+            console.print(painter.paint(name, line), soft_wrap=True)
+
+    def show_exit(end: Exit) -> None:
+        notes.print(Text(f"{end}; the other services go on", style="bold red"), soft_wrap=True)
+
+    with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
+        async with launch(plan, Path(folder), on_line=show_line, on_exit=show_exit) as fleet:
+            notes.print(_greeting(fleet), soft_wrap=True)
+            while fleet.alive:
+                fleet.changed.clear()
+                await fleet.changed.wait()
+    notes.print("[bold red]no service is left[/bold red]")
+    return 1
+
+
+def _greeting(fleet: Fleet) -> Text:
+    text = Text("\nTerrace is up: ", style="bold")
+    for position, service in enumerate(fleet.services.values()):
+        text.append(", " if position else "")
+        text.append_text(tier_text(service.name, service.plan.kind))
+    text.append(f"\nscheduler  {fleet.scheduler_url}   API pages {fleet.scheduler_url}/docs", style="not bold")
+    text.append("\ntry        ", style="not bold")
+    text.append(f"terrace classify sample --scheduler {fleet.scheduler_url}", style="not bold")
+    return text.append("\nstop       Ctrl-C\n", style="not bold")

@@ -1,0 +1,94 @@
+"""What `terrace demo` shows while it runs: two bars, and a few images whose answers appear as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from models.data import ImageSet
+from terrace.console import milliseconds, plain_table, tier_text
+from tierkit.client import CoarseAnswer, CoarseResults, Event, FineAnswer, FineResults, ImageResult
+from tierkit.types import Tier
+
+__all__ = ["DemoScreen"]
+
+_EXAMPLES = 8
+_LABEL_WIDTH = 32
+"""Of the longest superclass name, so that the columns stand still while they fill."""
+
+
+class DemoScreen:
+    """A picture of a job under way; `take` moves it forward.
+
+    Args:
+        sample: the images of the job, with their true classes.
+        hierarchy: names of classes and superclasses, as `/v1/info` tells them.
+        ready_s: seconds that the fleet took to come up.
+    """
+
+    def __init__(self, sample: ImageSet, hierarchy: Mapping[str, Any], *, ready_s: float) -> None:
+        self._total = len(sample)
+        self._fine_names: list[str] = hierarchy["fine"]
+        self._parents: list[int] = hierarchy["parent"]
+        self._truth = [int(label) for label in sample.fine] if sample.fine is not None else []
+        self._ready_s = ready_s
+        # Spread over the job, so that the tasks of all nodes show up.
+        self._examples = sorted({round(index * (self._total - 1) / (_EXAMPLES - 1)) for index in range(_EXAMPLES)})
+        self._coarse: dict[int, CoarseAnswer] = {}
+        self._fine: dict[int, FineAnswer] = {}
+
+    def take(self, event: Event) -> None:
+        """Note what has arrived."""
+        match event:
+            case CoarseResults(results=results) | FineResults(results=results):
+                for result in results:
+                    self._note(result)
+
+    def _note(self, result: ImageResult) -> None:
+        if result.coarse is not None:
+            self._coarse[result.index] = result.coarse
+        if result.fine is not None:
+            self._fine[result.index] = result.fine
+
+    def __rich__(self) -> RenderableType:
+        return Group(
+            Text(f"fleet ready in {self._ready_s:.1f} s; {self._total} images are on their way\n", style="dim"),
+            self._bars(),
+            Padding(self._answers(), (1, 0, 0, 0)),
+        )
+
+    def _bars(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for name, style, answers in (("coarse", "cyan", self._coarse), ("fine", "magenta", self._fine)):
+            bar = ProgressBar(
+                total=self._total, completed=len(answers), width=40, complete_style=style, finished_style=style
+            )
+            table.add_row(name, bar, Text(f"{len(answers)}/{self._total}", style="dim"))
+        return table
+
+    def _answers(self) -> RenderableType:
+        table = plain_table("image of a", "coarse, from an end node", "", "fine, from edge or cloud", " ", "by")
+        table.columns[1].width = _LABEL_WIDTH
+        table.columns[2].justify = table.columns[4].justify = "right"
+        for index in self._examples:
+            truth = self._truth[index]
+            coarse, fine = self._coarse.get(index), self._fine.get(index)
+            table.add_row(
+                self._fine_names[truth],
+                _judged(coarse.label, coarse.index == self._parents[truth]) if coarse else Text("…", style="dim"),
+                milliseconds(coarse.ms) if coarse else "",
+                _judged(fine.label, fine.index == truth) if fine else Text("…", style="dim"),
+                milliseconds(fine.ms) if fine else "",
+                tier_text(fine.node, fine.tier) if fine else tier_text(coarse.node if coarse else "", Tier.END),
+            )
+        return table
+
+
+def _judged(label: str, right: bool) -> Text:
+    return Text.assemble(("✓ ", "green") if right else ("✗ ", "red"), (label, "" if right else "dim"))

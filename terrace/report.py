@@ -1,0 +1,101 @@
+"""A job as a person reads it: totals, both answers side by side, and who gave them."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from terrace.console import milliseconds, percent, plain_table, tier_text
+from tierkit.client import Job, JobState
+from tierkit.types import Tier
+
+__all__ = ["headline", "job_summary", "mapping_line"]
+
+_STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.CANCELLED: "yellow"}
+_TIER_ORDER = list(Tier)
+
+
+def job_summary(job: Job) -> RenderableType:
+    """Everything that a finished (or running) job has to tell, in about fifteen lines."""
+    parts: list[RenderableType] = [headline(job), Padding(_answers(job), (1, 0, 0, 0))]
+    if job.by_node:
+        parts.append(_shares(job))
+    if job.mapping:
+        parts.append(mapping_line(job))
+    return Group(*parts)
+
+
+def headline(job: Job) -> Text:
+    """State, images, time and throughput in one line."""
+    line = Text(f"{job.images:,} images", style="bold")
+    if job.elapsed_s is not None:
+        line.append(f" in {job.elapsed_s:.2f} s", style="not bold")
+    if job.images_per_s is not None:
+        line.append(f", {job.images_per_s:,.1f} images/s", style="not bold")
+    line.append("  ")
+    line.append(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
+    if job.reason:
+        line.append(f": {job.reason}", style="not bold")
+    extras = [
+        f"{count:,} {what}"
+        for count, what in (
+            (job.fallback, "with the coarse answer standing"),
+            (job.failed_images, "failed"),
+            (job.resized_images, "resized"),
+        )
+        if count
+    ]
+    if extras:
+        line.append(f"  ({', '.join(extras)})", style="not bold yellow")
+    return line
+
+
+def mapping_line(job: Job) -> Text:
+    """Which end device forwards where."""
+    line = Text("mapping  ", style="dim")
+    for position, (end, upstream) in enumerate(job.mapping.items()):
+        line.append(",  " if position else "")
+        line.append(end, style="not dim cyan")
+        line.append(f" → {upstream}", style="not dim")
+    return line
+
+
+def _answers(job: Job) -> RenderableType:
+    table = plain_table("answer", "images", "accuracy", "p50", "p99", right=("images", "accuracy", "p50", "p99"))
+    table.add_row(
+        "coarse",
+        f"{job.answered_coarse:,}",
+        percent(job.coarse_accuracy),
+        milliseconds(job.coarse_p50_ms),
+        milliseconds(job.coarse_p99_ms),
+    )
+    table.add_row(
+        "fine",
+        f"{job.answered_fine:,}",
+        percent(job.fine_accuracy),
+        milliseconds(job.fine_p50_ms),
+        milliseconds(job.fine_p99_ms),
+    )
+    if job.coarse_from_fine_accuracy is not None:
+        table.add_row("coarse, from fine", f"{job.answered_fine:,}", percent(job.coarse_from_fine_accuracy), "", "")
+    return table
+
+
+def _shares(job: Job) -> RenderableType:
+    table = plain_table("node", "tier", "coarse", "fine", "share", right=("coarse", "fine", "share"))
+    shares = sorted(job.by_node.items(), key=lambda item: (_TIER_ORDER.index(item[1].tier), item[0]))
+    for node_id, share in shares:
+        done, total = (
+            (share.coarse_images, job.answered_coarse)
+            if share.tier is Tier.END
+            else (share.fine_images, job.answered_fine)
+        )
+        table.add_row(
+            tier_text(node_id, share.tier),
+            share.tier,
+            f"{share.coarse_images:,}" if share.coarse_images else "",
+            f"{share.fine_images:,}" if share.fine_images else "",
+            percent(done / total if total else None),
+        )
+    return table

@@ -1,0 +1,101 @@
+"""What `terrace classify` can be pointed at: paths, the bundled sample, CIFAR-100, and where the true labels are."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.data import read_cifar100, read_sample
+from tierkit.client import Images, Labels, list_images
+from tierkit.errors import InvalidInput
+
+__all__ = ["FOLDER_LABELS", "Source", "open_source"]
+
+FOLDER_LABELS = "folders"
+"""Value of `--labels` that takes the name of each image's folder as its class."""
+
+_DATA_SETS = ("sample", "cifar100:test", "cifar100:train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Images as the client takes them, with their labels if there are any."""
+
+    title: str
+    images: Images
+    labels: Labels | None
+
+
+def open_source(sources: Sequence[str], *, labels: str | None, data: Path | None) -> Source:
+    """Resolve the arguments of one command line.
+
+    Args:
+        sources: paths, or one name of a data set.
+        labels: a file with one label per image, `folders`, or None.
+        data: root of the CIFAR-100 data set.
+
+    Raises:
+        InvalidInput: the arguments contradict each other or name nothing.
+        DataError: the data set is missing or damaged.
+    """
+    named = [source for source in sources if source in _DATA_SETS]
+    if not named:
+        return _files([Path(source) for source in sources], labels)
+    if len(sources) > 1:
+        raise InvalidInput(f"{named[0]} is a job of its own: classify it alone")
+    if labels:
+        raise InvalidInput(f"{named[0]} has labels already: leave out --labels")
+    return _data_set(named[0], data)
+
+
+def _data_set(name: str, data: Path | None) -> Source:
+    if name == "sample":
+        images = read_sample()
+    elif data is None:
+        raise InvalidInput(f"{name} is read from the CIFAR-100 data set: say where it is with --data or TERRACE_DATA")
+    else:
+        images = read_cifar100("test" if name == "cifar100:test" else "train", data)
+    return Source(title=name, images=images.images, labels=images.fine)
+
+
+def _files(paths: Sequence[Path], labels: str | None) -> Source:
+    title = paths[0].name if len(paths) == 1 else f"{len(paths)} sources"
+    if labels is None:
+        return Source(title=title, images=[str(path) for path in paths], labels=None)
+    files = [found for path in paths for found in (list_images(path) if path.is_dir() else [path])]
+    if packed := [file for file in files if file.suffix.lower() in (".zip", ".npz", ".npy")]:
+        raise InvalidInput(f"--labels goes with image files and folders; put the labels of {packed[0]} into an .npz")
+    if labels == FOLDER_LABELS:
+        found_labels: list[int | str | None] = [file.absolute().parent.name for file in files]
+    else:
+        found_labels = _read_labels(Path(labels), files)
+    return Source(title=title, images=[str(file) for file in files], labels=found_labels)
+
+
+def _read_labels(path: Path, files: Sequence[Path]) -> list[int | str | None]:
+    """A JSON list, a CSV with the columns `name` and `label`, or a text file with one label per line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidInput(f"cannot read the labels in {path}: {exc}") from exc
+    if path.suffix.lower() == ".csv":
+        rows = list(csv.DictReader(text.splitlines()))
+        if not rows or not {"name", "label"} <= rows[0].keys():
+            raise InvalidInput(f"{path} needs a first line with the columns name,label")
+        by_name = {row["name"]: row["label"] or None for row in rows}
+        return [by_name.get(file.name, by_name.get(str(file))) for file in files]
+    if path.suffix.lower() == ".json":
+        try:
+            found = json.loads(text)
+        except ValueError as exc:
+            raise InvalidInput(f"{path} is not JSON: {exc}") from exc
+        if not isinstance(found, list):
+            raise InvalidInput(f"{path} must hold a JSON list with one label per image")
+    else:
+        found = [line.strip() or None for line in text.splitlines()]
+    if len(found) != len(files):
+        raise InvalidInput(f"{path} has {len(found)} labels for {len(files)} images")
+    return found

@@ -1,0 +1,28 @@
+"""Runs a coroutine that Ctrl-C, SIGTERM or a closed terminal ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["run_stoppable"]
+
+T = TypeVar("T")
+
+
+def run_stoppable(main: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+    """What `main` returns, or None when a signal ended it. A second signal cancels its clean-up, too."""
+
+    async def supervised() -> T | None:
+        task = asyncio.create_task(main(), name="main")
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+
+    return asyncio.run(supervised())
