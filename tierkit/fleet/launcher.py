@@ -94,7 +94,7 @@ class Fleet:
         if self.plan.scheduler is not None:
             scheduler = await self._spawn(self.plan.scheduler)
             await self._ready(scheduler, deadline)
-            self.scheduler_url = scheduler.url
+            self.scheduler_url = self.scheduler_url or scheduler.url
         nodes = [await self._spawn(node) for node in self.plan.nodes]
         for node in nodes:
             await self._ready(node, deadline)

@@ -42,7 +42,7 @@ async def form(upload: Upload) -> tuple[dict[str, str], list[tuple[str, bytes]]]
 
     parser = FormParser(
         "multipart/form-data",
-        lambda one: fields.update({one.field_name.decode(): (one.value or b"").decode()}),
+        lambda one: fields.update({(one.field_name or b"").decode(): (one.value or b"").decode()}),
         on_file,
         boundary=upload.headers["Content-Type"].partition("boundary=")[2],
     )

@@ -1,0 +1,125 @@
+"""Fleets from counts and from fleet files: what is started where, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from tierkit.errors import SetupError
+from tierkit.fleet import ServicePlan, local_plan, read_fleet_file
+from tierkit.types import Tier
+
+FLEET = """
+scheduler = "http://10.0.0.5:8070/"
+
+[host.hub]
+address = "10.0.0.5"
+scheduler = { port = 8070, trusted = ["end", "edge"] }
+edge = { provider = "cuda", port = 8071 }
+
+[host.pi]
+address = "10.0.0.7"
+end = [{ count = 2, threads = 1 }, { node_id = "door" }]
+
+[host.rack]
+cloud = 1
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(FLEET)
+    return path
+
+
+def test_a_service_is_the_command_that_a_person_would_type() -> None:
+    plan = ServicePlan(name="end-1", kind="end", settings={"node_id": "end-1", "max_batch_size": "8"})
+    assert plan.arguments() == ["end", "--node-id", "end-1", "--max-batch-size", "8"]
+
+
+def test_counts_become_a_scheduler_and_numbered_nodes() -> None:
+    plan = local_plan({Tier.CLOUD: 1, Tier.END: 2}, scheduler={"trusted": ["end", "cloud"], "n_map": None, "port": 0})
+    assert [(service.kind, service.name) for service in plan.services] == [
+        ("scheduler", "scheduler"),
+        ("end", "end-1"),
+        ("end", "end-2"),
+        ("cloud", "cloud-1"),
+    ]
+    assert plan.scheduler is not None
+    assert plan.scheduler.settings == {"trusted": "end,cloud", "port": "0"}
+    assert plan.scheduler_url is None
+
+
+def test_a_host_starts_its_own_part(file: Path) -> None:
+    hub = read_fleet_file(file, "hub")
+    assert hub.scheduler_url == "http://10.0.0.5:8070"
+    assert [(one.kind, one.name, dict(one.settings)) for one in hub.services] == [
+        ("scheduler", "scheduler", {"host": "10.0.0.5", "port": "8070", "trusted": "end,edge"}),
+        ("edge", "hub-edge-1", {"host": "10.0.0.5", "port": "8071", "provider": "cuda"}),
+    ]
+
+
+def test_groups_of_nodes_with_settings_of_their_own(file: Path) -> None:
+    pi = read_fleet_file(file, "pi")
+    assert pi.scheduler is None
+    assert [(one.name, one.settings.get("threads")) for one in pi.services] == [
+        ("pi-end-1", "1"),
+        ("pi-end-2", "1"),
+        ("door", None),
+    ]
+
+
+def test_nodes_listen_on_loopback_unless_told_otherwise(file: Path) -> None:
+    assert read_fleet_file(file, "rack").nodes[0].settings == {"host": "127.0.0.1"}
+
+
+def test_the_only_host_needs_no_name(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('scheduler = "http://a:1"\n[host.only]\nend = 1\n')
+    assert [one.name for one in read_fleet_file(path).nodes] == ["only-end-1"]
+
+
+def test_defaults_do_not_overrule(file: Path) -> None:
+    plan = read_fleet_file(file, "hub").with_defaults({"port": 0, "log_format": "json"})
+    assert [(one.settings["port"], one.settings["log_format"]) for one in plan.services] == [
+        ("8070", "json"),
+        ("8071", "json"),
+    ]
+
+
+GOOD = 'scheduler = "http://a:1"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scheduler =", "not valid TOML"),
+        ("[host.a]\nend = 1", "where nodes register"),
+        ('scheduler = "a:1"\n[host.a]\nend = 1', "where nodes register"),
+        (GOOD, "names no machine"),
+        (GOOD + "host = 1", "names no machine"),
+        (GOOD + "[host.a]", "starts nothing"),
+        (GOOD + "[host.a]\nend = 0", "starts nothing"),
+        (GOOD + "[host.a]\nedges = 1", r"unknown key 'edges'; known are address, scheduler, end, edge, cloud"),
+        (GOOD + "ports = 1\n[host.a]\nend = 1", "unknown key 'ports'"),
+        (GOOD + "[host.a]\nend = 'two'", "must be a number, a table"),
+        (GOOD + "[host.a]\nend = -1", "not negative"),
+        (GOOD + "[host.a]\nend = { count = true }", "not negative"),
+        (GOOD + "[host.a]\nscheduler = 8070", "scheduler must be a table"),
+        (GOOD + "[host.a]\nend = { count = 2, node_id = 'x' }", "several nodes are called x"),
+        (GOOD + "[host.'Big Box']\nend = 1", "no node id"),
+        (GOOD + "[host.a]\nend = 1\n[host.b]\nend = 1", r"say which this is: --host a\|b"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    with pytest.raises(SetupError, match=message):
+        read_fleet_file(path)
+
+
+def test_an_unknown_host_and_a_missing_file(file: Path) -> None:
+    with pytest.raises(SetupError, match="no machine 'attic'; it has hub, pi, rack"):
+        read_fleet_file(file, "attic")
+    with pytest.raises(SetupError, match="cannot read the fleet file"):
+        read_fleet_file(file.with_name("absent.toml"))
