@@ -72,8 +72,8 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 @asynccontextmanager
-async def listening(handler: Handler) -> AsyncIterator[str]:
-    """A raw TCP server on a free port, for peers that misbehave; yields its http URL."""
+async def listening(handler: Handler, *, port: int = 0) -> AsyncIterator[str]:
+    """A raw TCP server, for peers that misbehave; yields its http URL."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +88,7 @@ async def listening(handler: Handler) -> AsyncIterator[str]:
             tasks.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", port)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:

@@ -28,16 +28,29 @@ class Lifecycle:
     def __init__(self) -> None:
         self.url = ""
         """Where the service listens, such as http://127.0.0.1:7401; known before anything is loaded."""
-        self.ready = False
         self.in_flight = 0
         """Requests being answered that ask for work (any method but GET, HEAD and OPTIONS)."""
         self.crash: BaseException | None = None
         """What ended an owned loop that should have gone on."""
+        self._ready = asyncio.Event()
         self._drain = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._checks: dict[str, Check] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything is loaded. Stays true while the service drains."""
+        return self._ready.is_set()
+
+    def set_ready(self) -> None:
+        """Everything is loaded: take work from now on."""
+        self._ready.set()
+
+    async def wait_ready(self) -> None:
+        """Return when everything is loaded."""
+        await self._ready.wait()
 
     @property
     def draining(self) -> bool:

@@ -121,7 +121,7 @@ async def running(
             app = await made if inspect.isawaitable(made) else made
             async with app.router.lifespan_context(app):
                 shell.app = app
-                lifecycle.ready = True
+                lifecycle.set_ready()
                 announce()
                 try:
                     yield

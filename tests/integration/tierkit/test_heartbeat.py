@@ -1,0 +1,220 @@
+"""A node's place in the device list, against a scheduler on a real socket that forgets, refuses, hangs and dies."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tierkit.errors import Unavailable
+from tierkit.heartbeat import HeartbeatSender, LoadFigures
+from tierkit.http_client import open_client
+from tierkit.protocol import Heartbeat, ModelOffer, Registration
+from tierkit.service import Lifecycle
+from tierkit.settings import ServiceSettings
+from tierkit.testing import serve_app, wait_for
+from tierkit.types import Tier
+
+REGISTRATION = Registration(
+    node_id="edge-1",
+    incarnation="0123456789abcdef",
+    tier=Tier.EDGE,
+    url="http://127.0.0.1:9",
+    models=(ModelOffer(name="m", sha256="0" * 64, ms_per_image=1.5),),
+    version="0.1.0",
+)
+
+
+@dataclass
+class FakeScheduler:
+    """Answers as told and keeps what it heard."""
+
+    heartbeat_s: float = 0.02
+    knows: set[str] = field(default_factory=set)
+    refuse: int | None = None
+    hangs: bool = False
+    registrations: list[Registration] = field(default_factory=list)
+    beats: list[Heartbeat] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/devices", self.register, methods=["POST"]),
+                Route("/v1/devices/{node_id}/heartbeat", self.beat, methods=["POST"]),
+                Route("/v1/devices/{node_id}", self.leave, methods=["DELETE"]),
+            ]
+        )
+
+    async def register(self, request: Request) -> Response:
+        if self.refuse is not None:
+            return JSONResponse({"error": "another live node has this name"}, self.refuse)
+        registration = Registration.model_validate_json(await request.body())
+        self.registrations.append(registration)
+        self.knows.add(registration.node_id)
+        return JSONResponse({"lease_s": 5 * self.heartbeat_s, "heartbeat_s": self.heartbeat_s})
+
+    async def beat(self, request: Request) -> Response:
+        beat = Heartbeat.model_validate_json(await request.body())
+        if request.path_params["node_id"] not in self.knows:
+            return JSONResponse({"error": "no such device"}, 404)
+        self.beats.append(beat)
+        return JSONResponse({})
+
+    async def leave(self, request: Request) -> Response:
+        self.left.append(request.query_params["incarnation"])
+        if self.hangs:
+            await asyncio.Event().wait()
+        return Response(status_code=204)
+
+
+@pytest.fixture
+async def lifecycle() -> AsyncIterator[Lifecycle]:
+    lifecycle = Lifecycle()
+    lifecycle.set_ready()
+    yield lifecycle
+    await lifecycle.cancel_owned()
+
+
+@contextlib.asynccontextmanager
+async def sending(url: str, lifecycle: Lifecycle) -> AsyncIterator[HeartbeatSender]:
+    load = LoadFigures(in_flight=1, queued_images=50, images_done=7)
+    async with (
+        open_client() as http,
+        HeartbeatSender(url, lambda: REGISTRATION, lambda: load, http, lifecycle=lifecycle) as sender,
+    ):
+        yield sender
+
+
+async def test_registers_beats_and_leaves(lifecycle: Lifecycle) -> None:
+    scheduler = FakeScheduler()
+    async with serve_app(scheduler.app()) as service:
+        async with sending(service.url, lifecycle) as sender:
+            await wait_for(lambda: len(scheduler.beats) >= 3, what="three beats")
+            assert sender.registered
+        assert scheduler.registrations == [REGISTRATION]
+        assert scheduler.beats[0] == Heartbeat(
+            incarnation=REGISTRATION.incarnation, in_flight=1, queued_images=50, images_done=7, draining=False
+        )
+        assert scheduler.left == [REGISTRATION.incarnation]
+
+
+async def test_waits_until_the_node_is_ready() -> None:
+    scheduler, lifecycle = FakeScheduler(), Lifecycle()
+    async with serve_app(scheduler.app()) as service, sending(service.url, lifecycle):
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert scheduler.registrations == []
+        lifecycle.set_ready()
+        await wait_for(lambda: len(scheduler.registrations) == 1)
+
+
+async def test_a_scheduler_that_comes_late_is_found_and_the_wait_is_told_once(
+    lifecycle: Lifecycle, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tierkit.heartbeat")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    scheduler = FakeScheduler()
+    async with sending(url, lifecycle) as sender:
+        await wait_for(lambda: "no contact with the scheduler" in caplog.text)
+        assert not sender.registered
+        async with serve_app(scheduler.app(), ServiceSettings(port=port)):
+            await wait_for(lambda: len(scheduler.beats) >= 2)
+            assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+            assert "registered with the scheduler" in caplog.text
+
+
+async def test_a_scheduler_that_forgot_the_node_gets_its_registration_again(
+    lifecycle: Lifecycle, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = FakeScheduler()
+    async with serve_app(scheduler.app()) as service, sending(service.url, lifecycle):
+        await wait_for(lambda: len(scheduler.beats) >= 1)
+        scheduler.knows.clear()
+        await wait_for(lambda: len(scheduler.registrations) == 2)
+        seen = len(scheduler.beats)
+        await wait_for(lambda: len(scheduler.beats) > seen, what="beats to go on")
+    assert "does not know this node any more" in caplog.text
+
+
+async def test_a_refusal_is_told_and_tried_again(lifecycle: Lifecycle, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = FakeScheduler(refuse=409)
+    async with serve_app(scheduler.app()) as service, sending(service.url, lifecycle) as sender:
+        await wait_for(lambda: "another live node has this name" in caplog.text)
+        scheduler.refuse = None
+        await wait_for(lambda: sender.registered)
+
+
+async def test_an_answer_that_is_no_lease_is_no_registration(
+    lifecycle: Lifecycle, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(request: Request) -> Response:
+        return JSONResponse({"hello": "you"})
+
+    app = Starlette(routes=[Route("/v1/devices", answer, methods=["POST"])])
+    async with serve_app(app) as service, sending(service.url, lifecycle) as sender:
+        await wait_for(lambda: "something that is no lease" in caplog.text)
+        assert not sender.registered
+
+
+async def test_an_error_while_it_describes_itself_is_an_attempt_that_failed(lifecycle: Lifecycle) -> None:
+    scheduler = FakeScheduler()
+    answers: list[Registration | Unavailable] = [Unavailable("no route to the scheduler yet"), REGISTRATION]
+
+    def registration() -> Registration:
+        answer = answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer
+
+    load = LoadFigures(in_flight=0, queued_images=0, images_done=0)
+    async with (
+        serve_app(scheduler.app()) as service,
+        open_client() as http,
+        HeartbeatSender(service.url, registration, lambda: load, http, lifecycle=lifecycle) as sender,
+    ):
+        await wait_for(lambda: sender.registered)
+
+
+async def test_draining_is_told_at_once_and_in_every_later_beat(lifecycle: Lifecycle) -> None:
+    scheduler = FakeScheduler()
+    async with serve_app(scheduler.app()) as service, sending(service.url, lifecycle):
+        await wait_for(lambda: len(scheduler.beats) >= 1)
+        scheduler.heartbeat_s = 3600.0  # longer than the test may take: only the drain can bring the next beat
+        scheduler.knows.clear()
+        await wait_for(lambda: len(scheduler.registrations) == 2)
+        seen = len(scheduler.beats)
+        lifecycle.drain()
+        await wait_for(lambda: len(scheduler.beats) == seen + 1, what="the farewell beat")
+        assert scheduler.beats[-1].draining
+
+
+async def test_a_scheduler_that_hangs_does_not_hold_up_the_end(lifecycle: Lifecycle) -> None:
+    scheduler = FakeScheduler(hangs=True)
+    loop = asyncio.get_running_loop()
+    async with serve_app(scheduler.app(), ServiceSettings(drain_s=0)) as service:
+        async with sending(service.url, lifecycle) as sender:
+            await wait_for(lambda: sender.registered)
+            begin = loop.time()
+        assert scheduler.left == [REGISTRATION.incarnation]
+        assert loop.time() - begin < 3
+
+
+async def test_a_bug_in_the_figures_stops_the_service(lifecycle: Lifecycle) -> None:
+    def load() -> LoadFigures:
+        raise ZeroDivisionError
+
+    scheduler = FakeScheduler()
+    async with serve_app(scheduler.app()) as service, open_client() as http:
+        async with HeartbeatSender(service.url, lambda: REGISTRATION, load, http, lifecycle=lifecycle):
+            await wait_for(lambda: isinstance(lifecycle.crash, ZeroDivisionError))
+        assert lifecycle.draining
