@@ -23,7 +23,7 @@ from typing import Self
 
 import numpy as np
 
-from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge
+from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge, Unavailable
 from tierkit.model import Array, Model, TensorSpec
 from tierkit.oip.datatypes import datatype_of, dtype_of
 from tierkit.statistics import BatchRecord, ModelStatistics
@@ -32,6 +32,12 @@ __all__ = ["InferenceThread", "ModelRunner", "RunResult"]
 
 _RATE_HALF_LIFE_IMAGES = 128
 """So many images later, a measurement weighs half as much in `ms_per_image`."""
+
+_FRESH_S = 1.0
+"""`check` trusts a batch that succeeded so recently."""
+
+_STALL_S = 30.0
+"""A batch that takes longer than this is taken for one that never ends."""
 
 _WARM_UP_IMAGES = 50
 _WARM_UP_S = 0.4
@@ -152,6 +158,8 @@ class ModelRunner:
         self._running_images = 0
         self._open = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._batch_started = math.inf
+        self._last_success = -math.inf
         self._s_per_image = 0.0
         self._best_s_per_image = 0.0
         self._output_names = tuple(spec.name for spec in model.outputs)
@@ -210,6 +218,19 @@ class ModelRunner:
         runs = [await self.infer(_blank(self.model.inputs, images), probe) for _ in range(2)]
         self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
         self.statistics = ModelStatistics()
+
+    async def check(self) -> None:
+        """Prove that the model still answers, through its own thread; costs nothing while it is at work.
+
+        Raises:
+            Unavailable: the batch under way takes longer than any should.
+            Exception: whatever the model raises.
+        """
+        now = time.perf_counter()
+        if now - self._batch_started > _STALL_S:
+            raise Unavailable(f"the model '{self.model.name}' has computed one batch for over {_STALL_S:g} s")
+        if self._thread.backlog_s() == 0 and now - self._last_success > _FRESH_S:
+            await self.infer(_blank(self.model.inputs, 1), self._output_names[:1])
 
     async def infer(
         self, inputs: Mapping[str, Array], outputs: Sequence[str] = (), *, budget_s: float | None = None
@@ -331,7 +352,9 @@ class ModelRunner:
             self._post(self._expire, expired)
         if jobs:
             self._running_images = sum(job.images for job in jobs)
+            self._batch_started = time.perf_counter()
             self._answer(jobs)
+            self._batch_started = math.inf
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         assert self._loop is not None
@@ -429,6 +452,7 @@ class ModelRunner:
     # --- back on the event loop ---
 
     def _deliver(self, jobs: list[_Job], results: list[RunResult], record: BatchRecord) -> None:
+        self._last_success = time.perf_counter()
         weight = 0.5 ** (record.images / _RATE_HALF_LIFE_IMAGES)
         measured = record.infer_s / record.images
         self._s_per_image = weight * self._s_per_image + (1 - weight) * measured if self._s_per_image else measured

@@ -1,0 +1,107 @@
+"""A node on a real socket that serves a model whose answers tell which image they are for."""
+
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import httpx
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+
+from tierkit.model import Array, TensorSpec
+from tierkit.node import InferenceNode, node_app
+from tierkit.service import Lifecycle
+from tierkit.settings import NodeSettings
+from tierkit.testing import serve_app
+from tierkit.types import Tier
+
+
+class PixelModel:
+    """Three "classes" whose scores are the image's first pixel; pixel (255, 255, 255) breaks it.
+
+    While `gate` is shut, `run` waits behind it.
+    """
+
+    name = "pixel"
+    version = "1"
+    platform = "numpy_test"
+    sha256 = "ab" * 32
+    inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3)),)
+    outputs = (
+        TensorSpec(name="logits", datatype="FP32", shape=(-1, 3)),
+        TensorSpec(name="probabilities", datatype="FP32", shape=(-1, 3)),
+    )
+    labels: Mapping[str, Sequence[str]] = {"probabilities": ("red", "green", "blue")}
+    parameters: Mapping[str, str | int | float | bool] = {"precision": "exact"}
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.images_seen = 0
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        self.entered.set()
+        assert self.gate.wait(20)
+        pixels = inputs["images"][:, 0, 0, :].astype(np.float32)
+        if (pixels == 255).all(axis=1).any():
+            raise ArithmeticError("a white image")
+        self.images_seen += len(pixels)
+        computed = {"logits": pixels, "probabilities": pixels / np.float32(255)}
+        return {name: computed[name] for name in outputs}
+
+    @staticmethod
+    def images(*pixels: tuple[int, int, int]) -> Array:
+        """Images [n, 4, 4, 3] with these first pixels."""
+        array = np.zeros((len(pixels), 4, 4, 3), np.uint8)
+        array[:, 0, 0] = pixels
+        return array
+
+
+class RunningNode:
+    """What a test needs of a node that is being served."""
+
+    def __init__(self, node: InferenceNode, lifecycle: Lifecycle, model: PixelModel, http: httpx.AsyncClient) -> None:
+        self.node = node
+        self.lifecycle = lifecycle
+        self.model = model
+        self.http = http
+        self.url = lifecycle.url
+        self.infer_path = f"/v2/models/{model.name}/infer"
+        self.port = httpx.URL(self.url).port
+
+
+StartNode = Callable[..., AbstractAsyncContextManager[RunningNode]]
+
+
+@pytest.fixture
+def start_node() -> StartNode:
+    """`async with start_node(max_queue_images=8) as running: ...`; settings of the node as keywords."""
+
+    @asynccontextmanager
+    async def start(**values: object) -> AsyncIterator[RunningNode]:
+        settings = NodeSettings.model_validate({"node_id": "edge-1", "drain_s": 5.0, **values})
+        model = PixelModel()
+        made: list[InferenceNode] = []
+
+        def build(lifecycle: Lifecycle) -> Starlette:
+            made.append(InferenceNode(settings, Tier.EDGE, [model], lifecycle))
+            return node_app(made[0])
+
+        async with serve_app(build, settings) as lifecycle:
+            model.entered.clear()
+            model.images_seen = 0
+            async with httpx.AsyncClient(base_url=lifecycle.url, timeout=20) as http:
+                try:
+                    yield RunningNode(made[0], lifecycle, model, http)
+                finally:
+                    model.gate.set()
+
+    return start
+
+
+@pytest.fixture
+async def running(start_node: StartNode) -> AsyncIterator[RunningNode]:
+    async with start_node() as node:
+        yield node

@@ -1,0 +1,255 @@
+"""POST .../infer over a real socket: forms of a request, bounds, cancelling, refusals."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tierkit.oip import (
+    BINARY_HEADER,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    Tensor,
+    decode_response,
+    encode_request,
+    parse_header_length,
+)
+from tierkit.protocol import BUDGET_HEADER, REQUEST_ID_HEADER
+from tierkit.testing import wait_for
+
+
+def message(images: np.ndarray, **fields: Any) -> tuple[bytes, dict[str, str]]:
+    chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", images),), **fields))
+    return b"".join(chunks), headers
+
+
+def read(answer: httpx.Response) -> InferResponse:
+    assert answer.status_code == 200, answer.text
+    return decode_response(answer.content, parse_header_length(answer.headers.get(BINARY_HEADER)))
+
+
+async def post(running: Any, images: np.ndarray, **fields: Any) -> httpx.Response:
+    body, headers = message(images, **fields)
+    answer: httpx.Response = await running.http.post(running.infer_path, content=body, headers=headers)
+    return answer
+
+
+async def test_json_by_hand(running: Any) -> None:
+    tensor = {"name": "images", "shape": [1, 4, 4, 3], "datatype": "UINT8", "data": [7] * 48}
+    body = {"id": "42", "inputs": [tensor], "outputs": [{"name": "logits"}]}
+    answer = await running.http.post(running.infer_path, json=body, headers={REQUEST_ID_HEADER: "abc"})
+    assert answer.json() == {
+        "model_name": "pixel",
+        "model_version": "1",
+        "id": "42",
+        "outputs": [{"name": "logits", "shape": [1, 3], "datatype": "FP32", "data": [7.0, 7.0, 7.0]}],
+    }
+    assert answer.headers[REQUEST_ID_HEADER] == "abc"
+    assert answer.headers["server-timing"].startswith("queue;dur=")
+
+
+async def test_outputs_choose_their_form_one_by_one(running: Any) -> None:
+    outputs = (RequestedOutput("probabilities", binary=False), RequestedOutput("logits"))
+    answer = await post(running, running.model.images((0, 51, 255)), outputs=outputs, binary_output=True)
+    head = json.loads(answer.content[: int(answer.headers[BINARY_HEADER])])
+    assert ["data" in output for output in head["outputs"]] == [True, False]
+    assert [tensor.name for tensor in read(answer).outputs] == ["probabilities", "logits"]
+
+
+async def test_a_raw_body(running: Any) -> None:
+    images = running.model.images((1, 2, 3), (4, 5, 6))
+    answer = await running.http.post(running.infer_path, content=images.tobytes(), headers={BINARY_HEADER: "0"})
+    logits = read(answer).output("logits")
+    assert logits is not None
+    assert logits.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+async def test_routes_with_and_without_a_version(running: Any, version: str) -> None:
+    body, headers = message(running.model.images((1, 2, 3)))
+    path = f"/v2/models/pixel{version}"
+    assert (await running.http.post(f"{path}/infer", content=body, headers=headers)).status_code == 200
+    for suffix in ("", "/ready", "/config", "/stats"):
+        assert (await running.http.get(path + suffix)).status_code == 200
+
+
+async def test_a_batch_larger_than_the_largest_comes_back_whole(start_node: Any) -> None:
+    async with start_node(max_batch_size=7) as running:
+        pixels = [(value, value % 7, 0) for value in range(100)]
+        logits = read(await post(running, running.model.images(*pixels))).output("logits")
+        assert logits is not None
+        assert logits.tolist() == [list(pixel) for pixel in pixels]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "says"),
+    [
+        ({BINARY_HEADER: "-1"}, 400, "must be a number of bytes"),
+        ({BINARY_HEADER: "99999999"}, 400, "but the body has"),
+        ({BINARY_HEADER: "10"}, 400, "cannot be read"),
+        ({BINARY_HEADER: ""}, 400, "must be a number of bytes"),
+        ({"Content-Encoding": "gzip"}, 415, "uncompressed"),
+        ({BUDGET_HEADER: "soon"}, 400, "must be a number of at least 0"),
+        ({BUDGET_HEADER: "-5"}, 400, "must be a number of at least 0"),
+        ({BUDGET_HEADER: "nan"}, 400, "must be a number of at least 0"),
+        ({BUDGET_HEADER: "0"}, 504, "0 ms are left"),
+    ],
+)
+async def test_headers_that_lie(running: Any, headers: dict[str, str], status: int, says: str) -> None:
+    body, right = message(running.model.images((1, 2, 3)))
+    answer = await running.http.post(running.infer_path, content=body, headers=right | headers)
+    assert answer.status_code == status
+    assert says in answer.json()["error"]
+    read(await post(running, running.model.images((1, 2, 3))))
+
+
+async def test_a_binary_body_without_its_header_is_refused(running: Any) -> None:
+    body, headers = message(running.model.images((1, 2, 3)))
+    del headers[BINARY_HEADER]
+    answer = await running.http.post(running.infer_path, content=body, headers=headers)
+    assert answer.status_code == 400
+    assert "JSON part cannot be read" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("timeout_us", [-1, "x", True])
+async def test_a_bad_timeout_parameter(running: Any, timeout_us: Any) -> None:
+    answer = await post(running, running.model.images((1, 2, 3)), parameters={"timeout": timeout_us})
+    assert answer.status_code == 400
+
+
+async def test_a_full_queue_answers_503_at_once_and_health_stays_quick(start_node: Any) -> None:
+    async with start_node(max_queue_images=2) as running:
+        running.model.gate.clear()
+        images = running.model.images((1, 2, 3))
+        running_one = asyncio.create_task(post(running, images))
+        await wait_for(running.model.entered.is_set)
+        waiting = [asyncio.create_task(post(running, images)) for _ in range(2)]
+        await wait_for(lambda: running.node.queued_images == 2)
+
+        refused = await post(running, images)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "images wait" in refused.json()["error"]
+        for path in ("/readyz", "/livez", "/v2/health/ready", "/metrics"):
+            assert (await running.http.get(path)).status_code == 200
+
+        running.model.gate.set()
+        assert [(await task).status_code for task in (running_one, *waiting)] == [200] * 3
+        assert (await post(running, images)).status_code == 200
+
+
+async def test_a_budget_that_the_queue_has_already_spent_is_refused_early(start_node: Any) -> None:
+    async with start_node() as running:
+        running.model.gate.clear()
+        running_one = asyncio.create_task(post(running, running.model.images((1, 2, 3))))
+        await wait_for(running.model.entered.is_set)
+        backlog = asyncio.create_task(post(running, running.model.images(*[(1, 2, 3)] * 4000)))
+        await wait_for(lambda: running.node.queued_images == 4000)
+        late = await post(running, running.model.images((1, 2, 3)), parameters={"timeout": 100})
+        assert late.status_code == 503
+        assert "of work wait here" in late.json()["error"]
+        running.model.gate.set()
+        assert (await backlog).status_code == (await running_one).status_code == 200
+
+
+async def test_a_client_that_hangs_up_leaves_the_queue(running: Any) -> None:
+    running.model.gate.clear()
+    first = asyncio.create_task(post(running, running.model.images((1, 2, 3))))
+    await wait_for(running.model.entered.is_set)
+
+    body, headers = message(running.model.images((4, 4, 4)))
+    _reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    writer.write(f"POST {running.infer_path} HTTP/1.1\r\nHost: node\r\n{head}\r\n".encode() + body)
+    await wait_for(lambda: running.node.queued_images == 1)
+    writer.close()
+    await wait_for(lambda: running.node.queued_images == 0)
+
+    running.model.gate.set()
+    assert (await first).status_code == 200
+    assert running.model.images_seen == 1
+    await wait_for(lambda: running.lifecycle.in_flight == 0)
+
+
+async def test_draining_finishes_what_is_under_way_and_refuses_the_rest(running: Any) -> None:
+    running.model.gate.clear()
+    under_way = asyncio.create_task(post(running, running.model.images((1, 2, 3))))
+    await wait_for(running.model.entered.is_set)
+    running.lifecycle.drain()
+    refused = await post(running, running.model.images((1, 2, 3)))
+    assert refused.status_code == 503
+    assert "retry-after" in refused.headers
+    assert (await running.http.get("/v2/health/ready")).status_code == 503
+    assert (await running.http.get("/v2/models/pixel/ready")).status_code == 503
+    running.model.gate.set()
+    assert read(await under_way).model_name == "pixel"
+
+
+async def test_answers_are_never_swapped(start_node: Any) -> None:
+    """Hundreds of unique one-image requests, among neighbours that hang up, fail, or are refused."""
+    dice = random.Random(11)
+    kinds: dict[str, int] = {}
+
+    async def one(running: Any, number: int) -> None:
+        kind = dice.choice(["good", "good", "good", "breaks the model", "hangs up", "malformed"])
+        pixel = (255, 255, 255) if kind == "breaks the model" else (number % 251, number // 251, dice.randrange(250))
+        body, headers = message(running.model.images(pixel), id=str(number))
+        await asyncio.sleep(dice.random() * 0.3)
+        request = running.http.post(
+            running.infer_path, content=body[:-1] if kind == "malformed" else body, headers=sized(headers, body, kind)
+        )
+        if kind == "hangs up":
+            task = asyncio.create_task(request)
+            await asyncio.sleep(dice.random() * 0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        else:
+            answer = await request
+            assert answer.status_code == {"good": 200, "breaks the model": 500, "malformed": 400}[kind]
+            if kind == "good":
+                response = read(answer)
+                logits = response.output("logits")
+                assert response.id == str(number)
+                assert logits is not None
+                assert logits.tolist() == [list(pixel)]
+        kinds[kind] = kinds.get(kind, 0) + 1
+
+    async with start_node(max_batch_size=16) as running:
+        async with asyncio.TaskGroup() as group:
+            for number in range(800):
+                group.create_task(one(running, number))
+        stats = (await running.http.get("/v2/models/pixel/stats")).json()["model_stats"][0]
+    assert len(kinds) == 4
+    assert stats["execution_count"] < stats["inference_count"], "batches never formed: the test shows nothing"
+
+
+def sized(headers: dict[str, str], body: bytes, kind: str) -> dict[str, str]:
+    return headers | {"Content-Length": str(len(body) - (kind == "malformed"))}
+
+
+async def test_metrics_count_what_happened(running: Any) -> None:
+    def value(text: str, name: str) -> float:
+        lines = [line for line in text.splitlines() if line.startswith(name) and 'tier="edge"' in line]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    names = {
+        'terrace_request_duration_seconds_count{model="pixel",outcome="ok"': 2.0,
+        'terrace_request_duration_seconds_count{model="pixel",outcome="invalid"': 1.0,
+        'terrace_request_duration_seconds_count{model="pixel",outcome="failed"': 1.0,
+        "terrace_batch_size_sum": 3.0,
+        "terrace_compute_duration_seconds_count": 2.0,
+        "terrace_queue_duration_seconds_count": 2.0,
+    }
+    before = (await running.http.get("/metrics")).text
+    await post(running, running.model.images((1, 2, 3)))
+    await post(running, running.model.images((1, 2, 3), (4, 5, 6)))
+    await post(running, running.model.images((255, 255, 255)))
+    await running.http.post(running.infer_path, content=b"{}")
+    after = (await running.http.get("/metrics")).text
+    assert {name: value(after, name) - value(before, name) for name in names} == names
+    assert value(after, "terrace_upload_bytes_total") > value(before, "terrace_upload_bytes_total") + 4 * 48

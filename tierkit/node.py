@@ -1,0 +1,129 @@
+"""A tier node: models that are served, measured, watched and offered. End, edge and cloud nodes are made of this."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+from types import TracebackType
+from typing import Self
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from tierkit import http_errors
+from tierkit.metrics import ModelMetrics
+from tierkit.model import Model
+from tierkit.oip import Limits
+from tierkit.oip_server import oip_routes
+from tierkit.protocol import ModelOffer, Registration
+from tierkit.runner import InferenceThread, ModelRunner
+from tierkit.service import Lifecycle
+from tierkit.settings import NodeSettings
+from tierkit.types import Tier
+
+__all__ = ["InferenceNode", "node_app"]
+
+log = logging.getLogger(__name__)
+
+
+class InferenceNode:
+    """The models of one node process, behind one inference thread; from `async with` on they answer.
+
+    Args:
+        settings: of the node.
+        tier: where it stands.
+        models: at least one, of distinct names; loaded by the service, for this package knows no way to load any.
+        lifecycle: of the process; readiness will depend on the models.
+    """
+
+    def __init__(self, settings: NodeSettings, tier: Tier, models: Sequence[Model], lifecycle: Lifecycle) -> None:
+        self.settings = settings
+        self.tier = tier
+        self.lifecycle = lifecycle
+        self.version = version("terrace")
+        self.incarnation = secrets.token_hex(8)
+        """Fresh at each start: work given to an earlier process of the same name is void."""
+        self.metrics = {model.name: ModelMetrics(tier, model.name) for model in models}
+        thread = InferenceThread()
+        self.runners = {
+            model.name: ModelRunner(
+                model,
+                max_batch_size=settings.max_batch_size,
+                max_queue_delay_s=settings.max_queue_delay_s,
+                max_queue_images=settings.max_queue_images,
+                thread=thread,
+                observe=self.metrics[model.name].observe_batch,
+            )
+            for model in models
+        }
+        self._stack = AsyncExitStack()
+
+    @property
+    def default_runner(self) -> ModelRunner:
+        """Of the first model: the one that the node serves where a request names none."""
+        return next(iter(self.runners.values()))
+
+    @property
+    def queued_images(self) -> int:
+        """Images that wait for inference."""
+        return sum(runner.queued_images for runner in self.runners.values())
+
+    @property
+    def images_done(self) -> int:
+        """Images answered since the start."""
+        return sum(runner.images_done for runner in self.runners.values())
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for runner in self.runners.values():
+                await stack.enter_async_context(runner)
+                await runner.warm_up()
+                name, ms_per_image = runner.model.name, round(runner.ms_per_image, 3)
+                log.info("model ready", extra={"model": name, "ms_per_image": ms_per_image})
+                self.lifecycle.add_check(f"model {name}", runner.check)
+            self._offers = tuple(
+                ModelOffer(name=name, sha256=runner.model.sha256, ms_per_image=runner.ms_per_image)
+                for name, runner in self.runners.items()
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, traceback)
+
+    def registration(self, url: str) -> Registration:
+        """What the node offers, reachable under `url`; once it has been entered."""
+        return Registration(
+            node_id=self.settings.node_id,
+            incarnation=self.incarnation,
+            tier=self.tier,
+            url=url,
+            models=self._offers,
+            version=self.version,
+        )
+
+
+def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette:
+    """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with node:
+            yield
+
+    oip = oip_routes(
+        node.runners,
+        limits=Limits(max_body_bytes=node.settings.max_body_bytes),
+        metrics=node.metrics,
+        ready=lambda: node.lifecycle.ready and not node.lifecycle.draining,
+        version=node.version,
+        server_name=f"terrace-{node.tier}",
+    )
+    app = Starlette(routes=[*oip, *routes], lifespan=lifespan)
+    http_errors.install(app)
+    return app
