@@ -45,8 +45,10 @@ _UsageError: Any = typer.BadParameter.__base__
 class _LazyGroup(typer.core.TyperGroup):
     """Commands from `_COMMANDS`, imported when they are looked up."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(_COMMANDS)
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # Their names are enough to list them and to guess what a misspelt one was meant to be.
+        self.commands = dict.fromkeys(_COMMANDS, None)  # type: ignore[assignment]  # get_command fills in
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:

@@ -1,0 +1,237 @@
+"""What `terrace doctor` looks at. Each check says how it is and, where something is wrong, what to do about it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from models.data import read_cifar100, read_sample
+from models.manifest import load_manifest, weights_folder
+from terrace import __version__
+from tierkit.client import Client, Device
+from tierkit.errors import SetupError, TerraceError, UpstreamUnavailable
+from tierkit.types import Health, Tier
+
+__all__ = ["Check", "Verdict", "check_data", "check_fleet", "check_installation", "check_port", "check_weights"]
+
+_PROBE_S = 3.0
+
+
+class Verdict(StrEnum):
+    """How a check came out; only `FAIL` makes the doctor's exit code 1."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding."""
+
+    group: str
+    name: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+    """What to do; empty where nothing needs doing."""
+
+
+def check_installation() -> Iterator[Check]:
+    """Python, the distribution's requirements, and ONNX Runtime with its execution providers."""
+    group = "installation"
+    python_ok = sys.version_info >= (3, 11)
+    yield Check(
+        group=group,
+        name="python",
+        verdict=Verdict.OK if python_ok else Verdict.FAIL,
+        detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        advice="" if python_ok else "install Python 3.11 or newer",
+    )
+    missing = _missing_requirements()
+    yield Check(
+        group=group,
+        name="terrace",
+        verdict=Verdict.FAIL if missing else Verdict.OK,
+        detail=f"{__version__}, without {', '.join(missing)}" if missing else f"{__version__}, with all it requires",
+        advice="install it again: pip install --force-reinstall terrace" if missing else "",
+    )
+    try:
+        import onnxruntime
+
+        providers = onnxruntime.get_available_providers()
+    except ImportError as exc:
+        yield Check(
+            group=group,
+            name="onnxruntime",
+            verdict=Verdict.FAIL,
+            detail=f"not installed ({exc})",
+            advice="pip install 'terrace[cpu]', or 'terrace[gpu]' for CUDA",
+        )
+        return
+    usable = [name.removesuffix("ExecutionProvider") for name in providers]
+    yield Check(
+        group=group, name="onnxruntime", verdict=Verdict.OK, detail=f"{onnxruntime.__version__}: {', '.join(usable)}"
+    )
+
+
+def check_weights() -> Iterator[Check]:
+    """Whether each network of the manifest is there, byte for byte."""
+    group = "models"
+    try:
+        manifest = load_manifest()
+    except SetupError as exc:
+        yield Check(group=group, name="manifest", verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
+        return
+    for entry in manifest.models:
+        path = weights_folder() / entry.file
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as exc:
+            found = exc.strerror or "unreadable"
+        good = found == entry.sha256
+        yield Check(
+            group=group,
+            name=entry.name,
+            verdict=Verdict.OK if good else Verdict.FAIL,
+            detail=f"{entry.size_bytes / 1e6:.1f} MB, sha256 {entry.sha256[:12]}…" if good else f"{path}: {found[:40]}",
+            advice="" if good else _REINSTALL,
+        )
+
+
+def check_data(root: Path | None) -> Iterator[Check]:
+    """The bundled sample, and CIFAR-100 where the user has said where it is."""
+    group = "data"
+    try:
+        count = len(read_sample())
+        yield Check(group=group, name="sample", verdict=Verdict.OK, detail=f"{count:,} images")
+    except TerraceError as exc:
+        yield Check(group=group, name="sample", verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
+    if root is None:
+        detail = "TERRACE_DATA is not set; only cifar100:test and cifar100:train need it"
+        yield Check(group=group, name="cifar100", verdict=Verdict.NOTE, detail=detail)
+        return
+    try:
+        count = len(read_cifar100("test", root))
+        yield Check(group=group, name="cifar100", verdict=Verdict.OK, detail=f"{count:,} test images in {root}")
+    except TerraceError as exc:
+        advice = "point TERRACE_DATA at the folder that holds cifar-100-python"
+        yield Check(group=group, name="cifar100", verdict=Verdict.FAIL, detail=str(exc), advice=advice)
+
+
+def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:
+    """Whether `terrace up` could listen on this machine.
+
+    Args:
+        expect_scheduler: a scheduler answers there, so a port in use is what it should be.
+    """
+    with socket.socket() as probe:
+        # As the services do: connections of an earlier service that still linger do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            verdict, detail, advice = Verdict.OK, "free", ""
+        except OSError as exc:
+            verdict, detail, advice = Verdict.FAIL, exc.strerror or str(exc), "terrace up --port 0 takes a free one"
+            if expect_scheduler:
+                verdict, detail, advice = Verdict.OK, "in use by the scheduler", ""
+    yield Check(group="ports", name=str(port), verdict=verdict, detail=detail, advice=advice)
+
+
+def check_fleet(client: Client, *, asked_for: bool) -> Iterator[Check]:
+    """The scheduler, and each node that it lists: reachable, ready, leased, of this version.
+
+    Args:
+        asked_for: the user has named this scheduler; without that, none at the default address is no fault.
+    """
+    group = "fleet"
+    try:
+        info = client.info()
+        devices = client.devices()
+    except UpstreamUnavailable:
+        verdict = Verdict.FAIL if asked_for else Verdict.NOTE
+        advice = "start a fleet with 'terrace up', or name another scheduler with --scheduler"
+        yield Check(
+            group=group, name="scheduler", verdict=verdict, detail=f"nobody answers at {client.url}", advice=advice
+        )
+        return
+    except TerraceError as exc:
+        advice = "name the scheduler with --scheduler URL"
+        yield Check(group=group, name="scheduler", verdict=Verdict.FAIL, detail=str(exc), advice=advice)
+        return
+    yield _versioned(group, "scheduler", client.url, str(info.get("version")))
+    for device in devices:
+        yield _check_node(group, device)
+    if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
+        yield Check(
+            group=group,
+            name="end nodes",
+            verdict=Verdict.FAIL,
+            detail="none is alive, so no job can run",
+            advice=f"start one: terrace end --scheduler {client.url}",
+        )
+
+
+def _check_node(group: str, device: Device) -> Check:
+    place = f"{device.tier} at {device.url}"
+    if device.health is Health.DRAINING:
+        return Check(group=group, name=device.node_id, verdict=Verdict.NOTE, detail=f"{place}: draining, no new tasks")
+    if device.health is not Health.ALIVE:
+        silent = f", silent for {device.silent_s:.1f} s" if device.silent_s is not None else ""
+        advice = "restart it if it should be there; otherwise: terrace devices remove " + device.node_id
+        detail = f"{place}: {device.health}{silent}"
+        return Check(group=group, name=device.node_id, verdict=Verdict.FAIL, detail=detail, advice=advice)
+    try:
+        ready = httpx.get(f"{device.url}/readyz", timeout=_PROBE_S, trust_env=False).is_success
+        trouble = "" if ready else "says that it is not ready"
+    except httpx.HTTPError as exc:
+        trouble = f"cannot be reached from here ({type(exc).__name__})"
+    if trouble:
+        host = urlsplit(device.url).hostname
+        advice = f"look at its log, and at the firewall between here and {host}; its --advertise-url may be wrong"
+        return Check(
+            group=group, name=device.node_id, verdict=Verdict.FAIL, detail=f"{place}: {trouble}", advice=advice
+        )
+    return _versioned(group, device.node_id, place, device.version)
+
+
+def _versioned(group: str, name: str, place: str, version: str | None) -> Check:
+    if version == __version__:
+        return Check(group=group, name=name, verdict=Verdict.OK, detail=f"{place}, ready, version {version}")
+    return Check(
+        group=group,
+        name=name,
+        verdict=Verdict.NOTE,
+        detail=f"{place}, ready, but version {version} and not {__version__}",
+        advice="bring all machines to the same version",
+    )
+
+
+_REINSTALL = "install Terrace again, or fetch the repository anew with its large files"
+
+
+def _missing_requirements() -> list[str]:
+    """Names of required distributions that are not installed; extras do not count."""
+    missing = []
+    for requirement in importlib.metadata.requires("terrace") or []:
+        name, _, condition = requirement.partition(";")
+        found = re.match(r"[A-Za-z0-9._-]+", name)
+        if found is None or "extra" in condition:
+            continue
+        try:
+            importlib.metadata.version(found[0])
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(found[0])
+    return missing

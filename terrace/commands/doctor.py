@@ -1,0 +1,69 @@
+"""`terrace doctor`: is everything as it should be, and if not, what to do."""
+
+from __future__ import annotations
+
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from terrace.checks import Check, Verdict, check_data, check_fleet, check_installation, check_port, check_weights
+from terrace.console import print_json, screen
+from terrace.options import DEFAULT_PORT, DEFAULT_URL, Json, connect
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_MARKS = {Verdict.OK: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.FAIL: ("✗", "bold red")}
+
+
+@app.command()
+def doctor(
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TERRACE_SCHEDULER", metavar="URL", help=f"Scheduler to examine. Default: {DEFAULT_URL}, if it runs."
+        ),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder of the CIFAR-100 data set.")] = None,
+    json: Json = False,
+) -> None:
+    """Examine the installation, the models, the ports, the scheduler and each node; exit code 1 if anything failed."""
+    with connect(scheduler or DEFAULT_URL) as client:
+        fleet = list(check_fleet(client, asked_for=scheduler is not None))
+    running = scheduler is None and any(check.name == "scheduler" and check.verdict is Verdict.OK for check in fleet)
+    checks = [
+        *chain(check_installation(), check_weights(), check_data(data)),
+        *check_port(DEFAULT_PORT, expect_scheduler=running),
+        *fleet,
+    ]
+    failed = [check for check in checks if check.verdict is Verdict.FAIL]
+    if json:
+        print_json({"ok": not failed, "checks": checks})
+    else:
+        _show(checks, len(failed))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(checks: list[Check], failed: int) -> None:
+    console = screen()
+    for group, members in groupby(checks, key=lambda check: check.group):
+        console.print(Text(group, style="bold"))
+        table = Table.grid(padding=(0, 1))
+        for check in members:
+            mark, style = _MARKS[check.verdict]
+            detail = Text(check.detail)
+            if check.advice:
+                detail.append(f"\n→ {check.advice}", style=style)
+            table.add_row(Text(mark, style=style), Text(check.name), detail)
+        console.print(Padding(table, (0, 0, 1, 2)))
+    if failed:
+        console.print(f"[bold red]{failed} {'thing needs' if failed == 1 else 'things need'} attention[/bold red]")
+    else:
+        console.print("[green]all is well[/green]")

@@ -1,0 +1,103 @@
+"""The command line itself: what it costs, how it fails, what it prints where."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from terrace import __version__
+from terrace.cli import run
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TERRACE_SCHEDULER", "TERRACE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_a_service_is_not_made_to_carry_the_face() -> None:
+    program = (
+        "import sys, terrace.cli\n"
+        "print(sorted({'rich', 'httpx', 'numpy', 'sqlalchemy', 'PIL', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"terrace {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["clasify"], "terrace: No such command 'clasify'. Did you mean 'classify'? See 'terrace --help'."),
+        (["classify"], "terrace classify: Missing argument 'sources'. See 'terrace classify --help'."),
+        (["demo", "--images", "0"], "'--images'"),
+        (["up", "--host", "pi"], "--host"),
+        (["classify", "a.png", "--out", "results.xls"], "must end in .jsonl or .csv"),
+        (["jobs", "shw"], "Did you mean 'show'?"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["jobs", "list"],
+        ["jobs", "show", "x"],
+        ["devices", "list"],
+        ["devices", "drain", "end-1"],
+        ["classify", "sample"],
+    ],
+    ids=" ".join,
+)
+def test_no_scheduler_is_one_sentence_that_says_what_to_do(arguments: list[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        command = [sys.executable, "-m", "terrace", *arguments, "--scheduler", url]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"terrace: no scheduler answers at {url}; start a fleet with 'terrace up',"
+        " or name another scheduler with --scheduler or TERRACE_SCHEDULER.\n"
+    )
+
+
+def test_the_environment_names_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERRACE_SCHEDULER", "ftp://nowhere")
+    assert run(["jobs", "list"]) == 1
+    assert "ftp://nowhere" in capsys.readouterr().err
+
+
+def test_a_fleet_file_with_a_mistake_is_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path_factory.mktemp("fleet") / "fleet.toml"
+    path.write_text("[host.a]\nend = 1\n")
+    assert run(["up", "--fleet", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(f"terrace: the fleet file {path} must say where nodes register")
+
+
+def test_doctor_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] == all(check["verdict"] != "fail" for check in report["checks"])
+    assert {"installation", "models", "data", "ports", "fleet"} == {check["group"] for check in report["checks"]}
