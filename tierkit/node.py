@@ -8,19 +8,21 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from tierkit import http_errors
+from tierkit.heartbeat import HeartbeatSender, LoadFigures
+from tierkit.http_client import open_client
 from tierkit.metrics import ModelMetrics
 from tierkit.model import Model
 from tierkit.oip import Limits
 from tierkit.oip_server import oip_routes
 from tierkit.protocol import ModelOffer, Registration
 from tierkit.runner import InferenceThread, ModelRunner
-from tierkit.service import Lifecycle
+from tierkit.service import Lifecycle, reachable_url
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 
@@ -34,19 +36,20 @@ class InferenceNode:
 
     Args:
         settings: of the node.
-        tier: where it stands.
         models: at least one, of distinct names; loaded by the service, for this package knows no way to load any.
         lifecycle: of the process; readiness will depend on the models.
     """
 
-    def __init__(self, settings: NodeSettings, tier: Tier, models: Sequence[Model], lifecycle: Lifecycle) -> None:
+    tier: ClassVar[Tier]
+    """Where nodes of this class stand."""
+
+    def __init__(self, settings: NodeSettings, models: Sequence[Model], lifecycle: Lifecycle) -> None:
         self.settings = settings
-        self.tier = tier
         self.lifecycle = lifecycle
         self.version = version("terrace")
         self.incarnation = secrets.token_hex(8)
         """Fresh at each start: work given to an earlier process of the same name is void."""
-        self.metrics = {model.name: ModelMetrics(tier, model.name) for model in models}
+        self.metrics = {model.name: ModelMetrics(self.tier, model.name) for model in models}
         thread = InferenceThread()
         self.runners = {
             model.name: ModelRunner(
@@ -59,22 +62,13 @@ class InferenceNode:
             )
             for model in models
         }
+        self._offers: tuple[ModelOffer, ...] = ()
         self._stack = AsyncExitStack()
 
     @property
     def default_runner(self) -> ModelRunner:
         """Of the first model: the one that the node serves where a request names none."""
         return next(iter(self.runners.values()))
-
-    @property
-    def queued_images(self) -> int:
-        """Images that wait for inference."""
-        return sum(runner.queued_images for runner in self.runners.values())
-
-    @property
-    def images_done(self) -> int:
-        """Images answered since the start."""
-        return sum(runner.images_done for runner in self.runners.values())
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -88,6 +82,12 @@ class InferenceNode:
                 ModelOffer(name=name, sha256=runner.model.sha256, ms_per_image=runner.ms_per_image)
                 for name, runner in self.runners.items()
             )
+            if self.settings.scheduler is not None:
+                http = await stack.enter_async_context(open_client())
+                sender = HeartbeatSender(
+                    self.settings.scheduler, self.registration, self.load, http, lifecycle=self.lifecycle
+                )
+                await stack.enter_async_context(sender)
             self._stack = stack.pop_all()
         return self
 
@@ -96,8 +96,24 @@ class InferenceNode:
     ) -> None:
         await self._stack.__aexit__(kind, error, traceback)
 
-    def registration(self, url: str) -> Registration:
-        """What the node offers, reachable under `url`; once it has been entered."""
+    def load(self) -> LoadFigures:
+        """How busy the node is now."""
+        runners = self.runners.values()
+        return LoadFigures(
+            in_flight=self.lifecycle.in_flight,
+            queued_images=sum(runner.queued_images for runner in runners),
+            images_done=sum(runner.images_done for runner in runners),
+        )
+
+    def registration(self) -> Registration:
+        """What the node offers, and where; once it has been entered.
+
+        Raises:
+            Unavailable: its own address is not known yet, for no route leads to the scheduler.
+        """
+        url = self.settings.advertise_url or self.lifecycle.url
+        if self.settings.advertise_url is None and self.settings.scheduler is not None:
+            url = reachable_url(url, peer=self.settings.scheduler)
         return Registration(
             node_id=self.settings.node_id,
             incarnation=self.incarnation,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from urllib.parse import quote
 
 import httpx
 
 from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.http_client import calling
 from tierkit.oip import (
     BINARY_HEADER,
     InferRequest,
@@ -58,17 +58,12 @@ class OipClient:
         if request_id:
             headers[REQUEST_ID_HEADER] = request_id
         target = f"{url}/v2/models/{quote(model, safe='')}/infer"
-        try:
-            async with asyncio.timeout(budget_s):
-                # One piece: a copy of some 150 kB costs far less than a second write to the socket.
-                async with self._http.stream("POST", target, content=b"".join(chunks), headers=headers) as answer:
-                    body = await self._read(answer, url)
-        except (TimeoutError, httpx.TimeoutException) as exc:
-            raise UpstreamTimeout(f"{url} did not answer within the budget") from exc
-        except httpx.TransportError as exc:
-            raise UpstreamUnavailable(f"{url} cannot be reached: {exc or type(exc).__name__}") from exc
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise UpstreamError(f"{url} gave no usable answer: {exc}") from exc
+        # One piece: a copy of some 150 kB costs far less than a second write to the socket.
+        async with (
+            calling(url, budget_s=budget_s),
+            self._http.stream("POST", target, content=b"".join(chunks), headers=headers) as answer,
+        ):
+            body = await self._read(answer, url)
         if answer.status_code != 200:
             raise _refusal(url, answer, body)
         try:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
+from edge_node.app import create_app
+from edge_node.node import EdgeNode
+from edge_node.settings import EdgeSettings
 from tierkit.model import Array, TensorSpec
-from tierkit.node import InferenceNode, node_app
 from tierkit.service import Lifecycle
-from tierkit.settings import NodeSettings
 from tierkit.testing import serve_app
-from tierkit.types import Tier
 
 
 class PixelModel:
@@ -62,7 +62,7 @@ class PixelModel:
 class RunningNode:
     """What a test needs of a node that is being served."""
 
-    def __init__(self, node: InferenceNode, lifecycle: Lifecycle, model: PixelModel, http: httpx.AsyncClient) -> None:
+    def __init__(self, node: EdgeNode, lifecycle: Lifecycle, model: PixelModel, http: httpx.AsyncClient) -> None:
         self.node = node
         self.lifecycle = lifecycle
         self.model = model
@@ -81,13 +81,13 @@ def start_node() -> StartNode:
 
     @asynccontextmanager
     async def start(**values: object) -> AsyncIterator[RunningNode]:
-        settings = NodeSettings.model_validate({"node_id": "edge-1", "drain_s": 5.0, **values})
+        settings = EdgeSettings.model_validate({"node_id": "edge-1", "port": 0, "drain_s": 5.0, **values})
         model = PixelModel()
-        made: list[InferenceNode] = []
+        made: list[EdgeNode] = []
 
         def build(lifecycle: Lifecycle) -> Starlette:
-            made.append(InferenceNode(settings, Tier.EDGE, [model], lifecycle))
-            return node_app(made[0])
+            made.append(EdgeNode(settings, [model], lifecycle))
+            return create_app(made[0])
 
         async with serve_app(build, settings) as lifecycle:
             model.entered.clear()

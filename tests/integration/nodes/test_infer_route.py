@@ -129,7 +129,7 @@ async def test_a_full_queue_answers_503_at_once_and_health_stays_quick(start_nod
         running_one = asyncio.create_task(post(running, images))
         await wait_for(running.model.entered.is_set)
         waiting = [asyncio.create_task(post(running, images)) for _ in range(2)]
-        await wait_for(lambda: running.node.queued_images == 2)
+        await wait_for(lambda: running.node.load().queued_images == 2)
 
         refused = await post(running, images)
         assert refused.status_code == 503
@@ -149,7 +149,7 @@ async def test_a_budget_that_the_queue_has_already_spent_is_refused_early(start_
         running_one = asyncio.create_task(post(running, running.model.images((1, 2, 3))))
         await wait_for(running.model.entered.is_set)
         backlog = asyncio.create_task(post(running, running.model.images(*[(1, 2, 3)] * 4000)))
-        await wait_for(lambda: running.node.queued_images == 4000)
+        await wait_for(lambda: running.node.load().queued_images == 4000)
         late = await post(running, running.model.images((1, 2, 3)), parameters={"timeout": 100})
         assert late.status_code == 503
         assert "of work wait here" in late.json()["error"]
@@ -166,9 +166,9 @@ async def test_a_client_that_hangs_up_leaves_the_queue(running: Any) -> None:
     _reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     writer.write(f"POST {running.infer_path} HTTP/1.1\r\nHost: node\r\n{head}\r\n".encode() + body)
-    await wait_for(lambda: running.node.queued_images == 1)
+    await wait_for(lambda: running.node.load().queued_images == 1)
     writer.close()
-    await wait_for(lambda: running.node.queued_images == 0)
+    await wait_for(lambda: running.node.load().queued_images == 0)
 
     running.model.gate.set()
     assert (await first).status_code == 200

@@ -1,0 +1,34 @@
+"""Start a cloud node: `python -m cloud_node`, `terrace cloud`."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+
+from cloud_node.app import create_app
+from cloud_node.node import CloudNode
+from cloud_node.settings import CloudSettings
+from models.serving import load_models
+from tierkit.flags import command, run_main
+from tierkit.service import Lifecycle, serve
+
+__all__ = ["main", "run", "start"]
+
+
+def start(settings: CloudSettings) -> int:
+    """Run the node until a signal stops it; returns its exit code."""
+
+    async def build(lifecycle: Lifecycle) -> Starlette:
+        return create_app(CloudNode(settings, await load_models(settings, CloudNode.tier), lifecycle))
+
+    return serve(build, settings, node_id=settings.node_id)
+
+
+run = command(CloudSettings, start)
+
+
+def main() -> None:
+    run_main(run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Settings of a cloud node."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tierkit.settings import NodeSettings, Port
+
+__all__ = ["CloudSettings"]
+
+
+class CloudSettings(NodeSettings):
+    """A cloud node: serves the largest model to end devices that no edge node takes."""
+
+    service: ClassVar[str] = "cloud"
+
+    port: Port = 8753

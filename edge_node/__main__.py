@@ -1,0 +1,34 @@
+"""Start an edge node: `python -m edge_node`, `terrace edge`."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+
+from edge_node.app import create_app
+from edge_node.node import EdgeNode
+from edge_node.settings import EdgeSettings
+from models.serving import load_models
+from tierkit.flags import command, run_main
+from tierkit.service import Lifecycle, serve
+
+__all__ = ["main", "run", "start"]
+
+
+def start(settings: EdgeSettings) -> int:
+    """Run the node until a signal stops it; returns its exit code."""
+
+    async def build(lifecycle: Lifecycle) -> Starlette:
+        return create_app(EdgeNode(settings, await load_models(settings, EdgeNode.tier), lifecycle))
+
+    return serve(build, settings, node_id=settings.node_id)
+
+
+run = command(EdgeSettings, start)
+
+
+def main() -> None:
+    run_main(run)
+
+
+if __name__ == "__main__":
+    main()

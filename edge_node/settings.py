@@ -1,0 +1,17 @@
+"""Settings of an edge node."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tierkit.settings import NodeSettings, Port
+
+__all__ = ["EdgeSettings"]
+
+
+class EdgeSettings(NodeSettings):
+    """An edge node: serves a fine model to the end devices that are mapped to it."""
+
+    service: ClassVar[str] = "edge"
+
+    port: Port = 8752

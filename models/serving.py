@@ -1,0 +1,106 @@
+"""The networks that a node serves: found, fetched from the scheduler where they are missing, loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import random
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import anyio
+import httpx
+
+from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
+from models.session import OnnxModel, load_model
+from models.store import Fetch, ModelStore
+from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
+from tierkit.heartbeat import backoff_s
+from tierkit.http_client import calling, open_client
+from tierkit.settings import NodeSettings
+from tierkit.types import Tier
+
+__all__ = ["load_models"]
+
+log = logging.getLogger(__name__)
+
+_STALL_S = 10.0
+"""A download that brings nothing for so long is begun again."""
+
+
+async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
+    """The networks that the node is told to serve, or the manifest's default for its tier, ready to run.
+
+    Weights that are neither in the weights folder nor in the cache are fetched from the scheduler, and kept in the
+    cache. While the scheduler cannot be reached this goes on trying, and says so once.
+
+    Raises:
+        SetupError: a name that the manifest does not have; weights that are missing with no scheduler to ask, that the
+            scheduler does not have either, or that are not those of the manifest; or what `load_model` finds missing.
+    """
+    manifest = load_manifest(settings.weights)
+    store = ModelStore([settings.weights or weights_folder()], settings.cache)
+    loaded = []
+    for entry in _entries(manifest, settings.models, tier):
+        path = await _obtain(store, entry, settings)
+        load = partial(
+            load_model,
+            entry,
+            path.parent,
+            provider=settings.provider,
+            threads=settings.threads,
+            labels=manifest.labels(entry),
+        )
+        loaded.append(await anyio.to_thread.run_sync(load))
+    return loaded
+
+
+def _entries(manifest: Manifest, names: tuple[str, ...], tier: Tier) -> list[ModelEntry]:
+    if not names:
+        return [manifest.default_for(tier)]
+    known = {entry.name: entry for entry in manifest.models}
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
+            raise SetupError(f"the manifest has no model '{name}'; {hint}")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+async def _obtain(store: ModelStore, entry: ModelEntry, settings: NodeSettings) -> Path:
+    failures = 0
+    while True:
+        try:
+            return await store.obtain(entry, _fetch_from(settings.scheduler))
+        except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
+            failures += 1
+            if failures == 1:
+                log.warning("cannot fetch model '%s' from the scheduler yet, trying on: %s", entry.name, exc)
+            await asyncio.sleep(backoff_s(failures, random.random()))
+
+
+def _fetch_from(scheduler: str | None) -> Fetch:
+    async def fetch(name: str, sha256: str) -> AsyncIterator[bytes]:
+        if scheduler is None:
+            raise WeightsError(
+                f"the weights of model '{name}' are not here; give the folder that has them with --weights, or a "
+                "scheduler to fetch them from with --scheduler"
+            )
+        log.info("fetching weights", extra={"model": name, "scheduler": scheduler})
+        target = f"{scheduler}/v1/models/{quote(name, safe='')}/file"
+        async with (
+            open_client() as http,
+            calling("the scheduler", budget_s=None),
+            http.stream("GET", target, params={"sha256": sha256}, timeout=httpx.Timeout(_STALL_S)) as answer,
+        ):
+            if answer.status_code == 404:
+                raise WeightsError(f"neither this node nor the scheduler has the weights of model '{name}' ({sha256})")
+            if answer.status_code != 200:
+                raise UpstreamError(f"the scheduler answered {answer.status_code}", status_code=answer.status_code)
+            async for block in answer.aiter_bytes():
+                yield block
+
+    return fetch
