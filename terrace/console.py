@@ -37,7 +37,7 @@ def print_json(value: Any) -> None:
 
 def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """A table with quiet headings and no frame; the columns named in `right` hold numbers."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table

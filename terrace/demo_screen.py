@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -19,8 +19,10 @@ from tierkit.types import Tier
 __all__ = ["DemoScreen"]
 
 _EXAMPLES = 8
-_LABEL_WIDTH = 32
-"""Of the longest superclass name, so that the columns stand still while they fill."""
+_LABEL_WIDTH = 31
+"""Of the longest superclass name with its mark, so that the columns stand still while they fill."""
+_FINE_WIDTH = 15
+_OTHER_COLUMNS = 62
 
 
 class DemoScreen:
@@ -56,12 +58,10 @@ class DemoScreen:
         if result.fine is not None:
             self._fine[result.index] = result.fine
 
-    def __rich__(self) -> RenderableType:
-        return Group(
-            Text(f"fleet ready in {self._ready_s:.1f} s; {self._total} images are on their way\n", style="dim"),
-            self._bars(),
-            Padding(self._answers(), (1, 0, 0, 0)),
-        )
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(f"fleet ready in {self._ready_s:.1f} s, {self._total} images are on their way\n", style="dim")
+        yield self._bars()
+        yield Padding(self._answers(max(12, min(_LABEL_WIDTH, options.max_width - _OTHER_COLUMNS))), (1, 0))
 
     def _bars(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
@@ -72,15 +72,17 @@ class DemoScreen:
             table.add_row(name, bar, Text(f"{len(answers)}/{self._total}", style="dim"))
         return table
 
-    def _answers(self) -> RenderableType:
-        table = plain_table("image of a", "coarse, from an end node", "", "fine, from edge or cloud", " ", "by")
-        table.columns[1].width = _LABEL_WIDTH
-        table.columns[2].justify = table.columns[4].justify = "right"
+    def _answers(self, label_width: int) -> RenderableType:
+        table = plain_table("an image of", "coarse", "after", "fine", "after ", "by", right=("after", "after "))
+        table.columns[1].width = label_width
+        table.columns[3].min_width = _FINE_WIDTH
+        for column in table.columns:
+            column.no_wrap, column.overflow = True, "ellipsis"
         for index in self._examples:
             truth = self._truth[index]
             coarse, fine = self._coarse.get(index), self._fine.get(index)
             table.add_row(
-                self._fine_names[truth],
+                _words(self._fine_names[truth]),
                 _judged(coarse.label, coarse.index == self._parents[truth]) if coarse else Text("…", style="dim"),
                 milliseconds(coarse.ms) if coarse else "",
                 _judged(fine.label, fine.index == truth) if fine else Text("…", style="dim"),
@@ -91,4 +93,8 @@ class DemoScreen:
 
 
 def _judged(label: str, right: bool) -> Text:
-    return Text.assemble(("✓ ", "green") if right else ("✗ ", "red"), (label, "" if right else "dim"))
+    return Text.assemble(("✓ ", "green") if right else ("✗ ", "red"), (_words(label), "" if right else "dim"))
+
+
+def _words(label: str) -> str:
+    return label.replace("_", " ")

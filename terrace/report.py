@@ -20,9 +20,9 @@ def job_summary(job: Job) -> RenderableType:
     """Everything that a finished (or running) job has to tell, in about fifteen lines."""
     parts: list[RenderableType] = [headline(job), Padding(_answers(job), (1, 0, 0, 0))]
     if job.by_node:
-        parts.append(_shares(job))
+        parts.append(Padding(_shares(job), (1, 0, 0, 0)))
     if job.mapping:
-        parts.append(mapping_line(job))
+        parts.append(Padding(mapping_line(job), (1, 0, 0, 0)))
     return Group(*parts)
 
 
