@@ -61,6 +61,8 @@ class Shell:
         with request_context(request_id):
             try:
                 await self._route(scope, receive, send_with_id)
+            except ClientDisconnect:
+                log.debug("the client hung up")
             finally:
                 if log.isEnabledFor(logging.DEBUG):
                     elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
@@ -122,9 +124,6 @@ class _BoundedBody:
             return
         try:
             await app(self._scope, self.receive, self.send)
-        except ClientDisconnect:
-            log.debug("the client hung up after %d bytes of its request", self._received_bytes)
-            return
         except Exception:
             if self._breach is None or self._started:
                 raise

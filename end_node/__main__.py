@@ -1,0 +1,37 @@
+"""Start an end node: `python -m end_node`, `terrace end`."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+
+from end_node.app import create_app
+from end_node.node import EndNode
+from end_node.settings import EndSettings
+from models.manifest import load_manifest
+from models.serving import load_models
+from tierkit.flags import command, run_main
+from tierkit.service import Lifecycle, serve
+
+__all__ = ["main", "run", "start"]
+
+
+def start(settings: EndSettings) -> int:
+    """Run the node until a signal stops it; returns its exit code."""
+
+    async def build(lifecycle: Lifecycle) -> Starlette:
+        hierarchy = load_manifest(settings.weights).hierarchy
+        models = await load_models(settings, EndNode.tier)
+        return create_app(EndNode(settings, models, lifecycle, hierarchy))
+
+    return serve(build, settings, node_id=settings.node_id)
+
+
+run = command(EndSettings, start)
+
+
+def main() -> None:
+    run_main(run)
+
+
+if __name__ == "__main__":
+    main()

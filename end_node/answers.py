@@ -1,0 +1,79 @@
+"""From class probabilities to answers: labels, confidences, superclasses. Pure, arrays in, events out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from models.hierarchy import Hierarchy
+from tierkit.errors import UpstreamError
+from tierkit.model import Array
+from tierkit.oip import InferResponse
+from tierkit.protocol import CoarseEvent, FineEvent, Upstream
+from tierkit.runner import RunResult
+
+__all__ = ["check_probabilities", "coarse_event", "fine_event"]
+
+_SUM_TOLERANCE = 1e-3
+"""A float32 softmax over 100 classes is within 1e-5 of 1; half precision would be within 1e-3."""
+
+
+def coarse_event(task_id: str, node_id: str, model: str, probabilities: Array, cost: RunResult) -> CoarseEvent:
+    """The first line of an answer, from the probabilities of the superclasses, `[n, C]`."""
+    labels, confidences = _best(probabilities)
+    return CoarseEvent(
+        task_id=task_id,
+        node_id=node_id,
+        model=model,
+        labels=labels,
+        confidences=confidences,
+        queue_ms=cost.queue_s * 1000,
+        compute_ms=cost.compute_s * 1000,
+    )
+
+
+def fine_event(
+    task_id: str, upstream: Upstream, probabilities: Array, hierarchy: Hierarchy, *, round_trip_s: float
+) -> FineEvent:
+    """The finer answer, from an upper node's class probabilities, `[n, F]`; the superclass is the one whose classes'
+    probabilities add up to the most, which need not be that of the best class."""
+    labels, confidences = _best(probabilities)
+    coarse_labels, coarse_confidences = _best(hierarchy.coarse_probabilities(probabilities))
+    return FineEvent(
+        task_id=task_id,
+        node_id=upstream.node_id,
+        tier=upstream.tier,
+        model=upstream.model,
+        labels=labels,
+        confidences=confidences,
+        coarse_labels=coarse_labels,
+        coarse_confidences=coarse_confidences,
+        round_trip_ms=round_trip_s * 1000,
+    )
+
+
+def check_probabilities(response: InferResponse, *, images: int, classes: int) -> Array:
+    """The output `probabilities` of an upper node's answer, float32 `[images, classes]`.
+
+    An answer of another model, of another batch or of a broken network must not pass for a result.
+
+    Raises:
+        UpstreamError: it is missing, or is no list of probability distributions of this shape.
+    """
+    probabilities = response.output("probabilities")
+    if probabilities is None:
+        raise UpstreamError("the answer has no output 'probabilities'")
+    if probabilities.shape != (images, classes) or probabilities.dtype.kind != "f":
+        raise UpstreamError(
+            f"the answer has 'probabilities' {probabilities.dtype} {list(probabilities.shape)} "
+            f"where [{images}, {classes}] were asked for"
+        )
+    # NaN fails each comparison, so it is refused as well.
+    if not ((probabilities >= 0).all() and (abs(probabilities.sum(axis=1) - 1) <= _SUM_TOLERANCE).all()):
+        raise UpstreamError("the answer's 'probabilities' are no probabilities: they must be positive and add up to 1")
+    return np.asarray(probabilities, dtype=np.float32)
+
+
+def _best(probabilities: Array) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    # A float32 sum may exceed 1 in its last digit.
+    confidences = np.minimum(probabilities.max(axis=1), 1.0)
+    return tuple(probabilities.argmax(axis=1).tolist()), tuple(confidences.tolist())

@@ -1,0 +1,175 @@
+"""Behaviour of an end node: the coarse answer from its own model, the fine one from an upper node."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar
+
+from prometheus_client import Histogram
+
+from end_node.answers import check_probabilities, coarse_event, fine_event
+from end_node.settings import EndSettings
+from models.hierarchy import Hierarchy
+from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.http_client import open_client
+from tierkit.model import Array, Model
+from tierkit.node import InferenceNode
+from tierkit.oip import InferRequest, RequestedOutput, Tensor
+from tierkit.oip_client import OipClient
+from tierkit.protocol import CoarseEvent, FallbackEvent, FallbackReason, FineEvent, Upstream
+from tierkit.service import Lifecycle
+from tierkit.types import Tier
+
+__all__ = ["EndNode", "Task"]
+
+log = logging.getLogger(__name__)
+
+_OUTPUT = "probabilities"
+
+_escalation_duration = Histogram(
+    "terrace_escalation_duration_seconds",
+    "Requests of this end node to upper nodes; outcome: fine, upstream_unavailable, upstream_timeout, upstream_error "
+    "or cancelled.",
+    ["to", "outcome"],
+    buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One batch of images to answer."""
+
+    task_id: str
+    images: Array
+    """UINT8 `[n, h, w, 3]`."""
+    upstreams: tuple[Upstream, ...]
+    """Upper nodes to ask for the fine answer, in this order; none where the coarse answer is all that is wanted."""
+    deadline: float
+    """On the node's clock (`time.monotonic`), after which no answer is of use."""
+    request_id: str
+
+
+class EndNode(InferenceNode):
+    """Answers tasks, besides what every node does. Keeps no state between them: a task that comes twice is simply
+    computed twice.
+
+    Args:
+        settings: of the node.
+        models: the first one gives the coarse answers.
+        lifecycle: of the process.
+        hierarchy: of the labels.
+        clock: monotonic time in seconds.
+
+    Raises:
+        SetupError: the first model gives neither superclass nor class probabilities.
+    """
+
+    tier: ClassVar[Tier] = Tier.END
+    settings: EndSettings
+
+    def __init__(
+        self,
+        settings: EndSettings,
+        models: Sequence[Model],
+        lifecycle: Lifecycle,
+        hierarchy: Hierarchy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings, models, lifecycle)
+        self.clock = clock
+        self._hierarchy = hierarchy
+        self._http = open_client()
+        self._upstream = OipClient(self._http)
+        model = self.default_runner.model
+        classes = next((spec.shape[-1] for spec in model.outputs if spec.name == _OUTPUT), None)
+        if classes not in (len(hierarchy.coarse), len(hierarchy.fine)):
+            raise SetupError(
+                f"the model '{model.name}' has {classes or 'no'} probabilities; an end node needs one that tells the "
+                f"{len(hierarchy.coarse)} superclasses or the {len(hierarchy.fine)} classes apart"
+            )
+        self._sums_up = classes != len(hierarchy.coarse)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, traceback)
+        await self._http.aclose()
+
+    async def coarse(self, task: Task) -> CoarseEvent:
+        """The coarse answer, from the node's own model.
+
+        Raises:
+            TerraceError: as `ModelRunner.infer`.
+        """
+        model = self.default_runner.model
+        (images,) = model.inputs
+        result = await self.default_runner.infer(
+            {images.name: task.images}, [_OUTPUT], budget_s=task.deadline - self.clock()
+        )
+        probabilities = result.outputs[_OUTPUT]
+        if self._sums_up:
+            probabilities = self._hierarchy.coarse_probabilities(probabilities)
+        return coarse_event(task.task_id, self.settings.node_id, model.name, probabilities, result)
+
+    async def fine(self, task: Task) -> FineEvent | FallbackEvent:
+        """The fine answer of the first upper node that gives one, or why the coarse one has to stand.
+
+        Each attempt may take an equal share of what is left for it and those after it, so that one node that hangs
+        does not use up the time of the others; the last one has all that is left.
+        """
+        tried: list[str] = []
+        failures: list[str] = []
+        reason: FallbackReason = "deadline"
+        for index, upstream in enumerate(task.upstreams):
+            remaining_s = task.deadline - self.clock()
+            if remaining_s <= 0:
+                break
+            tried.append(upstream.node_id)
+            try:
+                return await self._ask(task, upstream, remaining_s / (len(task.upstreams) - index))
+            except TerraceError as exc:
+                reason = _reason(exc)
+                failures.append(f"{upstream.node_id}: {exc}")
+                log.info(
+                    "no fine answer", extra={"task_id": task.task_id, "upstream": upstream.node_id, "why": str(exc)}
+                )
+        detail = "; ".join(failures) or "the budget was spent before an upper node could be asked"
+        return FallbackEvent(task_id=task.task_id, reason=reason, detail=detail, tried=tuple(tried))
+
+    async def _ask(self, task: Task, upstream: Upstream, budget_s: float) -> FineEvent:
+        started = self.clock()
+        outcome = "cancelled"
+        try:
+            response = await self._upstream.infer(
+                upstream.url,
+                upstream.model,
+                InferRequest(
+                    inputs=(Tensor("images", task.images),), outputs=(RequestedOutput(_OUTPUT),), id=task.task_id
+                ),
+                budget_s=budget_s,
+                request_id=task.request_id,
+            )
+            probabilities = check_probabilities(response, images=len(task.images), classes=len(self._hierarchy.fine))
+            outcome = "fine"
+        except TerraceError as exc:
+            outcome = _reason(exc)
+            raise
+        finally:
+            round_trip_s = self.clock() - started
+            _escalation_duration.labels(upstream.tier, outcome).observe(round_trip_s)
+        return fine_event(task.task_id, upstream, probabilities, self._hierarchy, round_trip_s=round_trip_s)
+
+
+def _reason(error: TerraceError) -> FallbackReason:
+    match error:
+        case UpstreamUnavailable():
+            return "upstream_unavailable"
+        case UpstreamTimeout():
+            return "upstream_timeout"
+        case _:
+            return "upstream_error"

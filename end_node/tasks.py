@@ -1,0 +1,105 @@
+"""POST /v1/tasks/{task_id}: one batch in, a stream of lines out: coarse at once, then fine or why there is none."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+
+from starlette.types import Receive, Scope, Send
+
+from end_node.node import EndNode, Task
+from end_node.upstreams import read_upstreams
+from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.errors import InvalidInput
+from tierkit.logs import current_request_id
+from tierkit.model import Array
+from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
+from tierkit.oip_server.infer import budget_s
+from tierkit.protocol import UPSTREAM_HEADER, ErrorEvent, TaskEvent
+
+__all__ = ["TaskEndpoint"]
+
+log = logging.getLogger(__name__)
+
+_BINARY = BINARY_HEADER.lower().encode()
+_UPSTREAM = UPSTREAM_HEADER.lower().encode()
+_TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class TaskEndpoint:
+    """ASGI application of the route; plain ASGI for the same reason as the inference route."""
+
+    def __init__(self, node: EndNode) -> None:
+        self._node = node
+        self._settings = node.settings
+        self._limits = Limits(max_body_bytes=node.settings.max_body_bytes)
+        self._metrics = node.metrics[node.default_runner.model.name]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        arrived = self._node.clock()
+        body = b""
+        try:
+            headers = dict(scope["headers"])
+            task_id = _task_id(scope)
+            upstreams = read_upstreams(_text(headers, _UPSTREAM), self._settings.allowed_upstreams)
+            # Before the body is read: a node that is full says so at once.
+            self._node.default_runner.check_room()
+            body = await read_body(receive)
+            request = decode_request(body, parse_header_length(_text(headers, _BINARY)), limits=self._limits)
+            budget = budget_s(headers, request)
+            task = Task(
+                task_id=task_id,
+                images=_images(request),
+                upstreams=upstreams,
+                deadline=arrived + (self._settings.task_budget_s if budget is None else budget),
+                request_id=current_request_id(),
+            )
+            async with cancelled_on_disconnect(receive):
+                coarse = await self._node.coarse(task)
+        except BaseException as exc:
+            self._metrics.observe_request(time.perf_counter() - started, len(body), exc)
+            raise
+        self._metrics.observe_request(time.perf_counter() - started, len(body), None)
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
+        )
+        await _send_line(send, coarse, more=bool(task.upstreams))
+        if task.upstreams:
+            # Only the upper node's time: when the client hangs up, the question to it is dropped as well.
+            async with cancelled_on_disconnect(receive):
+                event = await self._fine(task)
+            await _send_line(send, event, more=False)
+
+    async def _fine(self, task: Task) -> TaskEvent:
+        try:
+            return await self._node.fine(task)
+        except Exception:
+            # The status has been sent; the stream itself must say that it does not end as it should.
+            log.exception("the fine answer failed", extra={"task_id": task.task_id})
+            return ErrorEvent(task_id=task.task_id, error=f"internal error; request id {task.request_id}")
+
+
+async def _send_line(send: Send, event: TaskEvent, *, more: bool) -> None:
+    line = event.model_dump_json().encode() + b"\n"
+    await send({"type": "http.response.body", "body": line, "more_body": more})
+
+
+def _images(request: InferRequest) -> Array:
+    if [tensor.name for tensor in request.inputs] != ["images"]:
+        raise InvalidInput(f"a task has one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
+    return request.inputs[0].data
+
+
+def _task_id(scope: Scope) -> str:
+    task_id: str = scope["path_params"]["task_id"]
+    if not _TASK_ID.fullmatch(task_id):
+        raise InvalidInput("a task id has 1 to 128 letters, digits, dots, dashes, colons and underscores")
+    return task_id
+
+
+def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")

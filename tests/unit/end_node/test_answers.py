@@ -1,0 +1,72 @@
+"""From probabilities to answers, and what is no answer."""
+
+import numpy as np
+import pytest
+
+from end_node.answers import check_probabilities, coarse_event, fine_event
+from models.hierarchy import Hierarchy
+from tierkit.errors import UpstreamError
+from tierkit.model import Array
+from tierkit.oip import InferResponse, Tensor
+from tierkit.protocol import Upstream
+from tierkit.runner import RunResult
+from tierkit.types import Tier
+
+HIERARCHY = Hierarchy(name="h", fine=("a", "b", "c"), coarse=("x", "y"), parent=(0, 1, 1))
+UPSTREAM = Upstream(node_id="edge-1", url="http://a:1", tier=Tier.EDGE, model="m")
+GOOD = np.array([[0.4, 0.3, 0.3], [0.0, 0.0, 1.0]], np.float32)
+
+
+def response(data: Array, name: str = "probabilities") -> InferResponse:
+    return InferResponse("m", "1", (Tensor(name, data),))
+
+
+def test_the_superclass_is_that_of_the_most_probable_sum() -> None:
+    event = fine_event("t", UPSTREAM, GOOD, HIERARCHY, round_trip_s=0.25)
+    assert event.labels == (0, 2)
+    assert event.coarse_labels == (1, 1)
+    assert event.coarse_confidences == pytest.approx((0.6, 1.0))
+    assert (event.node_id, event.tier, event.model, event.round_trip_ms) == ("edge-1", Tier.EDGE, "m", 250.0)
+
+
+def test_a_confidence_is_at_most_one_whatever_the_rounding() -> None:
+    just_above = np.array([[1.0000001, 0.0, 0.0]], np.float32)
+    assert just_above.max() > 1
+    event = fine_event("t", UPSTREAM, just_above, HIERARCHY, round_trip_s=0.0)
+    assert event.confidences == (1.0,)
+    assert event.coarse_confidences == (1.0,)
+
+
+def test_a_coarse_event_tells_what_it_cost() -> None:
+    cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
+    event = coarse_event("t", "end-1", "m", np.array([[0.25, 0.75]], np.float32), cost)
+    assert (event.labels, event.confidences) == ((1,), (0.75,))
+    assert (event.queue_ms, event.compute_ms) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_good_answer_passes_as_float32(dtype: type) -> None:
+    checked = check_probabilities(response(GOOD.astype(dtype)), images=2, classes=3)
+    assert checked.dtype == np.float32
+    np.testing.assert_array_equal(checked, GOOD)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        response(GOOD, name="logits"),
+        response(GOOD[:1]),
+        response(GOOD[:, :2]),
+        response(GOOD.reshape(2, 3, 1)),
+        response(GOOD.astype(np.int64)),
+        response(GOOD * np.float32(1.01)),
+        response(np.array([[1.5, -0.5, 0.0], [0, 0, 1]], np.float32)),
+        response(np.array([[np.nan, 0.5, 0.5], [0, 0, 1]], np.float32)),
+        response(np.array([[np.inf, 0.5, 0.5], [0, 0, 1]], np.float32)),
+        response(np.zeros((2, 3), np.float32)),
+    ],
+    ids=["name", "rows", "classes", "rank", "integers", "sum", "negative", "nan", "inf", "zeros"],
+)
+def test_what_is_no_list_of_distributions_is_refused(bad: InferResponse) -> None:
+    with pytest.raises(UpstreamError):
+        check_probabilities(bad, images=2, classes=3)

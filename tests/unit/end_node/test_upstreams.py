@@ -1,0 +1,88 @@
+"""Which upper nodes a request may name."""
+
+import json
+
+import pytest
+
+from end_node.upstreams import MAX_UPSTREAMS, read_upstreams
+from tierkit.errors import Forbidden, InvalidInput
+
+
+def header(*urls: str) -> str:
+    return json.dumps([{"node_id": f"n{i}", "url": url, "tier": "edge", "model": "m"} for i, url in enumerate(urls)])
+
+
+@pytest.mark.parametrize("value", [None, "[]"])
+def test_none_means_that_the_coarse_answer_is_enough(value: str | None) -> None:
+    assert read_upstreams(value, ()) == ()
+
+
+def test_the_order_is_kept() -> None:
+    upstreams = read_upstreams(header("http://a:1", "https://[::1]:2/path"), ())
+    assert [(upstream.node_id, upstream.url) for upstream in upstreams] == [
+        ("n0", "http://a:1"),
+        ("n1", "https://[::1]:2/path"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("", "cannot be read"),
+        ("{}", "cannot be read"),
+        ('[{"node_id": "a"}]', "0.url: Field required"),
+        (header("http://a:1").replace("edge", "moon"), "0.tier"),
+        (header("http://a:1")[:-2] + ', "extra": 1}]', "0.extra"),
+        (header("ftp://a"), "0.url"),
+        (header("file:///etc/passwd"), "0.url"),
+        (header("http://user:secret@a:1"), "plain URL"),
+        (header("http://a:1/?q=1"), "plain URL"),
+        (header("http://a:1/#f"), "plain URL"),
+        (header("http://"), "plain URL"),
+        (header("http://a:1\\@b"), "is no URL"),
+        (header("http://a:1\r\nhost: b"), "is no URL"),
+        (header("http://a:port"), "is no URL"),
+        (header("http://a:99999"), "is no URL"),
+        (header("http://[::1"), "is no URL"),
+        (header(*["http://a:1"] * (MAX_UPSTREAMS + 1)), "names 17 nodes; at most 16"),
+    ],
+)
+def test_what_is_no_route_is_refused(value: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_upstreams(value, ())
+    assert sentence in str(caught.value)
+
+
+ALLOWED = ("http://10.0.0.5:7402", "https://cloud.example/terrace/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.0.0.5:7402",
+        "http://10.0.0.5:7402/deep/er",
+        "https://cloud.example/terrace",
+        "https://CLOUD.example:443/terrace/a",
+    ],
+)
+def test_below_an_allowed_url(url: str) -> None:
+    assert read_upstreams(header(url), ALLOWED)[0].url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.0.0.5",
+        "http://10.0.0.5:7403",
+        "https://10.0.0.5:7402",
+        "http://10.0.0.5.evil.example:7402",
+        "https://cloud.example",
+        "https://cloud.example/terrace-2",
+        "https://cloud.example/terrace/../admin",
+        "https://cloud.example/terrace/%2e%2e/admin",
+        "https://evil.example/https://cloud.example/terrace",
+    ],
+)
+def test_outside_every_allowed_url(url: str) -> None:
+    with pytest.raises(Forbidden, match="--allowed-upstreams"):
+        read_upstreams(header(ALLOWED[0], url), ALLOWED)
