@@ -93,8 +93,11 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = command.main(list(arguments), prog_name="terrace", standalone_mode=False)
     except _UsageError as exc:
-        path = exc.ctx.command_path if exc.ctx else "terrace"
-        typer.echo(f"{path}: {exc.format_message()} See '{path} --help'.", err=True)
+        called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
+        path = exc.ctx.command_path if exc.ctx else called
+        message = exc.format_message()
+        end = "" if message.endswith((".", "?")) else "."
+        typer.echo(f"{path}: {message}{end} See '{path} --help'.", err=True)
         return 2
     except TerraceError as exc:
         hint = f"; {_NO_SCHEDULER}" if isinstance(exc, UpstreamUnavailable) else ""

@@ -90,8 +90,8 @@ class ImageResult:
     error: str | None = None
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
-    true_fine: int | str | None = None
-    true_coarse: int | str | None = None
+    true_fine: str | None = None
+    true_coarse: str | None = None
     request_id: str | None = None
 
     @property
@@ -117,7 +117,7 @@ class Job:
     id: str
     name: str | None = None
     state: JobState
-    reason: str | None = None
+    reason: str = ""
     scheme: Scheme
     privacy: str | None = None
     images: int
@@ -139,7 +139,7 @@ class Job:
     fine_p50_ms: float | None = None
     fine_p99_ms: float | None = None
     by_node: Mapping[str, NodeShare] = field(default_factory=dict)
-    mapping: Mapping[str, Any] = field(default_factory=dict)
+    mapping: Mapping[str, str] = field(default_factory=dict)
     resized_images: int = 0
     policy: Mapping[str, Any] = field(default_factory=dict)
 

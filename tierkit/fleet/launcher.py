@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import DeadlineExceeded, SetupError, Unavailable
-from tierkit.fleet.plan import FleetPlan, ServicePlan
+from tierkit.fleet.plan import SCHEDULER, FleetPlan, ServicePlan
 from tierkit.orphan import PARENT_VARIABLE
 from tierkit.types import Health, Tier
 
@@ -123,7 +123,7 @@ class Fleet:
         scheduler last. What has not ended within the budget is killed."""
         self._stopping = True
         deadline = time.monotonic() + budget_s
-        for kinds in ((Tier.END,), (Tier.EDGE, Tier.CLOUD), ("scheduler",)):
+        for kinds in ((Tier.END,), (Tier.EDGE, Tier.CLOUD), (SCHEDULER,)):
             going = [service for service in self.alive if service.plan.kind in kinds]
             _signal(going, signal.SIGTERM)
             await _ended(going, max(0.0, deadline - time.monotonic()))
@@ -138,8 +138,9 @@ class Fleet:
     async def _spawn(self, plan: ServicePlan) -> RunningService:
         ready_file = self._folder / f"{plan.name}.ready"
         settings = {**plan.settings, "ready_file": str(ready_file)}
-        if plan.kind != "scheduler":
-            settings = {"node_id": plan.name, "scheduler": self.scheduler_url, **settings}
+        if plan.kind != SCHEDULER:
+            # Several nodes share a machine, so none insists on its usual port.
+            settings = {"node_id": plan.name, "scheduler": self.scheduler_url, "port": "0", **settings}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
