@@ -128,7 +128,7 @@ async def running(
                 finally:
                     await _drain(lifecycle, server, http, settings.drain_s)
     finally:
-        server.should_exit = True
+        server.stop()
         await http
         await lifecycle.cancel_owned()
 
@@ -145,11 +145,26 @@ async def _drain(lifecycle: Lifecycle, server: _Server, http: asyncio.Task[None]
         log.warning("drain time is over; giving up work under way", extra={"in_flight": lifecycle.in_flight})
     # What is left are answers that are being read (downloads, event streams): they have the rest of the time.
     server.config.timeout_graceful_shutdown = math.ceil(max(0.0, deadline - loop.time()))
-    server.should_exit = True
+    server.stop()
     await http
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own wakes ten times a second to look whether it should stop; this one sleeps, and stops at once."""
+        while not await self.on_tick(0):  # which renews the Date header
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._stopped.wait()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are handled in `_signals`: uvicorn's own way closes the socket at once and re-raises at the end."""

@@ -1,0 +1,61 @@
+"""An end node and an upper node on real sockets."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from end_node.app import create_app
+from end_node.node import EndNode
+from end_node.settings import EndSettings
+from tests.integration.end_node.aids import (
+    HIERARCHY,
+    PixelModel,
+    RunningEnd,
+    RunningUpper,
+    StartEnd,
+    serve_upper,
+)
+from tierkit.service import Lifecycle
+from tierkit.testing import serve_app
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def start_end(http: httpx.AsyncClient) -> StartEnd:
+    """`async with start_end(max_queue_images=8) as end: ...`; settings of the node as keywords."""
+
+    @asynccontextmanager
+    async def start(model: PixelModel | None = None, **values: object) -> AsyncIterator[RunningEnd]:
+        own = model or PixelModel("coarse", 2)
+        settings = EndSettings.model_validate({"node_id": "end-1", "port": 0, "drain_s": 5.0, **values})
+
+        def build(lifecycle: Lifecycle) -> Starlette:
+            return create_app(EndNode(settings, [own], lifecycle, HIERARCHY))
+
+        async with serve_app(build, settings) as lifecycle:
+            try:
+                yield RunningEnd(lifecycle, own, http)
+            finally:
+                own.gate.set()
+
+    return start
+
+
+@pytest.fixture
+async def end(start_end: StartEnd) -> AsyncIterator[RunningEnd]:
+    async with start_end() as running:
+        yield running
+
+
+@pytest.fixture
+async def upper() -> AsyncIterator[RunningUpper]:
+    async with serve_upper(PixelModel("fine", 4)) as running:
+        yield running
