@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from experiments.bench.inputs import InputPlan
@@ -28,6 +29,7 @@ app = typer.Typer(add_completion=False)
 _PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 _NOTHING_ANSWERED = 1
 _INTERRUPTED = 130
+_WIDEST = 1000
 
 
 class ServiceKind(StrEnum):
@@ -162,7 +164,8 @@ def bench(
     if json:
         print_json(document(target, levels))
     elif levels:
-        screen().print(_table(target, levels, with_goodput=deadline is not None))
+        screen().print(f"[bold]{target.name}[/bold], {target.images} per request; latencies in ms")
+        _show(screen(), _table(target, levels, with_goodput=deadline is not None))
     for caution in cautions(levels):
         progress.print(f"[yellow]note[/yellow]  {caution}")
     answered = any(level.summary.answered for level in levels)
@@ -217,11 +220,16 @@ def _percentiles(more: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted({*_PERCENTILES, *more}))
 
 
+def _show(console: Console, table: Table) -> None:
+    # A terminal that is too narrow wraps whole lines, which stays readable; squeezed columns do not.
+    needed = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    console.width = max(console.width, needed)
+    console.print(table)
+
+
 def _table(target: Target, levels: Sequence[Level], *, with_goodput: bool) -> Table:
     headings, rows = as_cells(levels, streams=target.streams, with_goodput=with_goodput)
     table = plain_table(*headings, right=tuple(headings))
     for row in rows:
         table.add_row(*row)
-    table.title = f"{target.name}, {target.images} per request"
-    table.caption = "latencies in ms; send, network, queue and compute are means that add up to the mean latency"
     return table

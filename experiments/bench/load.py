@@ -1,0 +1,166 @@
+"""The two ways to put load on a server.
+
+A *closed loop* keeps a number of requests under way: the next one is sent when one is answered, so a slow server slows
+its clients. An *open loop* sends at given times whatever the server does, as independent users would, and counts
+latency from the time at which a request was due: a server that stalls for a second is then charged for every request
+that waited, and not only for the one that saw it (coordinated omission).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from experiments.bench.http import Connection, ConnectionBroken
+from experiments.bench.summary import Sample
+from experiments.bench.targets import Target
+from experiments.bench.timer import precise_timer
+
+__all__ = ["CONNECTION", "TIMEOUT", "Record", "run_closed", "run_open"]
+
+Record = Callable[[Sample], None]
+"""Called with each request that has ended."""
+
+TIMEOUT = "timeout"
+CONNECTION = "connection"
+"""Outcomes of requests that were never answered."""
+
+_RECONNECT_S = 0.05
+"""Pause of a worker after a broken connection: a dead server must not turn the load into a busy loop."""
+
+
+async def run_closed(
+    target: Target, concurrency: int, record: Record, halt: asyncio.Event, *, timeout_s: float
+) -> None:
+    """Keep `concurrency` requests under way, one connection each, until `halt` is set; then wait for their answers."""
+    requests = itertools.cycle(target.requests)
+
+    async def work() -> None:
+        async with Connection(target.origin) as connection:
+            while not halt.is_set():
+                due = time.perf_counter()
+                sample = await _shoot(connection, target, next(requests), due, timeout_s)
+                record(sample)
+                if sample.outcome == CONNECTION:
+                    await _pause(halt)
+
+    async with asyncio.TaskGroup() as workers:
+        for number in range(concurrency):
+            workers.create_task(work(), name=f"client {number}")
+
+
+async def run_open(
+    target: Target,
+    schedule: Iterator[float],
+    record: Record,
+    halt: asyncio.Event,
+    *,
+    timeout_s: float,
+    max_connections: int,
+) -> None:
+    """Send a request at each time of `schedule` (seconds from now) until `halt` is set, then wait for those sent.
+
+    Each request has `timeout_s` from when it was due, so at most rate x timeout are waiting at any time. When all
+    `max_connections` are busy, requests wait here for the next free one; that time is part of their latency.
+    """
+    await _OpenLoop(target, schedule, record, timeout_s=timeout_s, max_connections=max_connections).run(halt)
+
+
+class _OpenLoop:
+    def __init__(
+        self,
+        target: Target,
+        schedule: Iterator[float],
+        record: Record,
+        *,
+        timeout_s: float,
+        max_connections: int,
+    ) -> None:
+        self._target = target
+        self._schedule = schedule
+        self._record = record
+        self._timeout_s = timeout_s
+        self._max_connections = max_connections
+        self._requests = itertools.cycle(target.requests)
+        self._waiting: deque[float] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._workers = 0
+        self._over = False
+
+    async def run(self, halt: asyncio.Event) -> None:
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._next = start + next(self._schedule)
+            with precise_timer(lambda: self._tick(start)) as self._timer:
+                self._timer.arm(self._next)
+                await halt.wait()
+            self._over = True
+            self._wake_all()
+
+    def _tick(self, start: float) -> None:
+        now = time.perf_counter()
+        while self._next <= now:
+            self._waiting.append(self._next)
+            self._next = start + next(self._schedule)
+            self._engage()
+        self._timer.arm(self._next)
+
+    def _engage(self) -> None:
+        """See that somebody takes the request that has just become due."""
+        while self._idle:
+            # The last one to become idle: its connection is the least likely to have been closed by the server.
+            worker = self._idle.pop()
+            if not worker.done():
+                worker.set_result(None)
+                return
+        if self._workers < self._max_connections:
+            self._workers += 1
+            self._group.create_task(self._work(), name=f"client {self._workers}")
+
+    def _wake_all(self) -> None:
+        for worker in self._idle:
+            if not worker.done():
+                worker.set_result(None)
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with Connection(self._target.origin) as connection:
+            while True:
+                while self._waiting:
+                    due = self._waiting.popleft()
+                    left_s = due + self._timeout_s - time.perf_counter()
+                    self._record(await _shoot(connection, self._target, next(self._requests), due, max(0.0, left_s)))
+                if self._over:
+                    return
+                idle = loop.create_future()
+                self._idle.append(idle)
+                await idle
+
+
+async def _shoot(connection: Connection, target: Target, request: bytes, due: float, timeout_s: float) -> Sample:
+    first = 0.0
+    sent = time.perf_counter()
+    try:
+        if not connection.connected:
+            await connection.connect(timeout_s)
+            sent = time.perf_counter()
+        reply = await connection.request(request, timeout_s=timeout_s)
+        first = reply.first_at
+        outcome = target.judge(reply)
+    except TimeoutError:
+        outcome = TIMEOUT
+    except ConnectionBroken:
+        outcome = CONNECTION
+    done = time.perf_counter()
+    return Sample(due, sent, first or done, done, outcome)
+
+
+async def _pause(halt: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_RECONNECT_S):
+            await halt.wait()

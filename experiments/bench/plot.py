@@ -1,0 +1,70 @@
+"""The latency-throughput plot: what a server gives, and what its clients wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.levels import Closed, Level
+from tierkit.errors import InvalidInput, MissingExtra
+
+__all__ = ["check_plot", "plot_levels"]
+
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: Path) -> None:
+    """Find out before the measurement whether the plot can be drawn after it.
+
+    Raises:
+        InvalidInput: a file type that cannot be drawn.
+        MissingExtra: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        raise InvalidInput(f"the plot must be one of {', '.join(_FORMATS)}, not {path.name!r}")
+    _figure_class()
+
+
+def plot_levels(levels: Sequence[Level], path: Path, *, title: str) -> None:
+    """Draw latency against throughput, one line for each percentile, the levels named along the lowest line.
+
+    Raises:
+        InvalidInput: the file cannot be written, or nothing was answered.
+        MissingExtra: matplotlib is not installed.
+    """
+    shown = [level for level in levels if level.summary.answered]
+    if not shown:
+        raise InvalidInput("nothing was answered, so there is nothing to plot")
+    # The object interface: no global state, and no display needed.
+    figure = _figure_class()(figsize=(7.0, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    throughput = [level.summary.images_per_s for level in shown]
+    for name in reversed([name for name in shown[0].summary.latency_ms if name != "mean"]):
+        axes.plot(throughput, [level.summary.latency_ms[name] for level in shown], marker="o", markersize=4, label=name)
+    lowest = next(name for name in shown[0].summary.latency_ms if name != "mean")
+    for level, images_per_s in zip(shown, throughput, strict=True):
+        load = f"{level.load.concurrency}" if isinstance(level.load, Closed) else f"{level.load.rate_per_s:g}/s"
+        axes.annotate(
+            load,
+            (images_per_s, level.summary.latency_ms[lowest]),
+            xytext=(0, -12),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
+    axes.set(xlabel="images per second", ylabel="latency (ms)", title=title, xlim=(0, None), ylim=(0, None))
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(frameon=False)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as exc:
+        raise InvalidInput(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise MissingExtra("plots", "drawing a plot") from exc
+    return Figure

@@ -1,0 +1,174 @@
+"""What was measured, as rows, CSV, JSON values and warnings. Units are the suffixes of the columns' names."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.levels import Closed, Level
+from experiments.bench.targets import Target
+from experiments.record import host_facts
+from tierkit.errors import InvalidInput
+
+__all__ = ["as_cells", "as_row", "cautions", "document", "write_csv"]
+
+_BUSY_GENERATOR = 0.85
+_UNSTEADY = 0.25
+_NEGLIGIBLE_MS = 0.005
+
+Row = Mapping[str, str | float | int | bool | None]
+
+
+def as_row(level: Level, *, streams: bool = False) -> Row:
+    """One level as a flat row; None where a figure does not exist.
+
+    `send_ms`, `network_ms`, `queue_ms` and the three `compute_*_ms` are means that add up to `mean_ms`: the wait in
+    the load generator, everything between it and the model's queue, and what the server says of itself.
+    """
+    summary = level.summary
+    row: dict[str, str | float | int | bool | None] = (
+        {"concurrency": level.load.concurrency}
+        if isinstance(level.load, Closed)
+        else {"request_rate": level.load.rate_per_s, "offered_per_s": summary.offered_per_s}
+    )
+    row |= {
+        "images_per_s": summary.images_per_s,
+        "requests_per_s": summary.requests_per_s,
+        "goodput_images_per_s": summary.goodput_images_per_s,
+    }
+    row |= {f"{name}_ms": value for name, value in summary.latency_ms.items()}
+    if streams:
+        row |= {f"first_{name}_ms": value for name, value in summary.first_ms.items()}
+    row["send_ms"] = summary.send_ms
+    row["network_ms"] = _network_ms(level)
+    for name in ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms", "batch_images"):
+        row[name] = getattr(level.server, name, None)
+    return row | {
+        "requests": summary.requests,
+        "answered": summary.answered,
+        "fallbacks": summary.fallbacks,
+        "errors": error_text(summary.errors),
+        "window_s": summary.window_s,
+        "generator_cpu": level.generator_cpu,
+        "unsteady": summary.unsteady,
+        "interrupted": level.interrupted,
+    }
+
+
+def as_cells(
+    levels: Sequence[Level], *, streams: bool = False, with_goodput: bool = False
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of a table for people: columns that no level has anything for are left out."""
+    columns: list[tuple[str, Callable[[Level], str]]] = [
+        (
+            "clients" if isinstance(levels[0].load, Closed) else "requests/s",
+            lambda level: f"{level.load.concurrency if isinstance(level.load, Closed) else level.load.rate_per_s:g}",
+        ),
+        ("images/s", lambda level: _rate(level.summary.images_per_s)),
+    ]
+    if with_goodput:
+        columns.append(("in time/s", lambda level: _rate(level.summary.goodput_images_per_s)))
+    if streams:
+        columns.append(("first p50", lambda level: _ms(level.summary.first_ms["p50"])))
+    for name in levels[0].summary.latency_ms:
+        if name != "mean":
+            columns.append((name, lambda level, name=name: _ms(level.summary.latency_ms[name])))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+    if any((level.summary.send_ms or 0.0) > _NEGLIGIBLE_MS for level in levels):
+        columns.append(("send", lambda level: _ms(level.summary.send_ms)))
+    if any(level.server for level in levels):
+        columns += [
+            ("network", lambda level: _ms(_network_ms(level))),
+            ("queue", lambda level: _ms(level.server.queue_ms if level.server else None)),
+            ("compute", lambda level: _ms(level.server.total_ms - level.server.queue_ms if level.server else None)),
+            ("batch", lambda level: _number(level.server.batch_images if level.server else None)),
+        ]
+    if any(level.summary.fallbacks for level in levels):
+        columns.append(("fallback", lambda level: str(level.summary.fallbacks)))
+    if any(level.summary.errors for level in levels):
+        columns.append(("not answered", lambda level: error_text(level.summary.errors)))
+    return [heading for heading, _ in columns], [[cell(level) for _, cell in columns] for level in levels]
+
+
+def error_text(errors: Mapping[str, int]) -> str:
+    """{"503": 12, "timeout": 1} as "12 x 503, 1 x timeout"."""
+    return ", ".join(f"{count} x {name}" for name, count in errors.items())
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows that all have the same columns.
+
+    Raises:
+        InvalidInput: the file cannot be written.
+    """
+    try:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+            writer.writeheader()
+            writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
+    except OSError as exc:
+        raise InvalidInput(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def document(target: Target, levels: Sequence[Level]) -> dict[str, Any]:
+    """All of it for programs, with the machine that the load came from."""
+    return {
+        "target": target.name,
+        "images_per_request": target.images,
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load_generator": host_facts(),
+        "levels": [as_row(level, streams=target.streams) for level in levels],
+        "cautions": list(cautions(levels)),
+    }
+
+
+def cautions(levels: Sequence[Level]) -> Iterable[str]:
+    """Why some of the figures should be read with care; one sentence each."""
+    for level in levels:
+        summary, label = level.summary, level.load.label
+        if level.interrupted:
+            yield f"{label}: interrupted after {summary.window_s:.1f} s"
+        if not summary.answered:
+            yield f"{label}: no answer within the window: lengthen --measurement-interval, or see the errors"
+        if summary.errors:
+            yield f"{label}: not answered: {error_text(summary.errors)}"
+        if level.generator_cpu > _BUSY_GENERATOR:
+            yield (
+                f"{label}: the load generator used {100 * level.generator_cpu:.0f} % of its core: "
+                "the server may be faster than shown"
+            )
+        if summary.unsteady is not None and summary.unsteady > _UNSTEADY:
+            yield (
+                f"{label}: the throughput of a fifth of the window was {100 * summary.unsteady:.0f} % off the rest: "
+                "lengthen --measurement-interval, or see what else runs"
+            )
+
+
+def _network_ms(level: Level) -> float | None:
+    mean_ms, send_ms = level.summary.latency_ms["mean"], level.summary.send_ms
+    if level.server is None or mean_ms is None or send_ms is None:
+        return None
+    # The server counts over a slightly different interval, so the rest can come out below nothing.
+    return max(0.0, mean_ms - send_ms - level.server.total_ms)
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _plain(value: str | float | int | bool | None) -> str | float | int | bool:
+    if value is None:
+        return ""
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,0 +1,160 @@
+"""From samples to figures. Pure: every number here can be worked out by hand.
+
+Which requests a figure counts is the difference between the two loops. A closed loop's window holds what finished in
+it. An open loop's latencies are those of the requests that were due in the window, however late they finished, for a
+server that falls behind must not hide the requests that it kept waiting; its throughput is what finished in the window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["ANSWERED", "FALLBACK", "OK", "Sample", "Summary", "Window", "percentile", "percentile_name", "summarise"]
+
+OK = "ok"
+FALLBACK = "fallback"
+"""Answered, but the coarse answer stands because no upper tier gave a finer one."""
+
+ANSWERED = frozenset({OK, FALLBACK})
+"""Outcomes that count as answers; any other outcome names what went wrong ("503", "timeout", "connection")."""
+
+_SLICES = 5
+
+
+class Sample(NamedTuple):
+    """One request; `time.perf_counter` seconds."""
+
+    due: float
+    """When it should have been sent. In a closed loop, when its turn came."""
+    sent: float
+    first: float
+    """When the first byte of the answer's body was here."""
+    done: float
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measured interval, `time.perf_counter` seconds: begin included, end excluded."""
+
+    begin: float
+    end: float
+
+    @property
+    def length_s(self) -> float:
+        return self.end - self.begin
+
+    def __contains__(self, moment: float) -> bool:
+        return self.begin <= moment < self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One level of load. Latencies are those of answered requests, milliseconds from when a request was due."""
+
+    window_s: float
+    requests: int
+    """Requests that the latencies and the errors are counted over."""
+    answered: int
+    fallbacks: int
+    errors: Mapping[str, int]
+    """By HTTP status, "timeout" or "connection"; never part of latency or throughput."""
+    images_per_s: float
+    requests_per_s: float
+    """Answered within the window."""
+    goodput_images_per_s: float
+    """As `images_per_s`, of the requests that met the deadline; the same figure where none was set."""
+    offered_per_s: float | None
+    """Requests due per second, for an open loop."""
+    latency_ms: Mapping[str, float | None]
+    """"mean" and one entry for each percentile, such as "p99"; None without answers."""
+    first_ms: Mapping[str, float | None]
+    """The same, up to the first byte of the answer's body."""
+    send_ms: float | None
+    """Mean delay before a request was on its way: waiting for a free connection, connecting, writing."""
+    unsteady: float | None
+    """Largest deviation of a fifth of the window's throughput from the whole's, as a share; None with few answers."""
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` % of the values do not exceed (nearest rank).
+
+    Args:
+        ordered: ascending, at least one value.
+        percent: above 0, at most 100.
+    """
+    # Rounded first: 99 % of 1000 is 990.0000000000001 in floating point, and its ceiling a rank too far.
+    return ordered[max(0, math.ceil(round(percent / 100 * len(ordered), 9)) - 1)]
+
+
+def percentile_name(percent: float) -> str:
+    """99.0 as "p99", 99.9 as "p99.9"."""
+    return f"p{percent:g}"
+
+
+def summarise(
+    samples: Sequence[Sample],
+    window: Window,
+    *,
+    images: int,
+    open_loop: bool,
+    percentiles: Sequence[float] = (50, 90, 95, 99),
+    deadline_s: float = math.inf,
+) -> Summary:
+    """The figures of one level.
+
+    Args:
+        samples: of warm-up, window and after, in any order.
+        window: what is measured.
+        images: per request.
+        open_loop: which requests belong to the window: those due in it (open) or those finished in it (closed).
+        percentiles: above 0, at most 100.
+        deadline_s: for goodput.
+    """
+    counted = [sample for sample in samples if (sample.due if open_loop else sample.done) in window]
+    answered = [sample for sample in counted if sample.outcome in ANSWERED]
+    finished = [sample.done for sample in samples if sample.done in window and sample.outcome in ANSWERED]
+    in_time = sum(sample.done - sample.due <= deadline_s for sample in answered)
+    requests_per_s = len(finished) / window.length_s
+    return Summary(
+        window_s=window.length_s,
+        requests=len(counted),
+        answered=len(answered),
+        fallbacks=sum(sample.outcome == FALLBACK for sample in answered),
+        errors=dict(Counter(sample.outcome for sample in counted if sample.outcome not in ANSWERED).most_common()),
+        images_per_s=requests_per_s * images,
+        requests_per_s=requests_per_s,
+        goodput_images_per_s=(
+            requests_per_s * images if math.isinf(deadline_s) else in_time / window.length_s * images
+        ),
+        offered_per_s=len(counted) / window.length_s if open_loop else None,
+        latency_ms=_distribution([sample.done - sample.due for sample in answered], percentiles),
+        first_ms=_distribution([sample.first - sample.due for sample in answered], percentiles),
+        send_ms=1000 * sum(sample.sent - sample.due for sample in answered) / len(answered) if answered else None,
+        unsteady=_unsteady(finished, window),
+    )
+
+
+def _distribution(seconds: list[float], percentiles: Sequence[float]) -> dict[str, float | None]:
+    if not seconds:
+        return dict.fromkeys(["mean", *map(percentile_name, percentiles)])
+    seconds.sort()
+    figures: dict[str, float | None] = {"mean": 1000 * sum(seconds) / len(seconds)}
+    for percent in percentiles:
+        figures[percentile_name(percent)] = 1000 * percentile(seconds, percent)
+    return figures
+
+
+def _unsteady(finished: Sequence[float], window: Window) -> float | None:
+    # With fewer, the noise of counting alone would look like a server that is not steady.
+    if len(finished) < 20 * _SLICES:
+        return None
+    counts = [0] * _SLICES
+    for moment in finished:
+        counts[min(_SLICES - 1, int((moment - window.begin) / window.length_s * _SLICES))] += 1
+    mean = len(finished) / _SLICES
+    return max(abs(count - mean) for count in counts) / mean

@@ -1,0 +1,40 @@
+"""A small Open Inference Protocol server for the load generator."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from edge_node.app import create_app
+from edge_node.node import EdgeNode
+from edge_node.settings import EdgeSettings
+from tierkit.model import Array, TensorSpec
+from tierkit.testing import serve_app
+
+
+class SumModel:
+    """Adds up the pixels of each image."""
+
+    name = "sum"
+    version = "1"
+    platform = "numpy_test"
+    sha256 = "cd" * 32
+    inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3)),)
+    outputs = (TensorSpec(name="logits", datatype="FP32", shape=(-1, 1)),)
+    labels: Mapping[str, Sequence[str]] = {}
+    parameters: Mapping[str, str | int | float | bool] = {}
+
+    def __init__(self) -> None:
+        self.images_seen = 0
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        images = inputs["images"]
+        self.images_seen += len(images)
+        return {"logits": images.reshape(len(images), -1).sum(axis=1, keepdims=True).astype(np.float32)}
+
+
+@asynccontextmanager
+async def serving(model: SumModel) -> AsyncIterator[str]:
+    settings = EdgeSettings(node_id="edge-1", port=0, drain_s=2.0)
+    async with serve_app(lambda lifecycle: create_app(EdgeNode(settings, [model], lifecycle)), settings) as lifecycle:
+        yield lifecycle.url

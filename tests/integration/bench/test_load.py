@@ -1,0 +1,234 @@
+"""Both loops against servers on real sockets: what is counted, what is sent when, and what a bad server costs."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from experiments.bench import Closed, InputPlan, Open, Origin, Plan, Sample, Target, measure, oip_target
+from experiments.bench.http import encode_http
+from experiments.bench.load import run_closed, run_open
+from experiments.bench.targets import judge_status
+from tests.integration.bench.aids import SumModel
+from tierkit.testing import listening, wait_for
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+
+class RawServer:
+    """Answers each request with `answer`, once the gate is open; counts what it holds."""
+
+    def __init__(self, answer: bytes = ANSWER) -> None:
+        self.answer = answer
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.received = 0
+        self.held = 0
+        self.most_held = 0
+        self.connections = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while await reader.readuntil(b"\r\n\r\n"):
+            self.received += 1
+            self.held += 1
+            self.most_held = max(self.most_held, self.held)
+            await self.gate.wait()
+            self.held -= 1
+            writer.write(self.answer)
+
+
+@asynccontextmanager
+async def raw_target(server: RawServer) -> AsyncIterator[Target]:
+    async with listening(server.handle) as url:
+        origin = Origin.parse(url)
+        yield Target(
+            origin=origin, name="raw", requests=[encode_http("GET", origin, "/")], images=1, judge=judge_status
+        )
+
+
+QUICK = Plan(window_s=0.3, warmup_s=0.05, timeout_s=5.0)
+
+
+async def test_counts_of_the_load_and_of_the_server_agree(node_url: str, model: SumModel) -> None:
+    target = await oip_target(node_url, "sum", InputPlan(batch_size=5))
+    before = model.images_seen
+    level = await measure(target, Closed(3), QUICK, asyncio.Event())
+    assert level is not None
+    assert {sample.outcome for sample in level.samples} == {"ok"}
+    assert model.images_seen - before == 5 * len(level.samples)
+    assert level.summary.answered == sum(sample.done in level.window for sample in level.samples) > 0
+    assert level.summary.images_per_s == pytest.approx(5 * level.summary.answered / level.window.length_s)
+
+
+async def test_the_servers_own_times_are_part_of_what_clients_wait(node_url: str) -> None:
+    target = await oip_target(node_url, "sum", InputPlan(batch_size=5))
+    level = await measure(target, Closed(2), QUICK, asyncio.Event())
+    assert level is not None
+    assert level.server is not None
+    assert level.server.compute_infer_ms > 0
+    assert level.server.batch_images is not None
+    assert 5 <= level.server.batch_images <= 10
+    mean_ms = level.summary.latency_ms["mean"]
+    assert mean_ms is not None
+    assert level.server.total_ms < mean_ms
+
+
+async def test_a_closed_loop_has_just_so_many_requests_under_way() -> None:
+    server = RawServer()
+    server.gate.clear()
+    async with raw_target(server) as target:
+        samples: list[Sample] = []
+        halt = asyncio.Event()
+        load = asyncio.create_task(run_closed(target, 4, samples.append, halt, timeout_s=5.0))
+        await wait_for(lambda: server.held == 4)
+        server.gate.set()
+        await wait_for(lambda: len(samples) > 100)
+        halt.set()
+        await load
+    assert server.most_held == 4
+    assert server.connections == 4
+    assert len(samples) == server.received
+
+
+async def test_an_open_loop_sends_when_requests_are_due_though_no_answer_comes() -> None:
+    server = RawServer()
+    server.gate.clear()
+    async with raw_target(server) as target:
+        samples: list[Sample] = []
+        halt = asyncio.Event()
+        start = time.perf_counter()
+        schedule = iter([number * 0.01 for number in range(20)] + [1e9])
+        load = asyncio.create_task(run_open(target, schedule, samples.append, halt, timeout_s=5.0, max_connections=64))
+        await wait_for(lambda: server.held == 20)
+        assert samples == []
+        server.gate.set()
+        halt.set()
+        await load
+    assert server.connections == 20
+    due = sorted(sample.due - start for sample in samples)
+    assert due == pytest.approx([number * 0.01 for number in range(20)], abs=0.02)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(due)]
+    assert gaps == pytest.approx([0.01] * 19, abs=1e-9)  # due when the plan says, not when the loop had time
+    assert all(sample.sent >= sample.due for sample in samples)
+
+
+async def test_waiting_for_a_connection_is_part_of_the_latency() -> None:
+    server = RawServer()
+    server.gate.clear()
+    async with raw_target(server) as target:
+        samples: list[Sample] = []
+        halt = asyncio.Event()
+        schedule = iter([0.0, 0.001, 0.002, 1e9])
+        load = asyncio.create_task(run_open(target, schedule, samples.append, halt, timeout_s=5.0, max_connections=1))
+        await wait_for(lambda: server.held == 1)
+        opened = time.perf_counter()
+        server.gate.set()
+        await wait_for(lambda: len(samples) == 3)
+        halt.set()
+        await load
+    assert server.connections == 1
+    assert [sample.sent < opened for sample in samples] == [True, False, False]
+    assert all(sample.done - sample.due > opened - sample.due > 0 for sample in samples)
+
+
+async def test_a_poisson_load_offers_the_rate_that_was_asked_for(node_url: str) -> None:
+    target = await oip_target(node_url, "sum", InputPlan())
+    level = await measure(target, Open(200.0), Plan(window_s=1.0, warmup_s=0.1), asyncio.Event())
+    assert level is not None
+    # 200 arrivals +- 4 standard deviations of a Poisson count.
+    assert 143 < level.summary.requests < 257
+    assert level.summary.answered == level.summary.requests
+
+
+async def test_refusals_are_errors_by_status_and_no_latency() -> None:
+    async with raw_target(RawServer(BUSY)) as target:
+        level = await measure(target, Closed(2), QUICK, asyncio.Event())
+    assert level is not None
+    assert level.summary.errors == {"503": level.summary.requests}
+    assert level.summary.requests > 0
+    assert level.summary.latency_ms["p50"] is None
+
+
+async def test_a_server_that_hangs_up_is_counted_and_not_hammered() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ANSWER[:20])
+
+    async with listening(hang_up) as url:
+        origin = Origin.parse(url)
+        target = Target(
+            origin=origin, name="raw", requests=[encode_http("GET", origin, "/")], images=1, judge=judge_status
+        )
+        level = await measure(target, Closed(2), QUICK, asyncio.Event())
+    assert level is not None
+    assert set(level.summary.errors) == {"connection"}
+    # Two clients with a pause of 50 ms each: some 14 tries in 0.35 s.
+    assert 2 <= len(level.samples) <= 20
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"])
+async def test_what_is_no_http_is_a_broken_connection(answer: bytes) -> None:
+    async with raw_target(RawServer(answer)) as target:
+        level = await measure(target, Closed(1), QUICK, asyncio.Event())
+    assert level is not None
+    assert set(level.summary.errors) == {"connection"}
+
+
+async def test_silence_ends_with_the_timeout_and_a_new_connection() -> None:
+    server = RawServer()
+    server.gate.clear()
+    async with raw_target(server) as target:
+        plan = Plan(window_s=0.5, warmup_s=0.0, timeout_s=0.1)
+        level = await measure(target, Closed(1), plan, asyncio.Event())
+    assert level is not None
+    assert set(level.summary.errors) == {"timeout"}
+    assert server.connections == len(level.samples) >= 3
+    assert all(0.09 <= sample.done - sample.due < 1.0 for sample in level.samples)
+
+
+async def test_answers_on_a_connection_that_closes_each_time() -> None:
+    async with raw_target(RawServer(ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) as target:
+        level = await measure(target, Closed(1), QUICK, asyncio.Event())
+    assert level is not None
+    assert level.summary.errors == {}
+    assert level.summary.answered > 5
+
+
+async def test_a_request_count_ends_the_window_early() -> None:
+    async with raw_target(RawServer()) as target:
+        plan = Plan(window_s=30.0, warmup_s=0.05, max_requests=50)
+        level = await measure(target, Closed(2), plan, asyncio.Event())
+    assert level is not None
+    assert 50 <= level.summary.answered <= 60
+    assert level.window.length_s < 5.0
+    assert not level.interrupted
+
+
+async def test_stopping_keeps_what_was_measured() -> None:
+    server = RawServer()
+    stop = asyncio.Event()
+    async with raw_target(server) as target:
+        plan = Plan(window_s=30.0, warmup_s=0.0)
+        running = asyncio.create_task(measure(target, Closed(1), plan, stop))
+        await wait_for(lambda: server.received > 20)
+        stop.set()
+        level = await running
+    assert level is not None
+    assert level.interrupted
+    assert level.summary.answered >= 15
+    assert level.window.length_s < 10.0
+
+
+async def test_stopping_in_the_warm_up_leaves_nothing_to_report() -> None:
+    server = RawServer()
+    stop = asyncio.Event()
+    async with raw_target(server) as target:
+        running = asyncio.create_task(measure(target, Closed(1), Plan(warmup_s=30.0), stop))
+        await wait_for(lambda: server.received > 5)
+        stop.set()
+        assert await running is None
