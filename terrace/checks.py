@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
 import re
@@ -18,6 +17,7 @@ import httpx
 
 from models.data import read_cifar100, read_sample
 from models.manifest import load_manifest, weights_folder
+from models.session import verify_file
 from terrace import __version__
 from tierkit.client import Client, Device
 from tierkit.errors import SetupError, TerraceError, UpstreamUnavailable
@@ -95,20 +95,12 @@ def check_weights() -> Iterator[Check]:
         yield Check(group=group, name="manifest", verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
         return
     for entry in manifest.models:
-        path = weights_folder() / entry.file
         try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as exc:
-            found = exc.strerror or "unreadable"
-        good = found == entry.sha256
-        yield Check(
-            group=group,
-            name=entry.name,
-            verdict=Verdict.OK if good else Verdict.FAIL,
-            detail=f"{entry.size_bytes / 1e6:.1f} MB, sha256 {entry.sha256[:12]}…" if good else f"{path}: {found[:40]}",
-            advice="" if good else _REINSTALL,
-        )
+            verify_file(entry, weights_folder())
+            detail = f"{entry.size_bytes / 1e6:.1f} MB, sha256 {entry.sha256[:12]}…"
+            yield Check(group=group, name=entry.name, verdict=Verdict.OK, detail=detail)
+        except SetupError as exc:
+            yield Check(group=group, name=entry.name, verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
 
 
 def check_data(root: Path | None) -> Iterator[Check]:

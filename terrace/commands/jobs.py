@@ -18,19 +18,23 @@ __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, follow, read and cancel jobs.")
 
+_PAGE = 200
+"""What the API gives at a time."""
+
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 
 
 @app.command("list")
 def list_jobs(
     scheduler: SchedulerUrl = DEFAULT_URL,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="How many, newest first.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     json: Json = False,
 ) -> None:
     """The newest jobs."""
     with connect(scheduler) as client:
-        page = client.jobs(limit=limit, state=state)
+        page = client.jobs(limit=limit, cursor=cursor, state=state)
     if json:
         print_json(page)
         return
@@ -52,7 +56,7 @@ def list_jobs(
         )
     screen().print(table)
     if page.next_cursor:
-        screen().print(f"[dim]older ones: --limit {limit * 2}[/dim]")
+        screen().print(f"[dim]older ones: terrace jobs list --cursor {page.next_cursor}[/dim]")
 
 
 @app.command()

@@ -165,9 +165,13 @@ class Device:
     tier: Tier
     url: str
     health: Health
+    reason: str = ""
+    """Why the failure detector thinks so."""
     trusted: bool | None = None
     version: str | None = None
     models: tuple[Mapping[str, Any], ...] = ()
+    outstanding: int = 0
+    """Tasks that the scheduler has given it."""
     in_flight: int = 0
     queued_images: int = 0
     images_done: int = 0

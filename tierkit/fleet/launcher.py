@@ -76,7 +76,8 @@ class Fleet:
         self._folder = folder
         self._on_line = on_line
         self._on_exit = on_exit
-        self._stopping = False
+        self._attended = False
+        """Whether a service's end is news: not while starting, when it is an error, nor while stopping."""
 
     @property
     def alive(self) -> tuple[RunningService, ...]:
@@ -98,6 +99,7 @@ class Fleet:
         nodes = [await self._spawn(node) for node in self.plan.nodes]
         for node in nodes:
             await self._ready(node, deadline)
+        self._attended = True
 
     async def join(self, *, budget_s: float) -> None:
         """Wait until the scheduler lists every node of this machine as alive."""
@@ -121,7 +123,7 @@ class Fleet:
     async def stop(self, *, budget_s: float) -> None:
         """SIGTERM and wait, tier by tier from below, so that work under way still finds the tiers above it; the
         scheduler last. What has not ended within the budget is killed."""
-        self._stopping = True
+        self._attended = False
         deadline = time.monotonic() + budget_s
         for kinds in ((Tier.END,), (Tier.EDGE, Tier.CLOUD), (SCHEDULER,)):
             going = [service for service in self.alive if service.plan.kind in kinds]
@@ -132,7 +134,7 @@ class Fleet:
 
     def kill(self) -> None:
         """End everything at once."""
-        self._stopping = True
+        self._attended = False
         _signal(self.alive, signal.SIGKILL)
 
     async def _spawn(self, plan: ServicePlan) -> RunningService:
@@ -189,7 +191,7 @@ class Fleet:
             self._on_line(service.name, text)
         await service.process.wait()
         self.changed.set()
-        if not self._stopping:
+        if self._attended:
             self._on_exit(_exit_of(service))
 
 

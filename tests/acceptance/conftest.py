@@ -1,0 +1,77 @@
+"""A fleet that all acceptance tests of a run share, and a folder with pictures as the documentation has them."""
+
+import io
+import os
+import re
+import select
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.data import read_sample
+from models.manifest import load_manifest
+
+PICTURES = ("apple", "ray", "bicycle")
+
+
+@pytest.fixture(scope="session")
+def fleet_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of the scheduler of a running `terrace up`."""
+    folder = tmp_path_factory.mktemp("fleet")
+    log = folder / "log"
+    with log.open("w") as output:
+        command = [
+            sys.executable,
+            "-m",
+            "terrace",
+            "up",
+            "--port",
+            "0",
+            "--n-map",
+            "1",
+            "--state",
+            str(folder / "state"),
+        ]
+        up = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"})
+    try:
+        yield _announced_url(up, log)
+    finally:
+        up.terminate()
+        up.wait(timeout=30)
+
+
+def _announced_url(up: subprocess.Popen[bytes], log: Path) -> str:
+    process = os.pidfd_open(up.pid)
+    try:
+        for _ in range(600):
+            if found := re.search(r"scheduler  (http://\S+)", log.read_text()):
+                return found[1]
+            assert not select.select([process], [], [], 0.05)[0], f"terrace up has ended:\n{log.read_text()}"
+    finally:
+        os.close(process)
+    raise AssertionError(f"terrace up did not come up:\n{log.read_text()}")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, entered, with `photos/`, `by-class/`, `photos.zip` and `photos.npz` of the bundled sample."""
+    monkeypatch.chdir(tmp_path)
+    sample, names = read_sample(), load_manifest().hierarchy.fine
+    assert sample.fine is not None
+    indices = [int(np.flatnonzero(sample.fine == names.index(name))[0]) for name in PICTURES]
+    with zipfile.ZipFile("photos.zip", "w") as archive:
+        for name, index in zip(PICTURES, indices, strict=True):
+            held = io.BytesIO()
+            Image.fromarray(sample.images[index]).save(held, "PNG")
+            for path in (Path("photos", f"{name}.png"), Path("by-class", name, "1.png")):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(held.getvalue())
+            archive.writestr(f"{name}.png", held.getvalue())
+    np.savez("photos.npz", images=sample.images[indices], labels=sample.fine[indices])
+    return tmp_path

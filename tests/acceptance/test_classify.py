@@ -1,0 +1,121 @@
+"""`terrace classify` and `terrace jobs` against a running fleet: every kind of source, and what a script reads."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def terrace(fleet_url: str, workplace: Path) -> Any:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "TERRACE_SCHEDULER": fleet_url, "COLUMNS": "120", "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "terrace", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=50, env=environment)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("source", "images", "names"),
+    [
+        (["photos/apple.png"], 1, ["apple.png"]),
+        (["photos/"], 3, ["apple.png", "bicycle.png", "ray.png"]),
+        (["photos.zip"], 3, ["apple.png", "ray.png", "bicycle.png"]),
+        (["photos/ray.png", "photos.zip"], 4, ["ray.png", "apple.png", "ray.png", "bicycle.png"]),
+        (["photos.npz"], 3, None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_every_kind_of_source(terrace: Any, source: list[str], images: int, names: list[str] | None) -> None:
+    done = terrace("classify", *source, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["job"]["images"] == report["job"]["answered_fine"] == len(report["results"]) == images
+    assert [result["index"] for result in report["results"]] == list(range(images))
+    if names:
+        assert [result["name"] for result in report["results"]] == names
+
+
+def test_the_sample_has_labels_and_so_an_accuracy(terrace: Any) -> None:
+    done = terrace("classify", "sample", "--scheme", "end", "--json", "--out", "all.jsonl")
+    assert done.returncode == 0, done.stderr
+    job = json.loads(done.stdout)["job"]
+    assert (job["images"], job["answered_coarse"], job["scheme"]) == (1000, 1000, "end")
+    assert job["coarse_accuracy"] > 0.3
+    lines = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
+    right = sum(line["coarse"]["label"] == line["true_coarse"] for line in lines)
+    assert right / len(lines) == pytest.approx(job["coarse_accuracy"], abs=1e-6)
+
+
+def test_labels_from_folders(terrace: Any) -> None:
+    done = terrace("classify", "by-class/", "--labels", "folders", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [result["true_fine"] for result in json.loads(done.stdout)["results"]] == ["apple", "bicycle", "ray"]
+
+
+def test_results_as_a_table(terrace: Any) -> None:
+    done = terrace("classify", "photos/", "--out", "results.csv")
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(Path("results.csv").read_text().splitlines()))
+    assert [row["name"] for row in rows] == ["apple.png", "bicycle.png", "ray.png"]
+    assert all(row["fine_label"] in done.stdout for row in rows)
+
+
+def test_a_job_can_be_looked_at_later(terrace: Any) -> None:
+    job = json.loads(terrace("classify", "photos/", "--json", "--name", "holiday").stdout)["job"]["id"]
+    listed = json.loads(terrace("jobs", "list", "--json").stdout)["jobs"]
+    assert {entry["id"]: entry["name"] for entry in listed}[job] == "holiday"
+    assert json.loads(terrace("jobs", "show", job, "--json").stdout)["state"] == "completed"
+    assert json.loads(terrace("jobs", "wait", job, "--json").stdout)["id"] == job
+    assert len(terrace("jobs", "results", job).stdout.splitlines()) == 3
+    events = [json.loads(line)["event"] for line in terrace("jobs", "events", job, "--json").stdout.splitlines()]
+    assert [kind for kind in events if kind != "state"] == ["coarse", "fine"]
+    assert events[-1] == "state"
+    assert "completed" in terrace("jobs", "show", job).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["jobs", "show", "no-such-job"], "no-such-job"),
+        (["devices", "drain", "no-such-node"], "no-such-node"),
+        (["classify", "not-an-image.png"], "not-an-image.png"),
+        (["classify", "absent.png"], "no such file or folder: absent.png"),
+        (["classify", "cifar100:test", "--data", "."], "TERRACE_DATA"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_sentence(terrace: Any, arguments: list[str], sentence: str) -> None:
+    Path("not-an-image.png").write_text("hello")
+    done = terrace(*arguments)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert done.stderr.startswith("terrace: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_finished_job_cannot_be_cancelled(terrace: Any) -> None:
+    job = json.loads(terrace("classify", "photos/", "--json").stdout)["job"]["id"]
+    done = terrace("jobs", "cancel", job)
+    assert done.returncode == 1
+    assert job in done.stderr
+
+
+def test_devices_are_listed(terrace: Any) -> None:
+    devices = json.loads(terrace("devices", "list", "--json").stdout)["devices"]
+    assert sorted(device["node_id"] for device in devices) == ["cloud-1", "edge-1", "end-1", "end-2"]
+    assert all(device["node_id"] in terrace("devices", "list").stdout for device in devices[:1])
+
+
+def test_the_doctor_is_content(terrace: Any) -> None:
+    report = json.loads(terrace("doctor", "--json").stdout)
+    bad = [check for check in report["checks"] if check["verdict"] == "fail" and check["group"] != "ports"]
+    assert bad == []
+    assert {check["name"] for check in report["checks"]} >= {"scheduler", "end-1", "end-2", "edge-1", "cloud-1"}

@@ -1,0 +1,63 @@
+"""The examples of README and docs run as they stand: `sh` and `python` blocks, in order, one folder per page.
+
+Blocks marked `console` show what cannot run here (other machines, root, a service that stays).
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tierkit import errors
+from tierkit.client import DEFAULT_URL
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/api.md", "docs/cli.md")
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run(page: str, fleet_url: str, workplace: Path) -> None:
+    # `terrace` and `python` are those of this environment, the fleet is the one of the tests.
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TERRACE_SCHEDULER": fleet_url,
+        "COLUMNS": "120",
+    }
+    found = blocks(page)
+    assert found, f"{page} has no examples"
+    shell = "".join(text for language, text in found if language == "sh").replace(DEFAULT_URL, fleet_url)
+    run(["bash", "-euo", "pipefail", "-x", "-c", shell], environment)
+    for language, text in found:
+        if language == "python":
+            run([sys.executable, "-W", "error", "-c", text.replace(DEFAULT_URL, fleet_url)], environment)
+
+
+def run(command: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, f"{command[-1]}\n--- {done.returncode}\n{done.stdout}\n{done.stderr}"
+    # curl ends well when the scheduler answers with an error; the examples must not.
+    assert '{"error":' not in done.stdout, done.stdout + done.stderr
+
+
+def test_the_errors_of_the_api_page_exist() -> None:
+    table = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| [\d, ]+ \|.*\| `(\w+)` \|$", table, re.MULTILINE))
+    assert len(named) == 9
+    assert named <= set(errors.__all__)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/deploy.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []

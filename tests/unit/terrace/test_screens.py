@@ -1,0 +1,114 @@
+"""What people see: numbers in the right places, nothing lost in a narrow terminal."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console, RenderableType
+
+from models.data import ImageSet
+from terrace.console import milliseconds, percent
+from terrace.demo_screen import DemoScreen
+from terrace.report import job_summary
+from tierkit.client import CoarseAnswer, CoarseResults, FineAnswer, FineResults, ImageResult, Job, JobState, NodeShare
+from tierkit.types import Scheme, Tier
+
+HIERARCHY: dict[str, Any] = {
+    "fine": ["ray", "sea"],
+    "coarse": ["fish", "large_natural_outdoor_scenes"],
+    "parent": [0, 1],
+}
+
+
+def seen(view: RenderableType, *, width: int = 100) -> str:
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(view)
+    return capture.get()
+
+
+def result(index: int, *, coarse: int, fine: int | None = None) -> ImageResult:
+    answer = None
+    if fine is not None:
+        answer = FineAnswer(
+            index=fine,
+            label=HIERARCHY["fine"][fine],
+            confidence=0.9,
+            coarse_index=0,
+            coarse_label="fish",
+            node="edge-1",
+            tier=Tier.EDGE,
+            ms=1234.5,
+        )
+    label = str(HIERARCHY["coarse"][coarse])
+    first = CoarseAnswer(index=coarse, label=label, confidence=0.5, node="end-1", ms=12.34)
+    return ImageResult(index=index, coarse=first, fine=answer)
+
+
+@pytest.fixture
+def screen() -> DemoScreen:
+    sample = ImageSet(
+        images=np.zeros((2, 1, 1, 3), np.uint8), fine=np.array([0, 1]), coarse=None, names=(), hierarchy_name="x"
+    )
+    return DemoScreen(sample, HIERARCHY, ready_s=1.25)
+
+
+def test_answers_appear_as_they_arrive(screen: DemoScreen) -> None:
+    assert "0/2" in seen(screen)
+    screen.take(CoarseResults(results=(result(0, coarse=0), result(1, coarse=0))))
+    text = seen(screen)
+    assert "2/2" in text
+    assert "✓ fish" in text
+    assert "✗ fish" in text
+    assert "12.3 ms" in text
+    screen.take(FineResults(results=(result(1, coarse=0, fine=1),)))
+    (line,) = [line for line in seen(screen).splitlines() if line.startswith("sea")]
+    assert line.split() == ["sea", "✗", "fish", "12.3", "ms", "✓", "sea", "1,234", "ms", "edge-1"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_line_is_a_line_in_any_terminal(screen: DemoScreen, width: int) -> None:
+    screen.take(FineResults(results=(result(0, coarse=1, fine=0), result(1, coarse=1, fine=1))))
+    lines = seen(screen, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum("edge-1" in line for line in lines) == 2
+
+
+def test_a_job_in_short() -> None:
+    job = Job(
+        id="j1",
+        state=JobState.COMPLETED,
+        scheme=Scheme.MAPPING,
+        images=300,
+        tasks=6,
+        answered_coarse=300,
+        answered_fine=290,
+        fallback=10,
+        elapsed_s=4.0,
+        images_per_s=75.0,
+        coarse_accuracy=0.5,
+        fine_accuracy=0.75,
+        by_node={
+            "cloud-1": NodeShare(tier=Tier.CLOUD, fine_images=290),
+            "end-1": NodeShare(tier=Tier.END, coarse_images=300),
+        },
+        mapping={"end-1": "cloud-1"},
+    )
+    text = seen(job_summary(job))
+    for words in ("300 images in 4.00 s, 75.0 images/s", "completed", "10 with the coarse answer standing", "50.0 %"):
+        assert words in text
+    assert text.index("end-1 ") < text.index("cloud-1 "), "from the bottom of the tiers to the top"
+    assert "end-1 → cloud-1" in text
+
+
+def test_a_job_that_has_just_begun() -> None:
+    text = seen(
+        job_summary(Job(id="j1", state=JobState.QUEUED, scheme=Scheme.END, images=1, tasks=1, reason="no node"))
+    )
+    assert "queued: no node" in text
+    assert "-" in text
+
+
+def test_numbers() -> None:
+    assert [milliseconds(value) for value in (None, 0.04, 99.94, 1234.5)] == ["-", "0.0 ms", "99.9 ms", "1,234 ms"]
+    assert [percent(value) for value in (None, 0.0, 0.4567)] == ["-", "0.0 %", "45.7 %"]
