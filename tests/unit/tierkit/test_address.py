@@ -1,0 +1,44 @@
+"""Addresses of services."""
+
+import socket
+
+import pytest
+
+from tierkit.errors import PortInUse, Unavailable
+from tierkit.service import reachable_url
+from tierkit.service.address import bind, url_of
+
+
+@pytest.mark.parametrize(
+    ("url", "peer", "reachable"),
+    [
+        ("http://127.0.0.1:7401", "http://127.0.0.1:8070", "http://127.0.0.1:7401"),
+        ("http://10.0.0.7:7401", "http://127.0.0.1:8070", "http://10.0.0.7:7401"),
+        # Every interface: the one that leads to the peer.
+        ("http://0.0.0.0:7401", "http://127.0.0.1:8070", "http://127.0.0.1:7401"),
+        ("http://0.0.0.0:7401", "http://127.0.0.1", "http://127.0.0.1:7401"),
+    ],
+)
+def test_the_url_under_which_a_peer_reaches_us(url: str, peer: str, reachable: str) -> None:
+    assert reachable_url(url, peer=peer) == reachable
+
+
+def test_a_peer_of_unknown_name_may_be_found_later() -> None:
+    with pytest.raises(Unavailable, match="--advertise-url"):
+        reachable_url("http://0.0.0.0:7401", peer="http://no.such.host.invalid:8070")
+
+
+def test_a_port_of_ones_own_choice_and_of_the_systems() -> None:
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        assert url_of(first) == f"http://127.0.0.1:{port}"
+        with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1 is in use"):
+            bind("127.0.0.1", port)
+    with bind("localhost", port) as again:
+        assert again.getsockname()[1] == port
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_an_ipv6_address_is_bracketed() -> None:
+    with bind("::1", 0) as sock:
+        assert url_of(sock) == f"http://[::1]:{sock.getsockname()[1]}"
