@@ -10,17 +10,18 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Collection
+import threading
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierkit.errors import DataError, TooLarge
 
-__all__ = ["InputFiles", "InputWriter", "Pixels"]
+__all__ = ["ImageWriter", "InputFiles", "InputWriter", "MemoryWriter", "Pixels"]
 
 Pixels = NDArray[np.uint8]
 """[n, height, width, 3], height and width those of the networks."""
@@ -38,15 +39,47 @@ class InputFiles:
     """
 
     def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
-        self._folder = folder
+        self.folder = folder
         self.shape = shape
+        self._lock = threading.Lock()
+        self._holders: Counter[str] = Counter()
         folder.mkdir(parents=True, exist_ok=True)
         for partial in folder.glob(f"*{_PARTIAL}"):
             partial.unlink()
 
     def create(self, *, max_images: int) -> InputWriter:
         """A writer for a new file; it blocks, so use it in a thread."""
-        return InputWriter(self._folder, self.shape, max_images)
+        return InputWriter(self, max_images)
+
+    def hold(self, sha256: str) -> None:
+        """Keep a file until `release` has been called as often."""
+        with self._lock:
+            self._holders[sha256] += 1
+
+    def release(self, sha256: str) -> None:
+        """Undo one `hold` (or `InputWriter.finish`); the last one removes the file. A mapped file stays readable
+        until it is let go."""
+        with self._lock:
+            self._holders[sha256] -= 1
+            if self._holders[sha256] <= 0:
+                del self._holders[sha256]
+                self.path(sha256).unlink(missing_ok=True)
+
+    def remove_strays(self) -> None:
+        """Remove the files that nobody holds: of jobs that ended while nobody was there to clean up."""
+        with self._lock:
+            for path in self.folder.glob(f"*{_SUFFIX}"):
+                if path.stem not in self._holders:
+                    path.unlink(missing_ok=True)
+
+    def adopt(self, partial: Path, sha256: str) -> None:
+        """Give a complete file its name, and hold it."""
+        with self._lock:  # not between a `release` of the same content and its removal
+            self._holders[sha256] += 1
+            partial.rename(self.path(sha256))
+
+    def path(self, sha256: str) -> Path:
+        return self.folder / f"{sha256}{_SUFFIX}"
 
     def open(self, sha256: str, images: int) -> Pixels:
         """The pixels of a file, mapped into memory and read-only.
@@ -54,7 +87,7 @@ class InputFiles:
         Raises:
             DataError: the file is gone or has another size.
         """
-        path = self._folder / f"{sha256}{_SUFFIX}"
+        path = self.path(sha256)
         expected = images * int(np.prod(self.shape))
         try:
             found = path.stat().st_size
@@ -64,28 +97,58 @@ class InputFiles:
             raise DataError(f"the input file {path} has {found} bytes instead of {expected}")
         return np.memmap(path, np.uint8, "r", shape=(images, *self.shape)).view(np.ndarray)
 
-    def keep_only(self, sha256s: Collection[str]) -> None:
-        """Remove all files but these. Mapped ones stay readable until they are let go."""
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            if path.stem not in sha256s:
-                path.unlink(missing_ok=True)
 
+class ImageWriter(Protocol):
+    """Receives images one after the other."""
 
-class InputWriter:
-    """Receives images one after the other; `finish` gives the file its name. Left without it, nothing stays behind."""
-
-    def __init__(self, folder: Path, shape: tuple[int, int, int], max_images: int) -> None:
-        self.shape = shape
-        self.images = 0
-        self._max_images = max_images
-        self._folder = folder
-        self._path = folder / f"{secrets.token_hex(8)}{_PARTIAL}"
-        self._file = self._path.open("xb")
-        # The shape is part of the content: the same bytes cut into other images are another input.
-        self._hash = hashlib.sha256(repr(shape).encode())
+    shape: tuple[int, int, int]
+    images: int
+    """Received so far."""
 
     def append(self, images: Pixels) -> None:
         """Add [n, height, width, 3] images of the right size. Raises TooLarge beyond the limit."""
+
+    def check_room(self, images: int) -> None:
+        """Raises TooLarge when so many more images are too many."""
+
+
+class MemoryWriter:
+    """A few images, for a request that is answered at once and not stored."""
+
+    def __init__(self, shape: tuple[int, int, int], max_images: int) -> None:
+        self.shape = shape
+        self.images = 0
+        self._max_images = max_images
+        self._parts: list[Pixels] = []
+
+    def append(self, images: Pixels) -> None:
+        self.check_room(len(images))
+        self._parts.append(images)
+        self.images += len(images)
+
+    def check_room(self, images: int) -> None:
+        if self.images + images > self._max_images:
+            raise TooLarge(f"more than {self._max_images} images in one request; submit a job (POST /v1/jobs)")
+
+    def pixels(self) -> Pixels:
+        """All images, [n, height, width, 3]."""
+        return np.concatenate(self._parts)
+
+
+class InputWriter:
+    """An input file in the making. `finish` gives the file its name. Left without it, nothing stays behind."""
+
+    def __init__(self, files: InputFiles, max_images: int) -> None:
+        self.shape = files.shape
+        self.images = 0
+        self._max_images = max_images
+        self._files = files
+        self._path = files.folder / f"{secrets.token_hex(8)}{_PARTIAL}"
+        self._file = self._path.open("xb")
+        # The shape is part of the content: the same bytes cut into other images are another input.
+        self._hash = hashlib.sha256(repr(self.shape).encode())
+
+    def append(self, images: Pixels) -> None:
         if images.shape[1:] != self.shape or images.dtype != np.uint8:
             raise ValueError(f"images of {images.dtype} {images.shape[1:]} where uint8 {self.shape} is written")
         self.check_room(len(images))
@@ -95,18 +158,17 @@ class InputWriter:
         self.images += len(images)
 
     def check_room(self, images: int) -> None:
-        """Raises TooLarge when so many more images are more than a job may have."""
         if self.images + images > self._max_images:
             raise TooLarge(f"more than {self._max_images} images in one job; split it into several")
 
     def finish(self) -> str:
-        """Make the file durable under the name of its content; returns that sha256."""
+        """Make the file durable under the name of its content, held once; returns that sha256."""
         sha256 = self._hash.hexdigest()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self._path.rename(self._folder / f"{sha256}{_SUFFIX}")
-        folder = os.open(self._folder, os.O_RDONLY)
+        self._files.adopt(self._path, sha256)
+        folder = os.open(self._files.folder, os.O_RDONLY)
         try:
             os.fsync(folder)  # the new name, too, must survive a power failure
         finally:

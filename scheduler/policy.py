@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tierkit.errors import InvalidInput
 from tierkit.types import Privacy, Recovery, Scheme, UpstreamLoss
 
-__all__ = ["JobPolicy", "read_policy"]
+__all__ = ["JobPolicy", "PolicyRequest", "read_policy", "settle"]
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
 
 
-class JobPolicy(BaseModel):
-    """One job's policy. What is None falls back to the scheduler's settings when the job is submitted."""
+class PolicyRequest(BaseModel):
+    """What a user says of a job. What is None falls back to the scheduler's settings when the job is submitted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -48,7 +48,26 @@ class JobPolicy(BaseModel):
     """What follows when no upper node answers: fallback (the coarse answer stands) or wait (for one to come back)."""
 
 
-def read_policy(fields: Iterable[tuple[str, str]]) -> JobPolicy:
+class JobPolicy(PolicyRequest):
+    """The policy that a job was accepted with: nothing is left open, so it means the same after a restart with other
+    settings."""
+
+    scheme: Scheme
+    deadline_s: Seconds
+    task_deadline_s: Seconds
+
+
+def settle(request: PolicyRequest, *, scheme: Scheme, deadline_s: float, task_deadline_s: float) -> JobPolicy:
+    """Fill what the request leaves open from the scheduler's settings."""
+    given: dict[str, Any] = request.model_dump(exclude_none=True)
+    if request.on_upstream_loss is UpstreamLoss.WAIT:
+        # Who wants to wait for a node to come back does not want a task to be closed in the meantime.
+        task_deadline_s = given.get("deadline_s", deadline_s)
+    defaults = {"scheme": scheme, "deadline_s": deadline_s, "task_deadline_s": task_deadline_s}
+    return JobPolicy(**{**defaults, **given})
+
+
+def read_policy(fields: Iterable[tuple[str, str]]) -> PolicyRequest:
     """A policy from form fields or query parameters; an empty value counts as absent.
 
     Raises:
@@ -56,15 +75,15 @@ def read_policy(fields: Iterable[tuple[str, str]]) -> JobPolicy:
     """
     values: dict[str, str] = {}
     for name, value in fields:
-        if name not in JobPolicy.model_fields:
-            close = difflib.get_close_matches(name, JobPolicy.model_fields, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(JobPolicy.model_fields)}"
+        if name not in PolicyRequest.model_fields:
+            close = difflib.get_close_matches(name, PolicyRequest.model_fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(PolicyRequest.model_fields)}"
             raise InvalidInput(f"unknown field {name[:64]!r}: {hint}")
         if name in values:
             raise InvalidInput(f"the field {name!r} is given twice")
         if value:
             values[name] = value
     try:
-        return JobPolicy.model_validate(values)
+        return PolicyRequest.model_validate(values)
     except ValidationError as exc:
         raise InvalidInput("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())) from exc

@@ -19,7 +19,7 @@ class SchedulerSettings(ServiceSettings):
 
     service: ClassVar[str] = "scheduler"
 
-    port: Port = 8750
+    port: Port = 8070
     """TCP port to listen on; 0 lets the system choose a free one, which the ready file and the log then name."""
 
     max_body_bytes: PositiveInt = 1024**3

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from scheduler.ingest.images import fit
-from scheduler.inputs import InputWriter, Pixels
+from scheduler.inputs import ImageWriter, Pixels
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
 __all__ = ["ArrayHeader", "append_images", "check_images", "read_header", "read_npy_images", "read_small"]
@@ -89,7 +89,7 @@ def check_images(header: ArrayHeader, name: str, *, max_pixels: int) -> None:
 
 
 def read_npy_images(
-    file: IO[bytes], header: ArrayHeader, name: str, writer: InputWriter, *, max_bytes: int
+    file: IO[bytes], header: ArrayHeader, name: str, writer: ImageWriter, *, max_bytes: int
 ) -> dict[int, tuple[int, int]]:
     """Append all images of a .npy stream that stands behind its header; returns the sizes of those resampled.
 
@@ -111,7 +111,7 @@ def read_npy_images(
     return resized
 
 
-def append_images(images: Pixels, writer: InputWriter) -> dict[int, tuple[int, int]]:
+def append_images(images: Pixels, writer: ImageWriter) -> dict[int, tuple[int, int]]:
     """Append [n, h, w, 3] images, resampled where they have another size; returns the sizes of those."""
     if images.shape[1:] == writer.shape:
         writer.append(images)

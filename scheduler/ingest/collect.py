@@ -25,7 +25,7 @@ from scheduler.ingest.arrays import (
 from scheduler.ingest.images import ImageLimits, decode_image
 from scheduler.ingest.labels import Labels, labels_from_array
 from scheduler.ingest.spool import Part, Spool
-from scheduler.inputs import InputWriter
+from scheduler.inputs import ImageWriter
 from tierkit.errors import InvalidInput
 from tierkit.oip import Limits, decode_request
 
@@ -78,7 +78,7 @@ class Collector:
         fine: names of the fine classes, for labels.
     """
 
-    def __init__(self, writer: InputWriter, limits: IngestLimits, fine: Sequence[str]) -> None:
+    def __init__(self, writer: ImageWriter, limits: IngestLimits, fine: Sequence[str]) -> None:
         self._writer = writer
         self._limits = limits
         self._fine = fine

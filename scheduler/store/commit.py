@@ -14,21 +14,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import insert
+from sqlalchemy import Executable, insert
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from scheduler.measures import COMMITS
 from scheduler.store.database import plain_reason
 from scheduler.store.tables import results
+from scheduler.work import Answer
 from tierkit.errors import Unavailable
-from tierkit.protocol import TaskEvent
 
 __all__ = ["GroupCommit", "Result"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_GROUP = 500
-_MAX_QUEUED = 2000
+_CONGESTED = 1000
 _LINGER_S = 0.01
 """Least time between two commits: each costs about a millisecond of the processor whatever it holds."""
 _RETRY_S = (0.05, 2.0)
@@ -42,17 +43,7 @@ class Result:
     """The answer to one stage of one task, on its way into the database."""
 
     job_id: str
-    task: int
-    stage: str
-    """coarse | final"""
-    kind: str
-    """coarse | fine | fallback | failed"""
-    ms: float
-    """From the task's first dispatch to the arrival of this answer."""
-    request_id: str
-    event: TaskEvent
-    payload: str
-    """`event` as it came over the wire."""
+    answer: Answer
 
 
 class GroupCommit:
@@ -61,28 +52,31 @@ class GroupCommit:
     Args:
         engine: the database.
         next_seq: the first number for `results.seq`: one more than the database holds.
-        on_commit: called with each group of results once it is durable, in order of their numbers.
     """
 
-    def __init__(
-        self, engine: AsyncEngine, *, next_seq: int, on_commit: Callable[[Sequence[tuple[int, Result]]], None]
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, *, next_seq: int) -> None:
+        self.on_commit: Callable[[Sequence[tuple[int, Result]]], None] = lambda group: None
+        """Called with each group of results once it is durable, in order of their numbers."""
         self._engine = engine
         self._next_seq = next_seq
-        self._on_commit = on_commit
-        self._queue: asyncio.Queue[Result | asyncio.Future[None]] = asyncio.Queue(_MAX_QUEUED)
+        self._queue: asyncio.Queue[Result | Executable | asyncio.Future[None]] = asyncio.Queue()
         self._write_lock = asyncio.Lock()
         self.refused: str | None = None
         """Why the database does not accept results at the moment."""
 
-    async def put(self, result: Result) -> None:
-        """Queue a result; waits while the queue is full."""
-        await self._queue.put(result)
+    @property
+    def congested(self) -> bool:
+        """Whether so much waits to be written that no new work should be begun."""
+        return self._queue.qsize() > _CONGESTED
+
+    def put(self, item: Result | Executable) -> None:
+        """Queue a result, or a statement that changes what it belongs to. Order is kept."""
+        self._queue.put_nowait(item)
 
     async def flush(self) -> None:
         """Wait until all that was queued before is durable and announced."""
         marker = asyncio.get_running_loop().create_future()
-        await self._queue.put(marker)
+        self._queue.put_nowait(marker)
         await marker
 
     async def execute(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
@@ -109,34 +103,27 @@ class GroupCommit:
             items = [first]
             while len(items) < _MAX_GROUP and not self._queue.empty():
                 items.append(self._queue.get_nowait())
-            group = [item for item in items if isinstance(item, Result)]
-            if group:
-                await self._commit(group)
+            await self._commit([item for item in items if not isinstance(item, asyncio.Future)])
             last = loop.time()
             for item in items:
                 if isinstance(item, asyncio.Future) and not item.done():
                     item.set_result(None)
 
-    async def _commit(self, group: Sequence[Result]) -> None:
+    async def _commit(self, items: Sequence[Result | Executable]) -> None:
+        if not items:
+            return
+        group = [item for item in items if isinstance(item, Result)]
+        changes = [item for item in items if not isinstance(item, Result)]
         numbered = list(enumerate(group, start=self._next_seq))
-        rows = [
-            {
-                "job_id": result.job_id,
-                "task": result.task,
-                "stage": result.stage,
-                "seq": seq,
-                "kind": result.kind,
-                "ms": result.ms,
-                "request_id": result.request_id,
-                "payload": result.payload,
-            }
-            for seq, result in numbered
-        ]
+        rows = [_row(seq, result) for seq, result in numbered]
         wait_s, longest_s = _RETRY_S
         while True:
             try:
                 async with self._write_lock, self._engine.begin() as connection:
-                    await connection.execute(insert(results), rows)
+                    if rows:
+                        await connection.execute(insert(results), rows)
+                    for change in changes:
+                        await connection.execute(change)
                 break
             except IntegrityError:
                 raise  # a second answer to the same question: a bug, and no reason to go on
@@ -149,5 +136,20 @@ class GroupCommit:
         if self.refused is not None:
             _log.info("the database accepts results again")
             self.refused = None
+        COMMITS.inc()
         self._next_seq += len(group)
-        self._on_commit(numbered)
+        self.on_commit(numbered)
+
+
+def _row(seq: int, result: Result) -> dict[str, object]:
+    answer = result.answer
+    return {
+        "job_id": result.job_id,
+        "task": answer.task,
+        "stage": answer.stage,
+        "seq": seq,
+        "kind": answer.kind,
+        "ms": answer.ms,
+        "request_id": answer.request_id,
+        "payload": answer.line,
+    }

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import event, insert, select
+from sqlalchemy import event, func, insert, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from scheduler.store.tables import SCHEMA_VERSION, metadata, properties
+from scheduler.store.tables import SCHEMA_VERSION, metadata, properties, results
 from tierkit.errors import SetupError
 
-__all__ = ["open_database", "plain_reason"]
+__all__ = ["last_seq", "open_database", "plain_reason"]
 
 _BUSY_TIMEOUT_MS = 10_000
 
@@ -41,6 +41,12 @@ async def open_database(url: str) -> AsyncEngine:
         await engine.dispose()
         raise
     return engine
+
+
+async def last_seq(engine: AsyncEngine) -> int:
+    """The highest result number in the database, 0 for none."""
+    async with engine.connect() as connection:
+        return await connection.scalar(select(func.max(results.c.seq))) or 0
 
 
 def plain_reason(exc: SQLAlchemyError) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,18 +18,33 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from scheduler.policy import JobPolicy
 from scheduler.store.commit import GroupCommit
 from scheduler.store.tables import jobs, results, tasks
-from tierkit.errors import Conflict
-from tierkit.protocol import TASK_EVENTS, TaskEvent
+from scheduler.work import Answer
+from tierkit.errors import Conflict, NotFound
+from tierkit.protocol import TASK_EVENTS
 
-__all__ = ["JobRow", "JobState", "JobStore", "NewJob", "StoredResult", "TaskRow", "new_job_id"]
+__all__ = ["ImageFacts", "JobRow", "JobState", "JobStore", "NewJob", "StoredResult", "TaskRow", "new_job_id"]
 
 JobState = str
 """queued | running | completed | failed | cancelled; the last three are final."""
 
 UNFINISHED = ("queued", "running")
 
+_RESULTS = select(results, tasks.c.first_image, tasks.c.images).join(
+    tasks, (tasks.c.job_id == results.c.job_id) & (tasks.c.task == results.c.task)
+)
+
 _LIGHT = [column for column in jobs.c if column.name not in ("labels", "names", "resized")]
 """What a job's status needs; the others grow with the number of images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What is known of a job's images besides their pixels."""
+
+    labels: NDArray[np.int32] | None = None
+    """True fine class per image, -1 where unknown."""
+    names: Sequence[str | None] | None = None
+    resized: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +54,7 @@ class NewJob:
     policy: JobPolicy
     images: int
     input_sha256: str
-    labels: NDArray[np.int32] | None
-    names: Sequence[str] | None
-    resized: dict[int, tuple[int, int]]
+    facts: ImageFacts
     idempotency_key: str | None
     fingerprint: str
     created_at: float
@@ -75,16 +87,6 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFacts:
-    """What is known of a job's images besides their pixels."""
-
-    labels: NDArray[np.int32] | None = None
-    """True fine class per image, -1 where unknown."""
-    names: Sequence[str] | None = None
-    resized: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
     task: int
     first_image: int
@@ -94,14 +96,10 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResult:
-    job_id: str
-    task: int
-    stage: str
+    """A durable answer, with its place in the order of commitment."""
+
     seq: int
-    kind: str
-    ms: float
-    request_id: str
-    event: TaskEvent
+    answer: Answer
 
 
 def new_job_id(now: float) -> str:
@@ -123,7 +121,7 @@ class JobStore:
             Conflict: a job with the same idempotency key has been stored meanwhile.
             Unavailable: the database does not accept it; nothing was stored.
         """
-        size = job.policy.batch_size
+        size, facts = job.policy.batch_size, job.facts
         starts = range(0, job.images, size)
         row = {
             "id": new_job_id(job.created_at),
@@ -134,10 +132,10 @@ class JobStore:
             "images": job.images,
             "tasks": len(starts),
             "input_sha256": job.input_sha256,
-            "labels": None if job.labels is None else job.labels.astype("<i4").tobytes(),
-            "names": None if job.names is None else json.dumps(list(job.names), ensure_ascii=False),
-            "resized": json.dumps(job.resized) if job.resized else None,
-            "resized_images": len(job.resized),
+            "labels": None if facts.labels is None else facts.labels.astype("<i4").tobytes(),
+            "names": None if facts.names is None else json.dumps(list(facts.names), ensure_ascii=False),
+            "resized": json.dumps(facts.resized) if facts.resized else None,
+            "resized_images": len(facts.resized),
             "idempotency_key": job.idempotency_key,
             "fingerprint": job.fingerprint,
             "created_at": job.created_at,
@@ -166,12 +164,14 @@ class JobStore:
             await self._commit.execute(write)
         except IntegrityError as exc:
             raise Conflict(f"a job with the idempotency key {job.idempotency_key!r} exists already") from exc
-        stored = await self.get(str(row["id"]))
-        assert stored is not None
-        return stored
+        return await self.get(str(row["id"]))
 
-    async def get(self, job_id: str) -> JobRow | None:
-        return await self._one(jobs.c.id == job_id)
+    async def get(self, job_id: str) -> JobRow:
+        """Raises NotFound."""
+        row = await self._one(jobs.c.id == job_id)
+        if row is None:
+            raise NotFound(f"no job {job_id[:64]!r}")
+        return row
 
     async def by_idempotency_key(self, key: str) -> JobRow | None:
         return await self._one(jobs.c.idempotency_key == key)
@@ -216,63 +216,54 @@ class JobStore:
 
     async def results_after(self, job_id: str, seq: int, *, limit: int) -> list[StoredResult]:
         """Up to `limit` results of a job with numbers above `seq`, in the order in which they were committed."""
-        query = (
-            select(results).where(results.c.job_id == job_id, results.c.seq > seq).order_by(results.c.seq).limit(limit)
-        )
+        query = _RESULTS.where(results.c.job_id == job_id, results.c.seq > seq).order_by(results.c.seq).limit(limit)
         return await self._results(query)
 
-    async def coarse_of(self, job_id: str, tasks_wanted: Sequence[int]) -> dict[int, StoredResult]:
-        """The coarse results of these tasks, by task."""
-        query = select(results).where(
-            results.c.job_id == job_id, results.c.stage == "coarse", results.c.task.in_(tasks_wanted)
-        )
-        return {result.task: result for result in await self._results(query)}
+    async def coarse_of(self, job_id: str, wanted: Sequence[int]) -> dict[int, Answer]:
+        """The coarse answers of these tasks, by task."""
+        query = _RESULTS.where(results.c.job_id == job_id, results.c.stage == "coarse", results.c.task.in_(wanted))
+        return {result.answer.task: result.answer for result in await self._results(query)}
 
-    async def results_by_task(self, job_id: str, *, tasks_at_once: int = 100) -> AsyncIterator[list[StoredResult]]:
-        """All results of a job in task order, read piece by piece; each item holds the one or two of one task."""
-        first = 0
-        async with self._engine.connect() as connection:
-            count = await connection.scalar(select(jobs.c.tasks).where(jobs.c.id == job_id)) or 0
-        while first < count:
-            query = (
-                select(results)
-                .where(results.c.job_id == job_id, results.c.task >= first, results.c.task < first + tasks_at_once)
-                .order_by(results.c.task, results.c.seq)
-            )
-            by_task: dict[int, list[StoredResult]] = {}
+    async def answers_by_task(
+        self, job: JobRow, *, tasks_at_once: int = 100
+    ) -> AsyncIterator[tuple[int, dict[str, Answer]]]:
+        """Each task of a job in order, with its answers by stage; read piece by piece."""
+        for first in range(0, job.tasks, tasks_at_once):
+            last = min(first + tasks_at_once, job.tasks)
+            query = _RESULTS.where(results.c.job_id == job.id, results.c.task >= first, results.c.task < last)
+            by_task: dict[int, dict[str, Answer]] = {task: {} for task in range(first, last)}
             for result in await self._results(query):
-                by_task.setdefault(result.task, []).append(result)
-            for task in range(first, min(first + tasks_at_once, count)):
-                yield by_task.get(task, [])
-            first += tasks_at_once
-
-    async def last_seq(self) -> int:
-        async with self._engine.connect() as connection:
-            return await connection.scalar(select(func.max(results.c.seq))) or 0
+                by_task[result.answer.task][result.answer.stage] = result.answer
+            for task, answers in by_task.items():
+                yield task, answers
 
     async def ping(self) -> None:
         """Raises SQLAlchemyError when the database does not answer."""
         async with self._engine.connect() as connection:
             await connection.execute(select(1))
 
-    async def started(self, job_id: str) -> None:
-        """The first task is on its way."""
-        await self._change(job_id, state="running", reason="", started_at=time.time())
+    def started(self, job_id: str, at: float) -> None:
+        """The first task of a job is on its way; written with the next group of results."""
+        # A job that goes on after a restart keeps the time of its first beginning.
+        changed = {"state": "running", "reason": "", "started_at": func.coalesce(jobs.c.started_at, at)}
+        self._commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
-    async def finished(self, job_id: str, *, state: JobState, reason: str, summary: dict[str, Any]) -> None:
-        """The final state, once and for all."""
-        await self._change(
-            job_id, state=state, reason=reason, finished_at=time.time(), summary=json.dumps(summary, allow_nan=False)
+    def attempt_failed(self, job_id: str, task: int, failed_attempts: int, error: str) -> None:
+        """Count an attempt; written with the next group of results."""
+        self._commit.put(
+            update(tasks)
+            .where(tasks.c.job_id == job_id, tasks.c.task == task)
+            .values(failed_attempts=failed_attempts, last_error=error)
         )
 
-    async def attempt_failed(self, job_id: str, task: int, failed_attempts: int, error: str) -> None:
-        await self._commit.execute(
-            lambda connection: connection.execute(
-                update(tasks)
-                .where(tasks.c.job_id == job_id, tasks.c.task == task)
-                .values(failed_attempts=failed_attempts, last_error=error)
-            )
-        )
+    async def finished(
+        self, job_id: str, *, state: JobState, reason: str, at: float, summary: Mapping[str, Any]
+    ) -> None:
+        """The final state, once and for all. Raises Unavailable."""
+        text = json.dumps(summary, allow_nan=False)
+        change = update(jobs).where(jobs.c.id == job_id)
+        change = change.values(state=state, reason=reason, finished_at=at, summary=text)
+        await self._commit.execute(lambda connection: connection.execute(change))
 
     async def purge(self, finished_before: float) -> int:
         """Delete jobs that finished before this moment, with their results; returns how many."""
@@ -290,11 +281,6 @@ class JobStore:
             await self._commit.execute(write)
         return len(old)
 
-    async def _change(self, job_id: str, **values: object) -> None:
-        await self._commit.execute(
-            lambda connection: connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
-        )
-
     async def _one(self, condition: Any) -> JobRow | None:
         async with self._engine.connect() as connection:
             row = (await connection.execute(select(*_LIGHT).where(condition))).mappings().one_or_none()
@@ -305,14 +291,18 @@ class JobStore:
             rows = (await connection.execute(query)).all()
         return [
             StoredResult(
-                job_id=row.job_id,
-                task=row.task,
-                stage=row.stage,
                 seq=row.seq,
-                kind=row.kind,
-                ms=row.ms,
-                request_id=row.request_id,
-                event=TASK_EVENTS.validate_json(row.payload),
+                answer=Answer(
+                    task=row.task,
+                    first_image=row.first_image,
+                    images=row.images,
+                    stage=row.stage,
+                    kind=row.kind,
+                    ms=row.ms,
+                    request_id=row.request_id,
+                    event=TASK_EVENTS.validate_json(row.payload),
+                    line=row.payload,
+                ),
             )
             for row in rows
         ]

@@ -1,0 +1,32 @@
+"""Start the scheduler: `python -m scheduler`, `terrace scheduler`."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+
+from scheduler.app import create_app
+from scheduler.settings import SchedulerSettings
+from tierkit.flags import command, run_main
+from tierkit.service import Lifecycle, serve
+
+__all__ = ["main", "run", "start"]
+
+
+def start(settings: SchedulerSettings) -> int:
+    """Run the scheduler until a signal stops it; returns its exit code."""
+
+    def build(lifecycle: Lifecycle) -> Starlette:
+        return create_app(settings, lifecycle)
+
+    return serve(build, settings)
+
+
+run = command(SchedulerSettings, start)
+
+
+def main() -> None:
+    run_main(run)
+
+
+if __name__ == "__main__":
+    main()

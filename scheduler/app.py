@@ -1,0 +1,310 @@
+"""The HTTP API: routes decode, call the scheduler, encode. Jobs are described in docs/jobs.md."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
+
+from models.manifest import ModelEntry, weights_folder
+from models.store import ModelStore
+from scheduler.docs_page import render_docs
+from scheduler.ingest.upload import ACCEPTED
+from scheduler.policy import PolicyRequest
+from scheduler.reports import DevicePage, MappingReport, device_page, info, mapping_report
+from scheduler.runtime import open_scheduler
+from scheduler.service import CLASSIFY_MAX_IMAGES, Scheduler
+from scheduler.settings import SchedulerSettings
+from scheduler.views import ImageResult, JobPage, JobView
+from tierkit import http_errors
+from tierkit.errors import InvalidInput, NotFound
+from tierkit.logs import current_request_id
+from tierkit.protocol import NODE_ID_PATTERN, Heartbeat, Lease, Registration
+from tierkit.service import Lifecycle
+from tierkit.types import Scheme
+
+__all__ = ["create_app"]
+
+_HEADERS = {"X-Content-Type-Options": "nosniff"}
+_NDJSON = "application/x-ndjson"
+
+_BODY = {
+    "description": "Images: a form with files in `images` (PNG, JPEG, WebP, .zip, .npz, .npy), one such file as the "
+    "whole body, or an Open Inference Protocol request with the binary tensors `images` (UINT8 [n, h, w, 3]) and "
+    "`labels` (INT64 [n]).",
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["images"],
+                "properties": {
+                    "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    "labels": {
+                        "type": "string",
+                        "description": "JSON list with a fine class (name or number) or null per image.",
+                        "example": '["apple", 3, null]',
+                    },
+                },
+            }
+        },
+        **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in ACCEPTED if "/form" not in kind},
+    },
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A wrong upload or field; the sentence names it."},
+    403: {"description": "The policy would send pixels to an untrusted node."},
+    413: {"description": "More bytes, pixels or images than the limit."},
+    415: {"description": "A kind of file that is not accepted."},
+    503: {"description": "Not now; see Retry-After."},
+}
+
+
+def _policy_parameters() -> list[dict[str, Any]]:
+    schema = PolicyRequest.model_json_schema()
+    definitions = schema.get("$defs", {})
+    parameters = []
+    for name, field in schema["properties"].items():
+        inner = next((choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"), field)
+        inner = definitions.get(inner.get("$ref", "").rpartition("/")[2], inner)
+        shown = {key: value for key, value in inner.items() if key not in ("title", "description")}
+        parameters.append({"in": "query", "name": name, "description": field.get("description", ""), "schema": shown})
+    return parameters
+
+
+_UPLOAD = {"requestBody": _BODY, "parameters": _policy_parameters()}
+
+
+def _scheduler(request: Request) -> Scheduler:
+    scheduler: Scheduler = request.app.state.scheduler
+    return scheduler
+
+
+Service = Annotated[Scheduler, Depends(_scheduler)]
+JobId = Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)]
+NodeName = Annotated[str, Path(pattern=NODE_ID_PATTERN)]
+
+jobs = APIRouter(tags=["jobs"])
+fleet = APIRouter(tags=["fleet"])
+about = APIRouter(tags=["about"])
+
+
+@jobs.post(
+    "/v1/jobs",
+    status_code=202,
+    response_model=JobView,
+    responses=_ERRORS | {200: {"model": JobView, "description": "Submitted before with the same Idempotency-Key."}},
+    openapi_extra=_UPLOAD,
+    summary="Submit images as a job",
+)
+async def submit(
+    request: Request,
+    response: Response,
+    scheduler: Service,
+    idempotency_key: Annotated[
+        str | None, Header(description="Names this submission: the same again answers with the same job.")
+    ] = None,
+) -> JobView:
+    """The job is stored when this answers; its progress is at `Location`. Policy fields stand in the query or, with a
+    form, in the form."""
+    submission = await scheduler.submit(
+        request.headers, request.query_params.multi_items(), request.stream(), idempotency_key=idempotency_key
+    )
+    response.headers["Location"] = f"/v1/jobs/{submission.view.id}"
+    if submission.replayed:
+        response.status_code = 200
+    return submission.view
+
+
+@jobs.get("/v1/jobs", response_model=JobPage, summary="List jobs, newest first")
+async def list_jobs(
+    scheduler: Service,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")] = None,
+    state: Literal["queued", "running", "completed", "failed", "cancelled"] | None = None,
+) -> JobPage:
+    return await scheduler.page(limit=limit, cursor=cursor, state=state)
+
+
+@jobs.get("/v1/jobs/{job_id}", response_model=JobView, summary="A job as it is now")
+async def get_job(scheduler: Service, job_id: JobId) -> JobView:
+    return await scheduler.view(job_id)
+
+
+@jobs.delete(
+    "/v1/jobs/{job_id}",
+    response_model=JobView,
+    responses={409: {"description": "It has ended already."}},
+    summary="Cancel a job",
+)
+async def cancel_job(scheduler: Service, job_id: JobId) -> JobView:
+    """Answers that are there stay; the rest is not computed."""
+    return await scheduler.cancel(job_id)
+
+
+@jobs.get(
+    "/v1/jobs/{job_id}/results",
+    summary="One result per image, in the order of the upload",
+    response_class=Response,
+    responses={200: {"content": {_NDJSON: {"schema": ImageResult.model_json_schema()}, "text/csv": {}}}},
+)
+async def get_results(
+    scheduler: Service, job_id: JobId, format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl"
+) -> StreamingResponse:
+    """While the job runs, what there is so far (the header `Terrace-Job-State` says which); afterwards all images."""
+    state, pieces = await scheduler.results(job_id, form=format)
+    media_type = "text/csv; charset=utf-8" if format == "csv" else _NDJSON
+    return StreamingResponse(pieces, media_type=media_type, headers={"Terrace-Job-State": state, **_HEADERS})
+
+
+@jobs.get(
+    "/v1/jobs/{job_id}/events",
+    summary="Follow a job (server-sent events)",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
+async def get_events(
+    scheduler: Service,
+    job_id: JobId,
+    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+) -> StreamingResponse:
+    """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, `state` carries the
+    job. Ends after the final state."""
+    after = last_event_id or "0"
+    if not (after.isascii() and after.isdigit() and len(after) < 19):
+        raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {after[:32]!r}")
+    events = await scheduler.events(job_id, after=int(after))
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **_HEADERS}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+@jobs.post(
+    "/v1/classify",
+    summary=f"Classify up to {CLASSIFY_MAX_IMAGES} images at once",
+    response_class=Response,
+    responses={200: {"content": {_NDJSON: {}}}, **_ERRORS},
+    openapi_extra=_UPLOAD,
+)
+async def classify(request: Request, scheduler: Service) -> StreamingResponse:
+    """Lines as they come: `{"event": "coarse", "results": [...]}`, then `fine`, `fallback` or `failed`, then `done`.
+    Goes before all jobs; nothing is stored."""
+    lines = await scheduler.classify(
+        request.headers, request.query_params.multi_items(), request.stream(), request_id=current_request_id()
+    )
+    return StreamingResponse(lines, media_type=_NDJSON, headers=_HEADERS)
+
+
+@fleet.get("/v1/devices", response_model=DevicePage, summary="The device list")
+async def list_devices(scheduler: Service) -> DevicePage:
+    return device_page(scheduler.devices, scheduler.fleet, scheduler.dispatcher.outstanding, time.monotonic())
+
+
+@fleet.post("/v1/devices", response_model=Lease, summary="Register a node")
+async def register(scheduler: Service, registration: Registration) -> Lease:
+    return scheduler.devices.register(registration, time.monotonic())
+
+
+@fleet.post("/v1/devices/{node_id}/heartbeat", status_code=204, summary="Renew a node's lease")
+async def heartbeat(scheduler: Service, node_id: NodeName, beat: Heartbeat) -> Response:
+    """404 or 409: register again."""
+    scheduler.devices.heartbeat(node_id, beat, time.monotonic())
+    return Response(status_code=204)
+
+
+@fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks")
+async def drain(scheduler: Service, node_id: NodeName) -> Response:
+    scheduler.devices.drain(node_id, time.monotonic())
+    return Response(status_code=204)
+
+
+@fleet.delete("/v1/devices/{node_id}", status_code=204, summary="Strike a node off the list")
+async def remove(
+    scheduler: Service,
+    node_id: NodeName,
+    incarnation: Annotated[str | None, Query(description="Only if this is the present one.")] = None,
+) -> Response:
+    """Its tasks go to others. A node that lives on registers again; drain it to keep it away."""
+    scheduler.devices.remove(node_id, incarnation)
+    return Response(status_code=204)
+
+
+@fleet.get("/v1/mapping", response_model=MappingReport, summary="Who forwards to whom, and why")
+async def get_mapping(
+    scheduler: Service,
+    scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
+    tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
+) -> MappingReport:
+    return mapping_report(scheduler.fleet, scheduler.settings, scheme=scheme, tasks=tasks, now=time.monotonic())
+
+
+@about.get("/v1/models", summary="The manifest: all networks that nodes may fetch")
+async def list_models(scheduler: Service) -> dict[str, Any]:
+    return {"models": [entry.model_dump(mode="json") for entry in scheduler.manifest.models]}
+
+
+@about.get(
+    "/v1/models/{name}/file",
+    summary="The weights of a network",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {}}},
+        404: {"description": "Not here, or another version."},
+    },
+)
+async def get_weights(
+    request: Request,
+    scheduler: Service,
+    name: str,
+    sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="The version that is wanted.")] = None,
+) -> Response:
+    entry: ModelEntry = scheduler.manifest.entry(name)
+    if sha256 is not None and sha256 != entry.sha256:
+        raise NotFound(f"model {name!r} is here with sha256 {entry.sha256}, not {sha256}")
+    etag = f'"{entry.sha256}"'
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers={"ETag": etag})
+    folder = scheduler.settings.weights or weights_folder()
+    path = await asyncio.to_thread(ModelStore([folder], folder).find, entry)
+    if path is None:
+        raise NotFound(f"the weights of {name!r} are not in {folder.name}, or damaged")
+    return FileResponse(path, media_type="application/octet-stream", headers={"ETag": etag, **_HEADERS})
+
+
+@about.get("/v1/info", summary="Version, limits and class names")
+async def get_info(scheduler: Service) -> dict[str, Any]:
+    return info(scheduler.manifest, scheduler.limits, classify_max_images=CLASSIFY_MAX_IMAGES)
+
+
+def create_app(settings: SchedulerSettings, lifecycle: Lifecycle) -> FastAPI:
+    """The application; its lifespan is that of the scheduler behind it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_scheduler(settings, lifecycle) as scheduler:
+            app.state.scheduler = scheduler
+            yield
+
+    app = FastAPI(
+        title="Terrace scheduler",
+        summary="Image classification over end devices, edge nodes and the cloud: coarse at once, fine a little later.",
+        version=version("terrace"),
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's own pages load their scripts from elsewhere
+        redoc_url=None,
+    )
+    for router in (jobs, fleet, about):
+        app.include_router(router)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", **_HEADERS}
+        return HTMLResponse(render_docs(app.openapi()), headers=policy)
+
+    http_errors.install(app)
+    return app

@@ -1,0 +1,194 @@
+"""One attempt of a task on one end device: the body out, the lines of the answer in, each checked as it arrives.
+
+The device is believed nothing: an answer for another task, with a wrong number of labels, with a label that does not
+exist, or from a node that was not asked, is an `UpstreamError`, and so is a stream that breaks off or goes on and on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import httpx
+from pydantic import ValidationError
+
+from scheduler.inputs import Pixels
+from tierkit.errors import Overloaded, UpstreamError, UpstreamUnavailable
+from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.protocol import (
+    BUDGET_HEADER,
+    REQUEST_ID_HEADER,
+    TASK_EVENTS,
+    UPSTREAM_HEADER,
+    UPSTREAMS,
+    CoarseEvent,
+    ErrorEvent,
+    FallbackEvent,
+    FineEvent,
+    TaskEvent,
+    Upstream,
+)
+
+__all__ = ["Order", "send_task"]
+
+_MAX_LINE_BYTES = 256 * 1024
+_NDJSON = "application/x-ndjson"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A task for one end device."""
+
+    task_id: str
+    request_id: str
+    node_id: str
+    url: str
+    pixels: Pixels
+    upstreams: tuple[Upstream, ...]
+    coarse_classes: int
+    fine_classes: int
+
+
+async def send_task(
+    http: httpx.AsyncClient, order: Order, *, budget_s: float
+) -> AsyncGenerator[tuple[TaskEvent, str], None]:
+    """Send a task and yield the lines of the answer, read and as they came: coarse, then fine or fallback where
+    upstreams were named. Ends with the answer's end, which frees the connection for the next task.
+
+    Total time is for the caller to bound (`asyncio.timeout`); `budget_s` is what the device is told.
+
+    Raises:
+        UpstreamUnavailable: the connection was refused or broke.
+        Overloaded: the device takes no work now; `retry_after_s` is what it asks for.
+        UpstreamError: an error, or no proper answer.
+    """
+    try:
+        async with http.stream(
+            "POST", f"{order.url}/v1/tasks/{order.task_id}", content=_chunks(order), headers=_headers(order, budget_s)
+        ) as response:
+            if response.status_code != 200:
+                raise await _refusal(response, order)
+            if response.headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
+                raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
+            expected = _Expected(order)
+            async for line in _lines(response, order.node_id):
+                if expected.complete:
+                    return  # it goes on after the end; leaving closes the connection
+                yield expected.check(line), line
+    except httpx.TransportError as exc:
+        raise UpstreamUnavailable(f"{order.node_id}: {str(exc) or type(exc).__name__}") from exc
+    if not expected.complete:
+        raise UpstreamError(f"{order.node_id} broke off its answer after {expected.stage}")
+
+
+def _headers(order: Order, budget_s: float) -> dict[str, str]:
+    headers = {
+        REQUEST_ID_HEADER: order.request_id,
+        BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
+        **encode_request(_request(order))[1],
+    }
+    if order.upstreams:
+        headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
+    return headers
+
+
+def _request(order: Order) -> InferRequest:
+    return InferRequest(inputs=(Tensor("images", order.pixels),), id=order.request_id)
+
+
+async def _chunks(order: Order) -> AsyncIterator[bytes]:
+    # Views of the mapped input file go down to the transport as they are.
+    for chunk in encode_request(_request(order))[0]:
+        yield chunk  # type: ignore[misc]  # httpx says bytes; all that it does with them works on views
+
+
+async def _refusal(response: httpx.Response, order: Order) -> Exception:
+    body = (await response.aread())[:1000]
+    message = f"{order.node_id} answered {response.status_code}: {body.decode('utf-8', 'replace')}"
+    if response.status_code == 503:
+        try:
+            wait_s = float(response.headers.get("retry-after", "1"))
+        except ValueError:
+            wait_s = 1.0
+        return Overloaded(message, retry_after_s=min(30.0, max(0.1, wait_s)))
+    return UpstreamError(message, status_code=response.status_code)
+
+
+async def _lines(response: httpx.Response, node_id: str) -> AsyncIterator[str]:
+    rest = b""
+    async for chunk in response.aiter_raw():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield _text(line, node_id)
+        if len(rest) > _MAX_LINE_BYTES:
+            raise UpstreamError(f"{node_id} sent a line of more than {_MAX_LINE_BYTES} bytes")
+    if rest.strip():
+        yield _text(rest, node_id)
+
+
+def _text(line: bytes, node_id: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as exc:
+        raise UpstreamError(f"{node_id} sent a line that is not UTF-8") from exc
+
+
+class _Expected:
+    """What may come next in the answer to an order."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._asked = {upstream.node_id: upstream for upstream in order.upstreams}
+        self._has_coarse = False
+        self.complete = False
+
+    @property
+    def stage(self) -> str:
+        return "the coarse answer" if self._has_coarse else "nothing"
+
+    def check(self, line: str) -> TaskEvent:
+        order = self._order
+        try:
+            event = TASK_EVENTS.validate_json(line)
+        except ValidationError as exc:
+            raise self._wrong(f"a line that is no answer ({exc.errors()[0]['msg']})") from exc
+        if event.task_id != order.task_id:
+            raise self._wrong(f"an answer for another task, {event.task_id!r}")
+        match event:
+            case ErrorEvent():
+                raise UpstreamError(f"{order.node_id}: {event.error}")
+            case CoarseEvent():
+                if self._has_coarse:
+                    raise self._wrong("two coarse answers")
+                if event.node_id != order.node_id:
+                    raise self._wrong(f"a coarse answer in the name of {event.node_id!r}")
+                self._check_labels(event.labels, event.confidences, order.coarse_classes)
+                self._has_coarse = True
+                self.complete = not order.upstreams
+            case FineEvent():
+                self._need_coarse()
+                upstream = self._asked.get(event.node_id)
+                if upstream is None or upstream.tier is not event.tier:
+                    raise self._wrong(f"a fine answer from {event.tier} node {event.node_id!r}, which was not asked")
+                self._check_labels(event.labels, event.confidences, order.fine_classes)
+                self._check_labels(event.coarse_labels, event.coarse_confidences, order.coarse_classes)
+                self.complete = True
+            case FallbackEvent():
+                self._need_coarse()
+                self.complete = True
+        return event
+
+    def _need_coarse(self) -> None:
+        if not self._has_coarse:
+            raise self._wrong("a final answer before the coarse one")
+
+    def _check_labels(self, labels: Sequence[int], confidences: Sequence[float], classes: int) -> None:
+        images = len(self._order.pixels)
+        if len(labels) != images or len(confidences) != images:
+            raise self._wrong(f"{len(labels)} labels and {len(confidences)} confidences for {images} images")
+        if max(labels) >= classes:
+            raise self._wrong(f"the label {max(labels)} where there are {classes} classes")
+
+    def _wrong(self, what: str) -> UpstreamError:
+        return UpstreamError(f"{self._order.node_id} sent {what}")

@@ -1,0 +1,181 @@
+"""The device list as the mapping sees it: who is alive and may see pixels, with which model, along which routes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from encryption.policy import Form, Trust, decide_form
+from scheduler.devices import Device, DeviceList
+from scheduler.mapping import (
+    FleetTimes,
+    Node,
+    Route,
+    TaskTimes,
+    map_count,
+    natural_order,
+    plan_routes,
+    share_to_cloud,
+)
+from scheduler.settings import SchedulerSettings
+from tierkit.errors import Forbidden
+from tierkit.protocol import Upstream
+from tierkit.types import Privacy, Scheme, Tier
+
+__all__ = ["Fleet", "MapCount"]
+
+_PAPER_BATCH = 50
+
+_UPPER_TIERS = {
+    Scheme.END: (),
+    Scheme.END_EDGE: (Tier.EDGE,),
+    Scheme.END_CLOUD: (Tier.CLOUD,),
+    Scheme.MAPPING: (Tier.EDGE, Tier.CLOUD),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MapCount:
+    """N_map as it is used, and where it comes from."""
+
+    value: int
+    reason: str
+
+
+class Fleet:
+    """Views of a device list.
+
+    Args:
+        devices: the list.
+        settings: trust, N_map and link times.
+        fine_models: names of the models that give fine answers, best known first.
+    """
+
+    def __init__(self, devices: DeviceList, settings: SchedulerSettings, fine_models: Collection[str]) -> None:
+        self._devices = devices
+        self._settings = settings
+        self._fine_models = fine_models
+
+    def route(self, scheme: Scheme, node_id: str, now: float) -> Route:
+        """The route of one end device; one that is not alive is counted in as if it were."""
+        return self.routes(scheme, now, also=(node_id,))[node_id]
+
+    def routes(self, scheme: Scheme, now: float, *, also: Collection[str] = ()) -> dict[str, Route]:
+        """The routes of the end devices that are alive, and of those in `also`."""
+        return plan_routes(
+            scheme,
+            ends={*also, *(device.node_id for device in self._devices.alive(Tier.END, now))},
+            edges=self.upper(Tier.EDGE, now),
+            clouds=self.upper(Tier.CLOUD, now),
+            n_map=self.n_map(now).value,
+        )
+
+    def has_upstream(self, scheme: Scheme, now: float) -> bool:
+        """Whether an upper node that the scheme uses is alive and trusted."""
+        return any(self.upper(tier, now) for tier in _UPPER_TIERS[scheme])
+
+    def upper(self, tier: Tier, now: float) -> list[Node]:
+        """Nodes of an upper tier that are alive and may see pixels."""
+        alive = self._devices.alive(tier, now)
+        return [self._node(device) for device in alive if self._may_see_pixels(device, Privacy.AUTO)]
+
+    def trusts(self, device: Device) -> bool:
+        """By the scheduler's own list, never by what the node says."""
+        return device.tier in self._settings.trusted or device.node_id in self._settings.trusted
+
+    def check_trust(self, scheme: Scheme, privacy: Privacy, now: float) -> None:
+        """Whether a job may run without pixels getting to an untrusted node.
+
+        A scheme is refused while a node that it would use is untrusted, or when none that it could use is trusted.
+        Should an untrusted node join later, it is left out of the routes.
+
+        Raises:
+            Forbidden: with what to do about it.
+        """
+        known = [view.device for view in self._devices.view(now)]
+        wanted = _UPPER_TIERS[scheme]
+        untrusted = [d for d in known if d.tier in wanted and not self._may_see_pixels(d, privacy)]
+        hopeless = bool(wanted) and not any(
+            tier in self._settings.trusted or any(d.tier is tier and self.trusts(d) for d in known) for tier in wanted
+        )
+        if not untrusted and not hopeless:
+            return
+        tiers = [str(tier) for tier in wanted if tier not in self._settings.trusted]
+        which = f"the {' and '.join(tiers)} tier" if hopeless else ", ".join(d.node_id for d in untrusted)
+        others = [scheme for scheme in (Scheme.END_EDGE, Scheme.END) if self._is_clean(scheme, known)]
+        raise Forbidden(
+            f"scheme {scheme} would send pixels to {which}, which this scheduler does not trust: submit with scheme "
+            f"{' or '.join(others)}, or, if it may see them, start the scheduler with "
+            f"--trusted {','.join([*self._settings.trusted, *tiers])}"
+        )
+
+    def n_map(self, now: float) -> MapCount:
+        """End devices per edge node: as set, else Eq. 4 over the measured speeds."""
+        if self._settings.n_map is not None:
+            return MapCount(self._settings.n_map, "set by the operator (--n-map)")
+        times = self.times(now)
+        if times is None or times.edge is None:
+            return MapCount(1, "no edge node to compute it for")
+        value = map_count(times.end, times.edge)
+        return MapCount(value, f"ceil({times.edge.total_s:.3f} s / {times.end.total_s:.3f} s), Eq. 4")
+
+    def theta_cloud(self, now: float) -> float | None:
+        """Eq. 5 for the fleet as it is; None without end devices."""
+        ends = len(self._devices.alive(Tier.END, now))
+        if not ends:
+            return None
+        return share_to_cloud(ends, len(self.upper(Tier.EDGE, now)), self.n_map(now).value)
+
+    def times(self, now: float) -> FleetTimes | None:
+        """Seconds per task of 50 images: each tier's mean measured speed, and the link times of the settings."""
+        links = {
+            Tier.END: self._settings.end_link_s,
+            Tier.EDGE: self._settings.edge_link_s,
+            Tier.CLOUD: self._settings.cloud_link_s,
+        }
+
+        def of(tier: Tier) -> TaskTimes | None:
+            speeds = [self._node(device).ms_per_image for device in self._devices.alive(tier, now)]
+            if not speeds:
+                return None
+            mean_s = sum(speeds) / len(speeds) / 1000
+            return TaskTimes(communication_s=links[tier], processing_s=mean_s * _PAPER_BATCH)
+
+        end = of(Tier.END)
+        return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
+
+    def upstreams(self, nodes: Sequence[Node]) -> tuple[Upstream, ...]:
+        """Route entries as they go over the wire."""
+        return tuple(Upstream(node_id=node.node_id, url=node.url, tier=node.tier, model=node.model) for node in nodes)
+
+    def ends(self, now: float) -> list[Device]:
+        """All end devices in the order of the list, whatever their health."""
+        ends = [view.device for view in self._devices.view(now) if view.device.tier is Tier.END]
+        return sorted(ends, key=lambda device: natural_order(device.node_id))
+
+    def _may_see_pixels(self, device: Device, privacy: Privacy) -> bool:
+        try:
+            form = decide_form(privacy, Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED)
+        except Forbidden:
+            return False
+        return form is Form.PIXELS
+
+    def _is_clean(self, scheme: Scheme, known: Sequence[Device]) -> bool:
+        wanted = _UPPER_TIERS[scheme]
+        return all(tier in self._settings.trusted for tier in wanted) and all(
+            self.trusts(device) for device in known if device.tier in wanted
+        )
+
+    def _node(self, device: Device) -> Node:
+        """The node with the model that it would be asked for: on upper tiers a fine one where it holds one."""
+        offers = device.registration.models
+        offer = offers[0]
+        if device.tier is not Tier.END:
+            offer = next((o for o in offers if o.name in self._fine_models), offer)
+        return Node(
+            node_id=device.node_id,
+            tier=device.tier,
+            url=device.registration.url,
+            model=offer.name,
+            ms_per_image=offer.ms_per_image,
+        )

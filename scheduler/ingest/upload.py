@@ -1,0 +1,115 @@
+"""A request body in any of the accepted forms: received to the spool, then turned into images and facts about them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.ingest.collect import Collector, IngestLimits
+from scheduler.ingest.labels import labels_from_json
+from scheduler.ingest.spool import Spool, receive_body, receive_form
+from scheduler.inputs import ImageWriter
+from scheduler.policy import PolicyRequest, read_policy
+from scheduler.store.jobs import ImageFacts
+from tierkit.errors import InvalidInput, MalformedMessage, UnsupportedMedia
+from tierkit.oip import BINARY_HEADER, parse_header_length
+
+__all__ = ["ACCEPTED", "Upload", "build_input", "receive_upload"]
+
+_FILES = {
+    "application/zip": "upload.zip",
+    "application/x-zip-compressed": "upload.zip",
+    "application/x-npy": "upload.npy",
+    "application/x-npz": "upload.npz",
+    "image/png": "upload.png",
+    "image/jpeg": "upload.jpg",
+    "image/webp": "upload.webp",
+}
+_TENSOR = "application/octet-stream"
+ACCEPTED = ("multipart/form-data", _TENSOR, *_FILES)
+"""Content types of uploads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """A received upload, its policy read, its files not yet looked at."""
+
+    policy: PolicyRequest
+    labels: str | None = None
+    header_length: int | None = None
+    """Of a tensor; None where the parts of the spool are files."""
+
+
+async def receive_upload(
+    headers: Mapping[str, str],
+    query: Sequence[tuple[str, str]],
+    stream: AsyncIterable[bytes],
+    spool: Spool,
+    limits: IngestLimits,
+) -> Upload:
+    """Receive a body.
+
+    Args:
+        headers: of the request; names in lower case.
+        query: policy fields, for the forms of body that have no place for them (a form may use both).
+
+    Raises:
+        UnsupportedMedia: a content type that is not accepted.
+        InvalidInput and its kin: a wrong policy, form or header.
+    """
+    content_type = headers.get("content-type", "")
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        await receive_form(stream, spool, content_type=content_type, max_files=limits.max_images)
+        return _read_form(spool, query)
+    policy = read_policy(query)  # before the body: a misspelt field should not cost a gigabyte
+    if kind == _TENSOR:
+        length = parse_header_length(headers.get(BINARY_HEADER.lower()))
+        if length is None:
+            raise MalformedMessage(f"a body of type {_TENSOR} is a tensor and needs the header {BINARY_HEADER}")
+        await receive_body(stream, spool, name="tensor", content_type=kind)
+        return Upload(policy=policy, header_length=length)
+    if kind in _FILES:
+        await receive_body(stream, spool, name=_FILES[kind], content_type=kind)
+        return Upload(policy=policy)
+    raise UnsupportedMedia(f"the content type {kind[:64] or '(none)'} is not accepted; known: {', '.join(ACCEPTED)}")
+
+
+def build_input(
+    upload: Upload, spool: Spool, writer: ImageWriter, limits: IngestLimits, fine: Sequence[str]
+) -> ImageFacts:
+    """Write all images of an upload to `writer` and return what is known of them. Blocks.
+
+    Raises:
+        InvalidInput and its kin: with the name of the file that is wrong; what was written is of no use then.
+    """
+    collector = Collector(writer, limits, fine)
+    if upload.header_length is not None:
+        collector.add_tensor(spool, spool.parts[0], upload.header_length)
+    else:
+        for part in spool.parts:
+            collector.add_file(spool, part)
+    if writer.images == 0:
+        raise InvalidInput("no images in the upload")
+    given = None if upload.labels is None else labels_from_json(upload.labels, fine)
+    names = collector.found.names
+    return ImageFacts(
+        labels=collector.joined_labels(given),
+        names=names if any(name is not None for name in names) else None,
+        resized=collector.found.resized,
+    )
+
+
+def _read_form(spool: Spool, query: Sequence[tuple[str, str]]) -> Upload:
+    labels = [value for name, value in spool.fields if name == "labels"]
+    for part in [part for part in spool.parts if part.field != "images"]:
+        if part.field != "labels":
+            raise InvalidInput(f"unknown file field {part.field[:64]!r}: files go into 'images' (and 'labels')")
+        labels.append(bytes(spool.view(part)).decode("utf-8", "replace"))
+        spool.parts.remove(part)
+    if len(labels) > 1:
+        raise InvalidInput("the field 'labels' is given twice")
+    if any(name == "images" for name, _ in spool.fields):
+        raise InvalidInput("the field 'images' must hold files (with a file name)")
+    policy = read_policy([*query, *((name, value) for name, value in spool.fields if name != "labels")])
+    return Upload(policy=policy, labels=labels[0] if labels else None)

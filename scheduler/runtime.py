@@ -1,0 +1,170 @@
+"""Putting the scheduler together and running its loops: `open_scheduler` is the whole life of one."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from models.manifest import Manifest, load_manifest
+from scheduler.devices import DeviceList
+from scheduler.dispatcher import Dispatcher
+from scheduler.events import Hub
+from scheduler.fleet import Fleet
+from scheduler.inputs import InputFiles
+from scheduler.measures import DEVICES
+from scheduler.service import Scheduler
+from scheduler.settings import SchedulerSettings
+from scheduler.store.commit import GroupCommit
+from scheduler.store.database import last_seq, open_database
+from scheduler.store.jobs import JobStore
+from tierkit.errors import SetupError, Unavailable
+from tierkit.http_client import open_client
+from tierkit.service import Lifecycle
+from tierkit.types import Health, Tier
+
+__all__ = ["open_scheduler"]
+
+_log = logging.getLogger(__name__)
+
+_SWEEP_S = 0.1
+_PURGE_S = 3600.0
+_FLUSH_S = 5.0
+
+
+@asynccontextmanager
+async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> AsyncIterator[Scheduler]:
+    """A running scheduler; on the way out its work is stopped and what has been answered is written.
+
+    Raises:
+        SetupError: the state folder, the database or the manifest cannot be used.
+    """
+    manifest = load_manifest(settings.weights)
+    with _locked(settings.state) as state:
+        engine = await open_database(settings.database_url)
+        try:
+            async with open_client(max_connections=1024) as http:
+                devices = DeviceList(settings.lease_times)
+                fleet = Fleet(devices, settings, [entry.name for entry in manifest.models if entry.target == "fine"])
+                commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
+                store = JobStore(engine, commit)
+                hierarchy = manifest.hierarchy
+                dispatcher = Dispatcher(
+                    settings=settings,
+                    devices=devices,
+                    fleet=fleet,
+                    http=http,
+                    classes=(len(hierarchy.coarse), len(hierarchy.fine)),
+                    congested=lambda: commit.congested,
+                    clock=time.monotonic,
+                )
+                scheduler = Scheduler(
+                    settings=settings,
+                    manifest=manifest,
+                    devices=devices,
+                    fleet=fleet,
+                    dispatcher=dispatcher,
+                    store=store,
+                    commit=commit,
+                    inputs=InputFiles(state / "inputs", _input_shape(manifest)),
+                    spool_folder=state,
+                    hub=Hub(),
+                )
+                commit.on_commit = scheduler.on_commit
+                lifecycle.add_check("database", scheduler.check_database)
+                async with _loops(scheduler, commit, dispatcher, lifecycle):
+                    yield scheduler
+        finally:
+            await engine.dispose()
+
+
+@asynccontextmanager
+async def _loops(
+    scheduler: Scheduler, commit: GroupCommit, dispatcher: Dispatcher, lifecycle: Lifecycle
+) -> AsyncIterator[None]:
+    writing = lifecycle.own(commit.run(), name="group commit")
+    await scheduler.recover()
+    dispatching = lifecycle.own(dispatcher.run(), name="dispatcher")
+    others = [
+        lifecycle.own(_sweep(scheduler.devices), name="device list"),
+        lifecycle.own(_purge(scheduler), name="purge"),
+        lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),
+    ]
+    try:
+        yield
+    finally:
+        for task in (dispatching, *others):
+            task.cancel()
+        await asyncio.gather(dispatching, *others, return_exceptions=True)
+        # What has been answered need not be computed again by the next scheduler; but it can be.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if writing.done() else _FLUSH_S):
+                await commit.flush()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
+async def _sweep(devices: DeviceList) -> None:
+    """Notice expired leases; log and count every change of health, once."""
+    while True:
+        due = time.monotonic() + _SWEEP_S
+        await asyncio.sleep(_SWEEP_S)
+        late_s = time.monotonic() - due
+        if late_s > _SWEEP_S:
+            # This process stood still, so it heard nobody: that is no evidence against the nodes.
+            devices.forgive(late_s)
+        now = time.monotonic()
+        for view in devices.sweep(now):
+            level = logging.INFO if view.health is Health.ALIVE else logging.WARNING
+            _log.log(level, "%s is %s: %s", view.device.node_id, view.health, view.reason)
+        views = devices.view(now)
+        for tier in Tier:
+            for health in Health:
+                count = sum(view.device.tier is tier and view.health is health for view in views)
+                DEVICES.labels(tier=tier, health=health).set(count)
+
+
+async def _purge(scheduler: Scheduler) -> None:
+    while True:
+        try:
+            purged = await scheduler.purge()
+        except Unavailable as exc:
+            _log.warning("old jobs cannot be deleted now: %s", exc)
+        else:
+            if purged:
+                _log.info("deleted %d jobs whose retention is over", purged)
+        await asyncio.sleep(_PURGE_S)
+
+
+async def _stop_streams(scheduler: Scheduler, lifecycle: Lifecycle) -> None:
+    await lifecycle.wait_draining()
+    scheduler.stop_streams()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """The state folder, created, for this process alone: two schedulers would answer the same tasks twice. The lock
+    goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "scheduler.lock").open("w")
+    except OSError as exc:
+        raise SetupError(f"cannot write the folder {folder}: {exc.strerror}; choose another with --state") from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise SetupError(f"another scheduler uses the state folder {folder}; choose another with --state") from exc
+        yield folder
+
+
+def _input_shape(manifest: Manifest) -> tuple[int, int, int]:
+    """The one input shape of all networks: a task's pixels go through two of them."""
+    shapes = {entry.input_shape for entry in manifest.models}
+    if len(shapes) != 1:
+        raise SetupError(f"the networks of the manifest take images of different shapes: {sorted(shapes)}")
+    return shapes.pop()

@@ -1,0 +1,458 @@
+"""The scheduler's behaviour behind the HTTP API: submission, recovery after a restart, streams, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.manifest import Manifest
+from scheduler.devices import DeviceList
+from scheduler.dispatcher import Dispatcher
+from scheduler.events import Hub, comment, server_sent
+from scheduler.fleet import Fleet
+from scheduler.ingest.collect import IngestLimits
+from scheduler.ingest.spool import Spool
+from scheduler.ingest.upload import Upload, build_input, receive_upload
+from scheduler.inputs import InputFiles, MemoryWriter, Pixels
+from scheduler.policy import JobPolicy, PolicyRequest, settle
+from scheduler.progress import Progress
+from scheduler.settings import SchedulerSettings
+from scheduler.sinks import DurableSink, LiveSink
+from scheduler.store.commit import GroupCommit, Result
+from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, new_job_id
+from scheduler.views import CSV_COLUMNS, JobPage, JobView, Renderer, csv_lines, job_view, to_line
+from scheduler.work import ActiveJob, ActiveTask, Answer
+from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded
+from tierkit.types import Scheme
+
+__all__ = ["CLASSIFY_MAX_IMAGES", "Scheduler", "Submission"]
+
+_log = logging.getLogger(__name__)
+
+CLASSIFY_MAX_IMAGES = 64
+_CLASSIFY_DEADLINE_S = 60.0
+_KEEP_ALIVE_S = 15.0
+_EVENTS_AT_ONCE = 50
+_MAX_KEY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that was submitted, and whether it was there already (same idempotency key, same content)."""
+
+    view: JobView
+    replayed: bool
+
+
+class Scheduler:
+    """Everything that the API does to jobs. `scheduler.runtime` puts the parts together and runs the loops."""
+
+    def __init__(
+        self,
+        *,
+        settings: SchedulerSettings,
+        manifest: Manifest,
+        devices: DeviceList,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        store: JobStore,
+        commit: GroupCommit,
+        inputs: InputFiles,
+        spool_folder: Path,
+        hub: Hub,
+    ) -> None:
+        self.settings = settings
+        self.manifest = manifest
+        self.devices = devices
+        self.fleet = fleet
+        self.dispatcher = dispatcher
+        self.hub = hub
+        self.stopping = False
+        """Set when the service drains: endless streams end themselves then."""
+        self.limits = IngestLimits(
+            max_images=settings.max_images,
+            max_pixels=settings.max_pixels,
+            max_file_bytes=settings.max_file_bytes,
+            max_inflated_bytes=settings.max_inflated_bytes,
+            max_body_bytes=settings.max_body_bytes,
+        )
+        self._store = store
+        self._commit = commit
+        self._inputs = inputs
+        self._spool_folder = spool_folder
+        self._sinks: dict[str, DurableSink] = {}
+        self._submitting = asyncio.Lock()
+        self._decoders = asyncio.Semaphore(settings.decoders)
+        self._parents = np.asarray(manifest.hierarchy.parent, np.int32)
+
+    # --- submission -----------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        headers: Mapping[str, str],
+        query: Sequence[tuple[str, str]],
+        stream: AsyncIterable[bytes],
+        *,
+        idempotency_key: str | None,
+    ) -> Submission:
+        """Receive an upload and make it a job. Whatever fails before the job is stored leaves nothing behind.
+
+        Raises:
+            InvalidInput and its kin: wrong upload or policy.
+            Forbidden: the policy would send pixels where they must not go.
+            Conflict: the idempotency key belongs to another content.
+            Unavailable: too many unfinished jobs, or the database does not accept it.
+        """
+        if idempotency_key is not None and not 0 < len(idempotency_key) <= _MAX_KEY:
+            raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
+        if self.dispatcher.unfinished >= self.settings.max_unfinished_jobs:
+            raise Overloaded(f"{self.dispatcher.unfinished} jobs are unfinished; try again later", retry_after_s=5)
+        with Spool(self._spool_folder) as spool:
+            upload = await receive_upload(headers, query, stream, spool, self.limits)
+            policy = self._settle(upload.policy)
+            async with self._decoders:
+                sha256, images, facts = await asyncio.to_thread(self._write_input, upload, spool)
+        return await self._store_job(policy, sha256, images, facts, idempotency_key)
+
+    def _settle(self, request: PolicyRequest) -> JobPolicy:
+        settings = self.settings
+        policy = settle(
+            request,
+            scheme=settings.scheme,
+            deadline_s=settings.deadline_s,
+            task_deadline_s=settings.task_deadline_s,
+        )
+        self.fleet.check_trust(policy.scheme, policy.privacy, time.monotonic())
+        return policy
+
+    def _write_input(self, upload: Upload, spool: Spool) -> tuple[str, int, ImageFacts]:
+        with self._inputs.create(max_images=self.settings.max_images) as writer:
+            facts = build_input(upload, spool, writer, self.limits, self.manifest.hierarchy.fine)
+            return writer.finish(), writer.images, facts
+
+    async def _store_job(
+        self, policy: JobPolicy, sha256: str, images: int, facts: ImageFacts, key: str | None
+    ) -> Submission:
+        now = time.time()
+        fingerprint = _fingerprint(policy, sha256, facts)
+        async with (
+            self._released_on_error(sha256),
+            self._submitting,
+        ):  # so that two submissions with one key do not both find it free
+            if key is not None and (found := await self._store.by_idempotency_key(key)) is not None:
+                if found.fingerprint != fingerprint:
+                    raise Conflict(
+                        f"the Idempotency-Key {key!r} belongs to job {found.id} with another content or policy; "
+                        "use a fresh key"
+                    )
+                self._inputs.release(sha256)
+                return Submission(self._view(found), replayed=True)
+            job = await self._store.add(
+                NewJob(
+                    policy=policy,
+                    images=images,
+                    input_sha256=sha256,
+                    facts=facts,
+                    idempotency_key=key,
+                    fingerprint=fingerprint,
+                    created_at=now,
+                    deadline_at=now + policy.deadline_s,
+                )
+            )
+        tasks = [
+            ActiveTask(index=index, first_image=first, images=min(policy.batch_size, images - first))
+            for index, first in enumerate(range(0, images, policy.batch_size))
+        ]
+        self._activate(job, self._inputs.open(sha256, images), tasks, Progress(facts.labels, self._parents))
+        _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
+        return Submission(self._view(job), replayed=False)
+
+    @asynccontextmanager
+    async def _released_on_error(self, sha256: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except Exception:
+            # Not on cancellation: the job may be stored by then. A file too many goes with the next start.
+            self._inputs.release(sha256)
+            raise
+
+    def _activate(self, job: JobRow, pixels: Pixels, tasks: Sequence[ActiveTask], progress: Progress) -> None:
+        sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=self._on_end)
+        self._sinks[job.id] = sink
+        active = ActiveJob(
+            job_id=job.id,
+            policy=job.policy,
+            pixels=pixels,
+            tasks=tasks,
+            sink=sink,
+            deadline=time.monotonic() + job.deadline_at - time.time(),
+        )
+        sink.mapping = active.mapping
+        self.dispatcher.add(active)
+
+    def _on_end(self, sink: DurableSink) -> None:
+        del self._sinks[sink.job.id]
+        self._inputs.release(sink.job.input_sha256)
+        self.hub.notify(sink.job.id)
+
+    # --- after a restart ------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Take up the jobs that the scheduler before this one has left: only what has no durable answer is sent."""
+        unfinished = await self._store.unfinished()
+        for job in unfinished:
+            self._inputs.hold(job.input_sha256)
+        self._inputs.remove_strays()
+        for job in unfinished:
+            await self._recover(job)
+
+    async def _recover(self, job: JobRow) -> None:
+        facts = await self._store.facts(job.id)
+        progress = Progress(facts.labels, self._parents)
+        open_tasks: list[ActiveTask] = []
+        rows = {row.task: row for row in await self._store.tasks_of(job.id)}
+        async for index, answers in self._store.answers_by_task(job):
+            row = rows[index]
+            for answer in answers.values():
+                progress.add(
+                    answer.event, kind=answer.kind, ms=answer.ms, first_image=row.first_image, images=row.images
+                )
+            last_stage = "coarse" if job.policy.scheme is Scheme.END and "coarse" in answers else "final"
+            if last_stage not in answers:
+                task = ActiveTask(
+                    index=index, first_image=row.first_image, images=row.images, failed_attempts=row.failed_attempts
+                )
+                task.has_coarse = "coarse" in answers
+                open_tasks.append(task)
+        try:
+            pixels = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
+        except DataError as exc:
+            sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=lambda _: None)
+            await sink.ended("failed", str(exc))
+            self._inputs.release(job.input_sha256)
+            return
+        _log.info("job taken up again", extra={"job": job.id, "tasks_left": len(open_tasks), "tasks": job.tasks})
+        self._activate(job, pixels, open_tasks, progress)
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    async def view(self, job_id: str) -> JobView:
+        """A job as it is now. Raises NotFound."""
+        return self._view(await self._store.get(job_id))
+
+    def _view(self, job: JobRow) -> JobView:
+        now = time.time()
+        sink = self._sinks.get(job.id)
+        if sink is None:
+            figures = job.summary or {**Progress(None, self._parents).summary(), "mapping": {}}
+            return job_view(job, state=job.state, reason=job.reason, figures=figures, now=now)
+        active = self.dispatcher.job(job.id)
+        reason = active.reason if active is not None else ""
+        if not reason and sink.state == "queued":
+            reason = "waiting for its turn"
+        return job_view(job, state=sink.state, reason=reason, figures=sink.figures, now=now)
+
+    async def page(self, *, limit: int, cursor: str | None, state: str | None) -> JobPage:
+        """Jobs, newest first."""
+        rows = await self._store.page(limit=limit + 1, before=cursor, state=state)
+        shown = rows[:limit]
+        return JobPage(jobs=[self._view(row) for row in shown], next_cursor=shown[-1].id if len(rows) > limit else None)
+
+    async def cancel(self, job_id: str) -> JobView:
+        """End a job; returns when that is durable. Raises NotFound, or Conflict when it has ended already."""
+        job = await self._store.get(job_id)
+        sink = self._sinks.get(job_id)
+        with self.hub.follow(job_id) as news:
+            if sink is None or not self.dispatcher.cancel(job_id, "cancelled by the user"):
+                raise Conflict(f"job {job_id} is {job.state if job.final else 'ending'} already")
+            while job_id in self._sinks:
+                news.clear()
+                await news.wait()
+        return await self.view(job_id)
+
+    async def results(self, job_id: str, *, form: str) -> tuple[str, AsyncIterator[str]]:
+        """The state of a job and its image results in index order, as text piece by piece. While the job runs, those
+        that there are; afterwards all. Raises NotFound."""
+        job = await self._store.get(job_id)
+        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id))
+        unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
+
+        async def pieces() -> AsyncIterator[str]:
+            if form == "csv":
+                yield ",".join(CSV_COLUMNS) + "\r\n"
+            size = job.policy.batch_size
+            async for index, answers in self._store.answers_by_task(job):
+                if not answers and not job.final:
+                    continue
+                first = index * size
+                rows = renderer.task(
+                    first,
+                    min(size, job.images - first),
+                    answers.get("coarse"),
+                    answers.get("final"),
+                    unanswered=unanswered,
+                )
+                yield "".join(csv_lines(rows)) if form == "csv" else "".join(to_line(row) + "\n" for row in rows)
+
+        sink = self._sinks.get(job_id)
+        return (job.state if sink is None else sink.state), pieces()
+
+    async def events(self, job_id: str, *, after: int) -> AsyncIterator[str]:
+        """Server-sent events of a job from the result number `after` on; ends with the final state.
+
+        Raises:
+            NotFound: at once, before the first event.
+        """
+        await self._store.get(job_id)
+        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id))
+        return self._events(job_id, after, renderer)
+
+    async def _events(self, job_id: str, seq: int, renderer: Renderer) -> AsyncIterator[str]:
+        shown: str | None = None
+        coarse: dict[int, Answer] = {}
+        with self.hub.follow(job_id) as news:
+            while not self.stopping:
+                news.clear()
+                # The state is read before the results: once it is final, no result can be missing below.
+                sink = self._sinks.get(job_id)
+                state = sink.state if sink is not None else (await self._store.get(job_id)).state
+                batch = await self._store.results_after(job_id, seq, limit=_EVENTS_AT_ONCE)
+                if state != shown and (sink is not None or not batch):
+                    shown = state
+                    yield server_sent("state", (await self.view(job_id)).model_dump_json(), number=seq)
+                if not batch and sink is None:
+                    return
+                wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - coarse.keys()
+                coarse |= await self._store.coarse_of(job_id, sorted(wanted)) if wanted else {}
+                for result in batch:
+                    answer, seq = result.answer, result.seq
+                    if answer.stage == "coarse":
+                        coarse[answer.task] = answer
+                        rows = renderer.task(answer.first_image, answer.images, answer, None)
+                    else:
+                        rows = renderer.task(answer.first_image, answer.images, coarse.pop(answer.task, None), answer)
+                    yield server_sent(answer.kind, to_line(_group(answer, rows)), number=seq)
+                if not batch and not await _came(news, _KEEP_ALIVE_S):
+                    yield comment("waiting")
+
+    # --- interactive requests -------------------------------------------------------------------------------------
+
+    async def classify(
+        self,
+        headers: Mapping[str, str],
+        query: Sequence[tuple[str, str]],
+        stream: AsyncIterable[bytes],
+        *,
+        request_id: str,
+    ) -> AsyncIterator[str]:
+        """Answer a few images at once, in one task that goes before all jobs; nothing is stored.
+
+        Returns:
+            NDJSON lines: coarse, then fine, fallback or failed; then done, or error.
+
+        Raises:
+            As `submit`, before the first line.
+        """
+        with Spool(self._spool_folder) as spool:
+            upload = await receive_upload(headers, query, stream, spool, self.limits)
+            given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
+            if given.deadline_s is None:
+                given = given.model_copy(update={"deadline_s": _CLASSIFY_DEADLINE_S})
+            policy = self._settle(given)
+            writer = MemoryWriter(self._inputs.shape, CLASSIFY_MAX_IMAGES)
+            async with self._decoders:
+                facts = await asyncio.to_thread(
+                    build_input, upload, spool, writer, self.limits, self.manifest.hierarchy.fine
+                )
+        return self._classify(policy, writer.pixels(), facts, request_id)
+
+    async def _classify(
+        self, policy: JobPolicy, pixels: Pixels, facts: ImageFacts, request_id: str
+    ) -> AsyncIterator[str]:
+        begun = time.monotonic()
+        sink = LiveSink()
+        renderer = Renderer(self.manifest.hierarchy, facts)
+        job = ActiveJob(
+            job_id=f"live-{new_job_id(time.time())}",
+            policy=policy,
+            pixels=pixels,
+            tasks=[ActiveTask(index=0, first_image=0, images=len(pixels))],
+            sink=sink,
+            deadline=begun + policy.deadline_s,
+            interactive=True,
+            request_id=request_id,
+        )
+        self.dispatcher.add(job)
+        coarse: Answer | None = None
+        try:
+            async for item in sink.answers():
+                if isinstance(item, Answer):
+                    coarse = item if item.stage == "coarse" else coarse
+                    rows = renderer.task(0, len(pixels), coarse, item if item.stage == "final" else None)
+                    yield to_line({"event": item.kind, **_group(item, rows)}) + "\n"
+                elif item[0] == "completed":
+                    elapsed_ms = round((time.monotonic() - begun) * 1000, 3)
+                    done = {"event": "done", "images": len(pixels), "elapsed_ms": elapsed_ms, "request_id": request_id}
+                    yield to_line(done) + "\n"
+                else:
+                    yield to_line({"event": "error", "error": item[1]}) + "\n"
+        finally:
+            # Whoever hangs up does not want the answer any more.
+            self.dispatcher.cancel(job.job_id, "the client has gone")
+
+    # --- announcements --------------------------------------------------------------------------------------------
+
+    def on_commit(self, group: Sequence[tuple[int, Result]]) -> None:
+        """Results have become durable: count them, and tell whoever follows."""
+        for _, result in group:
+            self._sinks[result.job_id].committed(result.answer)
+        for job_id in {result.job_id for _, result in group}:
+            self.hub.notify(job_id)
+        self.dispatcher.wake()
+
+    def stop_streams(self) -> None:
+        """End all event streams: the service drains."""
+        self.stopping = True
+        self.hub.notify_all()
+
+    async def check_database(self) -> None:
+        """For readiness. Raises when the database does not answer or does not accept results."""
+        if self._commit.refused is not None:
+            raise DataError(f"the database does not accept results: {self._commit.refused}")
+        await self._store.ping()
+
+    async def purge(self) -> int:
+        """Forget jobs whose retention is over; returns how many."""
+        return await self._store.purge(time.time() - self.settings.retention_s)
+
+
+def _group(answer: Answer, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"task": answer.task, "first_index": answer.first_image, "results": rows}
+
+
+def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:
+    """Same images, labels, names and policy: same submission."""
+    digest = hashlib.sha256(sha256.encode())
+    digest.update(policy.model_dump_json().encode())
+    digest.update(b"" if facts.labels is None else facts.labels.tobytes())
+    digest.update(json.dumps([facts.names, sorted(facts.resized.items())]).encode())
+    return digest.hexdigest()
+
+
+async def _came(news: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
+    except TimeoutError:
+        return False
+    return True

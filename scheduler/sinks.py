@@ -1,0 +1,128 @@
+"""Where answers go: into the database, or straight to a client that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from scheduler.measures import JOBS
+from scheduler.progress import Progress
+from scheduler.store.commit import GroupCommit, Result
+from scheduler.store.jobs import JobRow, JobState, JobStore
+from scheduler.work import ActiveTask, Answer
+from tierkit.errors import Unavailable
+
+__all__ = ["DurableSink", "LiveSink"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = (0.1, 5.0)
+
+
+class DurableSink:
+    """A job's answers on their way into the database; its figures count what is durable, and nothing else.
+
+    Args:
+        job: as stored.
+        progress: of the results that are in the database already.
+        on_end: called once the final state is durable.
+    """
+
+    def __init__(
+        self,
+        job: JobRow,
+        progress: Progress,
+        *,
+        store: JobStore,
+        commit: GroupCommit,
+        on_end: Callable[[DurableSink], None],
+    ) -> None:
+        self.job = job
+        self.progress = progress
+        self.state: JobState = job.state
+        self.mapping: Mapping[str, str] = {}
+        """Upper node by end device, as last used."""
+        self._store = store
+        self._commit = commit
+        self._on_end = on_end
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {**self.progress.summary(), "mapping": dict(self.mapping)}
+
+    def started(self) -> None:
+        self.state = "running"
+        self._store.started(self.job.id, time.time())
+
+    def answer(self, answer: Answer) -> None:
+        self._commit.put(Result(job_id=self.job.id, answer=answer))
+
+    def committed(self, answer: Answer) -> None:
+        """An answer of this job has become durable."""
+        self.progress.add(
+            answer.event, kind=answer.kind, ms=answer.ms, first_image=answer.first_image, images=answer.images
+        )
+
+    def attempt_failed(self, task: ActiveTask, error: str) -> None:
+        self._store.attempt_failed(self.job.id, task.index, task.failed_attempts, error)
+
+    async def ended(self, state: str | None, reason: str) -> None:
+        await self._commit.flush()
+        final, why = self._conclude(state, reason)
+        wait_s, longest_s = _RETRY_S
+        while True:
+            try:
+                figures = self.figures
+                if final == "failed":
+                    figures["failed_images"] = self.job.images - self.progress.answered_coarse
+                await self._store.finished(self.job.id, state=final, reason=why, at=time.time(), summary=figures)
+                break
+            except Unavailable as exc:
+                _log.error("the end of a job cannot be written yet", extra={"job": self.job.id, "why": str(exc)})
+                await asyncio.sleep(wait_s)
+                wait_s = min(longest_s, 2 * wait_s)
+        self.state = final
+        JOBS.labels(state=final).inc()
+        _log.info("job ended", extra={"job": self.job.id, "state": final, "why": why})
+        self._on_end(self)
+
+    def _conclude(self, state: str | None, reason: str) -> tuple[JobState, str]:
+        """Completed when at least one image has an answer, failed when none has; `reason` says what is missing."""
+        if state is not None:
+            return state, reason
+        failed = self.progress.failed_images
+        if failed == 0:
+            return "completed", ""
+        missing = f"{failed} of {self.job.images} images have no answer; their results say why"
+        text = f"{reason}; {missing}" if reason else missing
+        return ("completed" if self.progress.answered_coarse else "failed"), text
+
+
+class LiveSink:
+    """An interactive request: nothing is stored, the answers wait in memory for the one who asked."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Answer | tuple[str, str]] = asyncio.Queue()
+
+    def started(self) -> None:
+        """Nothing to tell: the client sees answers only."""
+
+    def answer(self, answer: Answer) -> None:
+        self._queue.put_nowait(answer)
+
+    def attempt_failed(self, task: ActiveTask, error: str) -> None:
+        """The dispatcher logs it; the client gets the answer of the next attempt."""
+
+    async def ended(self, state: str | None, reason: str) -> None:
+        self._queue.put_nowait((state or "completed", reason))
+
+    async def answers(self) -> AsyncIterator[Answer | tuple[str, str]]:
+        """The answers as they come; the last item is (state, reason)."""
+        while True:
+            item = await self._queue.get()
+            yield item
+            if not isinstance(item, Answer):
+                return

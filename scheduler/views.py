@@ -1,0 +1,293 @@
+"""What the job API shows: jobs and image results as JSON. Pure.
+
+An image's result is a plain dict on the way out, since a job has up to 100,000 of them; `ImageResult` is the same as a
+schema, for the API's documentation and the tests that hold the two together.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from models.hierarchy import Hierarchy
+from scheduler.store.jobs import ImageFacts, JobRow
+from scheduler.work import Answer
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent
+from tierkit.types import Privacy, Scheme, Tier
+
+__all__ = ["CSV_COLUMNS", "ImageResult", "JobPage", "JobView", "Renderer", "csv_lines", "job_view", "to_line"]
+
+State = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+
+class CoarseAnswer(BaseModel):
+    index: int
+    label: str
+    confidence: float
+    node: str
+    ms: float
+
+
+class FineAnswer(BaseModel):
+    index: int
+    label: str
+    confidence: float
+    coarse_index: int = Field(description="The superclass that the fine probabilities add up to.")
+    coarse_label: str
+    node: str
+    tier: Tier
+    ms: float
+
+
+class ImageResult(BaseModel):
+    """One image. `coarse` and `fine` are null until they are there; `ms` counts from the dispatch of its task."""
+
+    index: int = Field(description="Position in the upload, from 0.")
+    name: str | None = Field(description="File name, where there is one.")
+    coarse: CoarseAnswer | None
+    fine: FineAnswer | None
+    fallback: str | None = Field(description="Why the coarse answer stands in place of a fine one.")
+    error: str | None = Field(description="Why there is no answer.")
+    resized_from: tuple[int, int] | None = Field(description="Height and width as sent, where they were others.")
+    true_fine: str | None
+    true_coarse: str | None
+    request_id: str | None = Field(description="Under which id this image stands in all services' logs.")
+
+
+class NodeShare(BaseModel):
+    tier: Tier
+    coarse_images: int
+    fine_images: int
+
+
+class JobView(BaseModel):
+    """A job. Accuracies are null without labels; an image's latency counts from the dispatch of its task to the moment
+    the answer reached the scheduler."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "019aa3c0f1e27b3c55d0",
+                    "name": "holiday",
+                    "state": "running",
+                    "reason": "",
+                    "scheme": "mapping",
+                    "images": 300,
+                    "tasks": 6,
+                    "answered_coarse": 200,
+                    "answered_fine": 150,
+                }
+            ]
+        }
+    )
+
+    id: str
+    name: str | None
+    state: State
+    reason: str = Field(description='Why it waits, failed or misses answers; "" when all is well.')
+    scheme: Scheme
+    privacy: Privacy
+    images: int
+    tasks: int
+    answered_coarse: int
+    answered_fine: int
+    fallback: int = Field(description="Images whose coarse answer stands.")
+    failed_images: int = Field(description="Images without any answer.")
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    elapsed_s: float | None = Field(description="From the dispatch of the first task until now or the end.")
+    images_per_s: float | None = Field(description="Images answered (coarse or better) per second of elapsed_s.")
+    coarse_accuracy: float | None
+    fine_accuracy: float | None
+    coarse_from_fine_accuracy: float | None
+    coarse_p50_ms: float | None
+    coarse_p99_ms: float | None
+    fine_p50_ms: float | None
+    fine_p99_ms: float | None
+    by_node: dict[str, NodeShare]
+    mapping: dict[str, str] = Field(description="Upper node by end device, as last used.")
+    resized_images: int
+    policy: dict[str, Any]
+
+
+class JobPage(BaseModel):
+    """Jobs, newest first."""
+
+    jobs: list[JobView]
+    next_cursor: str | None = Field(description="For the next page; null on the last one.")
+
+
+def job_view(row: JobRow, *, state: str, reason: str, figures: Mapping[str, Any], now: float) -> JobView:
+    """A job as shown.
+
+    Args:
+        state, reason: of the moment; for a job under way they are ahead of the database.
+        figures: `Progress.summary()` with the mapping added.
+        now: wall clock.
+    """
+    end = row.finished_at if row.finished_at is not None else now
+    elapsed_s = None if row.started_at is None else max(0.0, end - row.started_at)
+    answered = figures["answered_coarse"]
+    return JobView(
+        id=row.id,
+        name=row.name,
+        state=state,  # type: ignore[arg-type]  # the database holds no others
+        reason=reason,
+        scheme=row.policy.scheme,
+        privacy=row.policy.privacy,
+        images=row.images,
+        tasks=row.tasks,
+        created_at=_time(row.created_at),
+        started_at=None if row.started_at is None else _time(row.started_at),
+        finished_at=None if row.finished_at is None else _time(row.finished_at),
+        elapsed_s=None if elapsed_s is None else round(elapsed_s, 3),
+        images_per_s=round(answered / elapsed_s, 2) if elapsed_s else None,
+        resized_images=row.resized_images,
+        policy=row.policy.model_dump(mode="json", exclude_none=True),
+        **figures,
+    )
+
+
+class Renderer:
+    """Image results of one job.
+
+    Args:
+        hierarchy: names of the classes.
+        facts: names, labels and sizes of the job's images.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, facts: ImageFacts) -> None:
+        self._fine = hierarchy.fine
+        self._coarse = hierarchy.coarse
+        self._parent = hierarchy.parent
+        self._facts = facts
+
+    def task(
+        self,
+        first_image: int,
+        images: int,
+        coarse: Answer | None,
+        final: Answer | None,
+        *,
+        unanswered: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The results of a task's images.
+
+        Args:
+            coarse, final: what there is.
+            unanswered: the error shown where there is no answer at all and none will come.
+        """
+        known = final or coarse
+        coarse_event = coarse.event if coarse is not None and isinstance(coarse.event, CoarseEvent) else None
+        fine_event = final.event if final is not None and isinstance(final.event, FineEvent) else None
+        fallback = error = None
+        if final is not None and isinstance(final.event, FallbackEvent):
+            fallback = f"{final.event.reason}: {final.event.detail}"
+        elif final is not None and isinstance(final.event, ErrorEvent):
+            error = final.event.error
+        elif known is None:
+            error = unanswered
+        rows = []
+        for offset in range(images):
+            index = first_image + offset
+            row: dict[str, Any] = {
+                "index": index,
+                "name": None if self._facts.names is None else self._facts.names[index],
+                "coarse": None,
+                "fine": None,
+                "fallback": fallback,
+                "error": error,
+                "resized_from": self._facts.resized.get(index),
+                "true_fine": None,
+                "true_coarse": None,
+                "request_id": None if known is None else known.request_id,
+            }
+            if self._facts.labels is not None and (label := int(self._facts.labels[index])) >= 0:
+                row["true_fine"] = self._fine[label]
+                row["true_coarse"] = self._coarse[self._parent[label]]
+            if coarse_event is not None and coarse is not None:
+                row["coarse"] = {
+                    "index": coarse_event.labels[offset],
+                    "label": self._coarse[coarse_event.labels[offset]],
+                    "confidence": coarse_event.confidences[offset],
+                    "node": coarse_event.node_id,
+                    "ms": round(coarse.ms, 3),
+                }
+            if fine_event is not None and final is not None:
+                row["fine"] = {
+                    "index": fine_event.labels[offset],
+                    "label": self._fine[fine_event.labels[offset]],
+                    "confidence": fine_event.confidences[offset],
+                    "coarse_index": fine_event.coarse_labels[offset],
+                    "coarse_label": self._coarse[fine_event.coarse_labels[offset]],
+                    "node": fine_event.node_id,
+                    "tier": fine_event.tier,
+                    "ms": round(final.ms, 3),
+                }
+            rows.append(row)
+        return rows
+
+
+CSV_COLUMNS = (
+    "index",
+    "name",
+    "coarse_label",
+    "coarse_confidence",
+    "coarse_node",
+    "coarse_ms",
+    "fine_label",
+    "fine_confidence",
+    "fine_node",
+    "fine_tier",
+    "fine_ms",
+    "fine_coarse_label",
+    "fallback",
+    "error",
+    "resized_from",
+    "true_fine",
+    "true_coarse",
+    "request_id",
+)
+
+
+def csv_lines(results: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Rows of the CSV form, without the header line."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    for result in results:
+        coarse, fine = result["coarse"] or {}, result["fine"] or {}
+        size = result["resized_from"]
+        writer.writerow(
+            [
+                result["index"],
+                result["name"],
+                *(coarse.get(key) for key in ("label", "confidence", "node", "ms")),
+                *(fine.get(key) for key in ("label", "confidence", "node", "tier", "ms", "coarse_label")),
+                result["fallback"],
+                result["error"],
+                None if size is None else f"{size[0]}x{size[1]}",
+                result["true_fine"],
+                result["true_coarse"],
+                result["request_id"],
+            ]
+        )
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+
+
+def to_line(value: Any) -> str:
+    """Compact JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

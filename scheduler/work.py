@@ -1,0 +1,246 @@
+"""Jobs under way, as the dispatcher has them in memory: which tasks are ready, delayed, answered, closed.
+
+Every step is a plain function call, so no cancellation can fall between "this stage is answered" and the handing over
+of the answer. That, and the key of the results table, is what makes answers exactly once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduler.inputs import Pixels
+from scheduler.measures import TASKS
+from scheduler.policy import JobPolicy
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, TaskEvent
+from tierkit.types import Recovery, Scheme, UpstreamLoss
+
+__all__ = ["ActiveJob", "ActiveTask", "Answer", "Sink"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one stage of one task."""
+
+    task: int
+    first_image: int
+    images: int
+    stage: str
+    """coarse | final"""
+    kind: str
+    """coarse | fine | fallback | failed"""
+    ms: float
+    """From the task's first dispatch to the arrival of this answer."""
+    request_id: str
+    event: TaskEvent
+    line: str
+    """`event` as it came over the wire."""
+
+
+class Sink(Protocol):
+    """Where the answers of a job go: the database for a job, the waiting client for an interactive request."""
+
+    def started(self) -> None:
+        """The first task is on its way."""
+
+    def answer(self, answer: Answer) -> None:
+        """Called once per stage of a task. Never waits: `Dispatcher` sends no new tasks while too much is unwritten."""
+
+    def attempt_failed(self, task: ActiveTask, error: str) -> None:
+        """One more attempt of a task has failed."""
+
+    async def ended(self, state: str | None, reason: str) -> None:
+        """Nothing more will come. `state` None: as the answers say. Returns when that is durable."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ActiveTask:
+    """One task that has no final answer yet."""
+
+    index: int
+    first_image: int
+    images: int
+    failed_attempts: int = 0
+    tried: set[str] = field(default_factory=set)
+    """End devices on which an attempt of this task failed."""
+    started: float | None = None
+    """When it was sent for the first time."""
+    not_before: float = 0.0
+    upstream_waits: int = 0
+    """How often it came back without a fine answer that its job wants to wait for."""
+    has_coarse: bool = False
+    closed: bool = False
+
+    def __lt__(self, other: ActiveTask) -> bool:
+        return (self.not_before, self.index) < (other.not_before, other.index)
+
+
+class ActiveJob:
+    """A job that is not final, with its tasks without a final answer.
+
+    Args:
+        pixels: of the whole job.
+        tasks: those without a final answer, in order.
+        deadline: monotonic time at which the job ends, whatever is missing.
+        interactive: whether somebody waits for the answer right now.
+        request_id: of the caller, where there is one task for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        policy: JobPolicy,
+        pixels: Pixels,
+        tasks: Iterable[ActiveTask],
+        sink: Sink,
+        deadline: float,
+        interactive: bool = False,
+        request_id: str | None = None,
+    ) -> None:
+        self.job_id = job_id
+        self.policy = policy
+        self.pixels = pixels
+        self.sink = sink
+        self.deadline = deadline
+        self.interactive = interactive
+        self.ready = deque(tasks)
+        self.delayed: list[ActiveTask] = []
+        self.open = {task.index: task for task in self.ready}
+        self.regardless: frozenset[str] | None = None
+        """End devices of the job's beginning, for recovery `reassign`."""
+        self.started = False
+        self.ending = False
+        self.last_served = 0
+        self.sent = 0
+        """Tasks sent so far: what "in sequential order" counts."""
+        self.reason = ""
+        """Why nothing of it can be sent now; "" when all goes well."""
+        self.mapping: dict[str, str] = {}
+        """Upper node by end device, as last used."""
+        self._request_id = request_id
+
+    def task_id(self, task: ActiveTask) -> str:
+        return f"{self.job_id}-{task.index}"
+
+    def request_id(self, task: ActiveTask) -> str:
+        """Follows the task through all hops: the caller's own id for an interactive request, else the task's."""
+        return self._request_id or self.task_id(task)
+
+    # --- the queue ------------------------------------------------------------------------------------------------
+
+    def next_task(self) -> ActiveTask | None:
+        """The task that goes next, without taking it."""
+        return self.ready[0] if self.ready and not self.ending else None
+
+    def begin(self, now: float) -> ActiveTask:
+        """Take the next task to be sent now."""
+        task = self.ready.popleft()
+        if task.started is None:
+            task.started = now
+        if not self.started:
+            self.started = True
+            self.sink.started()
+        self.sent += 1
+        self.reason = ""
+        return task
+
+    def delay(self, task: ActiveTask, until: float) -> None:
+        """Let a task wait before it is sent again."""
+        task.not_before = until
+        heapq.heappush(self.delayed, task)
+
+    def wake_delayed(self, now: float, *, has_upstream: bool) -> None:
+        """Make tasks ready whose wait is over; those that wait for an upper node only when there is one."""
+        held: list[ActiveTask] = []
+        while self.delayed and self.delayed[0].not_before <= now:
+            task = heapq.heappop(self.delayed)
+            if self.waits_for_upstream(task) and not has_upstream:
+                held.append(task)
+            elif self.policy.recovery is Recovery.REASSIGN:
+                self.ready.append(task)  # after all tasks have been assigned once (section 3.6 of the paper)
+            else:
+                self.ready.appendleft(task)
+        for task in held:
+            heapq.heappush(self.delayed, task)
+
+    def waits_for_upstream(self, task: ActiveTask) -> bool:
+        """Whether all that the task lacks is a fine answer that the job wants to wait for."""
+        return task.has_coarse and task.upstream_waits > 0
+
+    def deadline_of(self, task: ActiveTask, now: float) -> float:
+        """When the task must have its final answer; it counts from its first dispatch."""
+        started = now if task.started is None else task.started
+        return min(self.deadline, started + self.policy.task_deadline_s)
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def take(self, task: ActiveTask, event: TaskEvent, line: str, now: float, *, asked_upper: bool) -> bool:
+        """Take a line of an attempt's answer. Returns False when the task shall wait for an upper node.
+
+        Args:
+            asked_upper: whether the attempt named upper nodes.
+        """
+        if task.closed or self.ending:
+            return True
+        may_wait = self.policy.on_upstream_loss is UpstreamLoss.WAIT
+        match event:
+            case CoarseEvent():
+                if not task.has_coarse:
+                    task.has_coarse = True
+                    self._hand_over(task, "coarse", "coarse", event, line, now)
+                if self.policy.scheme is Scheme.END:
+                    self._close(task, "coarse")
+                elif not asked_upper and may_wait:
+                    return False
+                elif not asked_upper:
+                    detail = f"no upper node of scheme {self.policy.scheme} on the device list"
+                    self._fall_back(task, "no_upstream", detail, now)
+            case FineEvent():
+                self._close(task, "fine")
+                self._hand_over(task, "final", "fine", event, line, now)
+            case FallbackEvent() if may_wait and event.reason != "deadline":
+                return False
+            case FallbackEvent():
+                self._close(task, "fallback")
+                self._hand_over(task, "final", "fallback", event, line, now)
+        return True
+
+    def give_up(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
+        """No (further) answer will come: the coarse one stands, or the task has failed."""
+        if task.closed:
+            return
+        if task.has_coarse:
+            self._fall_back(task, reason, detail, now)
+            return
+        event = ErrorEvent(task_id=self.task_id(task), error=f"deadline: {detail}" if reason == "deadline" else detail)
+        self._close(task, "failed")
+        self._hand_over(task, "final", "failed", event, event.model_dump_json(), now)
+
+    def _fall_back(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
+        event = FallbackEvent(task_id=self.task_id(task), reason=reason, detail=detail, tried=())
+        self._close(task, "fallback")
+        self._hand_over(task, "final", "fallback", event, event.model_dump_json(), now)
+
+    def _close(self, task: ActiveTask, outcome: str) -> None:
+        task.closed = True
+        del self.open[task.index]
+        TASKS.labels(outcome=outcome).inc()
+
+    def _hand_over(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> None:
+        self.sink.answer(
+            Answer(
+                task=task.index,
+                first_image=task.first_image,
+                images=task.images,
+                stage=stage,
+                kind=kind,
+                ms=0.0 if task.started is None else (now - task.started) * 1000,
+                request_id=self.request_id(task),
+                event=event,
+                line=line,
+            )
+        )
