@@ -16,12 +16,13 @@ from starlette.routing import BaseRoute
 from tierkit import http_errors
 from tierkit.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.http_client import open_client
+from tierkit.inference_thread import InferenceThread
 from tierkit.metrics import ModelMetrics
 from tierkit.model import Model
 from tierkit.oip import Limits
 from tierkit.oip_server import oip_routes
 from tierkit.protocol import ModelOffer, Registration
-from tierkit.runner import InferenceThread, ModelRunner
+from tierkit.runner import ModelRunner
 from tierkit.service import Lifecycle, reachable_url
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +23,12 @@ from typing import Self
 import numpy as np
 
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge, Unavailable
+from tierkit.inference_thread import InferenceThread
 from tierkit.model import Array, Model, TensorSpec
 from tierkit.oip.datatypes import datatype_of, dtype_of
 from tierkit.statistics import BatchRecord, ModelStatistics
 
-__all__ = ["InferenceThread", "ModelRunner", "RunResult"]
+__all__ = ["ModelRunner", "RunResult"]
 
 _RATE_HALF_LIFE_IMAGES = 128
 """So many images later, a measurement weighs half as much in `ms_per_image`."""
@@ -68,62 +68,6 @@ class _Job:
     future: asyncio.Future[RunResult]
 
 
-class InferenceThread:
-    """The thread that runs the batches of one or more runners, oldest request first.
-
-    Runners that share a thread share its core: their models never compete for it. It starts with its first runner
-    and ends with its last.
-    """
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        """Guards the queues of all its runners; notified when one has something new."""
-        self._runners: list[ModelRunner] = []
-        self._thread: threading.Thread | None = None
-        self._ended: asyncio.Future[None] | None = None
-
-    def backlog_s(self) -> float:
-        """Time that all queued and running work will take, by the runners' measured rates."""
-        return sum(runner.backlog_s for runner in self._runners)
-
-    def attach(self, runner: ModelRunner) -> None:
-        """Serve this runner from now on. Call on the event loop."""
-        with self.changed:
-            self._runners.append(runner)
-        if self._ended is None:
-            loop = asyncio.get_running_loop()
-            self._ended = loop.create_future()
-            self._thread = threading.Thread(target=self._run, args=(loop, self._ended), name="inference", daemon=True)
-            self._thread.start()
-
-    async def detach(self, runner: ModelRunner) -> None:
-        """Serve this runner no longer; returns when its last batch has ended."""
-        with self.changed:
-            self._runners.remove(runner)
-            self.changed.notify()
-            last = not self._runners
-        if last and self._ended is not None and self._thread is not None:
-            await self._ended
-            self._thread.join()  # it has nothing left to do
-            self._ended = self._thread = None
-
-    def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
-        while (runner := self._next()) is not None:
-            runner.run_batch()
-        loop.call_soon_threadsafe(ended.set_result, None)
-
-    def _next(self) -> ModelRunner | None:
-        """Wait for a runner whose batch is due; None when there are no runners left."""
-        with self.changed:
-            while self._runners:
-                due, runner = min(((runner.due(), runner) for runner in self._runners), key=lambda pair: pair[0])
-                wait_s = due - time.perf_counter()
-                if wait_s <= 0:
-                    return runner
-                self.changed.wait(None if math.isinf(wait_s) else wait_s)
-            return None
-
-
 class ModelRunner:
     """A model, its queue, and the thread that serves it.
 
@@ -140,7 +84,7 @@ class ModelRunner:
         self,
         model: Model,
         *,
-        max_batch_size: int = 256,
+        max_batch_size: int = 64,
         max_queue_delay_s: float = 0.0,
         max_queue_images: int = 4096,
         thread: InferenceThread | None = None,

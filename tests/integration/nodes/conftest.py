@@ -1,5 +1,6 @@
 """A node on a real socket that serves a model whose answers tell which image they are for."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -70,6 +71,29 @@ class RunningNode:
         self.url = lifecycle.url
         self.infer_path = f"/v2/models/{model.name}/infer"
         self.port = httpx.URL(self.url).port
+
+    async def exchange(self, sent: bytes, *, then_eof: bool = False, patience_s: float = 10.0) -> bytes:
+        """Send bytes on a connection of their own; what comes back until the node closes it.
+
+        Raises:
+            TimeoutError: it did not within `patience_s`; the connection is closed then.
+        """
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(sent)
+            await writer.drain()
+            if then_eof:
+                writer.write_eof()
+            async with asyncio.timeout(patience_s):
+                return await reader.read()
+        finally:
+            writer.close()
+
+    def post_bytes(self, body: bytes, headers: Mapping[str, str]) -> bytes:
+        """A whole inference request that asks for the connection to be closed, ready for `exchange`."""
+        fields = {"Host": "node", "Connection": "close", "Content-Length": str(len(body)), **headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        return f"POST {self.infer_path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 StartNode = Callable[..., AbstractAsyncContextManager[RunningNode]]

@@ -1,8 +1,10 @@
 """POST .../infer over a real socket: forms of a request, bounds, cancelling, refusals."""
 
 import asyncio
+import contextlib
 import json
 import random
+import re
 from typing import Any
 
 import httpx
@@ -164,8 +166,7 @@ async def test_a_client_that_hangs_up_leaves_the_queue(running: Any) -> None:
 
     body, headers = message(running.model.images((4, 4, 4)))
     _reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    writer.write(f"POST {running.infer_path} HTTP/1.1\r\nHost: node\r\n{head}\r\n".encode() + body)
+    writer.write(running.post_bytes(body, headers))
     await wait_for(lambda: running.node.load().queued_images == 1)
     writer.close()
     await wait_for(lambda: running.node.load().queued_images == 0)
@@ -194,29 +195,29 @@ async def test_answers_are_never_swapped(start_node: Any) -> None:
     """Hundreds of unique one-image requests, among neighbours that hang up, fail, or are refused."""
     dice = random.Random(11)
     kinds: dict[str, int] = {}
+    few = asyncio.Semaphore(100)
 
     async def one(running: Any, number: int) -> None:
         kind = dice.choice(["good", "good", "good", "breaks the model", "hangs up", "malformed"])
         pixel = (255, 255, 255) if kind == "breaks the model" else (number % 251, number // 251, dice.randrange(250))
         body, headers = message(running.model.images(pixel), id=str(number))
-        await asyncio.sleep(dice.random() * 0.3)
-        request = running.http.post(
-            running.infer_path, content=body[:-1] if kind == "malformed" else body, headers=sized(headers, body, kind)
-        )
-        if kind == "hangs up":
-            task = asyncio.create_task(request)
-            await asyncio.sleep(dice.random() * 0.01)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        else:
-            answer = await request
-            assert answer.status_code == {"good": 200, "breaks the model": 500, "malformed": 400}[kind]
-            if kind == "good":
-                response = read(answer)
-                logits = response.output("logits")
-                assert response.id == str(number)
-                assert logits is not None
-                assert logits.tolist() == [list(pixel)]
+        if kind == "malformed":
+            body = body[:-1]
+        sent = running.post_bytes(body, headers | {"Content-Length": str(len(body))})
+        await asyncio.sleep(dice.random() * 0.5)
+        async with few:
+            if kind == "hangs up":
+                with contextlib.suppress(TimeoutError):
+                    await running.exchange(sent, patience_s=dice.random() * 0.01)
+            else:
+                head, _, content = (await running.exchange(sent)).partition(b"\r\n\r\n")
+                assert head.split()[1] == {"good": b"200", "breaks the model": b"500", "malformed": b"400"}[kind]
+                if kind == "good":
+                    response = decode_response(content, header_length(head))
+                    logits = response.output("logits")
+                    assert response.id == str(number)
+                    assert logits is not None
+                    assert logits.tolist() == [list(pixel)]
         kinds[kind] = kinds.get(kind, 0) + 1
 
     async with start_node(max_batch_size=16) as running:
@@ -228,8 +229,9 @@ async def test_answers_are_never_swapped(start_node: Any) -> None:
     assert stats["execution_count"] < stats["inference_count"], "batches never formed: the test shows nothing"
 
 
-def sized(headers: dict[str, str], body: bytes, kind: str) -> dict[str, str]:
-    return headers | {"Content-Length": str(len(body) - (kind == "malformed"))}
+def header_length(head: bytes) -> int | None:
+    found = re.search(rb"inference-header-content-length: (\d+)", head)
+    return int(found[1]) if found else None
 
 
 async def test_metrics_count_what_happened(running: Any) -> None:

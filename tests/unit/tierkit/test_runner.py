@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge
+from tierkit.inference_thread import InferenceThread
 from tierkit.model import Array, TensorSpec
-from tierkit.runner import InferenceThread, ModelRunner, RunResult
+from tierkit.runner import ModelRunner, RunResult
 from tierkit.statistics import BatchRecord
 
 

@@ -1,0 +1,84 @@
+"""The thread on which models run. The event loop never does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from typing import Protocol
+
+__all__ = ["InferenceThread", "Runner"]
+
+
+class Runner(Protocol):
+    """What has batches to run; its queue is guarded by the thread's `changed`."""
+
+    @property
+    def backlog_s(self) -> float:
+        """Estimated time to compute all that waits and runs."""
+        ...
+
+    def due(self) -> float:
+        """When the next batch shall start (`time.perf_counter`); infinity if there is none."""
+        ...
+
+    def run_batch(self) -> None:
+        """Take the next batch from the queue, compute it and hand the answers to the event loop. Never raises."""
+        ...
+
+
+class InferenceThread:
+    """The thread that runs the batches of one or more runners, oldest request first.
+
+    Runners that share a thread share its core: their models never compete for it. It starts with its first runner
+    and ends with its last.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        """Guards the queues of all its runners; notified when one has something new."""
+        self._runners: list[Runner] = []
+        self._thread: threading.Thread | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    def backlog_s(self) -> float:
+        """Time that all queued and running work will take, by the runners' measured rates."""
+        return sum(runner.backlog_s for runner in self._runners)
+
+    def attach(self, runner: Runner) -> None:
+        """Serve this runner from now on. Call on the event loop."""
+        with self.changed:
+            self._runners.append(runner)
+        if self._ended is None:
+            loop = asyncio.get_running_loop()
+            self._ended = loop.create_future()
+            self._thread = threading.Thread(target=self._run, args=(loop, self._ended), name="inference", daemon=True)
+            self._thread.start()
+
+    async def detach(self, runner: Runner) -> None:
+        """Serve this runner no longer. With the last runner, returns when the thread has ended."""
+        with self.changed:
+            self._runners.remove(runner)
+            self.changed.notify()
+            last = not self._runners
+        if last and self._ended is not None and self._thread is not None:
+            await self._ended
+            self._thread.join()  # it has nothing left to do
+            self._ended = self._thread = None
+
+    def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+        while (runner := self._next()) is not None:
+            runner.run_batch()
+        loop.call_soon_threadsafe(ended.set_result, None)
+
+    def _next(self) -> Runner | None:
+        """Wait for a runner whose batch is due; None when there are no runners left."""
+        with self.changed:
+            while self._runners:
+                due, runner = min(((runner.due(), runner) for runner in self._runners), key=lambda pair: pair[0])
+                wait_s = due - time.perf_counter()
+                if wait_s <= 0:
+                    return runner
+                self.changed.wait(None if math.isinf(wait_s) else wait_s)
+            return None
