@@ -23,7 +23,6 @@ from tierkit.oip import (
     parse_header_length,
 )
 
-
 names = st.text(min_size=1, max_size=12)
 texts = st.text(max_size=12)
 parameters = st.dictionaries(
