@@ -78,9 +78,12 @@ async def _demo(counts: Mapping[Tier, int], images: int, untrusted: list[Tier], 
                 hierarchy = (await client.info())["hierarchy"]
                 view = DemoScreen(sample, hierarchy, ready_s=time.monotonic() - began)
                 job = await client.submit(sample.images, labels=sample.fine, scheme=Scheme.MAPPING, name="demo")
-                with Live(view, console=console, refresh_per_second=20) if not json else nullcontext():
+                live = Live(view, console=console, refresh_per_second=20) if console.is_terminal else nullcontext()
+                with nullcontext() if json else live:
                     async for event in client.events(job, budget_s=_JOB_BUDGET_S):
                         view.take(event)
+                if not (json or console.is_terminal):
+                    console.print(view)
                 job = await client.job(job)
             report = _report(job, fleet, sample)
     report["seconds"] = round(time.monotonic() - began, 3)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from models.data import read_sample
-from models.manifest import load_manifest
+from models.hierarchy import bundled_hierarchy
 
 PICTURES = ("apple", "ray", "bicycle")
 
@@ -62,7 +62,8 @@ def _announced_url(up: subprocess.Popen[bytes], log: Path) -> str:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, entered, with `photos/`, `by-class/`, `photos.zip` and `photos.npz` of the bundled sample."""
     monkeypatch.chdir(tmp_path)
-    sample, names = read_sample(), load_manifest().hierarchy.fine
+    sample = read_sample()
+    names = bundled_hierarchy(sample.hierarchy_name).fine
     assert sample.fine is not None
     indices = [int(np.flatnonzero(sample.fine == names.index(name))[0]) for name in PICTURES]
     with zipfile.ZipFile("photos.zip", "w") as archive:

@@ -98,5 +98,5 @@ def test_a_taken_port_is_one_sentence(up: Up) -> None:
     port = up.url.rpartition(":")[2]
     again = subprocess.run([sys.executable, "-m", "terrace", "up", "--port", port], capture_output=True, text=True)
     assert again.returncode == 1
-    assert f":{port}" in again.stderr.splitlines()[-1]
+    assert f"port {port} on 127.0.0.1 is in use" in again.stderr.splitlines()[-1]
     assert "Traceback" not in again.stderr + again.stdout

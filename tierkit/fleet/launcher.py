@@ -172,7 +172,7 @@ class Fleet:
     def _check_alive(self, service: RunningService) -> None:
         if service.watcher is not None and service.watcher.done():
             said = service.last_lines[-1] if service.last_lines else "it said nothing"
-            raise SetupError(f"{_exit_of(service)}: {said}")
+            raise SetupError(f"{_exit_of(service)}: {said.removeprefix(f'terrace {service.plan.kind}: ')}")
 
     async def _watch(self, service: RunningService) -> None:
         """Pass on what the service writes until it ends, then tell of its end unless we asked for it."""
