@@ -39,8 +39,10 @@ class PixelModel:
         self.outputs = (TensorSpec(name="probabilities", datatype="FP32", shape=(-1, classes)),)
         self.gate = threading.Event()
         self.gate.set()
+        self.entered = threading.Event()
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        self.entered.set()
         assert self.gate.wait(20)
         labels = inputs["images"][:, 0, 0, 0] % self.classes
         probabilities = np.full((len(labels), self.classes), 0.3 / (self.classes - 1), np.float32)

@@ -1,6 +1,7 @@
 """An end node and an upper node on real sockets."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
@@ -33,12 +34,14 @@ def start_end(http: httpx.AsyncClient) -> StartEnd:
     """`async with start_end(max_queue_images=8) as end: ...`; settings of the node as keywords."""
 
     @asynccontextmanager
-    async def start(model: PixelModel | None = None, **values: object) -> AsyncIterator[RunningEnd]:
+    async def start(
+        model: PixelModel | None = None, clock: Callable[[], float] = time.monotonic, **values: object
+    ) -> AsyncIterator[RunningEnd]:
         own = model or PixelModel("coarse", 2)
         settings = EndSettings.model_validate({"node_id": "end-1", "port": 0, "drain_s": 5.0, **values})
 
         def build(lifecycle: Lifecycle) -> Starlette:
-            return create_app(EndNode(settings, [own], lifecycle, HIERARCHY))
+            return create_app(EndNode(settings, [own], lifecycle, HIERARCHY, clock=clock))
 
         async with serve_app(build, settings) as lifecycle:
             try:

@@ -13,11 +13,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, images, never, serve_upper, to
+from tests.integration.end_node.aids import (
+    PixelModel,
+    RunningEnd,
+    RunningUpper,
+    StartEnd,
+    images,
+    never,
+    serve_upper,
+    to,
+)
 from tierkit.model import Array
 from tierkit.oip import InferResponse, Tensor, encode_response
 from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent, Upstream
-from tierkit.testing import listening, serve_app
+from tierkit.testing import FakeClock, listening, serve_app, wait_for
 
 
 def refused() -> str:
@@ -156,6 +165,23 @@ async def test_all_fail_and_each_is_named(end: RunningEnd) -> None:
     assert event.reason == "upstream_timeout"
     assert "edge-0: " in event.detail
     assert "; edge-1: " in event.detail
+
+
+async def test_a_budget_that_the_coarse_answer_used_up_leaves_none_for_the_fine_one(
+    start_end: StartEnd, upper: RunningUpper
+) -> None:
+    clock = FakeClock()
+    async with start_end(clock=clock) as end:
+        end.model.gate.clear()
+        end.model.entered.clear()
+        answer = asyncio.create_task(end.answer(images(1), to(upper.url), budget_s=10.0))
+        await wait_for(end.model.entered.is_set)
+        clock.advance(10.5)
+        end.model.gate.set()
+        coarse, event = await answer
+    assert isinstance(coarse, CoarseEvent)
+    assert isinstance(event, FallbackEvent)
+    assert (event.reason, event.tried) == ("deadline", ())
 
 
 async def test_failures_are_counted(end: RunningEnd) -> None:
