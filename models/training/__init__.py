@@ -1,0 +1,1 @@
+"""Training of the tier networks. Needs the extra `train` (torch); nothing that serves imports this package."""

@@ -1,0 +1,49 @@
+"""The networks that Terrace trains, by the `kind` that a training configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from models.training.networks.mobilenet import MobileNetV1
+from models.training.networks.resnet import ResNet34
+from models.training.networks.wideresnet import WideResNet
+from tierkit.errors import InvalidInput
+
+__all__ = ["Network", "build_network", "count_parameters"]
+
+_KINDS: dict[str, type[nn.Module]] = {
+    "mobilenet-v1": MobileNetV1,
+    "resnet-34": ResNet34,
+    "wide-resnet": WideResNet,
+}
+
+
+class Network(Protocol):
+    """What the training loop needs of a network beside being a module."""
+
+    feature_width: int
+    classifier: nn.Linear
+
+    def embed(self, images: Tensor) -> Tensor: ...
+
+
+def build_network(kind: str, classes: int, options: Mapping[str, Any]) -> nn.Module:
+    """A freshly initialised network that maps float images `[n, 3, h, w]` to logits `[n, classes]`.
+
+    Raises:
+        InvalidInput: there is no such kind, or it does not take these options.
+    """
+    if kind not in _KINDS:
+        raise InvalidInput(f"no network of kind {kind!r}; there is: {', '.join(sorted(_KINDS))}")
+    try:
+        return _KINDS[kind](classes, **options)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"network {kind!r}: {error}") from error
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Number of trained values; running statistics do not count."""
+    return sum(parameter.numel() for parameter in network.parameters())

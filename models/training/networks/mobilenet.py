@@ -23,9 +23,7 @@ _BLOCKS = (
 
 def _conv_bn_relu(channels_in: int, channels_out: int, *, kernel: int, stride: int, groups: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(
-            channels_in, channels_out, kernel, stride, padding=kernel // 2, groups=groups, bias=False
-        ),
+        nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(channels_out),
         nn.ReLU(inplace=True),
     )

@@ -57,6 +57,9 @@ class WideResNet(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
         self.classifier = nn.Linear(channels, classes)
         self.feature_width = channels
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def embed(self, images: Tensor) -> Tensor:
         """Pooled features `[n, feature_width]`, the input of the classifier."""

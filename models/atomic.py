@@ -1,0 +1,59 @@
+"""Writing files so that a crash or a full disk leaves the old file whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from tierkit.errors import SetupError
+
+__all__ = ["replace_file", "write_atomically"]
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside `path`; on success it is synced to disk and takes the place of `path`.
+
+    Raises:
+        SetupError: the file could not be written (no space, no permission); `path` is as it was before.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as handle:
+            temporary = Path(handle.name)
+            try:
+                yield handle
+                handle.flush()
+                os.fsync(handle.fileno())
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        try:
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise SetupError(f"cannot write {path}: {error.strerror or error}; the old file, if any, is whole") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or raise `SetupError` and leave it as it was."""
+    with replace_file(path) as handle:
+        handle.write(content)
+
+
+def _sync_folder(folder: Path) -> None:
+    # Without this the rename itself may be lost in a power failure.
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

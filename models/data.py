@@ -1,0 +1,209 @@
+"""Data readers that need numpy and Pillow alone.
+
+CIFAR-100 comes as Python pickles. A pickle can run code, so a file is opened only after its md5 equals the one that
+its authors publish (https://www.cs.toronto.edu/~kriz/cifar.html); no other file is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from models.atomic import write_atomically
+from models.hierarchy import Hierarchy, bundled_hierarchy
+from tierkit.errors import DataError
+from tierkit.model import Array
+
+__all__ = ["ImageSet", "Split", "read_cifar100", "read_folder", "read_sample", "write_sample"]
+
+Split = Literal["train", "test"]
+
+_CIFAR100_FOLDER = "cifar-100-python"
+_CIFAR100_MD5: dict[Split, str] = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+}
+_SAMPLES = Path(__file__).parent / "samples"
+_SAMPLE = "cifar-100-test-1000"
+_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSet:
+    """Images of one size with their labels, where they have any."""
+
+    images: Array
+    """UINT8 `[n, h, w, 3]`, RGB."""
+    fine: Array | None
+    """int64 `[n]`, or None where the images are unlabelled."""
+    coarse: Array | None
+    """int64 `[n]`, or None where the images are unlabelled."""
+    names: tuple[str, ...]
+    """One name per image, for results: a file name, or the index within the data set."""
+    hierarchy_name: str
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: Array) -> ImageSet:
+        """The images at `indices` (integers `[m]`), in that order."""
+        return ImageSet(
+            images=self.images[indices],
+            fine=None if self.fine is None else self.fine[indices],
+            coarse=None if self.coarse is None else self.coarse[indices],
+            names=tuple(self.names[int(index)] for index in indices),
+            hierarchy_name=self.hierarchy_name,
+        )
+
+
+def read_cifar100(split: Split, root: Path | None = None) -> ImageSet:
+    """Read one split of CIFAR-100: 50,000 training or 10,000 test images of 32x32 pixels.
+
+    Args:
+        split: "train" or "test".
+        root: folder that holds `cifar-100-python/`.
+
+    Raises:
+        DataError: `root` is None, or the file is missing or not the official one.
+    """
+    if root is None:
+        raise DataError("no data folder given: set TERRACE_DATA to the folder that holds cifar-100-python/")
+    path = root / _CIFAR100_FOLDER / split
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path} ({error.strerror}): set TERRACE_DATA to the folder that holds "
+            f"{_CIFAR100_FOLDER}/, unpacked from cifar-100-python.tar.gz"
+        ) from error
+    found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    if found != _CIFAR100_MD5[split]:
+        raise DataError(
+            f"{path} is damaged or another file: md5 {found}, expected {_CIFAR100_MD5[split]}; "
+            "it was not opened. Unpack cifar-100-python.tar.gz again."
+        )
+    content = pickle.load(io.BytesIO(raw), encoding="bytes")
+    planes = np.asarray(content[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+    return ImageSet(
+        images=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
+        fine=np.asarray(content[b"fine_labels"], dtype=np.int64),
+        coarse=np.asarray(content[b"coarse_labels"], dtype=np.int64),
+        names=tuple(f"{split}/{index:05d}" for index in range(len(planes))),
+        hierarchy_name="cifar-100",
+    )
+
+
+def read_sample() -> ImageSet:
+    """The bundled sample: 1,000 CIFAR-100 test images, 10 per class, lossless.
+
+    The order is fixed and the classes are interleaved: image `i` has fine label `i % 100`, so any run of 100 images
+    holds each class once.
+
+    Raises:
+        DataError: the installation lacks the sample.
+    """
+    try:
+        facts = json.loads((_SAMPLES / f"{_SAMPLE}.json").read_bytes())
+        with Image.open(_SAMPLES / f"{_SAMPLE}.webp") as picture:
+            grid = np.asarray(picture.convert("RGB"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"the bundled sample in {_SAMPLES} cannot be read: {error}") from error
+    hierarchy = bundled_hierarchy(facts["hierarchy"])
+    height, width = facts["height"], facts["width"]
+    across = grid.shape[1] // width
+    images = grid.reshape(-1, height, across, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
+    fine = np.asarray(facts["fine"], dtype=np.int64)
+    return ImageSet(
+        images=np.ascontiguousarray(images),
+        fine=fine,
+        coarse=hierarchy.coarse_labels(fine),
+        names=tuple(facts["names"]),
+        hierarchy_name=hierarchy.name,
+    )
+
+
+def write_sample(test: ImageSet, folder: Path) -> None:
+    """Write the bundled sample from the CIFAR-100 test images: the first 10 of each class, classes interleaved, as one
+    lossless WebP picture of 50 images across, and a JSON file with their labels and names.
+
+    Raises:
+        DataError: `test` has no labels.
+    """
+    if test.fine is None:
+        raise DataError("a sample needs labelled images")
+    by_class = [np.flatnonzero(test.fine == label)[:10] for label in np.unique(test.fine)]
+    sample = test.take(np.stack(by_class, axis=1).ravel())
+    assert sample.fine is not None
+    n, height, width = sample.images.shape[:3]
+    across = 50
+    grid = sample.images.reshape(n // across, across, height, width, 3).swapaxes(1, 2)
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(grid.reshape(-1, across * width, 3)).save(
+        folder / f"{_SAMPLE}.webp", lossless=True, quality=100, method=6
+    )
+    facts = {
+        "hierarchy": sample.hierarchy_name,
+        "height": height,
+        "width": width,
+        "fine": sample.fine.tolist(),
+        "names": list(sample.names),
+    }
+    write_atomically(folder / f"{_SAMPLE}.json", (json.dumps(facts) + "\n").encode())
+
+
+def read_folder(path: Path, hierarchy: Hierarchy, *, size: tuple[int, int] = (32, 32)) -> ImageSet:
+    """Read a folder with one sub-folder of images per class, named as the classes of `hierarchy`.
+
+    Args:
+        path: the folder; images may lie at any depth below a class's sub-folder.
+        hierarchy: gives the labels.
+        size: `(height, width)` in pixels; images of another size are resized (bilinear).
+
+    Raises:
+        DataError: a sub-folder is no class of the hierarchy, a class has no images, or a file is no readable image.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder")
+    label = {name: index for index, name in enumerate(hierarchy.fine)}
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if stray := [folder.name for folder in folders if folder.name not in label]:
+        raise DataError(f"{path} has folders that are no class of hierarchy {hierarchy.name!r}: {stray}")
+    images: list[Array] = []
+    fine: list[int] = []
+    names: list[str] = []
+    for folder in folders:
+        for file in sorted(folder.rglob("*")):
+            if file.suffix.lower() in _SUFFIXES:
+                images.append(_decode(file, size))
+                fine.append(label[folder.name])
+                names.append(file.relative_to(path).as_posix())
+    if empty := sorted(set(label) - {hierarchy.fine[index] for index in fine}):
+        raise DataError(f"{path} has no images of {empty}")
+    labels = np.asarray(fine, dtype=np.int64)
+    return ImageSet(
+        images=np.stack(images),
+        fine=labels,
+        coarse=hierarchy.coarse_labels(labels),
+        names=tuple(names),
+        hierarchy_name=hierarchy.name,
+    )
+
+
+def _decode(file: Path, size: tuple[int, int]) -> Array:
+    height, width = size
+    try:
+        with Image.open(file) as picture:
+            image = picture.convert("RGB")
+            if image.size != (width, height):
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(image, dtype=np.uint8)
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
+        raise DataError(f"{file} is no readable image: {error}") from error

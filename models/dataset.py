@@ -1,0 +1,77 @@
+"""A data set with its hierarchy: CIFAR-100, or any folder of images with a hierarchy file.
+
+A folder data set looks like this; class folders are named as the classes in `hierarchy.toml`:
+
+    shapes/
+        hierarchy.toml          or hierarchy.json
+        train/circle/*.png      train/square/*.png
+        test/circle/*.png       test/square/*.png
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.data import ImageSet, Split, read_cifar100, read_folder
+from models.hierarchy import Hierarchy, bundled_hierarchy
+from tierkit.errors import DataError
+
+__all__ = ["CIFAR100", "Dataset"]
+
+CIFAR100 = "cifar100"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Where labelled images are, and what their labels mean."""
+
+    name: str
+    hierarchy: Hierarchy
+    source: str
+    """Origin and terms, for the manifest."""
+    folder: Path | None
+    """The folder data set, or the folder that holds `cifar-100-python/`."""
+    size: tuple[int, int]
+    """Height and width that images are brought to."""
+
+    @classmethod
+    def open(cls, name: str, root: Path | None, *, size: tuple[int, int] = (32, 32)) -> Dataset:
+        """A data set by name or folder; images are read by `read`.
+
+        Args:
+            name: "cifar100", or the path of a folder data set.
+            root: folder that holds `cifar-100-python/`, for "cifar100".
+            size: height and width of the images of a folder data set.
+
+        Raises:
+            DataError: no such folder, or no usable hierarchy in it.
+        """
+        if name == CIFAR100:
+            return cls(
+                name=CIFAR100,
+                hierarchy=bundled_hierarchy(),
+                source=(
+                    "CIFAR-100, A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; "
+                    "https://www.cs.toronto.edu/~kriz/cifar.html, free for research with this citation"
+                ),
+                folder=root,
+                size=(32, 32),
+            )
+        folder = Path(name)
+        files = [path for path in (folder / "hierarchy.toml", folder / "hierarchy.json") if path.is_file()]
+        if not files:
+            raise DataError(f"{name!r} is neither {CIFAR100!r} nor a folder with a hierarchy.toml or hierarchy.json")
+        hierarchy = Hierarchy.load(files[0])
+        return cls(name=hierarchy.name, hierarchy=hierarchy, source=hierarchy.name, folder=folder, size=size)
+
+    def read(self, split: Split) -> ImageSet:
+        """The images of a split.
+
+        Raises:
+            DataError: they are missing or damaged.
+        """
+        if self.name == CIFAR100:
+            return read_cifar100(split, self.folder)
+        assert self.folder is not None
+        return read_folder(self.folder / split, self.hierarchy, size=self.size)

@@ -1,0 +1,135 @@
+"""Static INT8 quantisation (QDQ) of an exported network, calibrated on training images."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+from models.export.to_onnx import mark_cut
+from models.split import FEATURES
+from models.training.batches import Statistics
+from tierkit.model import Array
+
+__all__ = ["quantize_onnx"]
+
+_CALIBRATION_BATCH = 50
+
+
+class _Images(CalibrationDataReader):  # type: ignore[misc]  # the base class ships no type information
+    def __init__(self, images: Array) -> None:
+        starts = range(0, len(images), _CALIBRATION_BATCH)
+        self._batches = iter([{"images": images[start : start + _CALIBRATION_BATCH]} for start in starts])
+
+    def get_next(self) -> dict[str, Array] | None:
+        return next(self._batches, None)
+
+
+def quantize_onnx(model: onnx.ModelProto, known: Statistics, images: Array) -> onnx.ModelProto:
+    """INT8 form of a network that `export_onnx` wrote.
+
+    Weights are INT8 with one scale per output channel, activations UINT8 with one scale per tensor from the smallest
+    and the largest value seen. The images themselves are the first quantised tensor: their zero point and scale are
+    the normalisation, so nothing is rounded there.
+
+    Args:
+        model: the FP32 network.
+        known: the normalisation that it was trained with.
+        images: UINT8 `[n, h, w, 3]`, training images to calibrate on.
+    """
+    pixels = next(node for node in model.graph.node if FEATURES in node.output).input[0]
+    exact = {
+        pixels: [
+            {
+                "quant_type": QuantType.QUInt8,
+                "scale": np.array(1.0 / known.std, dtype=np.float32),
+                "zero_point": np.array(known.mean, dtype=np.uint8),
+            }
+        ]
+    }
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
+        onnx.save(model, source)
+        quantize_static(
+            source,
+            target,
+            _Images(images),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax,
+            nodes_to_exclude=_before(model.graph, pixels),
+            extra_options={"TensorQuantOverrides": exact},
+        )
+        quantised = onnx.load(target)
+    _feed_pixels(quantised.graph, pixels)
+    _restore_cut(quantised.graph)
+    quantised.graph.value_info.extend(value for value in model.graph.value_info if value.name == FEATURES)
+    mark_cut(quantised)
+    onnx.checker.check_model(quantised, full_check=True)
+    return quantised
+
+
+def _before(graph: onnx.GraphProto, tensor: str) -> list[str]:
+    """Names of the nodes that normalise the image."""
+    names: list[str] = []
+    for node in graph.node:
+        names.append(node.name)
+        if tensor in node.output:
+            return names
+    raise ValueError(f"no node gives {tensor!r}")
+
+
+def _feed_pixels(graph: onnx.GraphProto, pixels: str) -> None:
+    """Let the first convolution read the transposed UINT8 image, in the place of its normalised, quantised self."""
+    transpose = next(node for node in graph.node if node.op_type == "Transpose" and "images" in node.input)
+    quantise = next(node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == pixels)
+    after = next(node for node in graph.node if quantise.output[0] in node.input)
+    after.input[0] = transpose.output[0]
+    needed: set[str] = {output.name for output in graph.output}
+    kept: list[Any] = []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            needed |= set(node.input)
+            kept.append(node)
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(kept)]
+    del graph.node[:]
+    graph.node.extend(copies)
+    used = [item for item in graph.initializer if item.name in needed]
+    weights = [numpy_helper.from_array(numpy_helper.to_array(item), item.name) for item in used]
+    del graph.initializer[:]
+    graph.initializer.extend(weights)
+
+
+def _restore_cut(graph: onnx.GraphProto) -> None:
+    """Name the first convolution's output again.
+
+    The quantiser drops a rectifier before an UINT8 tensor, and with it the tensor between the two; ONNX Runtime drops
+    it just as well when it loads the graph.
+    """
+    first = next(node for node in graph.node if node.op_type == "Conv")
+    if first.output[0] == FEATURES:
+        return
+    rectified, first.output[0] = first.output[0], FEATURES
+    position = list(graph.node).index(first) + 1
+    graph.node.insert(position, onnx.helper.make_node("Relu", [FEATURES], [rectified], name="features_relu"))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # The quantiser recommends a preprocessing step that the exporter has already done, on the root logger.
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(previous)

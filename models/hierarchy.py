@@ -1,0 +1,150 @@
+"""A two-level label hierarchy: classes, superclasses, and which class belongs to which superclass.
+
+The hierarchy is data. It is read from a small TOML or JSON file of this form; the order of `fine` is the order of the
+fine labels, the order of the superclasses that of the coarse labels:
+
+    name = "shapes"
+    fine = ["circle", "ellipse", "square"]
+
+    [superclasses]
+    round = ["circle", "ellipse"]
+    angular = ["square"]
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tierkit.errors import DataError
+from tierkit.model import Array
+
+__all__ = ["Hierarchy", "bundled_hierarchy"]
+
+_FOLDER = Path(__file__).parent / "hierarchies"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """Class names by label and the superclass of each class."""
+
+    name: str
+    fine: tuple[str, ...]
+    """Class names; the index is the fine label."""
+    coarse: tuple[str, ...]
+    """Superclass names; the index is the coarse label."""
+    parent: tuple[int, ...]
+    """Coarse label of each fine class."""
+
+    @classmethod
+    def load(cls, path: Path) -> Hierarchy:
+        """Read a hierarchy from a `.toml` or `.json` file.
+
+        Raises:
+            DataError: the file cannot be read, or a class is missing, unknown or named twice.
+        """
+        try:
+            raw = path.read_bytes()
+            content = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw.decode())
+        except OSError as error:
+            raise DataError(f"cannot read the hierarchy {path}: {error.strerror}") from error
+        except ValueError as error:  # also JSONDecodeError, TOMLDecodeError and UnicodeDecodeError
+            raise DataError(f"the hierarchy {path} is not valid {path.suffix or 'TOML'}: {error}") from error
+        return cls.parse(content, source=str(path))
+
+    @classmethod
+    def parse(cls, content: Any, *, source: str) -> Hierarchy:
+        """Check the decoded content of a hierarchy file; `source` names it in messages.
+
+        Raises:
+            DataError: what is wrong, and with which name.
+        """
+        if not isinstance(content, Mapping):
+            raise DataError(f"{source}: a hierarchy is a table with `name`, `fine` and `superclasses`")
+        unknown = set(content) - {"name", "fine", "superclasses"}
+        if unknown:
+            raise DataError(f"{source}: unknown field {_quoted(unknown)} in the hierarchy")
+        name: Any = content.get("name")
+        fine: Any = content.get("fine")
+        groups: Any = content.get("superclasses")
+        if not isinstance(name, str) or not name:
+            raise DataError(f"{source}: the hierarchy needs a `name`")
+        if not _is_names(fine):
+            raise DataError(f"{source}: `fine` must be a list of at least one class name")
+        if not isinstance(groups, Mapping) or not groups or not all(map(_is_names, groups.values())):
+            raise DataError(f"{source}: `superclasses` must map each superclass to a list of its classes")
+        if twice := [label for label, count in Counter(fine).items() if count > 1]:
+            raise DataError(f"{source}: `fine` names {_quoted(twice)} twice")
+        members = Counter(label for labels in groups.values() for label in labels)
+        if twice := [label for label, count in members.items() if count > 1]:
+            raise DataError(f"{source}: {_quoted(twice)} stands in more than one superclass")
+        if stray := [label for label in members if label not in set(fine)]:
+            raise DataError(f"{source}: {_quoted(stray)} stands in a superclass but not in `fine`")
+        if missing := [label for label in fine if label not in members]:
+            raise DataError(f"{source}: {_quoted(missing)} stands in no superclass")
+        superclass = {label: index for index, labels in enumerate(groups.values()) for label in labels}
+        return cls(
+            name=name,
+            fine=tuple(fine),
+            coarse=tuple(groups),
+            parent=tuple(superclass[label] for label in fine),
+        )
+
+    def content(self) -> dict[str, Any]:
+        """The decoded form of the hierarchy file: `parse` of it gives this hierarchy again."""
+        groups: dict[str, list[str]] = {label: [] for label in self.coarse}
+        for label, parent in zip(self.fine, self.parent, strict=True):
+            groups[self.coarse[parent]].append(label)
+        return {"name": self.name, "fine": list(self.fine), "superclasses": groups}
+
+    def coarse_labels(self, fine: Array) -> Array:
+        """Fine labels, int64 `[n]`, to the labels of their superclasses, int64 `[n]`."""
+        return np.asarray(self.parent, dtype=np.int64)[fine]
+
+    def coarse_probabilities(self, fine: Array) -> Array:
+        """Sum class probabilities per superclass.
+
+        Args:
+            fine: `[n, F]`, one row of class probabilities per image.
+
+        Returns:
+            `[n, C]` of the same dtype; rows keep their sum.
+
+        Raises:
+            DataError: `fine` has another number of classes than this hierarchy.
+        """
+        if fine.ndim != 2 or fine.shape[1] != len(self.fine):
+            raise DataError(f"hierarchy {self.name!r} has {len(self.fine)} classes, the model gave shape {fine.shape}")
+        membership = np.zeros((len(self.fine), len(self.coarse)), dtype=fine.dtype)
+        membership[np.arange(len(self.fine)), self.parent] = 1
+        return np.asarray(fine @ membership)
+
+
+@cache
+def bundled_hierarchy(name: str = "cifar-100") -> Hierarchy:
+    """A hierarchy that ships with Terrace.
+
+    Raises:
+        DataError: there is none of this name.
+    """
+    path = _FOLDER / f"{name}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in _FOLDER.glob("*.toml")))
+        raise DataError(f"no bundled hierarchy {name!r}; there is: {known}")
+    return Hierarchy.load(path)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
+
+
+def _quoted(names: Any) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

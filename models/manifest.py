@@ -1,0 +1,193 @@
+"""The manifest: which networks ship, what is known of each, and the label hierarchy that they share.
+
+`manifest.json` lies beside the weights. It alone says input sizes, class counts, accuracies and digests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from models.atomic import write_atomically
+from models.hierarchy import Hierarchy
+from tierkit.errors import DataError, NotFound, WeightsError
+
+__all__ = [
+    "MANIFEST_NAME",
+    "Manifest",
+    "ModelEntry",
+    "TrainingFacts",
+    "load_manifest",
+    "merge_entry",
+    "save_manifest",
+    "weights_folder",
+]
+
+MANIFEST_NAME = "manifest.json"
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainingFacts(_Frozen):
+    """How a network was trained; the whole record lies in `models/records/`."""
+
+    record: str
+    """File name of the training record."""
+    config: str
+    """Name of the training configuration."""
+    epochs: PositiveInt
+    minutes: float
+    """Wall time of the training steps, on a machine that had other work too where `hardware` says so."""
+    hardware: str
+    teachers: tuple[str, ...] = ()
+    data: str
+    """Data set, and how much of it was trained on."""
+
+
+class ModelEntry(_Frozen):
+    """One network as it is shipped."""
+
+    name: PlainName
+    tier: Literal["end", "edge", "cloud"]
+    file: PlainName
+    """File name within the weights folder."""
+    sha256: Digest
+    size_bytes: PositiveInt
+    target: Literal["coarse", "fine"]
+    """Which labels the logits stand for."""
+    classes: PositiveInt
+    input_shape: tuple[PositiveInt, PositiveInt, Literal[3]]
+    """Height, width and colours of the UINT8 images."""
+    precision: Literal["int8", "fp32"]
+    parameters: PositiveInt
+    """Trained values of the network, before normalisation was folded into its convolutions."""
+    temperature: PositiveFloat
+    """`softmax(logits / temperature)` is calibrated; fitted on held-out training images."""
+    coarse_accuracy: Share | None
+    """On the whole test set; of a fine network after summing its probabilities per superclass."""
+    fine_accuracy: Share | None
+    """On the whole test set; None for a coarse network."""
+    fp32_coarse_accuracy: Share | None = None
+    fp32_fine_accuracy: Share | None = None
+    """The same before quantisation."""
+    test_images: PositiveInt
+    """How many images the accuracies were measured on."""
+    ece_before: Share
+    ece_after: Share
+    """Expected calibration error on the test set at temperature 1 and at `temperature`, 15 bins of equal width."""
+    feature_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    """Channels, height and width of the first convolution's output, where head and tail are cut."""
+    head_parameters: PositiveInt
+    """Trained values of the head."""
+    stands_in_for: str | None = None
+    """The network that this one replaces for now, and why."""
+    training: TrainingFacts
+    licence: str = "Apache-2.0"
+
+
+class Manifest(_Frozen):
+    """All shipped networks and their label hierarchy."""
+
+    format: Literal[1] = 1
+    hierarchy_content: dict[str, Any] = Field(alias="hierarchy")
+    data_source: str
+    """Where the training and test images come from, and their terms."""
+    models: tuple[ModelEntry, ...] = Field(min_length=1)
+
+    @cached_property
+    def hierarchy(self) -> Hierarchy:
+        """The label hierarchy of every network here."""
+        return Hierarchy.parse(self.hierarchy_content, source=MANIFEST_NAME)
+
+    def entry(self, name: str) -> ModelEntry:
+        """The network called `name`.
+
+        Raises:
+            NotFound: there is none; the message lists those that there are.
+        """
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise NotFound(f"no model {name!r}; the manifest has: {', '.join(model.name for model in self.models)}")
+
+    def default_for(self, tier: str) -> ModelEntry:
+        """The first network listed for `tier`.
+
+        Raises:
+            NotFound: no network serves this tier.
+        """
+        for model in self.models:
+            if model.tier == tier:
+                return model
+        raise NotFound(f"no model for the tier {tier!r} in the manifest")
+
+    def labels(self, entry: ModelEntry) -> tuple[str, ...]:
+        """Class names of a network's outputs."""
+        return self.hierarchy.fine if entry.target == "fine" else self.hierarchy.coarse
+
+
+def weights_folder() -> Path:
+    """The folder of the weights that ship with Terrace."""
+    return Path(__file__).parent / "weights"
+
+
+def load_manifest(folder: Path | None = None) -> Manifest:
+    """Read `manifest.json` of `folder`, the bundled weights unless given.
+
+    Raises:
+        WeightsError: there is no manifest, or what is wrong with it.
+    """
+    path = (folder or weights_folder()) / MANIFEST_NAME
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+        hierarchy = manifest.hierarchy
+    except OSError as error:
+        raise WeightsError(f"cannot read the manifest {path}: {error.strerror}") from error
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise WeightsError(f"the manifest {path} is wrong: {faults}") from error
+    except DataError as error:
+        raise WeightsError(f"the manifest {path} is wrong: {error}") from error
+    _check_consistency(manifest, hierarchy, path)
+    return manifest
+
+
+def save_manifest(manifest: Manifest, folder: Path) -> None:
+    """Write `manifest.json` into `folder`, replacing the old one atomically.
+
+    Raises:
+        SetupError: it could not be written; the old one is whole.
+    """
+    content = manifest.model_dump(mode="json", by_alias=True)
+    write_atomically(folder / MANIFEST_NAME, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def merge_entry(models: Iterable[ModelEntry], entry: ModelEntry) -> tuple[ModelEntry, ...]:
+    """`models` with `entry` in the place of the one of its name, or added; from the end tier upwards."""
+    rank = {"end": 0, "edge": 1, "cloud": 2}
+    others = [model for model in models if model.name != entry.name]
+    return tuple(sorted([*others, entry], key=lambda model: rank[model.tier]))
+
+
+def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: Path) -> None:
+    names = [model.name for model in manifest.models]
+    if len(set(names)) < len(names):
+        raise WeightsError(f"the manifest {path} names a model twice")
+    for model in manifest.models:
+        want = len(hierarchy.fine if model.target == "fine" else hierarchy.coarse)
+        if model.classes != want:
+            raise WeightsError(
+                f"the manifest {path} is wrong: {model.name!r} has {model.classes} classes, "
+                f"hierarchy {hierarchy.name!r} has {want} {model.target} ones"
+            )

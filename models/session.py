@@ -1,0 +1,230 @@
+"""ONNX Runtime behind the `Model` protocol. The runtime is imported when the first model is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.manifest import ModelEntry, load_manifest, weights_folder
+from models.split import FEATURES, Part, extract_part
+from tierkit.errors import MissingExtra, ProviderUnavailable, WeightsError
+from tierkit.model import Array, TensorSpec
+
+__all__ = ["OnnxModel", "load_model", "softmax", "verify_file"]
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_DATATYPES = {"tensor(uint8)": "UINT8", "tensor(float)": "FP32"}
+
+
+class OnnxModel:
+    """A loaded network, or its head or tail; implements `tierkit.model.Model`.
+
+    The whole network and a tail give `logits` and `probabilities` (FP32 `[n, classes]`), a head gives `features`
+    (FP32 `[n, channels, h, w]`). The whole and a head take `images` (UINT8 `[n, h, w, 3]`), a tail takes `features`.
+    """
+
+    def __init__(
+        self, entry: ModelEntry, part: Part, sha256: str, session: Any, labels: tuple[str, ...], provider: str
+    ) -> None:
+        self.entry = entry
+        self.part: Part = part
+        self.provider = provider
+        self._sha256 = sha256
+        self._session = session
+        self._labels = labels
+
+    @property
+    def name(self) -> str:
+        """Name in the manifest; a part has `-head` or `-tail` after it."""
+        return self.entry.name if self.part == "whole" else f"{self.entry.name}-{self.part}"
+
+    @property
+    def version(self) -> str:
+        return "1"
+
+    @property
+    def platform(self) -> str:
+        return "onnxruntime_onnx"
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the network's weights file, also for a part of it."""
+        return self._sha256
+
+    @cached_property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """`images`, or `features` for a tail."""
+        return tuple(map(_spec, self._session.get_inputs()))
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """`logits` and `probabilities`, or `features` for a head."""
+        stored = tuple(map(_spec, self._session.get_outputs()))
+        if self.part == "head":
+            return stored
+        return (*stored, TensorSpec(name="probabilities", datatype="FP32", shape=stored[0].shape))
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Class names of `logits` and `probabilities`; a head has none."""
+        return {} if self.part == "head" else {"logits": self._labels, "probabilities": self._labels}
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float | bool]:
+        """What the manifest knows of the network; accuracies that it does not have are left out."""
+        entry = self.entry
+        facts: dict[str, str | int | float | None] = {
+            "target": entry.target,
+            "tier": entry.tier,
+            "precision": entry.precision,
+            "parameters": entry.head_parameters if self.part == "head" else entry.parameters,
+            "temperature": entry.temperature,
+            "coarse_accuracy": entry.coarse_accuracy,
+            "fine_accuracy": entry.fine_accuracy,
+            "provider": self.provider,
+            "stands_in_for": entry.stands_in_for,
+        }
+        return {key: value for key, value in facts.items() if value is not None}
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        """Map a batch to the outputs asked for; see `tierkit.model.Model.run`."""
+        if not outputs:
+            return {}
+        stored = FEATURES if self.part == "head" else "logits"
+        (value,) = self._session.run([stored], dict(inputs))
+        answer: dict[str, Array] = {stored: value} if stored in outputs else {}
+        if "probabilities" in outputs:
+            answer["probabilities"] = softmax(value, self.entry.temperature)
+        return answer
+
+
+def softmax(logits: Array, temperature: float = 1.0) -> Array:
+    """`softmax(logits / temperature)` along the last axis, in the dtype of `logits`."""
+    scaled = logits / logits.dtype.type(temperature)
+    # The largest logit is subtracted so that no exponential overflows.
+    powers = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def verify_file(entry: ModelEntry, folder: Path) -> Path:
+    """Path of the entry's weights file, whose sha256 was compared with the manifest's.
+
+    Raises:
+        WeightsError: the file is missing or differs; the message names it.
+    """
+    path, _ = _read_verified(entry, folder)
+    return path
+
+
+def load_model(
+    entry: ModelEntry,
+    folder: Path | None = None,
+    *,
+    provider: str = "cpu",
+    threads: int = 1,
+    part: Part = "whole",
+    labels: Sequence[str] | None = None,
+) -> OnnxModel:
+    """Load a network, or its head or tail, ready to run.
+
+    Args:
+        entry: what the manifest says of it.
+        folder: where its file lies; the bundled weights unless given.
+        provider: "cpu" or "cuda".
+        threads: CPU threads per call of `run`.
+        part: "whole", "head" (`images` to `features`) or "tail" (`features` to `logits`).
+        labels: class names of the outputs; from the manifest in `folder`, else from the bundled one, unless given.
+
+    Raises:
+        WeightsError: the file is missing, differs from the manifest, or does not fit it.
+        MissingExtra: ONNX Runtime is not installed.
+        ProviderUnavailable: the installed ONNX Runtime cannot use `provider`.
+    """
+    runtime = _import_runtime()
+    wanted = _PROVIDERS.get(provider)
+    if wanted is None:
+        raise ProviderUnavailable(f"no execution provider {provider!r}; there is: {', '.join(_PROVIDERS)}")
+    if wanted not in runtime.get_available_providers():
+        raise ProviderUnavailable(
+            f"the installed ONNX Runtime has no {wanted}; provider {provider!r} needs the extra "
+            f"'{'gpu' if provider == 'cuda' else 'cpu'}' and its drivers"
+        )
+    place = folder or weights_folder()
+    path, content = _read_verified(entry, place)
+    names = tuple(labels) if labels is not None else _labels(entry, place)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Several nodes share the cores of one machine: a thread that waits must sleep, not spin.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    try:
+        session = runtime.InferenceSession(extract_part(content, part), options, providers=[wanted])
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from error
+    except Exception as error:  # the runtime's own classes share no base but Exception
+        raise WeightsError(f"ONNX Runtime cannot load {path}: {error}") from error
+    if wanted not in session.get_providers():
+        raise ProviderUnavailable(
+            f"ONNX Runtime could not start {wanted}; its libraries or a device are missing on this machine"
+        )
+    model = OnnxModel(entry, part, entry.sha256, session, names, provider)
+    _check_fit(model, path)
+    return model
+
+
+def _read_verified(entry: ModelEntry, folder: Path) -> tuple[Path, bytes]:
+    path = folder / entry.file
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise WeightsError(f"cannot read the weights of {entry.name!r}, {path}: {error.strerror}") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != entry.sha256:
+        raise WeightsError(
+            f"{path} is not the file of the manifest: {len(content)} bytes with sha256 {found}, "
+            f"expected {entry.size_bytes} with {entry.sha256}"
+        )
+    return path, content
+
+
+def _labels(entry: ModelEntry, folder: Path) -> tuple[str, ...]:
+    try:
+        return load_manifest(folder).labels(entry)
+    except WeightsError:
+        # A node's cache folder holds weights but no manifest; its networks are those of the bundled one.
+        return load_manifest().labels(entry)
+
+
+def _check_fit(model: OnnxModel, path: Path) -> None:
+    entry = model.entry
+    images = TensorSpec(name="images", datatype="UINT8", shape=(-1, *entry.input_shape))
+    features = TensorSpec(name=FEATURES, datatype="FP32", shape=(-1, *entry.feature_shape))
+    logits = TensorSpec(name="logits", datatype="FP32", shape=(-1, entry.classes))
+    want = (features if model.part == "tail" else images, features if model.part == "head" else logits)
+    have = (model.inputs[0], model.outputs[0])
+    if have != want:
+        raise WeightsError(f"{path} does not fit its manifest entry {entry.name!r}: {have}, expected {want}")
+    if model.part != "head" and len(model.labels["logits"]) != entry.classes:
+        raise WeightsError(
+            f"{entry.name!r} gives {entry.classes} classes, the hierarchy names {len(model.labels['logits'])}"
+        )
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+    return TensorSpec(name=tensor.name, datatype=_DATATYPES.get(tensor.type, tensor.type), shape=shape)
+
+
+def _import_runtime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtra("cpu", "running a network with ONNX Runtime") from error
+    return onnxruntime

@@ -1,0 +1,156 @@
+"""Training batches: all images stay on the device as UINT8, and augmentation happens there.
+
+Every random choice is drawn from the seed and the number of the epoch or step alone, so a resumed run sees exactly
+the batches that an unbroken one would have seen, with no generator state to save.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.data import ImageSet
+from models.training.config import TrainConfig
+from tierkit.errors import DataError
+
+__all__ = ["Batch", "BatchSource", "Split", "Statistics", "hold_out", "normalise", "statistics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Centre and spread of the UINT8 pixel values, one pair for all colours.
+
+    With a whole number as the centre, the image as it comes is already the quantised input of the first convolution:
+    zero point `mean`, scale `1 / std`. Normalisation then costs nothing and the input loses nothing in INT8.
+    """
+
+    mean: int
+    std: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Indices of the images that are trained on, and of those held out."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step's images and what is known of them."""
+
+    images: Tensor
+    """Float `[n, 3, h, w]`, normalised, channels last."""
+    index: Tensor
+    """int64 `[n]`: which images of the data set these are."""
+    flipped: Tensor
+    """int64 `[n]`, 1 where the image was mirrored."""
+    partner: Tensor
+    """int64 `[n]`: position in the batch of the image mixed into this one."""
+    share: Tensor
+    """Float scalar in [0, 1]: share of the image itself; the partner has the rest."""
+
+
+def statistics(images: np.ndarray) -> Statistics:
+    """Centre and spread of UINT8 images `[n, h, w, 3]`."""
+    counts = np.bincount(images.ravel(), minlength=256)
+    values = np.arange(256)
+    mean = round(float((counts * values).sum() / counts.sum()))
+    variance = float((counts * (values - mean) ** 2).sum() / counts.sum())
+    # Images of one flat colour have no spread; dividing by one leaves them at zero.
+    return Statistics(mean=mean, std=variance**0.5 or 1.0)
+
+
+def hold_out(fine: np.ndarray, per_class: int) -> Split:
+    """Hold out the last `per_class` images of each class, in data set order.
+
+    Raises:
+        DataError: a class has no image left to train on.
+    """
+    held: list[np.ndarray] = []
+    for label in np.unique(fine):
+        members = np.flatnonzero(fine == label)
+        if len(members) <= per_class:
+            raise DataError(f"class {int(label)} has {len(members)} training images; {per_class} are to be held out")
+        held.append(members[-per_class:])
+    held_out = np.sort(np.concatenate(held))
+    return Split(train=np.setdiff1d(np.arange(len(fine)), held_out), held_out=held_out)
+
+
+def normalise(images: Tensor, known: Statistics) -> Tensor:
+    """UINT8 `[n, h, w, 3]` to float `[n, 3, h, w]` around zero with unit variance, channels last in memory."""
+    return ((images.float() - known.mean) / known.std).permute(0, 3, 1, 2)
+
+
+class BatchSource:
+    """Draws augmented batches; a step's batch depends on nothing but the configuration and the step's number."""
+
+    def __init__(self, data: ImageSet, train: np.ndarray, config: TrainConfig, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        self._train = torch.from_numpy(train).to(device)
+        self.statistics = statistics(data.images[train])
+        self._height, self._width = data.images.shape[1:3]
+        border = config.crop_padding
+        widths = ((0, 0), (border, border), (border, border), (0, 0))
+        self._padded = torch.from_numpy(np.pad(data.images, widths, mode="reflect")).to(device)
+        self.steps_per_epoch = max(1, len(train) // config.batch_size)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of step `step`, counted from 0 over all epochs."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        size = min(self._config.batch_size, len(self._train))
+        order = torch.randperm(len(self._train), generator=self._generator(2 * epoch)).to(self._device)
+        index = self._train[order[within * size : (within + 1) * size]]
+        draw = self._generator(2 * step + 1)
+        images, flipped = self._crop(index, draw)
+        partner, share = torch.arange(len(index), device=self._device), torch.ones((), device=self._device)
+        if self._config.mixup or self._config.cutmix:
+            images, partner, share = self._mix(images, draw)
+        return Batch(images=images, index=index, flipped=flipped, partner=partner, share=share)
+
+    def _generator(self, number: int) -> torch.Generator:
+        # A product with a large odd number keeps the streams of different seeds apart.
+        return torch.Generator().manual_seed(self._config.seed * 2_654_435_761 + number)
+
+    def _crop(self, index: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        n, span = len(index), 2 * self._config.crop_padding + 1
+        top, left = torch.randint(span, (2, n, 1), generator=draw).to(self._device)
+        flipped = torch.randint(2, (n, 1), generator=draw).to(self._device)
+        rows = top + torch.arange(self._height, device=self._device)
+        columns = torch.arange(self._width, device=self._device)
+        columns = left + torch.where(flipped == 1, self._width - 1 - columns, columns)
+        picked = self._padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return normalise(picked, self.statistics), flipped[:, 0]
+
+    def _mix(self, images: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        config = self._config
+        cut = bool(config.cutmix) and (not config.mixup or bool(torch.rand((), generator=draw) < 0.5))
+        share = _draw_beta(config.cutmix if cut else config.mixup, draw)
+        partner = torch.randperm(len(images), generator=draw).to(self._device)
+        if not cut:
+            mixed = share * images + (1 - share) * images[partner]
+            return mixed, partner, torch.tensor(share, device=self._device)
+        side = (1 - share) ** 0.5
+        top, bottom = _interval(self._height, side, draw)
+        left, right = _interval(self._width, side, draw)
+        mixed = images.clone()
+        mixed[:, :, top:bottom, left:right] = images[partner][:, :, top:bottom, left:right]
+        kept = 1 - (bottom - top) * (right - left) / (self._height * self._width)
+        return mixed, partner, torch.tensor(kept, device=self._device)
+
+
+def _draw_beta(alpha: float, draw: torch.Generator) -> float:
+    # torch's own Beta sampler takes no generator.
+    seed = int(torch.randint(2**31, (), generator=draw))
+    return float(np.random.default_rng(seed).beta(alpha, alpha))
+
+
+def _interval(length: int, side: float, draw: torch.Generator) -> tuple[int, int]:
+    centre = int(torch.randint(length, (), generator=draw))
+    half = round(length * side) // 2
+    return max(0, centre - half), min(length, centre + half)

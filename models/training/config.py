@@ -1,0 +1,120 @@
+"""Training configuration: a TOML file, checked and frozen."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+
+from tierkit.errors import InvalidInput
+
+__all__ = [
+    "NetworkConfig",
+    "TeacherConfig",
+    "TrainConfig",
+    "bundled_config",
+    "bundled_configs",
+    "load_config",
+]
+
+_FOLDER = Path(__file__).parent.parent / "configs"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NetworkConfig(_Frozen):
+    """Which architecture, and its options."""
+
+    kind: str
+    """A key of `models.training.networks`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the network's class."""
+
+
+class TeacherConfig(_Frozen):
+    """Knowledge distillation (Hinton et al. 2015, arXiv:1503.02531)."""
+
+    runs: tuple[str, ...]
+    """Names of finished runs whose averaged probabilities are learnt, beside the labels."""
+    weight: float = Field(default=0.7, ge=0, le=1)
+    """Share of the teacher's term in the loss; the labels have the rest."""
+    temperature: PositiveFloat = 2.0
+    """Softens both sides of the teacher's term, which is scaled by its square."""
+
+
+class TrainConfig(_Frozen):
+    """Everything that determines a training run, together with the data and the code."""
+
+    name: str
+    """Name of the network in the manifest and of its run folder."""
+    tier: Literal["end", "edge", "cloud"]
+    """Where it serves."""
+    target: Literal["fine", "coarse"]
+    """Which labels its output has."""
+    network: NetworkConfig
+    teacher: TeacherConfig | None = None
+    auxiliary: NonNegativeFloat = 0.0
+    """Weight of a second, fine classifier that a coarse network has during training only."""
+    epochs: PositiveInt
+    batch_size: PositiveInt = 256
+    peak_rate: PositiveFloat = 0.2
+    """Highest learning rate."""
+    schedule: Literal["one-cycle", "cosine"] = "one-cycle"
+    warmup: float = Field(default=0.25, gt=0, lt=1)
+    """Share of the steps in which the rate rises."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Nesterov momentum."""
+    weight_decay: NonNegativeFloat = 5e-4
+    """On convolution and linear weights; biases and normalisation are exempt."""
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    mixup: NonNegativeFloat = 0.0
+    """Beta parameter of mixup (arXiv:1710.09412); 0 switches it off."""
+    cutmix: NonNegativeFloat = 0.0
+    """Beta parameter of cutmix (arXiv:1905.04899); 0 switches it off. With both, each batch draws one."""
+    crop_padding: int = Field(default=4, ge=0)
+    """Pixels of reflected border from which random crops are taken."""
+    ema_decay: float = Field(default=0.995, ge=0, lt=1)
+    """Decay per step of the averaged weights that are evaluated and exported; 0 switches averaging off."""
+    held_out_per_class: PositiveInt = 20
+    """Training images per class that no step sees: for choosing, and for fitting the temperature."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Of activations and matrix products; weights and their updates are always fp32."""
+    seed: int = 0
+
+
+def bundled_configs() -> tuple[str, ...]:
+    """Names of the configurations that ship with Terrace."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+def bundled_config(name: str) -> Path:
+    """Path of a configuration that ships with Terrace.
+
+    Raises:
+        InvalidInput: there is none of this name.
+    """
+    path = _FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise InvalidInput(f"no bundled configuration {name!r}; there is: {', '.join(bundled_configs())}")
+    return path
+
+
+def load_config(path: Path) -> TrainConfig:
+    """Read a configuration file.
+
+    Raises:
+        InvalidInput: the file cannot be read, or which field is wrong and why.
+    """
+    try:
+        return TrainConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidInput(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the configuration {path} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise InvalidInput(f"the configuration {path} is wrong: {faults}") from error

@@ -1,0 +1,317 @@
+"""The training loop: one for every network, resumable after a kill at any time.
+
+A run lives in a folder: `checkpoint.pt` (replaced atomically) and `log.txt` (one line per epoch). Started again on the
+same folder it goes on from the last checkpoint and ends with the same weights as an unbroken run would have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.data import ImageSet
+from models.hierarchy import Hierarchy
+from models.training.batches import BatchSource, Statistics, hold_out, normalise
+from models.training.checkpoint import Checkpoint, EpochRow, load_checkpoint, save_checkpoint
+from models.training.config import TrainConfig
+from models.training.gemm_conv import use_matrix_products
+from models.training.loss import Labels, training_loss
+from models.training.networks import build_network
+from models.training.schedule import learning_rate
+from tierkit.errors import DataError, WeightsError
+
+__all__ = ["Progress", "Trainer", "averaged_network", "predict"]
+
+_EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a display needs after each step."""
+
+    step: int
+    steps: int
+    loss: float
+    seconds_left: float
+    row: EpochRow | None
+    """The finished epoch, after its last step."""
+
+
+class Trainer:
+    """Trains one network on one data set.
+
+    Args:
+        config: the run.
+        data: training images with labels; part of them is held out.
+        hierarchy: class counts and superclasses of `data`.
+        folder: the run folder.
+        teacher: log-probabilities `[N, 2, F]` for each image and its mirror image, from `models.training.teacher`.
+        device: "cpu", "cuda", ...
+        checkpoint_every_s: seconds between checkpoints within an epoch; each epoch ends with one.
+
+    Raises:
+        DataError: labels are missing or disagree with the hierarchy.
+        Conflict: the folder holds a run with another configuration.
+        WeightsError: the folder's checkpoint is damaged.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: ImageSet,
+        hierarchy: Hierarchy,
+        folder: Path,
+        *,
+        teacher: Tensor | None = None,
+        device: str = "cpu",
+        checkpoint_every_s: float = 300.0,
+    ) -> None:
+        if data.fine is None or data.coarse is None:
+            raise DataError("training needs labelled images")
+        if int(data.fine.max()) >= len(hierarchy.fine):
+            raise DataError(
+                f"label {int(data.fine.max())} is outside hierarchy {hierarchy.name!r}, which has {len(hierarchy.fine)}"
+            )
+        if config.teacher is not None and teacher is None:
+            raise DataError(f"configuration {config.name!r} has a teacher, but no probabilities of one were given")
+        self.config = config
+        self._device = torch.device(device)
+        self._folder = folder
+        self._checkpoint_every_s = checkpoint_every_s
+        split = hold_out(data.fine, config.held_out_per_class)
+        self._held_out = data.take(split.held_out)
+        self.train_images = len(split.train)
+        self._source = BatchSource(data, split.train, config, self._device)
+        self._hierarchy = hierarchy
+        membership = torch.zeros(len(hierarchy.fine), len(hierarchy.coarse))
+        membership[torch.arange(len(hierarchy.fine)), torch.tensor(hierarchy.parent)] = 1
+        self._labels = Labels(
+            fine=torch.from_numpy(data.fine).to(self._device),
+            coarse=torch.from_numpy(data.coarse).to(self._device),
+            membership=membership.to(self._device),
+            teacher=None if teacher is None else teacher.to(self._device),
+        )
+        self.steps = config.epochs * self._source.steps_per_epoch
+        self.rows: list[EpochRow] = []
+        self.seconds = 0.0
+        self.step = 0
+        self._loss_sum = 0.0
+        self._epoch_seconds = 0.0
+        torch.manual_seed(config.seed)
+        self._student = _Student(config, hierarchy).to(self._device, memory_format=torch.channels_last)
+        self._averaged = {name: value.clone() for name, value in self._student.state_dict().items()}
+        self._optimizer = torch.optim.SGD(
+            _parameter_groups(self._student, config.weight_decay),
+            lr=config.peak_rate,
+            momentum=config.momentum,
+            nesterov=config.momentum > 0,
+        )
+        if self._device.type == "cpu" and config.precision == "bf16":
+            use_matrix_products(self._student)
+        self._restore()
+
+    def run(self, report: Callable[[Progress], None] = lambda _: None, *, stop_after: int | None = None) -> bool:
+        """Train on, to the end or until `stop_after` steps in all are done; True when the run is complete.
+
+        Raises:
+            SetupError: a checkpoint could not be written; the previous one is whole.
+        """
+        last = self.steps if stop_after is None else min(stop_after, self.steps)
+        saved_at = time.monotonic()
+        first, begun = self.step, time.monotonic()
+        while self.step < last:
+            started = time.monotonic()
+            loss = self._advance()
+            self._loss_sum += loss
+            self.step += 1
+            row = None
+            spent = time.monotonic() - started
+            self._epoch_seconds += spent
+            self.seconds += spent
+            if self.step % self._source.steps_per_epoch == 0:
+                row = self._finish_epoch()
+            if row is not None or time.monotonic() - saved_at > self._checkpoint_every_s:
+                self._save()
+                saved_at = time.monotonic()
+            pace = (time.monotonic() - begun) / (self.step - first)
+            report(
+                Progress(
+                    step=self.step,
+                    steps=self.steps,
+                    loss=loss,
+                    seconds_left=pace * (self.steps - self.step),
+                    row=row,
+                )
+            )
+        if last < self.steps:
+            self._save()
+        return self.step == self.steps
+
+    def weights(self) -> dict[str, Tensor]:
+        """The averaged weights of the served network, by `state_dict` name."""
+        return _served(self._averaged)
+
+    @property
+    def statistics(self) -> Statistics:
+        """Channel statistics of the training images, as the network expects its input normalised."""
+        return self._source.statistics
+
+    def _advance(self) -> float:
+        batch = self._source.batch(self.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, self.steps, self.config)
+        self._student.train()
+        with _autocast(self.config, self._device):
+            output, auxiliary = self._student(batch.images)
+        loss = training_loss(output, auxiliary, batch, self._labels, self.config)
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._average()
+        return float(loss.detach())
+
+    def _average(self) -> None:
+        # The decay grows with the step, so that the random first weights are forgotten early.
+        decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step)) if self.config.ema_decay else 0.0
+        present = self._student.state_dict()
+        floats = [name for name, value in present.items() if value.is_floating_point()]
+        torch._foreach_lerp_([self._averaged[name] for name in floats], [present[name] for name in floats], 1 - decay)
+        for name in present.keys() - set(floats):
+            self._averaged[name].copy_(present[name])
+
+    def _finish_epoch(self) -> EpochRow:
+        network = _load(self.config, self._hierarchy, self.weights()).to(
+            self._device, memory_format=torch.channels_last
+        )
+        logits = predict(network, self._held_out.images, self.statistics, self.config, self._device)
+        assert self._held_out.fine is not None
+        assert self._held_out.coarse is not None
+        fine_accuracy = None
+        if self.config.target == "fine":
+            fine_accuracy = float(np.mean(logits.argmax(1) == self._held_out.fine))
+            probabilities = np.exp(logits - logits.max(1, keepdims=True))
+            logits = self._hierarchy.coarse_probabilities(probabilities / probabilities.sum(1, keepdims=True))
+        row = EpochRow(
+            epoch=self.step // self._source.steps_per_epoch,
+            loss=self._loss_sum / self._source.steps_per_epoch,
+            held_out_coarse=float(np.mean(logits.argmax(1) == self._held_out.coarse)),
+            held_out_fine=fine_accuracy,
+            rate=learning_rate(self.step - 1, self.steps, self.config),
+            seconds=self._epoch_seconds,
+        )
+        self.rows.append(row)
+        self._loss_sum, self._epoch_seconds = 0.0, 0.0
+        return row
+
+    def _save(self) -> None:
+        save_checkpoint(
+            self._folder / "checkpoint.pt",
+            Checkpoint(
+                step=self.step,
+                config=self.config.model_dump(mode="json"),
+                statistics=asdict(self.statistics),
+                weights=self._student.state_dict(),
+                averaged=self._averaged,
+                optimizer=self._optimizer.state_dict(),
+                epochs=[asdict(row) for row in self.rows],
+                loss_sum=self._loss_sum,
+                epoch_seconds=self._epoch_seconds,
+                seconds=self.seconds,
+            ),
+        )
+
+    def _restore(self) -> None:
+        checkpoint = load_checkpoint(self._folder / "checkpoint.pt", self.config, str(self._device))
+        if checkpoint is None:
+            return
+        self._student.load_state_dict(checkpoint.weights)
+        for name, value in checkpoint.averaged.items():
+            self._averaged[name].copy_(value)
+        self._optimizer.load_state_dict(checkpoint.optimizer)
+        self.step, self.seconds = checkpoint.step, checkpoint.seconds
+        self._loss_sum, self._epoch_seconds = checkpoint.loss_sum, checkpoint.epoch_seconds
+        self.rows = [EpochRow(**row) for row in checkpoint.epochs]
+
+
+class _Student(nn.Module):
+    """The served network, with the second classifier that a coarse one has during training."""
+
+    def __init__(self, config: TrainConfig, hierarchy: Hierarchy) -> None:
+        super().__init__()
+        classes = len(hierarchy.fine if config.target == "fine" else hierarchy.coarse)
+        self.network: Any = build_network(config.network.kind, classes, config.network.options)
+        self.auxiliary = (
+            nn.Linear(self.network.feature_width, len(hierarchy.fine))
+            if config.target == "coarse" and config.auxiliary
+            else None
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        features = self.network.embed(images)
+        return self.network.classifier(features), None if self.auxiliary is None else self.auxiliary(features)
+
+
+def averaged_network(checkpoint: Checkpoint, hierarchy: Hierarchy) -> tuple[nn.Module, TrainConfig, Statistics]:
+    """The network with a checkpoint's averaged weights in evaluation mode, its configuration and input statistics.
+
+    Raises:
+        WeightsError: the weights have another number of classes than the hierarchy.
+    """
+    config = TrainConfig.model_validate(checkpoint.config)
+    try:
+        network = _load(config, hierarchy, _served(checkpoint.averaged))
+    except RuntimeError as error:
+        raise WeightsError(
+            f"the checkpoint of {config.name!r} does not fit hierarchy {hierarchy.name!r}: {error}"
+        ) from error
+    return network, config, Statistics(**checkpoint.statistics)
+
+
+def predict(
+    network: nn.Module, images: np.ndarray, known: Statistics, config: TrainConfig, device: torch.device
+) -> np.ndarray:
+    """Logits, FP32 `[n, classes]`, of UINT8 images `[n, h, w, 3]`, in the precision of `config`."""
+    network.eval()
+    with torch.inference_mode(), _autocast(config, device):
+        parts = [
+            network(normalise(torch.from_numpy(chunk).to(device), known)).float().cpu() for chunk in _chunks(images)
+        ]
+    return torch.cat(parts).numpy()
+
+
+def _chunks(images: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(images), _EVALUATION_BATCH):
+        yield images[start : start + _EVALUATION_BATCH]
+
+
+def _served(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    prefix = "network."
+    return {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def _load(config: TrainConfig, hierarchy: Hierarchy, weights: dict[str, Tensor]) -> nn.Module:
+    classes = len(hierarchy.fine if config.target == "fine" else hierarchy.coarse)
+    network = build_network(config.network.kind, classes, config.network.options)
+    network.load_state_dict(weights)
+    if config.precision == "bf16":
+        use_matrix_products(network)
+    return network.eval()
+
+
+def _autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, torch.bfloat16) if config.precision == "bf16" else nullcontext()
+
+
+def _parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    # Decay on biases and normalisation only distorts scale (arXiv:1812.01187, section 3.1).
+    matrices = [value for value in network.parameters() if value.ndim > 1]
+    vectors = [value for value in network.parameters() if value.ndim <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
