@@ -168,6 +168,10 @@ class DeviceList:
             if device.tier is tier and self._view(device, now).health is Health.ALIVE and device.not_before <= now
         ]
 
+    def suspect(self, tier: Tier, now: float) -> list[Device]:
+        """Nodes of a tier that are late or accused, but not given up."""
+        return [view.device for view in self.view(now) if view.device.tier is tier and view.health is Health.SUSPECT]
+
     def is_current(self, node_id: str, incarnation: str, now: float) -> bool:
         """Whether work given to this incarnation still counts: it is on the list and not dead."""
         device = self._devices.get(node_id)

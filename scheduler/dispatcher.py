@@ -36,7 +36,7 @@ from scheduler.measures import ATTEMPTS, OUTSTANDING
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask
 from tierkit.errors import Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
-from tierkit.types import Health, Recovery, Tier
+from tierkit.types import Health, Recovery, Scheme, Tier
 
 __all__ = ["Dispatcher"]
 
@@ -105,6 +105,7 @@ class Dispatcher:
         self._outstanding: dict[str, int] = {}
         self._last_used: str | None = None
         self._turn = 0
+        self._gathering_until = 0.0
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         devices.on_change = self._on_device_change
@@ -141,6 +142,9 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Dispatch until cancelled. An error in here is a bug, and ends the service loudly."""
+        # After a restart the nodes register again one by one. A task sent before the first upper node is back would
+        # end as a fallback for no good reason.
+        self._gathering_until = self._clock() + self._settings.lease_s
         async with asyncio.TaskGroup() as group:
             self._group = group
             while True:
@@ -161,7 +165,7 @@ class Dispatcher:
         while not self._congested() and self._send_next(now):
             pass
         self._explain_waiting(now)
-        due = [_IDLE_S]
+        due = [_IDLE_S, self._gathering_until - now if now < self._gathering_until else _IDLE_S]
         for job in self._jobs.values():
             if not job.ending:
                 due.append(job.deadline - now)
@@ -188,7 +192,7 @@ class Dispatcher:
                 regardless=self._regardless(job, now),
             )
             for job in self._jobs.values()
-            if (task := job.next_task()) is not None
+            if (task := job.next_task()) is not None and not self._gathers_for(job, now)
         ]
         if not wants:
             return False
@@ -206,6 +210,10 @@ class Dispatcher:
         _log.debug("next task", extra={"job": choice.job_id, "node": choice.node_id, "why": choice.reason})
         self._send(self._jobs[choice.job_id], self._devices.get(choice.node_id), now)
         return True
+
+    def _gathers_for(self, job: ActiveJob, now: float) -> bool:
+        scheme = job.policy.scheme
+        return now < self._gathering_until and scheme is not Scheme.END and not self._fleet.has_upstream(scheme, now)
 
     def _regardless(self, job: ActiveJob, now: float) -> frozenset[str] | None:
         if job.policy.recovery is not Recovery.REASSIGN:
@@ -243,6 +251,9 @@ class Dispatcher:
         for job in self._jobs.values():
             if job.ending or len(job.open) > len(job.ready) + len(job.delayed):
                 continue  # something of it is on its way
+            if self._gathers_for(job, now):
+                job.reason = "waiting for an upper node to register: the scheduler has just started"
+                continue
             if not any(view.health is Health.ALIVE for view in ends):
                 known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
                 job.reason = f"waiting for an end device ({known or 'none has registered'})"

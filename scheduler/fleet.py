@@ -75,9 +75,10 @@ class Fleet:
         return any(self.upper(tier, now) for tier in _UPPER_TIERS[scheme])
 
     def upper(self, tier: Tier, now: float) -> list[Node]:
-        """Nodes of an upper tier that are alive and may see pixels."""
-        alive = self._devices.alive(tier, now)
-        return [self._node(device) for device in alive if self._may_see_pixels(device, Privacy.AUTO)]
+        """Nodes of an upper tier that are alive and may see pixels; suspects where there is no other: the end device
+        asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway."""
+        candidates = self._devices.alive(tier, now) or self._devices.suspect(tier, now)
+        return [self._node(device) for device in candidates if self._may_see_pixels(device, Privacy.AUTO)]
 
     def trusts(self, device: Device) -> bool:
         """By the scheduler's own list, never by what the node says."""

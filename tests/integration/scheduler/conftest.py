@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -99,6 +98,7 @@ class FakeEnd:
     waiting: int = 0
     most_waiting: int = 0
     beats: asyncio.Task[None] | None = None
+    """Its heartbeats; cancel them to let it fall silent."""
     incarnation: str = ""
 
     def __post_init__(self) -> None:
@@ -175,8 +175,6 @@ class Running:
     url: str
     http: httpx.AsyncClient
     settings: SchedulerSettings
-    ends: list[FakeEnd] = field(default_factory=list)
-    ids: Any = field(default_factory=itertools.count)
 
     async def register(self, node_id: str, tier: str, *, url: str = "http://127.0.0.1:9", ms: float = 1.0) -> str:
         """Put a node on the device list; returns its incarnation."""
@@ -194,6 +192,14 @@ class Running:
         response = await self.http.post("/v1/devices", json=registration)
         assert response.status_code == 200, response.text
         return incarnation
+
+    async def keep_alive(self, node_id: str, tier: str, incarnation: str, *, url: str = "http://127.0.0.1:9") -> None:
+        """Heartbeats, and a new registration whenever the scheduler has forgotten the node, until cancelled."""
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if (await self.beat(node_id, incarnation)).status_code == 404:
+                    incarnation = await self.register(node_id, tier, url=url)
+            await asyncio.sleep(self.settings.heartbeat_s)
 
     async def beat(self, node_id: str, incarnation: str, **changes: Any) -> httpx.Response:
         load = {"incarnation": incarnation, "in_flight": 0, "queued_images": 0, "images_done": 0, **changes}
@@ -258,9 +264,11 @@ def make_images(count: int) -> Any:
 
 @asynccontextmanager
 async def _scheduler(settings: SchedulerSettings) -> AsyncIterator[Running]:
-    async with serve_app(lambda lifecycle: create_app(settings, lifecycle), settings) as lifecycle:
-        async with httpx.AsyncClient(base_url=lifecycle.url, timeout=30, trust_env=False) as http:
-            yield Running(lifecycle.url, http, settings)
+    async with (
+        serve_app(lambda lifecycle: create_app(settings, lifecycle), settings) as lifecycle,
+        httpx.AsyncClient(base_url=lifecycle.url, timeout=30, trust_env=False) as http,
+    ):
+        yield Running(lifecycle.url, http, settings)
 
 
 @asynccontextmanager
@@ -271,7 +279,9 @@ async def _end(running: Running, node_id: str, *, script: Any = None, beating: b
     async with serve_app(app) as lifecycle:
         end.url = lifecycle.url
         end.incarnation = await running.register(node_id, "end", url=end.url, ms=1.0)
-        end.beats = asyncio.create_task(_beat(running, node_id, end.incarnation)) if beating else None
+        end.beats = None
+        if beating:
+            end.beats = asyncio.create_task(running.keep_alive(node_id, "end", end.incarnation, url=end.url))
         try:
             yield end
         finally:
@@ -282,20 +292,14 @@ async def _end(running: Running, node_id: str, *, script: Any = None, beating: b
                 await asyncio.gather(end.beats, return_exceptions=True)
 
 
-async def _beat(running: Running, node_id: str, incarnation: str) -> None:
-    while True:
-        with contextlib.suppress(httpx.HTTPError):
-            await running.beat(node_id, incarnation)
-        await asyncio.sleep(running.settings.heartbeat_s)
-
-
 @asynccontextmanager
 async def _uppers(running: Running, *nodes: str) -> AsyncIterator[None]:
     """Upper nodes on the device list ("edge-0", "cloud-0"), beating; fake end nodes answer in their name."""
     beats = []
     for node_id in nodes:
-        incarnation = await running.register(node_id, node_id.split("-")[0])
-        beats.append(asyncio.create_task(_beat(running, node_id, incarnation)))
+        tier = node_id.split("-")[0]
+        incarnation = await running.register(node_id, tier)
+        beats.append(asyncio.create_task(running.keep_alive(node_id, tier, incarnation)))
     try:
         yield
     finally:
@@ -307,6 +311,7 @@ async def _uppers(running: Running, *nodes: str) -> AsyncIterator[None]:
 class Kit:
     """What the tests here work with, as one fixture."""
 
+    running = Running
     scheduler = staticmethod(_scheduler)
     end = staticmethod(_end)
     uppers = staticmethod(_uppers)

@@ -8,13 +8,14 @@ from models.hierarchy import bundled_hierarchy
 
 
 async def test_mapping_answers_every_image_coarse_then_fine(kit, scheduler):
-    async with kit.end(scheduler, "end-0") as first, kit.end(scheduler, "end-1") as second:
-        async with kit.uppers(scheduler, "edge-0", "cloud-0"):
-            images = kit.images(230)
-            truth = np.arange(230) % 100
-            job = await scheduler.submit(images, labels=truth, name="all")
-            view = await scheduler.finished(job["id"])
-            results = await scheduler.results(job["id"])
+    async with (
+        kit.end(scheduler, "end-0") as first,
+        kit.end(scheduler, "end-1") as second,
+        kit.uppers(scheduler, "edge-0", "cloud-0"),
+    ):
+        job = await scheduler.submit(kit.images(230), labels=np.arange(230) % 100, name="all")
+        view = await scheduler.finished(job["id"])
+        results = await scheduler.results(job["id"])
     assert view["state"] == "completed"
     assert view["reason"] == ""
     assert (view["tasks"], view["images"]) == (5, 230)

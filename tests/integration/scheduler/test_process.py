@@ -1,0 +1,131 @@
+"""The scheduler as a process of its own: cost, SIGKILL, restart."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tierkit.testing import service_process, wait_for
+
+
+def command(settings, port: str = "0") -> list[str]:
+    return [
+        "-m",
+        "scheduler",
+        f"--port={port}",
+        f"--state={settings.state}",
+        f"--weights={settings.weights}",
+        "--n-map=1",
+        "--trusted=end,edge,cloud",
+        f"--heartbeat-s={settings.heartbeat_s}",
+        f"--suspect-s={settings.suspect_s}",
+        f"--lease-s={settings.lease_s}",
+    ]
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("events_before", [0, 1, 7, 20, 38])
+async def test_a_killed_scheduler_goes_on_and_answers_every_image_once(kit, settings, tmp_path, events_before):
+    """SIGKILL after so many of the 40 events (20 tasks, coarse and fine) have been seen."""
+    images = 1000
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http, AsyncExitStack() as nodes:
+        async with service_process(command(settings), ready_file=tmp_path / "ready") as process:
+            http.base_url = httpx.URL(process.url)
+            running = kit.running(process.url, http, settings)
+            ends = [await nodes.enter_async_context(kit.end(running, f"end-{k}")) for k in range(2)]
+            await nodes.enter_async_context(kit.uppers(running, "edge-0", "cloud-0"))
+            if events_before < 38:
+                ends[1].fine_gate.clear()  # so that there is work under way, whatever the moment
+            job = await running.submit(kit.images(images), labels=[k % 100 for k in range(images)])
+            seen, last = [], 0
+            async with http.stream("GET", f"/v1/jobs/{job['id']}/events") as response:
+                async for kind, number, data in kit.read_events(response):
+                    if kind != "state":
+                        seen.append((kind, data))
+                        last = number
+                    if len(seen) >= events_before:
+                        process.kill()
+                        break
+            await process.exit_code()
+        for end in ends:
+            end.fine_gate.set()
+        again = command(settings, port=process.url.rpartition(":")[2])
+        async with service_process(again, ready_file=tmp_path / "again") as process:
+            rest = await running.events(job["id"], after=last)
+            seen += [(kind, data) for kind, _, data in rest if kind != "state"]
+            view, results = rest[-1][2], await running.results(job["id"])
+    assert view["state"] == "completed"
+    assert view["answered_coarse"] == view["answered_fine"] == images
+    assert (view["fallback"], view["failed_images"]) == (0, 0)
+    assert view["fine_accuracy"] == 1.0
+    assert [result["index"] for result in results] == list(range(images))
+    assert all(result["fine"]["index"] == result["index"] % 100 for result in results)
+    # No event came twice, none was left out, although the stream broke in between.
+    for stage in ("coarse", "fine"):
+        indices = [result["index"] for kind, data in seen if kind == stage for result in data["results"]]
+        assert sorted(indices) == list(range(images))
+    assert not list((settings.state / "inputs").iterdir())
+
+
+async def test_a_restart_does_not_compute_again_what_is_answered(kit, settings, tmp_path):
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http, AsyncExitStack() as nodes:
+        async with service_process(command(settings), ready_file=tmp_path / "ready") as process:
+            http.base_url = httpx.URL(process.url)
+            running = kit.running(process.url, http, settings)
+            end = await nodes.enter_async_context(kit.end(running, "end-0"))
+            job = await running.submit(kit.images(500), scheme="end")
+            assert (await running.finished(job["id"]))["state"] == "completed"
+            end.gate.clear()
+            second = await running.submit(kit.images(100), scheme="end")
+            await wait_for(lambda: end.waiting == 2, what="both tasks on the device")
+            process.terminate()
+            assert await process.exit_code() == 0
+        before = len(end.tasks)
+        end.gate.set()
+        again = command(settings, port=process.url.rpartition(":")[2])
+        async with service_process(again, ready_file=tmp_path / "again") as process:
+            assert (await running.finished(second["id"]))["answered_coarse"] == 100
+            assert (await running.job(job["id"]))["answered_coarse"] == 500
+    assert sorted(end.tasks[before:]) == [f"{second['id']}-0", f"{second['id']}-1"]
+
+
+async def test_two_schedulers_never_share_a_state_folder(settings, tmp_path):
+    async with (
+        service_process(command(settings), ready_file=tmp_path / "ready"),
+        service_process(command(settings), ready_file=tmp_path / "second", wait_ready=False) as second,
+    ):
+        assert await second.exit_code() == 2
+        assert "another scheduler uses the state folder" in second.log
+
+
+@pytest.mark.benchmark
+async def test_cost_of_a_task(kit, settings, tmp_path):
+    async with (
+        service_process(command(settings), ready_file=tmp_path / "ready") as process,
+        httpx.AsyncClient(base_url=process.url, timeout=60, trust_env=False) as http,
+    ):
+        running = kit.running(process.url, http, settings)
+        async with (
+            kit.end(running, "end-0"),
+            kit.end(running, "end-1"),
+            kit.uppers(running, "edge-0", "cloud-0"),
+        ):
+            before = cpu_s(process.process.pid)
+            job = await running.submit(kit.images(10_000))
+            submitted = cpu_s(process.process.pid)
+            view = await running.finished(job["id"])
+            after = cpu_s(process.process.pid)
+    print(
+        f"upload {1000 * (submitted - before):.0f} ms, {1000 * (after - submitted) / 200:.2f} ms a task",
+        view["elapsed_s"],
+    )
+    assert view["answered_fine"] == 10_000
+    assert (after - submitted) / 200 < 0.005
