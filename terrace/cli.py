@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 import typer.core
@@ -21,19 +21,32 @@ from tierkit.orphan import die_with_parent
 
 __all__ = ["app", "main", "run"]
 
-# Name, and where its typer application or plain command function is. The order is that of the help page.
+_START, _USE, _SERVE = "Start here", "Use a fleet", "Services, one process each"
+
+
+class _Command(NamedTuple):
+    """A subcommand before it is imported."""
+
+    target: str
+    """Module and attribute of its typer application or plain command function."""
+    summary: str
+    panel: str
+
+
+# The order is that of the help page.
 _COMMANDS = {
-    "demo": "terrace.commands.demo:app",
-    "up": "terrace.commands.up:app",
-    "classify": "terrace.commands.classify:app",
-    "jobs": "terrace.commands.jobs:app",
-    "devices": "terrace.commands.devices:app",
-    "models": "terrace.commands.models:app",
-    "doctor": "terrace.commands.doctor:app",
-    "scheduler": "scheduler.__main__:run",
-    "end": "end_node.__main__:run",
-    "edge": "edge_node.__main__:run",
-    "cloud": "cloud_node.__main__:run",
+    "demo": _Command("terrace.commands.demo:app", "See it all work, in a few seconds.", _START),
+    "up": _Command("terrace.commands.up:app", "Run a fleet on this machine until Ctrl-C.", _START),
+    "doctor": _Command("terrace.commands.doctor:app", "Find out what is wrong, and what to do.", _START),
+    "classify": _Command("terrace.commands.classify:app", "Classify files, folders, zips and arrays.", _USE),
+    "jobs": _Command("terrace.commands.jobs:app", "List, follow, read and cancel jobs.", _USE),
+    "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),
+    "models": _Command("terrace.commands.models:app", "The networks: list, check, measure.", _USE),
+    "bench": _Command("terrace.commands.bench:app", "Measure latency and throughput under load.", _USE),
+    "scheduler": _Command("scheduler.__main__:run", "Takes jobs, keeps the device list, spreads the work.", _SERVE),
+    "end": _Command("end_node.__main__:run", "The coarse answer, next to where images arise.", _SERVE),
+    "edge": _Command("edge_node.__main__:run", "The fine answer, near by.", _SERVE),
+    "cloud": _Command("cloud_node.__main__:run", "The fine answer, from the largest network.", _SERVE),
 }
 
 _NO_SCHEDULER = "start a fleet with 'terrace up', or name another scheduler with --scheduler or TERRACE_SCHEDULER"
@@ -43,25 +56,28 @@ _UsageError: Any = typer.BadParameter.__base__
 
 
 class _LazyGroup(typer.core.TyperGroup):
-    """Commands from `_COMMANDS`, imported when they are looked up."""
+    """Lists commands from the table above, and imports the one that is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        # Their names are enough to list them and to guess what a misspelt one was meant to be.
-        self.commands = dict.fromkeys(_COMMANDS, None)  # type: ignore[assignment]  # get_command fills in
+        for name, command in _COMMANDS.items():
+            self.add_command(typer.core.TyperCommand(name, help=command.summary, rich_help_panel=command.panel))
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _, attribute = _COMMANDS[cmd_name].partition(":")
-        target = getattr(importlib.import_module(module), attribute)
-        if not isinstance(target, typer.Typer):
-            service = typer.Typer(add_completion=False)
-            service.command()(target)
-            target = service
-        command = typer.main.get_command(target)
-        command.name = cmd_name
-        return command
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, _load(name) if name else listed, rest
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = _COMMANDS[name].target.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        service = typer.Typer(add_completion=False)
+        service.command()(target)
+        target = service
+    command = typer.main.get_command(target)
+    command.name = name
+    return command
 
 
 app = typer.Typer(
@@ -96,6 +112,8 @@ def run(arguments: Sequence[str]) -> int:
         called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
         path = exc.ctx.command_path if exc.ctx else called
         message = exc.format_message()
+        if not message:
+            return 2  # a group without a command: its help page has been printed
         end = "" if message.endswith((".", "?")) else "."
         typer.echo(f"{path}: {message}{end} See '{path} --help'.", err=True)
         return 2

@@ -6,24 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from terrace.console import percent, plain_table, print_json, screen, tier_text
+from terrace.following import follow
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
 from terrace.report import job_summary
 from terrace.sources import FOLDER_LABELS, open_source
-from tierkit.client import (
-    Client,
-    CoarseResults,
-    FailedResults,
-    FallbackResults,
-    FineResults,
-    ImageResult,
-    Job,
-    StateChange,
-)
+from tierkit.client import ImageResult, Job
 from tierkit.types import Privacy, Recovery, Scheme, Tier
 
 __all__ = ["app"]
@@ -97,34 +87,6 @@ def classify(
         _show(job, results, out)
     if job.failed_images or job.answered_coarse < job.images:
         raise typer.Exit(1)
-
-
-def follow(client: Client, job: Job, console: Console, *, budget_s: float | None = None) -> Job:
-    """Draw the progress of a job until it is done."""
-    with Progress(
-        TextColumn("{task.description:<7}"),
-        BarColumn(bar_width=40),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[note]}"),
-        console=console,
-        transient=True,
-    ) as progress:
-        coarse = progress.add_task("coarse", total=job.images, note="")
-        fine = progress.add_task("fine", total=job.images, note="")
-        standing = 0
-        for event in client.events(job, budget_s=budget_s):
-            match event:
-                case CoarseResults(results=results):
-                    progress.advance(coarse, len(results))
-                case FineResults(results=results):
-                    progress.advance(fine, len(results))
-                case FallbackResults(results=results) | FailedResults(results=results):
-                    standing += len(results)
-                    progress.update(fine, advance=len(results), note=f"{standing} without a fine answer")
-                case StateChange(job=job):
-                    pass
-    return job
 
 
 def _show(job: Job, results: list[ImageResult], out: Path | None) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 from pydantic_core import to_json
 
-from terrace.commands.classify import follow
 from terrace.console import plain_table, print_json, screen
+from terrace.following import follow
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
 from terrace.report import job_summary
 from tierkit.client import Event, ImageResult, Job, JobState, StateChange

@@ -94,7 +94,7 @@ async def test_an_error_in_the_block_still_stops_the_fleet(tmp_path: Path) -> No
     processes: list[int] = []
 
     async def stumble() -> None:
-        async with launch(plan(tmp_path), tmp_path) as fleet:
+        async with launch(local_plan({}, scheduler={"port": 0, "state": tmp_path / "state"}), tmp_path) as fleet:
             processes.extend(os.pidfd_open(service.process.pid) for service in fleet.services.values())
             raise LookupError
 
