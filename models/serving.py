@@ -17,7 +17,7 @@ import httpx
 from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
 from models.session import OnnxModel, load_model
 from models.store import Fetch, ModelStore
-from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
+from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError, WeightsError
 from tierkit.heartbeat import backoff_s
 from tierkit.http_client import calling, open_client
 from tierkit.settings import NodeSettings
@@ -60,7 +60,10 @@ async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
 
 def _entries(manifest: Manifest, names: tuple[str, ...], tier: Tier) -> list[ModelEntry]:
     if not names:
-        return [manifest.default_for(tier)]
+        try:
+            return [manifest.default_for(tier)]
+        except NotFound as exc:
+            raise SetupError(f"{exc}; name a model with --models") from exc
     known = {entry.name: entry for entry in manifest.models}
     for name in names:
         if name not in known:

@@ -1,0 +1,112 @@
+"""A node fetches the weights that it lacks from the scheduler, once, and believes only their digest."""
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edge_node.settings import EdgeSettings
+from models.manifest import MANIFEST_NAME, ModelEntry, load_manifest, weights_folder
+from models.serving import load_models
+from tierkit.errors import SetupError, WeightsError
+from tierkit.testing import serve_app
+from tierkit.types import Tier
+
+
+class FileServer:
+    """The scheduler's route for weights, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[Response] = []
+        """Given first, one to each request; after that the true file."""
+        self.asked = 0
+        entry = load_manifest().default_for("end")
+        self.content = (weights_folder() / entry.file).read_bytes()
+        self.name, self.sha256 = entry.name, entry.sha256
+
+    async def file(self, request: Request) -> Response:
+        self.asked += 1
+        if self.answers:
+            return self.answers.pop(0)
+        assert request.path_params["name"] == self.name
+        assert request.query_params["sha256"] == self.sha256
+        return Response(self.content)
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        async with serve_app(Starlette(routes=[Route("/v1/models/{name}/file", self.file)])) as lifecycle:
+            yield lifecycle.url
+
+
+@pytest.fixture
+def server() -> FileServer:
+    return FileServer()
+
+
+@pytest.fixture
+def entry() -> ModelEntry:
+    return load_manifest().default_for("end")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> EdgeSettings:
+    """Settings of a node that has the manifest and no weights."""
+    (tmp_path / "weights").mkdir()
+    shutil.copy(weights_folder() / MANIFEST_NAME, tmp_path / "weights")
+    return EdgeSettings(weights=tmp_path / "weights", cache=tmp_path / "cache")
+
+
+async def test_missing_weights_are_fetched_once(server: FileServer, bare: EdgeSettings, entry: ModelEntry) -> None:
+    async with server.serve() as url:
+        (model,) = await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+        assert (model.name, model.sha256) == (entry.name, entry.sha256)
+        assert model.labels["logits"][0] == load_manifest().hierarchy.coarse[0]
+    # The scheduler has gone; the cache is enough.
+    (model,) = await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+    assert model.sha256 == entry.sha256
+    assert server.asked == 1
+
+
+async def test_a_scheduler_that_is_not_ready_is_asked_again(
+    server: FileServer, bare: EdgeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers = [Response(status_code=503), Response(status_code=500)]
+    async with server.serve() as url:
+        await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+    assert server.asked == 3
+    assert sum("trying on" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("change", ["another byte", "too short", "too long"])
+async def test_what_is_not_the_file_is_refused_and_not_kept(
+    server: FileServer, bare: EdgeSettings, change: str
+) -> None:
+    right = server.content
+    wrong = {"another byte": right[:-1] + bytes([right[-1] ^ 1]), "too short": right[:-1], "too long": right + b"x"}
+    server.answers = [Response(wrong[change])]
+    async with server.serve() as url:
+        with pytest.raises(WeightsError, match="fetched weights"):
+            await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+    assert [path for path in bare.cache.rglob("*") if path.is_file()] == []
+
+
+async def test_nobody_has_the_weights(server: FileServer, bare: EdgeSettings) -> None:
+    with pytest.raises(WeightsError, match="--scheduler"):
+        await load_models(bare, Tier.END)
+    server.answers = [Response(status_code=404)]
+    async with server.serve() as url:
+        with pytest.raises(WeightsError, match="neither this node nor the scheduler"):
+            await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+
+
+async def test_a_name_given_twice_is_one_model_and_an_unknown_one_is_an_error(entry: ModelEntry) -> None:
+    models = await load_models(EdgeSettings(models=(entry.name, entry.name)), Tier.EDGE)
+    assert [model.name for model in models] == [entry.name]
+    with pytest.raises(SetupError, match="has no model 'xyz'; it has "):
+        await load_models(EdgeSettings(models=("xyz",)), Tier.EDGE)
