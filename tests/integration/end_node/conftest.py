@@ -23,6 +23,12 @@ from tierkit.service import Lifecycle
 from tierkit.testing import serve_app
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The event loop that services run on."""
+    return "asyncio", {"use_uvloop": True}
+
+
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
