@@ -1,0 +1,47 @@
+"""The pages on protocol and metrics say what is true: their example runs, their tables are complete."""
+
+import asyncio
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+
+from tierkit import http_errors
+from tierkit.errors import TerraceError
+from tierkit.testing import service_process
+
+DOCS = Path(__file__).parents[3] / "docs"
+MEASURING = ("end_node.node", "scheduler.measures", "tierkit.metrics", "tierkit.service.serve")
+
+
+async def test_the_example_of_the_protocol_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "protocol.md").read_text(), re.DOTALL)
+    async with service_process(["-m", "cloud_node", "--port", "0"], ready_file=tmp_path / "ready") as node:
+        code = example.replace("127.0.0.1:8752", node.url.removeprefix("http://"))
+        assert code != example
+        await asyncio.to_thread(exec, compile(code, "protocol.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "(2, 100)" in printed
+    assert re.search(r"b'\d\.\d{6}:\d+:[a-z_]+'", printed)
+
+
+def test_every_metric_is_documented_with_its_labels() -> None:
+    text = (DOCS / "metrics.md").read_text()
+    told = {
+        name.removesuffix("_total"): tuple(re.findall(r"`(\w+)`", labels))
+        for name, labels in re.findall(r"^\| `(terrace_\w+)` \| \w+ \|([^|]*)\|", text, re.MULTILINE)
+    }
+    values = [value for module in MEASURING for value in vars(import_module(module)).values()]
+    metrics = [value for value in values if isinstance(value, MetricWrapperBase)]
+    assert told == {next(iter(metric.describe())).name: metric._labelnames for metric in metrics}
+
+
+def test_every_status_of_an_error_is_on_the_protocol_page_or_belongs_to_the_scheduler() -> None:
+    def classes(cls: type[TerraceError]) -> set[type[TerraceError]]:
+        return {cls}.union(*map(classes, cls.__subclasses__()))
+
+    named = set(map(int, re.findall(r"^\| (\d{3}) \|", (DOCS / "protocol.md").read_text(), re.MULTILINE)))
+    statuses = {http_errors.status_of(cls.__new__(cls)) for cls in classes(TerraceError)}
+    assert statuses - named == {403, 409, 502}  # policy, conflicts and upstreams are the scheduler's business
