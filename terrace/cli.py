@@ -114,17 +114,20 @@ def run(arguments: Sequence[str]) -> int:
         message = exc.format_message()
         if not message:
             return 2  # a group without a command: its help page has been printed
-        end = "" if message.endswith((".", "?")) else "."
-        typer.echo(f"{path}: {message}{end} See '{path} --help'.", err=True)
+        typer.echo(f"{path}: {_sentence(message)} See '{path} --help'.", err=True)
         return 2
     except TerraceError as exc:
         hint = f"; {_NO_SCHEDULER}" if isinstance(exc, UpstreamUnavailable) else ""
-        typer.echo(f"terrace: {exc}{hint}.", err=True)
+        typer.echo(f"terrace: {_sentence(f'{exc}{hint}')}", err=True)
         return 1
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("stopped", err=True)
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def main() -> None:

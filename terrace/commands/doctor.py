@@ -21,6 +21,9 @@ app = typer.Typer(add_completion=False)
 
 _MARKS = {Verdict.OK: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.FAIL: ("✗", "bold red")}
 
+_NAME_WIDTH = 18
+"""Of the longest usual name, so that the groups line up."""
+
 
 @app.command()
 def doctor(
@@ -56,6 +59,9 @@ def _show(checks: list[Check], failed: int) -> None:
     for group, members in groupby(checks, key=lambda check: check.group):
         console.print(Text(group, style="bold"))
         table = Table.grid(padding=(0, 1))
+        table.add_column()
+        table.add_column(min_width=_NAME_WIDTH)
+        table.add_column()
         for check in members:
             mark, style = _MARKS[check.verdict]
             detail = Text(check.detail)

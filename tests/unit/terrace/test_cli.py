@@ -1,6 +1,7 @@
 """The command line itself: what it costs, how it fails, what it prints where."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -101,3 +102,19 @@ def test_doctor_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> 
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] == all(check["verdict"] != "fail" for check in report["checks"])
     assert {"installation", "models", "data", "ports", "fleet"} == {check["group"] for check in report["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("terrace do", "doctor"), ("terrace jobs ", "wait"), ("terrace classify --sche", "--scheduler")],
+)
+def test_shells_can_complete(words: str, expected: str) -> None:
+    environment = {
+        **os.environ,
+        "_TERRACE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    program = "from terrace.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert expected in done.stdout.split()
