@@ -1,0 +1,128 @@
+"""End and edge nodes as processes of their own, with the networks that ship and real images."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import onnxruntime
+import pytest
+
+from models.data import read_sample
+from models.manifest import load_manifest, weights_folder
+from models.session import load_model
+from tests.integration.end_node.aids import never, to
+from tierkit.model import Array
+from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.protocol import TASK_EVENTS, UPSTREAMS, CoarseEvent, FallbackEvent, FineEvent, TaskEvent, Upstream
+from tierkit.testing import ServiceProcess, listening, service_process, wait_for
+
+WEIGHTS = weights_folder()
+RSS_LIMIT_BYTES = 150 * 1024 * 1024
+
+
+@pytest.fixture
+async def end(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
+    flags = ["--port", "0", "--node-id", "end-1", "--weights", str(WEIGHTS), "--log-format", "json"]
+    async with service_process(["-m", "end_node", *flags], ready_file=tmp_path / "end.json") as service:
+        yield service
+
+
+@pytest.fixture
+async def edge(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
+    flags = ["--port", "0", "--node-id", "edge-1", "--weights", str(WEIGHTS), "--log-level", "debug"]
+    async with service_process(["-m", "edge_node", *flags], ready_file=tmp_path / "edge.json") as service:
+        yield service
+
+
+async def answer(end: ServiceProcess, batch: Array, *upstreams: Upstream, budget_s: float = 30.0) -> list[TaskEvent]:
+    chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", batch),)))
+    headers |= {
+        "X-Request-Id": "request-1",
+        "Terrace-Upstream": UPSTREAMS.dump_json(upstreams).decode(),
+        "Terrace-Budget-Ms": str(budget_s * 1000),
+    }
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        response = await http.post(f"{end.url}/v1/tasks/task-1", content=b"".join(chunks), headers=headers)
+    assert response.status_code == 200, response.text
+    return [TASK_EVENTS.validate_json(line) for line in response.text.splitlines()]
+
+
+async def test_real_images_get_the_answers_that_the_networks_give(end: ServiceProcess, edge: ServiceProcess) -> None:
+    batch = read_sample().images[:50]
+    manifest = load_manifest(WEIGHTS)
+    entries = manifest.default_for("end"), manifest.default_for("edge")
+    upstream = to(edge.url, "edge-1", entries[1].name)
+
+    coarse, fine = await answer(end, batch, upstream)
+
+    expected = [load_model(entry, WEIGHTS).run({"images": batch}, ["probabilities"]) for entry in entries]
+    own, upper = (outputs["probabilities"] for outputs in expected)
+    summed = manifest.hierarchy.coarse_probabilities(upper)
+    assert isinstance(coarse, CoarseEvent)
+    assert (coarse.node_id, coarse.model) == ("end-1", entries[0].name)
+    np.testing.assert_array_equal(coarse.labels, own.argmax(axis=1))
+    np.testing.assert_allclose(coarse.confidences, own.max(axis=1), rtol=1e-5)
+    assert isinstance(fine, FineEvent)
+    np.testing.assert_array_equal(fine.labels, upper.argmax(axis=1))
+    np.testing.assert_allclose(fine.confidences, upper.max(axis=1), rtol=1e-5)
+    np.testing.assert_array_equal(fine.coarse_labels, summed.argmax(axis=1))
+    # The request id went along.
+    await wait_for(lambda: "[request-1]" in edge.log, what="the edge node's log line")
+
+
+async def test_a_killed_edge_node_leaves_the_coarse_answer(end: ServiceProcess, edge: ServiceProcess) -> None:
+    upstream = to(edge.url, "edge-1", load_manifest(WEIGHTS).default_for("edge").name)
+    batch = read_sample().images[:2]
+    assert [event.event for event in await answer(end, batch, upstream)] == ["coarse", "fine"]
+    edge.kill()
+    await edge.exit_code()
+    _, event = await answer(end, batch, upstream)
+    assert isinstance(event, FallbackEvent)
+    assert event.reason == "upstream_unavailable"
+    await wait_for(lambda: '"why": "' in end.log, what="the reason in the log")
+    assert '"request_id": "request-1"' in end.log
+
+
+async def test_sigterm_finishes_the_task_under_way(end: ServiceProcess) -> None:
+    batch = read_sample().images[:2]
+    async with listening(never) as url, httpx.AsyncClient(trust_env=False) as http:
+        task = asyncio.create_task(answer(end, batch, to(url), budget_s=1.0))
+
+        async def begun() -> bool:
+            return bool((await http.get(f"{end.url}/healthz")).json()["in_flight"])
+
+        await wait_for(begun, what="the task to begin")
+        end.terminate()
+        assert [event.event for event in await task] == ["coarse", "fallback"]
+        assert await end.exit_code() == 0
+
+
+async def test_an_idle_end_node_is_small(end: ServiceProcess) -> None:
+    assert resident_bytes(end.process.pid) < RSS_LIMIT_BYTES
+
+
+def resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="the provider is there")
+async def test_a_provider_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    command = ["-m", "end_node", "--port", "0", "--provider", "cuda", "--weights", str(WEIGHTS)]
+    async with service_process(command, ready_file=tmp_path / "ready.json", wait_ready=False) as service:
+        assert await service.exit_code() == 2
+    assert service.log.startswith("terrace end: the installed ONNX Runtime has no CUDAExecutionProvider")
+    assert service.log.count("\n") == 1
+
+
+async def test_a_model_of_no_use_is_one_sentence(tmp_path: Path) -> None:
+    command = ["-m", "end_node", "--port", "0", "--models", "no-such-model", "--weights", str(WEIGHTS)]
+    async with service_process(command, ready_file=tmp_path / "ready.json", wait_ready=False) as service:
+        assert await service.exit_code() == 2
+    assert service.log.startswith("terrace end: the manifest has no model 'no-such-model'")
+    assert service.log.count("\n") == 1
