@@ -111,7 +111,7 @@ def run(arguments: Sequence[str]) -> int:
     except _UsageError as exc:
         called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
         path = exc.ctx.command_path if exc.ctx else called
-        message = exc.format_message()
+        message = exc.format_message().replace("Value error, ", "")
         if not message:
             return 2  # a group without a command: its help page has been printed
         typer.echo(f"{path}: {_sentence(message)} See '{path} --help'.", err=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from models.data import ImageSet
 from terrace.console import milliseconds, plain_table, tier_text
-from tierkit.client import CoarseAnswer, CoarseResults, Event, FineAnswer, FineResults, ImageResult
+from tierkit.client import CoarseAnswer, CoarseResults, Event, FallbackResults, FineAnswer, FineResults, ImageResult
 from tierkit.types import Tier
 
 __all__ = ["DemoScreen"]
@@ -44,6 +44,7 @@ class DemoScreen:
         self._examples = sorted({round(index * (self._total - 1) / (_EXAMPLES - 1)) for index in range(_EXAMPLES)})
         self._coarse: dict[int, CoarseAnswer] = {}
         self._fine: dict[int, FineAnswer] = {}
+        self._standing: set[int] = set()
 
     def take(self, event: Event) -> None:
         """Note what has arrived."""
@@ -51,6 +52,8 @@ class DemoScreen:
             case CoarseResults(results=results) | FineResults(results=results):
                 for result in results:
                     self._note(result)
+            case FallbackResults(results=results):
+                self._standing |= {result.index for result in results}
 
     def _note(self, result: ImageResult) -> None:
         if result.coarse is not None:
@@ -62,6 +65,9 @@ class DemoScreen:
         yield Text(f"fleet ready in {self._ready_s:.1f} s, {self._total} images are on their way\n", style="dim")
         yield self._bars()
         yield Padding(self._answers(max(12, min(_LABEL_WIDTH, options.max_width - _OTHER_COLUMNS))), (1, 0))
+
+    def _missing(self, index: int) -> Text:
+        return Text("coarse stands" if index in self._standing else "…", style="dim")
 
     def _bars(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
@@ -85,7 +91,7 @@ class DemoScreen:
                 _words(self._fine_names[truth]),
                 _judged(coarse.label, coarse.index == self._parents[truth]) if coarse else Text("…", style="dim"),
                 milliseconds(coarse.ms) if coarse else "",
-                _judged(fine.label, fine.index == truth) if fine else Text("…", style="dim"),
+                _judged(fine.label, fine.index == truth) if fine else self._missing(index),
                 milliseconds(fine.ms) if fine else "",
                 tier_text(fine.node, fine.tier) if fine else tier_text(coarse.node if coarse else "", Tier.END),
             )

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tierkit.client import Client, CoarseResults, FailedResults, FallbackResults, FineResults, Job, StateChange
+from tierkit.types import Scheme
 
 __all__ = ["follow"]
 
@@ -22,7 +23,7 @@ def follow(client: Client, job: Job, console: Console, *, budget_s: float | None
         transient=True,
     ) as progress:
         coarse = progress.add_task("coarse", total=job.images, note="")
-        fine = progress.add_task("fine", total=job.images, note="")
+        fine = progress.add_task("fine", total=job.images, note="", visible=job.scheme is not Scheme.END)
         standing = 0
         for event in client.events(job, budget_s=budget_s):
             match event:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from tierkit.client import DEFAULT_URL, Backoff, Client
+from tierkit.types import Tier
 
-__all__ = ["DEFAULT_PORT", "DEFAULT_URL", "Json", "SchedulerUrl", "connect"]
+__all__ = ["DEFAULT_PORT", "DEFAULT_URL", "Json", "SchedulerUrl", "Untrusted", "UpperTier", "connect"]
 
 DEFAULT_PORT = 8070
 """Where `terrace up` puts the scheduler, and so where the other commands look for it."""
@@ -18,6 +20,19 @@ SchedulerUrl = Annotated[
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else on standard output.")]
+
+
+class UpperTier(StrEnum):
+    """A tier that may be kept from pixels; end devices hold them anyway."""
+
+    EDGE = Tier.EDGE
+    CLOUD = Tier.CLOUD
+
+
+Untrusted = Annotated[
+    list[UpperTier] | None,
+    typer.Option("--untrusted", help="A tier that must not see pixels; may be given more than once."),
+]
 
 
 def connect(url: str) -> Client:

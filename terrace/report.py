@@ -8,7 +8,7 @@ from rich.text import Text
 
 from terrace.console import milliseconds, percent, plain_table, tier_text
 from tierkit.client import Job, JobState
-from tierkit.types import Tier
+from tierkit.types import Scheme, Tier
 
 __all__ = ["headline", "job_summary", "mapping_line"]
 
@@ -70,13 +70,14 @@ def _answers(job: Job) -> RenderableType:
         milliseconds(job.coarse_p50_ms),
         milliseconds(job.coarse_p99_ms),
     )
-    table.add_row(
-        "fine",
-        f"{job.answered_fine:,}",
-        percent(job.fine_accuracy),
-        milliseconds(job.fine_p50_ms),
-        milliseconds(job.fine_p99_ms),
-    )
+    if job.scheme is not Scheme.END:
+        table.add_row(
+            "fine",
+            f"{job.answered_fine:,}",
+            percent(job.fine_accuracy),
+            milliseconds(job.fine_p50_ms),
+            milliseconds(job.fine_p99_ms),
+        )
     if job.coarse_from_fine_accuracy is not None:
         table.add_row("coarse, from fine", f"{job.answered_fine:,}", percent(job.coarse_from_fine_accuracy), "", "")
     return table

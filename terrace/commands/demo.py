@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ from models.data import ImageSet, read_sample
 from terrace.commands.up import trusted_tiers
 from terrace.console import print_json, screen
 from terrace.demo_screen import DemoScreen
-from terrace.options import Json
+from terrace.options import Json, Untrusted
 from terrace.report import job_summary
 from terrace.stoppable import run_stoppable
 from tierkit.client import AsyncClient, Job
@@ -39,9 +39,7 @@ def demo(
     end: Annotated[int, typer.Option(min=1, help="End nodes.")] = 2,
     edge: Annotated[int, typer.Option(min=0, help="Edge nodes.")] = 1,
     cloud: Annotated[int, typer.Option(min=0, help="Cloud nodes.")] = 1,
-    untrusted: Annotated[
-        list[Tier] | None, typer.Option(help="A tier that must not see pixels; may be given more than once.")
-    ] = None,
+    untrusted: Untrusted = None,
     json: Json = False,
 ) -> None:
     """Start a fleet, classify images of the bundled sample on all three tiers, show what came out, stop everything."""
@@ -55,7 +53,7 @@ def demo(
         raise typer.Exit(1)
 
 
-async def _demo(counts: Mapping[Tier, int], images: int, untrusted: list[Tier], *, json: bool) -> dict[str, Any]:
+async def _demo(counts: Mapping[Tier, int], images: int, untrusted: Sequence[str], *, json: bool) -> dict[str, Any]:
     began = time.monotonic()
     console = screen()
     sample = read_sample()
@@ -71,13 +69,13 @@ async def _demo(counts: Mapping[Tier, int], images: int, untrusted: list[Tier], 
             scheduler={"port": 0, "trusted": trusted_tiers(untrusted), "n_map": 1, "state": Path(folder) / "state"},
         )
         if not json:
-            console.print(_opening(counts))
+            console.print(_opening(counts, untrusted))
         async with launch(plan, Path(folder), on_exit=tell_exit) as fleet:
             await fleet.join(budget_s=_JOIN_BUDGET_S)
             async with AsyncClient(fleet.scheduler_url) as client:
                 hierarchy = (await client.info())["hierarchy"]
                 view = DemoScreen(sample, hierarchy, ready_s=time.monotonic() - began)
-                job = await client.submit(sample.images, labels=sample.fine, scheme=Scheme.MAPPING, name="demo")
+                job = await client.submit(sample.images, labels=sample.fine, scheme=_scheme(untrusted), name="demo")
                 live = Live(view, console=console, refresh_per_second=20) if console.is_terminal else nullcontext()
                 with nullcontext() if json else live:
                     async for event in client.events(job, budget_s=_JOB_BUDGET_S):
@@ -93,9 +91,25 @@ async def _demo(counts: Mapping[Tier, int], images: int, untrusted: list[Tier], 
     return report
 
 
-def _opening(counts: Mapping[Tier, int]) -> str:
+def _scheme(untrusted: Sequence[str]) -> Scheme:
+    """The paper's mapping where all may see pixels; else the scheme that leaves out who may not."""
+    edge, cloud = (tier not in untrusted for tier in (Tier.EDGE, Tier.CLOUD))
+    return {
+        (True, True): Scheme.MAPPING,
+        (True, False): Scheme.END_EDGE,
+        (False, True): Scheme.END_CLOUD,
+        (False, False): Scheme.END,
+    }[edge, cloud]
+
+
+def _opening(counts: Mapping[Tier, int], untrusted: Sequence[str]) -> str:
     nodes = ", ".join(f"{count} {tier}" for tier, count in counts.items())
-    return f"[bold]Terrace demo[/bold]  a scheduler and {nodes} nodes on this machine\n"
+    text = f"[bold]Terrace demo[/bold]  a scheduler and {nodes} nodes on this machine\n"
+    if untrusted:
+        text += (
+            f"[dim]untrusted: {', '.join(untrusted)}; no pixels go there, so the scheme is {_scheme(untrusted)}[/dim]\n"
+        )
+    return text
 
 
 def _report(job: Job, fleet: Fleet, sample: ImageSet) -> dict[str, Any]:

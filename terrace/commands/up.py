@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
-from terrace.options import DEFAULT_PORT
+from terrace.options import DEFAULT_PORT, Untrusted
 from terrace.stoppable import run_stoppable
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch, local_plan, read_fleet_file
 from tierkit.types import Tier
@@ -27,9 +28,7 @@ def up(
     edge: Annotated[int, typer.Option(min=0, help="Edge nodes.")] = 1,
     cloud: Annotated[int, typer.Option(min=0, help="Cloud nodes.")] = 1,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the scheduler; 0: any free one.")] = DEFAULT_PORT,
-    untrusted: Annotated[
-        list[Tier] | None, typer.Option(help="A tier that must not see pixels; may be given more than once.")
-    ] = None,
+    untrusted: Untrusted = None,
     n_map: Annotated[
         int | None, typer.Option("--n-map", min=1, help="End nodes per edge node in the scheme mapping.")
     ] = None,
@@ -59,7 +58,7 @@ def up(
         raise typer.Exit(finished)
 
 
-def trusted_tiers(untrusted: list[Tier]) -> list[str]:
+def trusted_tiers(untrusted: Sequence[str]) -> list[str]:
     """A fleet on one machine is its user's own: all of it is trusted but for what is named."""
     return [tier for tier in Tier if tier not in untrusted]
 
