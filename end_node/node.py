@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 _OUTPUT = "probabilities"
 
+_MAX_REMEMBERED = 256
+"""Upper nodes whose failure is remembered: their names come from outside."""
+
 _escalation_duration = Histogram(
     "terrace_escalation_duration_seconds",
     "Requests of this end node to upper nodes; outcome: fine, upstream_unavailable, upstream_timeout, upstream_error "
@@ -85,6 +88,7 @@ class EndNode(InferenceNode):
         self._hierarchy = hierarchy
         self._http = open_client()
         self._upstream = OipClient(self._http)
+        self._failing: dict[str, FallbackReason] = {}
         model = self.default_runner.model
         classes = next((spec.shape[-1] for spec in model.outputs if spec.name == _OUTPUT), None)
         if classes not in (len(hierarchy.coarse), len(hierarchy.fine)):
@@ -131,15 +135,29 @@ class EndNode(InferenceNode):
                 break
             tried.append(upstream.node_id)
             try:
-                return await self._ask(task, upstream, remaining_s / (len(task.upstreams) - index))
+                event = await self._ask(task, upstream, remaining_s / (len(task.upstreams) - index))
             except TerraceError as exc:
                 reason = _reason(exc)
                 failures.append(f"{upstream.node_id}: {exc}")
-                log.info(
-                    "no fine answer", extra={"task_id": task.task_id, "upstream": upstream.node_id, "why": str(exc)}
-                )
+                self._tell(upstream.node_id, reason, str(exc))
+            else:
+                self._tell(upstream.node_id, None, "")
+                return event
         detail = "; ".join(failures) or "the budget was spent before an upper node could be asked"
         return FallbackEvent(task_id=task.task_id, reason=reason, detail=detail, tried=tuple(tried))
+
+    def _tell(self, upstream: str, reason: FallbackReason | None, why: str) -> None:
+        """Log when an upper node begins to fail, fails in another way, or is well again; not for each task."""
+        if self._failing.get(upstream) == reason:
+            return
+        if reason is None:
+            del self._failing[upstream]
+            log.info("the upper node answers again", extra={"upstream": upstream})
+            return
+        if len(self._failing) >= _MAX_REMEMBERED:
+            self._failing.clear()
+        self._failing[upstream] = reason
+        log.warning("no fine answers from an upper node", extra={"upstream": upstream, "reason": reason, "why": why})
 
     async def _ask(self, task: Task, upstream: Upstream, budget_s: float) -> FineEvent:
         started = self.clock()

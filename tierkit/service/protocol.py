@@ -10,7 +10,6 @@ import asyncio
 import json
 from typing import Any, cast
 
-from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tierkit.service.responses import LINGER_S, refuse
@@ -127,8 +126,5 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self._write_timer = None
 
 
-async def _refuse_connection(scope: Any, receive: Any, send: Any) -> None:
+async def _too_many_connections(scope: Any, receive: Any, send: Any) -> None:
     await refuse(receive, send, 503, "too many connections; try again in a second", retry_after_s=1)
-
-
-_too_many_connections = cast(ASGI3Application, _refuse_connection)

@@ -111,7 +111,7 @@ async def running(
             timeout_keep_alive=settings.keep_alive_s,
         )
     )
-    http = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
+    http = lifecycle.own(server.serve(sockets=[sock]), name="http server")
     lifecycle.own(_measure_loop_lag(), name="event loop lag")
     try:
         with _ready_file(

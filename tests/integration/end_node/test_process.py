@@ -1,6 +1,7 @@
 """End and edge nodes as processes of their own, with the networks that ship and real images."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -97,6 +98,18 @@ async def test_sigterm_finishes_the_task_under_way(end: ServiceProcess) -> None:
         end.terminate()
         assert [event.event for event in await task] == ["coarse", "fallback"]
         assert await end.exit_code() == 0
+
+
+async def test_without_its_scheduler_a_node_serves_and_says_what_is_missing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        scheduler = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    command = ["-m", "end_node", "--port", "0", "--weights", str(WEIGHTS), "--scheduler", scheduler]
+    async with service_process(command, ready_file=tmp_path / "ready.json") as end:
+        await wait_for(lambda: f"no contact with the scheduler at {scheduler}" in end.log, what="the warning")
+        assert [event.event for event in await answer(end, read_sample().images[:2])] == ["coarse"]
+        end.terminate()
+        assert await end.exit_code() == 0
+        assert end.log.count("no contact") == 1
 
 
 async def test_an_idle_end_node_is_small(end: ServiceProcess) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -182,6 +183,18 @@ async def test_a_budget_that_the_coarse_answer_used_up_leaves_none_for_the_fine_
     assert isinstance(coarse, CoarseEvent)
     assert isinstance(event, FallbackEvent)
     assert (event.reason, event.tried) == ("deadline", ())
+
+
+async def test_the_log_tells_a_failure_once_and_when_it_is_over(
+    end: RunningEnd, upper: RunningUpper, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="end_node.node")
+    for url in (refused(), refused(), upper.url, upper.url):
+        await end.answer(images(2), to(url))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "end_node.node"] == [
+        ("WARNING", "no fine answers from an upper node"),
+        ("INFO", "the upper node answers again"),
+    ]
 
 
 async def test_failures_are_counted(end: RunningEnd) -> None:
