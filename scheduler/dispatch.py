@@ -73,8 +73,6 @@ def choose(wants: Sequence[Want], places: Sequence[Place], *, window: int, last_
         untried = [place for place in free if place.node_id not in want.tried]
         place = (untried or free)[0]
         passed_over = in_turn.index(place)
-        reason = (
-            "next in sequential order" if passed_over == 0 else f"next in order with room ({passed_over} passed over)"
-        )
+        reason = f"next in order with room, {passed_over} passed over" if passed_over else "next in sequential order"
         return Choice(job_id=want.job_id, node_id=place.node_id, reason=reason)
     return None

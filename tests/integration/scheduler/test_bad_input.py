@@ -1,0 +1,295 @@
+"""Whatever is sent, the answer is a clear one, nothing is half-done, and the service goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import zipfile
+import zlib
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tierkit.testing import wait_for
+
+
+def png(size: tuple[int, int] = (32, 32)) -> bytes:
+    held = io.BytesIO()
+    Image.new("RGB", size, (1, 2, 3)).save(held, "PNG")
+    return held.getvalue()
+
+
+def archive(*entries: tuple[str, bytes]) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, data in entries:
+            made.writestr(name, data)
+    return held.getvalue()
+
+
+def huge_png() -> bytes:
+    data = bytearray(png())
+    data[16:24] = (20_000).to_bytes(4, "big") * 2
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return bytes(data)
+
+
+def files(*named: tuple[str, bytes]) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("images", entry) for entry in named]
+
+
+async def nothing_is_left(scheduler) -> None:
+    """No job, no input, no spool; and a good job still works."""
+    assert (await scheduler.http.get("/v1/jobs")).json() == {"jobs": [], "next_cursor": None}
+    assert list((scheduler.settings.state / "inputs").iterdir()) == []
+    names = {path.name.partition("-")[0].partition(".")[0] for path in scheduler.settings.state.iterdir()}
+    assert names == {"inputs", "scheduler"}
+    await scheduler.submit(np.zeros((1, 32, 32, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("named", "status", "message"),
+    [
+        (("notes.txt", b"hello"), 415, "notes.txt: not a PNG, JPEG or WebP image"),
+        (("cut.png", png((64, 64))[:-40]), 400, "cut.png: damaged or truncated image"),
+        (("huge.png", huge_png()), 413, "huge.png: "),
+        (("empty.png", b""), 400, "empty.png: an empty file"),
+        (("x.zip", archive(("../../up.png", png()))), 400, "'../../up.png' leads outside the archive"),
+        (("x.zip", archive(("bomb.png", bytes(50_000_000)))), 413, "a zip bomb?"),
+        (("x.zip", archive(("inner.zip", archive(("a.png", png()))))), 415, "archive inside the archive"),
+        (("x.npz", b"PK\x03\x04junk"), 415, "not a zip file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+async def test_a_wrong_file_refuses_the_whole_upload(scheduler, named, status, message):
+    response = await scheduler.http.post("/v1/jobs", files=files(("good.png", png()), named))
+    assert response.status_code == status, response.text
+    assert message in response.json()["error"]
+    await nothing_is_left(scheduler)
+
+
+async def test_object_arrays_are_refused(scheduler):
+    held = io.BytesIO()
+    np.savez(held, images=np.array([print], dtype=object))
+    response = await scheduler.http.post(
+        "/v1/jobs", content=held.getvalue(), headers={"Content-Type": "application/x-npz"}
+    )
+    assert response.status_code == 400
+    assert "would have to be unpickled" in response.json()["error"]
+    await nothing_is_left(scheduler)
+
+
+@pytest.mark.parametrize("upload", [[("labels", ("x", b"[]"))], files(("x.zip", archive()))])
+async def test_an_empty_job(scheduler, upload):
+    response = await scheduler.http.post("/v1/jobs", files=upload)
+    assert (response.status_code, response.json()["error"]) == (400, "no images in the upload")
+    await nothing_is_left(scheduler)
+
+
+async def test_more_images_than_the_limit(kit, settings):
+    async with kit.scheduler(settings.model_copy(update={"max_images": 10})) as scheduler:
+        for response in (
+            await scheduler.try_submit(kit.images(11)),
+            await scheduler.http.post("/v1/jobs", files=files(*((f"{k}.png", png()) for k in range(11)))),
+        ):
+            assert response.status_code == 413
+            assert "more than 10" in response.json()["error"]
+        await nothing_is_left(scheduler)
+
+
+async def test_more_bytes_than_the_limit(kit, settings):
+    async with kit.scheduler(settings.model_copy(update={"max_body_bytes": 10_000})) as scheduler:
+        assert (await scheduler.try_submit(kit.images(10))).status_code == 413
+
+        async def unannounced() -> AsyncIterator[bytes]:
+            for _ in range(11):
+                yield bytes(1000)
+
+        response = await scheduler.http.post(
+            "/v1/jobs", content=unannounced(), headers={"Content-Type": "application/x-npy"}
+        )
+        assert response.status_code == 413
+        await nothing_is_left(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"shceme": "end"}, "unknown field 'shceme': did you mean 'scheme'?"),
+        ({"scheme": "fog"}, "scheme: "),
+        ({"batch_size": "0"}, "batch_size: "),
+        ({"privacy": "some"}, "privacy: "),
+    ],
+)
+async def test_a_wrong_policy(kit, scheduler, query, message):
+    response = await scheduler.try_submit(kit.images(1), **query)
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+    form = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data=query)
+    assert form.json() == response.json()
+    await nothing_is_left(scheduler)
+
+
+@pytest.mark.parametrize("change", [-1, +1, -3000])
+async def test_a_body_that_is_not_what_its_header_says(kit, scheduler, change):
+    body, headers = kit.tensor_body(kit.images(2))
+    del headers["Content-Length"]
+    body = body[:change] if change < 0 else body + bytes(change)
+    response = await scheduler.http.post("/v1/jobs", content=body, headers=headers)
+    assert response.status_code == 400, response.text
+    await nothing_is_left(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "message"),
+    [
+        ({"Content-Type": "application/octet-stream"}, 400, "Inference-Header-Content-Length"),
+        (
+            {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "-5"},
+            400,
+            "must be a number of bytes",
+        ),
+        (
+            {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "99999"},
+            400,
+            "but the body has",
+        ),
+        ({"Content-Type": "text/plain"}, 415, "text/plain is not accepted; known: multipart/form-data"),
+        ({}, 415, "(none) is not accepted"),
+        ({"Content-Type": "multipart/form-data"}, 400, "names no boundary"),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 400, "multipart form"),
+    ],
+)
+async def test_a_wrong_header(scheduler, headers, status, message):
+    response = await scheduler.http.post("/v1/jobs", content=b"some bytes", headers=headers)
+    assert response.status_code == status, response.text
+    assert message in response.json()["error"]
+    await nothing_is_left(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"labels": '["kat"]'}, "'kat' of image 0 is no fine class"),
+        ({"labels": "[0, 1]"}, "labels: 2 for 1 images"),
+        ({"labels": "nonsense"}, "not a JSON list"),
+        ({"images": "x"}, "must hold files"),
+    ],
+)
+async def test_wrong_form_fields(scheduler, fields, message):
+    response = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data=fields)
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+    await nothing_is_left(scheduler)
+
+
+async def test_a_form_that_breaks_off_before_its_end(scheduler):
+    body = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n' + png()
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    response = await scheduler.http.post("/v1/jobs", content=body, headers=headers)
+    assert response.status_code == 400
+    assert "cut short" in response.json()["error"]
+    await nothing_is_left(scheduler)
+
+
+async def test_a_client_that_hangs_up_in_the_middle_of_its_upload(kit, scheduler):
+    body, headers = kit.tensor_body(kit.images(1000))
+    address = urlsplit(scheduler.url)
+    with socket.create_connection((address.hostname, address.port)) as client:
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        client.sendall(f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + body[: len(body) // 2])
+        await wait_for(lambda: in_flight(scheduler), what="the upload to be under way")
+    await wait_for(lambda: idle(scheduler), what="the scheduler to notice")
+    await nothing_is_left(scheduler)
+
+
+async def in_flight(scheduler) -> bool:
+    return bool((await scheduler.http.get("/readyz")).json()["in_flight"] == 1)
+
+
+async def idle(scheduler) -> bool:
+    return bool((await scheduler.http.get("/readyz")).json()["in_flight"] == 0)
+
+
+async def test_a_client_that_hangs_up_in_the_middle_of_an_event_stream(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end:
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(100), scheme="end")
+        async with scheduler.http.stream("GET", f"/v1/jobs/{job['id']}/events") as response:
+            async for kind, _, _ in kit.read_events(response):
+                assert kind == "state"
+                break
+        end.gate.set()
+        assert (await scheduler.finished(job["id"]))["answered_coarse"] == 100
+
+
+async def test_what_does_not_exist(scheduler):
+    for path in ("", "/results", "/events"):
+        response = await scheduler.http.get(f"/v1/jobs/none{path}")
+        assert (response.status_code, response.json()) == (404, {"error": "no job 'none'"})
+    assert (await scheduler.http.delete("/v1/jobs/none")).status_code == 404
+    assert (await scheduler.http.get("/v1/models/none/file")).status_code == 404
+    assert (await scheduler.http.post("/v1/devices/none/drain")).status_code == 404
+    assert (await scheduler.http.get("/v1/nothing")).json() == {"error": "no such route: /v1/nothing"}
+    assert (await scheduler.http.get("/v1/jobs", params={"state": "odd"})).status_code == 422
+
+
+@pytest.mark.parametrize("number", ["x", "-1", "1.5", "9" * 30])
+async def test_a_wrong_last_event_id(kit, scheduler, number):
+    job = await scheduler.submit(kit.images(1))
+    response = await scheduler.http.get(f"/v1/jobs/{job['id']}/events", headers={"Last-Event-ID": number})
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "change", [{"tier": "fog"}, {"node_id": "UPPER"}, {"url": "ftp://x"}, {"models": []}, {"extra": 1}]
+)
+async def test_a_wrong_registration(scheduler, change):
+    registration = {
+        "node_id": "end-0",
+        "incarnation": "a" * 16,
+        "tier": "end",
+        "url": "http://127.0.0.1:9",
+        "models": [{"name": "m", "sha256": "0" * 64, "ms_per_image": 1}],
+        "version": "0",
+    }
+    response = await scheduler.http.post("/v1/devices", json={**registration, **change})
+    assert response.status_code == 422
+    assert next(iter(change)) in response.json()["error"]
+    assert (await scheduler.http.get("/v1/devices")).json() == {"devices": []}
+
+
+async def test_converted_and_resized_images_are_accepted_and_said(kit, scheduler):
+    held = io.BytesIO()
+    Image.new("CMYK", (50, 40), (0, 255, 255, 0)).save(held, "JPEG")
+    async with kit.end(scheduler, "end-0"):
+        response = await scheduler.http.post(
+            "/v1/jobs", files=files(("a.jpg", held.getvalue()), ("b.png", png())), data={"scheme": "end"}
+        )
+        assert response.status_code == 202
+        assert response.json()["resized_images"] == 1
+        assert (await scheduler.finished(response.json()["id"]))["state"] == "completed"
+        results = await scheduler.results(response.json()["id"])
+    assert [(r["name"], r["resized_from"]) for r in results] == [("a.jpg", [40, 50]), ("b.png", None)]
+
+
+async def test_many_bad_uploads_at_once_do_not_hold_up_a_good_one(kit, scheduler):
+    async with kit.end(scheduler, "end-0"):
+        bad = [scheduler.http.post("/v1/jobs", files=files(("x.png", b"no"))) for _ in range(20)]
+        responses = await asyncio.gather(*bad, scheduler.try_submit(kit.images(10), scheme="end"))
+        assert [response.status_code for response in responses] == [415] * 20 + [202]
+        assert (await scheduler.finished(responses[-1].json()["id"]))["answered_coarse"] == 10
+
+
+async def test_errors_have_one_form(scheduler):
+    for response in (
+        await scheduler.http.post("/v1/jobs", content=b"x"),
+        await scheduler.http.put("/v1/jobs"),
+        await scheduler.http.get("/v1/jobs", params={"limit": 0}),
+    ):
+        assert list(json.loads(response.text)) == ["error"]

@@ -1,0 +1,462 @@
+"""Image files, arrays and archives: what is converted, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scheduler.ingest.collect import Collector, IngestLimits
+from scheduler.ingest.images import ImageLimits, decode_image
+from scheduler.ingest.labels import labels_from_array, labels_from_json
+from scheduler.ingest.spool import Part, Spool
+from scheduler.inputs import MemoryWriter
+from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
+from tierkit.oip import InferRequest, Tensor, encode_request
+
+SHAPE = (32, 32, 3)
+LIMITS = IngestLimits(
+    max_images=20, max_pixels=1_000_000, max_file_bytes=200_000, max_inflated_bytes=2_000_000, max_body_bytes=10_000_000
+)
+IMAGE = ImageLimits(max_pixels=1_000_000, max_file_bytes=10_000_000)
+FINE = ("apple", "bear", "cat")
+RED = (200, 10, 20)
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options) -> bytes:
+    held = io.BytesIO()
+    image.save(held, form, **options)
+    return held.getvalue()
+
+
+def decoded(data: bytes) -> np.ndarray:
+    return decode_image(data, "x", SHAPE, IMAGE).pixels
+
+
+def png(size: tuple[int, int] = (32, 32), colour: tuple[int, int, int] = RED) -> bytes:
+    return encoded(Image.new("RGB", size, colour))
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that says so and holds nothing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+
+
+def npy(array: np.ndarray, **options) -> bytes:
+    held = io.BytesIO()
+    np.save(held, array, **options)
+    return held.getvalue()
+
+
+def npz(**arrays) -> bytes:
+    held = io.BytesIO()
+    np.savez(held, **arrays)
+    return held.getvalue()
+
+
+def zipped(*entries: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", method) as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+    return held.getvalue()
+
+
+def images(count: int, size: tuple[int, int] = (32, 32)) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, *size, 3), np.uint8)
+
+
+class Collected:
+    def __init__(self, tmp_path: Path, *files: tuple[str, bytes], limits: IngestLimits = LIMITS) -> None:
+        self.writer = MemoryWriter(SHAPE, limits.max_images)
+        self.collector = Collector(self.writer, limits, FINE)
+        for name, data in files:
+            with Spool(tmp_path) as spool:
+                spool.file.write(data)
+                self.collector.add_file(spool, Part("images", name, "", 0, len(data)))
+
+    @property
+    def names(self) -> list[str | None]:
+        return self.collector.found.names
+
+    @property
+    def labels(self) -> list[int] | None:
+        labels = self.collector.joined_labels(None)
+        return None if labels is None else labels.tolist()
+
+
+# --- single images ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_lossless_pixels_pass_unchanged(form):
+    pixels = images(1)[0]
+    assert np.array_equal(decoded(encoded(Image.fromarray(pixels), form, lossless=True)), pixels)
+
+
+def test_jpeg_is_accepted():
+    assert np.abs(decoded(encoded(Image.new("RGB", (32, 32), RED), "JPEG", quality=95)).astype(int) - RED).max() < 8
+
+
+def test_grey_becomes_three_equal_channels():
+    assert decoded(encoded(Image.new("L", (32, 32), 77)))[5, 5].tolist() == [77, 77, 77]
+    assert decoded(encoded(Image.new("1", (32, 32), 1)))[5, 5].tolist() == [255, 255, 255]
+
+
+def test_sixteen_bit_grey_keeps_its_upper_bits():
+    deep = np.full((32, 32), 0x80FF, np.uint16)
+    assert decoded(encoded(Image.fromarray(deep)))[0, 0].tolist() == [0x80] * 3
+
+
+def test_cmyk_is_converted():
+    colour = decoded(encoded(Image.new("CMYK", (32, 32), (0, 255, 255, 0)), "JPEG", quality=95))[9, 9]
+    assert colour[0] > 200
+    assert max(colour[1], colour[2]) < 60
+
+
+def test_a_palette_is_looked_up():
+    image = Image.new("RGB", (32, 32), RED).convert("P", palette=Image.Palette.ADAPTIVE)
+    assert decoded(encoded(image))[3, 3].tolist() == list(RED)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparency_lies_on_white(mode):
+    image = Image.new("RGBA", (32, 32), (*RED, 0))
+    if mode == "P":
+        palette = Image.new("P", (32, 32), 0)
+        palette.putpalette(list(RED))
+        data = encoded(palette, transparency=0)
+    else:
+        data = encoded(image.convert(mode))
+    assert decoded(data)[0, 0].tolist() == [255, 255, 255]
+
+
+def test_half_transparent_is_blended():
+    assert decoded(encoded(Image.new("RGBA", (32, 32), (0, 0, 0, 127))))[0, 0].tolist() == [128, 128, 128]
+
+
+def test_the_exif_orientation_is_followed():
+    pixels = images(1)[0]
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to see it upright
+    assert np.array_equal(decoded(encoded(Image.fromarray(pixels), exif=exif)), np.rot90(pixels, 3))
+
+
+def test_another_size_is_resampled_and_said():
+    result = decode_image(png((80, 40)), "x", SHAPE, IMAGE)
+    assert result.pixels.shape == SHAPE
+    assert result.resized_from == (40, 80)
+    assert result.pixels[10, 10].tolist() == list(RED)
+    assert decode_image(png(), "x", SHAPE, IMAGE).resized_from is None
+
+
+@pytest.mark.parametrize("data", [b"hello", b"GIF89a" + bytes(50), b"\x89PNG\r\n\x1a\n", b"%PDF-1.7"])
+def test_what_is_no_image_is_said_to_be_none(data):
+    with pytest.raises((UnsupportedMedia, InvalidInput), match=r"notes: (not a PNG, JPEG or WebP|damaged)"):
+        decode_image(data, "notes", SHAPE, IMAGE)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_a_truncated_image_is_refused_with_its_name(form):
+    data = encoded(Image.fromarray(images(1, (64, 64))[0]), form)
+    for length in (len(data) // 2, len(data) - 30):
+        with pytest.raises(InvalidInput, match=r"cat\.png: (damaged|not a)"):
+            decode_image(data[:length], "cat.png", SHAPE, IMAGE)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1001, 1000), (9_500, 9_500), (20_000, 20_000), (100_000, 100_000)])
+def test_a_huge_image_is_refused_before_it_is_decoded(width, height):
+    # Nothing could be decoded here: the refusal can only come from the header.
+    with pytest.raises(TooLarge, match="pixels"):
+        decode_image(png_header(width, height), "huge", SHAPE, IMAGE)
+
+
+def test_a_file_of_too_many_bytes_is_refused():
+    with pytest.raises(TooLarge, match="one image may have 10"):
+        decode_image(png(), "x", SHAPE, ImageLimits(max_pixels=10_000, max_file_bytes=10))
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def test_npy_and_npz_are_told_by_their_content(tmp_path):
+    pixels = images(3)
+    found = Collected(tmp_path, ("a.bin", npy(pixels[:1])), ("b", npz(images=pixels[1:])))
+    assert np.array_equal(found.writer.pixels(), pixels)
+    assert found.names == [None] * 3
+
+
+def test_npz_brings_labels_and_names(tmp_path):
+    data = npz(images=images(3), fine_labels=np.array([0, -1, 2]), names=np.array(["a/x.png", "b", "c"]))
+    found = Collected(tmp_path, ("x.npz", data))
+    assert found.labels == [0, -1, 2]
+    assert found.names == ["a/x.png", "b", "c"]
+
+
+def test_npz_with_one_array_of_images_needs_no_name(tmp_path):
+    found = Collected(tmp_path, ("x.npz", npz(data=images(2), labels=np.array(["bear", "cat"]))))
+    assert found.writer.images == 2
+    assert found.labels == [1, 2]
+
+
+def test_arrays_of_another_size_are_resampled(tmp_path):
+    found = Collected(tmp_path, ("one.png", png()), ("x.npy", npy(images(2, (40, 50)))))
+    assert found.collector.found.resized == {1: (40, 50), 2: (40, 50)}
+
+
+class Evil:
+    def __reduce__(self):
+        return (pytest.fail, ("unpickled",))
+
+
+@pytest.mark.parametrize("wrap", [lambda array: npy(array, allow_pickle=True), lambda array: npz(images=array)])
+def test_nothing_is_ever_unpickled(tmp_path, wrap):
+    with pytest.raises(InvalidInput, match="Python objects"):
+        Collected(tmp_path, ("x", wrap(np.array([Evil()], dtype=object))))
+
+
+def test_a_bare_pickle_is_no_image(tmp_path):
+    with pytest.raises(UnsupportedMedia):
+        Collected(tmp_path, ("x", pickle.dumps(Evil())))
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (images(2).astype(np.float32), "must be uint8, not float32"),
+        (images(2)[0], r"must have the shape \[n, height, width, 3\], not \[32, 32, 3\]"),
+        (images(2)[..., :2], "must have the shape"),
+        (np.zeros((1, 0, 32, 3), np.uint8), "without pixels"),
+        (np.asfortranarray(images(2)), "Fortran order"),
+    ],
+)
+def test_a_wrong_array_is_refused(tmp_path, array, message):
+    with pytest.raises(InvalidInput, match=message):
+        Collected(tmp_path, ("x.npy", npy(array)))
+
+
+def with_shape(shape: tuple[int, ...], payload: bytes = b"") -> bytes:
+    held = io.BytesIO()
+    np.lib.format.write_array_header_1_0(held, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return held.getvalue() + payload
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (with_shape((2, 32, 32, 3), bytes(100)), InvalidInput, "cut short: its header promises 6044 bytes more"),
+        (with_shape((1, 32, 32, 3), bytes(3073)), InvalidInput, "more bytes than its header says"),
+        (with_shape((10**6, 32, 32, 3)), TooLarge, "bytes of pixels"),
+        (with_shape((2**40, 2**20, 32, 3)), TooLarge, "pixels"),
+        (with_shape((21, 32, 32, 3)), TooLarge, "more than 20 images"),
+        (with_shape((1, 2000, 2000, 3)), TooLarge, "2000 x 2000 pixels"),
+        (with_shape((-1, 32, 32, 3)), InvalidInput, "negative"),
+        (b"\x93NUMPY\x01\x00\x10\x00{'descr': 1+1}  ", InvalidInput, "damaged .npy header"),
+        (b"\x93NUMPY\x01\x00\xff\xff{", InvalidInput, "damaged .npy header"),
+        (b"\x93NUMPY\x09\x00", UnsupportedMedia, "version 9.0"),
+        (b"\x93NUMPY", UnsupportedMedia, "not a .npy file"),
+    ],
+)
+def test_a_header_that_lies_is_found_before_memory_is_taken(tmp_path, data, error, message):
+    with pytest.raises(error, match=message):
+        Collected(tmp_path, ("x.npy", data))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (npz(a=np.zeros(3), b=np.zeros(3)), "no array called 'images', and none of a, b"),
+        (npz(a=images(1), b=images(1)), "and 2 of a, b could be it"),
+        (npz(images=images(2), labels=np.array([1])), "1 labels for 2 images"),
+        (npz(images=images(1), labels=np.array([3])), "3 of image 0 is no fine class; they go from 0 to 2"),
+        (npz(images=images(1), labels=np.array([0.5])), "integers or names, not float64"),
+        (npz(images=images(1), labels=np.array(["dog"])), "'dog' of image 0 is no fine class"),
+        (npz(images=images(2), names=np.array(["a"])), "2 strings are needed"),
+    ],
+)
+def test_a_wrong_npz_is_refused(tmp_path, data, message):
+    with pytest.raises(InvalidInput, match=message):
+        Collected(tmp_path, ("x.npz", data))
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_zip_with_nested_folders(tmp_path):
+    data = zipped(
+        ("b/2.png", png()),
+        ("a/deep/er/1.png", png((40, 40))),
+        ("a/", b""),
+        ("__MACOSX/a/._1.png", b"junk"),
+        ("a/.DS_Store", b"junk"),
+    )
+    found = Collected(tmp_path, ("x.zip", data))
+    assert found.names == ["b/2.png", "a/deep/er/1.png"]
+    assert found.collector.found.resized == {1: (40, 40)}
+
+
+@pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/etc/evil.png", "C:evil.png", "..\\evil.png"])
+def test_a_path_outside_the_root_is_refused(tmp_path, name):
+    with pytest.raises(InvalidInput, match="leads outside the archive"):
+        Collected(tmp_path, ("x.zip", zipped(("ok.png", png()), (name, png()))))
+
+
+def test_a_link_is_refused(tmp_path):
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        entry = zipfile.ZipInfo("link.png")
+        entry.external_attr = 0o120777 << 16
+        archive.writestr(entry, "/etc/passwd")
+    with pytest.raises(InvalidInput, match=r"'link\.png' is a link"):
+        Collected(tmp_path, ("x.zip", held.getvalue()))
+
+
+@pytest.mark.parametrize("inner", ["inner.zip", "inner.tar.gz", "x.npz"])
+def test_an_archive_in_the_archive_is_refused(tmp_path, inner):
+    with pytest.raises(UnsupportedMedia, match="archive inside the archive"):
+        Collected(tmp_path, ("x.zip", zipped(("ok.png", png()), (inner, zipped(("a.png", png()))))))
+
+
+def test_a_zip_bomb_is_refused_by_its_directory(tmp_path):
+    generous = IngestLimits(
+        max_images=20, max_pixels=10**6, max_file_bytes=10**9, max_inflated_bytes=10**9, max_body_bytes=10**9
+    )
+    with pytest.raises(TooLarge, match="zip bomb"):
+        Collected(tmp_path, ("x.zip", zipped(("bomb.png", bytes(5_000_000)))), limits=generous)
+    with pytest.raises(TooLarge, match=r"'bomb\.png' has 300000 bytes"):
+        Collected(tmp_path, ("x.zip", zipped(("bomb.png", bytes(300_000)))))
+    with pytest.raises(TooLarge, match="unpacks to 2700000 bytes"):
+        Collected(tmp_path, ("x.zip", zipped(*((f"{k}.png", bytes(150_000)) for k in range(18)))))
+    with pytest.raises(TooLarge, match="41 entries"):
+        Collected(tmp_path, ("x.zip", zipped(*((f"{k}.png", b"") for k in range(41)))))
+
+
+def test_a_directory_that_lies_about_a_size_is_found(tmp_path):
+    data = bytearray(zipped(("a.png", png()), method=zipfile.ZIP_STORED))
+    size = len(png())
+    at = data.rindex(b"PK\x01\x02") + 24
+    assert struct.unpack_from("<I", data, at)[0] == size
+    struct.pack_into("<I", data, at, size - 5)
+    with pytest.raises(InvalidInput, match=r"'a\.png' (is damaged|has another length)"):
+        Collected(tmp_path, ("x.zip", bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (zipped(("notes.txt", b"hello")), UnsupportedMedia, r"notes\.txt: not a PNG"),
+        (zipped(("a.png", png()))[:-30], UnsupportedMedia, "not a zip file, or damaged"),
+        (b"PK\x03\x04" + bytes(40), UnsupportedMedia, "not a zip file"),
+        (b"", InvalidInput, "an empty file"),
+    ],
+)
+def test_a_wrong_zip_is_refused(tmp_path, data, error, message):
+    with pytest.raises(error, match=message):
+        Collected(tmp_path, ("x.zip", data))
+
+
+def test_every_truncation_of_a_zip_is_refused_in_our_words(tmp_path):
+    whole = zipped(("a.png", png()), ("b.png", png()))
+    for length in range(0, len(whole), 7):
+        with pytest.raises(InvalidInput):
+            Collected(tmp_path, ("x.zip", whole[:length]))
+
+
+def test_an_encrypted_zip_is_refused(tmp_path):
+    data = bytearray(zipped(("a.png", png())))
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    with pytest.raises(InvalidInput, match="is encrypted"):
+        Collected(tmp_path, ("x.zip", bytes(data)))
+
+
+def test_names_are_shown_without_control_characters(tmp_path):
+    assert Collected(tmp_path, ("a\x1b[31m\n.png", png())).names == ["a[31m.png"]
+
+
+def test_more_images_than_the_limit(tmp_path):
+    with pytest.raises(TooLarge, match="more than 20 images"):
+        Collected(tmp_path, *((f"{k}.png", png()) for k in range(21)))
+
+
+# --- tensors and labels -----------------------------------------------------------------------------------------------
+
+
+def tensor(tmp_path: Path, *tensors: Tensor) -> Collector:
+    chunks, headers = encode_request(InferRequest(inputs=tensors))
+    collector = Collector(MemoryWriter(SHAPE, 20), LIMITS, FINE)
+    with Spool(tmp_path) as spool:
+        for chunk in chunks:
+            spool.file.write(chunk)
+        part = Part("images", "tensor", "", 0, spool.file.tell())
+        collector.add_tensor(spool, part, int(headers["Inference-Header-Content-Length"]))
+    return collector
+
+
+def test_a_tensor_with_labels(tmp_path):
+    collector = tensor(tmp_path, Tensor("images", images(2)), Tensor("labels", np.array([1, -1])))
+    labels = collector.joined_labels(None)
+    assert labels is not None
+    assert labels.tolist() == [1, -1]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ((Tensor("pictures", images(1)),), "the tensors are pictures; 'images' is needed"),
+        ((Tensor("images", images(1)), Tensor("mask", images(1))), "the tensors are images, mask"),
+        ((Tensor("images", images(1).astype(np.float32)),), "must be uint8, not float32"),
+        ((Tensor("images", images(1)[0]),), "must have the shape"),
+        ((Tensor("images", images(2)), Tensor("labels", np.array([1]))), "1 labels for 2 images"),
+    ],
+)
+def test_a_wrong_tensor_is_refused(tmp_path, tensors, message):
+    with pytest.raises(InvalidInput, match=message):
+        tensor(tmp_path, *tensors)
+
+
+def test_labels_by_name_number_and_null():
+    assert labels_from_json('["cat", 0, null]', FINE).tolist() == [2, 0, -1]
+    assert labels_from_array(np.array([2, -1], np.int8), FINE).tolist() == [2, -1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('["kat"]', "'kat' of image 0 is no fine class; did you mean 'cat'"),
+        ("[3]", "numbers go from 0 to 2"),
+        ("[-1]", "numbers go from 0 to 2"),
+        ("[true]", "'True' of image 0"),
+        ("[1.5]", "'1.5' of image 0"),
+        ('{"a": 1}', "must be a JSON list"),
+        ("[1", "not a JSON list"),
+    ],
+)
+def test_wrong_labels_are_named(text, message):
+    with pytest.raises(InvalidInput, match=message):
+        labels_from_json(text, FINE)
+
+
+def test_labels_come_from_one_place(tmp_path):
+    found = Collected(tmp_path, ("x.npz", npz(images=images(1), labels=np.array([0]))))
+    with pytest.raises(InvalidInput, match="given twice"):
+        found.collector.joined_labels(np.array([0], np.int32))
+    plain = Collected(tmp_path, ("a.png", png()))
+    with pytest.raises(InvalidInput, match="2 for 1 images"):
+        plain.collector.joined_labels(np.array([0, 1], np.int32))
+
+
+def test_labels_of_some_files_leave_the_others_unknown(tmp_path):
+    found = Collected(tmp_path, ("a.png", png()), ("x.npz", npz(images=images(2), labels=np.array([0, 1]))))
+    assert found.labels == [-1, 0, 1]
