@@ -48,7 +48,12 @@ class TaskEndpoint:
             # Before the body is read: a node that is full says so at once.
             self._node.default_runner.check_room()
             body = await read_body(receive)
-            request = decode_request(body, parse_header_length(_text(headers, _BINARY)), limits=self._limits)
+            request = decode_request(
+                body,
+                parse_header_length(_text(headers, _BINARY)),
+                limits=self._limits,
+                raw_input=self._node.default_runner.model.inputs[0],
+            )
             budget = budget_s(headers, request)
             task = Task(
                 task_id=task_id,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from tests.integration.end_node.aids import (
     serve_upper,
 )
 from tierkit.service import Lifecycle
-from tierkit.testing import serve_app
+from tierkit.testing import ServiceProcess, serve_app, service_process
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,19 @@ async def end(start_end: StartEnd) -> AsyncIterator[RunningEnd]:
 async def upper() -> AsyncIterator[RunningUpper]:
     async with serve_upper(PixelModel("fine", 4)) as running:
         yield running
+
+
+@pytest.fixture
+async def end_process(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
+    """An end node in a process of its own, with the network that ships."""
+    flags = ["--port", "0", "--node-id", "end-1", "--log-format", "json"]
+    async with service_process(["-m", "end_node", *flags], ready_file=tmp_path / "end.json") as service:
+        yield service
+
+
+@pytest.fixture
+async def edge_process(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
+    """An edge node likewise."""
+    flags = ["--port", "0", "--node-id", "edge-1", "--log-level", "debug"]
+    async with service_process(["-m", "edge_node", *flags], ready_file=tmp_path / "edge.json") as service:
+        yield service

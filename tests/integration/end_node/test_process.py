@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -11,7 +10,7 @@ import onnxruntime
 import pytest
 
 from models.data import read_sample
-from models.manifest import load_manifest, weights_folder
+from models.manifest import load_manifest
 from models.session import load_model
 from tests.integration.end_node.aids import never, to
 from tierkit.model import Array
@@ -19,22 +18,7 @@ from tierkit.oip import InferRequest, Tensor, encode_request
 from tierkit.protocol import TASK_EVENTS, UPSTREAMS, CoarseEvent, FallbackEvent, FineEvent, TaskEvent, Upstream
 from tierkit.testing import ServiceProcess, listening, service_process, wait_for
 
-WEIGHTS = weights_folder()
 RSS_LIMIT_BYTES = 150 * 1024 * 1024
-
-
-@pytest.fixture
-async def end(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
-    flags = ["--port", "0", "--node-id", "end-1", "--weights", str(WEIGHTS), "--log-format", "json"]
-    async with service_process(["-m", "end_node", *flags], ready_file=tmp_path / "end.json") as service:
-        yield service
-
-
-@pytest.fixture
-async def edge(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
-    flags = ["--port", "0", "--node-id", "edge-1", "--weights", str(WEIGHTS), "--log-level", "debug"]
-    async with service_process(["-m", "edge_node", *flags], ready_file=tmp_path / "edge.json") as service:
-        yield service
 
 
 async def answer(end: ServiceProcess, batch: Array, *upstreams: Upstream, budget_s: float = 30.0) -> list[TaskEvent]:
@@ -50,15 +34,17 @@ async def answer(end: ServiceProcess, batch: Array, *upstreams: Upstream, budget
     return [TASK_EVENTS.validate_json(line) for line in response.text.splitlines()]
 
 
-async def test_real_images_get_the_answers_that_the_networks_give(end: ServiceProcess, edge: ServiceProcess) -> None:
+async def test_real_images_get_the_answers_that_the_networks_give(
+    end_process: ServiceProcess, edge_process: ServiceProcess
+) -> None:
     batch = read_sample().images[:50]
-    manifest = load_manifest(WEIGHTS)
+    manifest = load_manifest()
     entries = manifest.default_for("end"), manifest.default_for("edge")
-    upstream = to(edge.url, "edge-1", entries[1].name)
+    upstream = to(edge_process.url, "edge-1", entries[1].name)
 
-    coarse, fine = await answer(end, batch, upstream)
+    coarse, fine = await answer(end_process, batch, upstream)
 
-    expected = [load_model(entry, WEIGHTS).run({"images": batch}, ["probabilities"]) for entry in entries]
+    expected = [load_model(entry).run({"images": batch}, ["probabilities"]) for entry in entries]
     own, upper = (outputs["probabilities"] for outputs in expected)
     summed = manifest.hierarchy.coarse_probabilities(upper)
     assert isinstance(coarse, CoarseEvent)
@@ -70,40 +56,42 @@ async def test_real_images_get_the_answers_that_the_networks_give(end: ServicePr
     np.testing.assert_allclose(fine.confidences, upper.max(axis=1), rtol=1e-5)
     np.testing.assert_array_equal(fine.coarse_labels, summed.argmax(axis=1))
     # The request id went along.
-    await wait_for(lambda: "[request-1]" in edge.log, what="the edge node's log line")
+    await wait_for(lambda: "[request-1]" in edge_process.log, what="the edge node's log line")
 
 
-async def test_a_killed_edge_node_leaves_the_coarse_answer(end: ServiceProcess, edge: ServiceProcess) -> None:
-    upstream = to(edge.url, "edge-1", load_manifest(WEIGHTS).default_for("edge").name)
+async def test_a_killed_edge_node_leaves_the_coarse_answer(
+    end_process: ServiceProcess, edge_process: ServiceProcess
+) -> None:
+    upstream = to(edge_process.url, "edge-1", load_manifest().default_for("edge").name)
     batch = read_sample().images[:2]
-    assert [event.event for event in await answer(end, batch, upstream)] == ["coarse", "fine"]
-    edge.kill()
-    await edge.exit_code()
-    _, event = await answer(end, batch, upstream)
+    assert [event.event for event in await answer(end_process, batch, upstream)] == ["coarse", "fine"]
+    edge_process.kill()
+    await edge_process.exit_code()
+    _, event = await answer(end_process, batch, upstream)
     assert isinstance(event, FallbackEvent)
     assert event.reason == "upstream_unavailable"
-    await wait_for(lambda: '"why": "' in end.log, what="the reason in the log")
-    assert '"request_id": "request-1"' in end.log
+    await wait_for(lambda: '"why": "' in end_process.log, what="the reason in the log")
+    assert '"request_id": "request-1"' in end_process.log
 
 
-async def test_sigterm_finishes_the_task_under_way(end: ServiceProcess) -> None:
+async def test_sigterm_finishes_the_task_under_way(end_process: ServiceProcess) -> None:
     batch = read_sample().images[:2]
     async with listening(never) as url, httpx.AsyncClient(trust_env=False) as http:
-        task = asyncio.create_task(answer(end, batch, to(url), budget_s=1.0))
+        task = asyncio.create_task(answer(end_process, batch, to(url), budget_s=1.0))
 
         async def begun() -> bool:
-            return bool((await http.get(f"{end.url}/healthz")).json()["in_flight"])
+            return bool((await http.get(f"{end_process.url}/healthz")).json()["in_flight"])
 
         await wait_for(begun, what="the task to begin")
-        end.terminate()
+        end_process.terminate()
         assert [event.event for event in await task] == ["coarse", "fallback"]
-        assert await end.exit_code() == 0
+        assert await end_process.exit_code() == 0
 
 
 async def test_without_its_scheduler_a_node_serves_and_says_what_is_missing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         scheduler = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    command = ["-m", "end_node", "--port", "0", "--weights", str(WEIGHTS), "--scheduler", scheduler]
+    command = ["-m", "end_node", "--port", "0", "--scheduler", scheduler]
     async with service_process(command, ready_file=tmp_path / "ready.json") as end:
         await wait_for(lambda: f"no contact with the scheduler at {scheduler}" in end.log, what="the warning")
         assert [event.event for event in await answer(end, read_sample().images[:2])] == ["coarse"]
@@ -112,8 +100,8 @@ async def test_without_its_scheduler_a_node_serves_and_says_what_is_missing(tmp_
         assert end.log.count("no contact") == 1
 
 
-async def test_an_idle_end_node_is_small(end: ServiceProcess) -> None:
-    assert resident_bytes(end.process.pid) < RSS_LIMIT_BYTES
+async def test_an_idle_end_node_is_small(end_process: ServiceProcess) -> None:
+    assert resident_bytes(end_process.process.pid) < RSS_LIMIT_BYTES
 
 
 def resident_bytes(pid: int) -> int:
@@ -126,7 +114,7 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="the provider is there")
 async def test_a_provider_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    command = ["-m", "end_node", "--port", "0", "--provider", "cuda", "--weights", str(WEIGHTS)]
+    command = ["-m", "end_node", "--port", "0", "--provider", "cuda"]
     async with service_process(command, ready_file=tmp_path / "ready.json", wait_ready=False) as service:
         assert await service.exit_code() == 2
     assert service.log.startswith("terrace end: the installed ONNX Runtime has no CUDAExecutionProvider")
@@ -134,7 +122,7 @@ async def test_a_provider_that_is_not_there_is_one_sentence(tmp_path: Path) -> N
 
 
 async def test_a_model_of_no_use_is_one_sentence(tmp_path: Path) -> None:
-    command = ["-m", "end_node", "--port", "0", "--models", "no-such-model", "--weights", str(WEIGHTS)]
+    command = ["-m", "end_node", "--port", "0", "--models", "no-such-model"]
     async with service_process(command, ready_file=tmp_path / "ready.json", wait_ready=False) as service:
         assert await service.exit_code() == 2
     assert service.log.startswith("terrace end: the manifest has no model 'no-such-model'")

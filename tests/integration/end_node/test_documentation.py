@@ -1,0 +1,47 @@
+"""docs/end-node.md is true: its example runs, its tables are complete."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from models.manifest import load_manifest
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, Upstream
+from tierkit.testing import ServiceProcess
+
+PAGE = (Path(__file__).parents[3] / "docs" / "end-node.md").read_text(encoding="utf-8")
+
+
+async def test_the_example_runs(
+    end_process: ServiceProcess, edge_process: ServiceProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert f'"{load_manifest().default_for("edge").name}"' in example
+    code = example.replace("http://127.0.0.1:8751", end_process.url).replace("http://127.0.0.1:8752", edge_process.url)
+    await asyncio.to_thread(exec, compile(code, "end-node.md", "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("coarse end-1 [")
+    assert second.startswith("fine edge-1 [")
+
+
+def rows(header: str) -> dict[str, str]:
+    """The table under this header row: first cell to second."""
+    table = PAGE.partition(header)[2].partition("\n\n")[0]
+    return dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("event", [CoarseEvent, FineEvent, FallbackEvent, ErrorEvent])
+def test_every_field_of_an_event_is_named(event: type[BaseModel]) -> None:
+    told = rows("| `event` | fields besides `event` and `task_id` |\n")
+    named = re.findall(r"`(\w+)`", told[event.model_fields["event"].default])
+    assert {"event", "task_id", *named} == event.model_fields.keys()
+
+
+def test_every_reason_and_every_field_of_an_upper_node_is_named() -> None:
+    assert rows("| `reason` of a fallback |").keys() == set(get_args(FallbackReason)) - {"no_upstream"}
+    assert (
+        set(re.findall(r"`(\w+)`", rows("| header | meaning |\n")["Terrace-Upstream"])) == Upstream.model_fields.keys()
+    )
