@@ -29,6 +29,25 @@ def test_a_service_is_not_made_to_carry_the_face() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("kind", ["end", "edge", "cloud"])
+def test_a_node_by_this_command_loads_what_it_loads_by_its_own(kind: str) -> None:
+    """The wrong setting ends the process when all its modules are there and nothing has begun."""
+    loaded = [
+        imports([sys.executable, "-X", "importtime", "-m", *module, "--threads", "many"])
+        for module in (["terrace", kind], [f"{kind}_node"])
+    ]
+    assert {name for name in loaded[0] - loaded[1] if not name.startswith(("terrace", "tierkit.orphan"))} == set()
+    # rich is there all the same: httpx imports it for a command line of its own.
+    assert loaded[0].isdisjoint({"terrace.console", "sqlalchemy", "PIL", "fastapi", "tierkit.client"})
+
+
+def imports(command: list[str]) -> set[str]:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--threads is 'many'" in done.stderr
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"terrace {__version__}\n"
