@@ -95,6 +95,8 @@ class FakeEnd:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Answers wait for it; open unless a test closes it."""
     fine_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    ports: set[int] = field(default_factory=set)
+    """Of the connections that tasks came through."""
     waiting: int = 0
     most_waiting: int = 0
     beats: asyncio.Task[None] | None = None
@@ -111,6 +113,8 @@ class FakeEnd:
         images = decode_request(body, parse_header_length(request.headers[BINARY_HEADER])).inputs[0].data
         upstreams = UPSTREAMS.validate_json(request.headers.get(UPSTREAM_HEADER, "[]"))
         self.tasks.append(task_id)
+        assert request.client is not None
+        self.ports.add(request.client.port)
         self.routes.append(tuple(upstream.node_id for upstream in upstreams))
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
