@@ -129,7 +129,7 @@ def _split(
 
 def _json_object(text: bytes) -> dict[str, Any]:
     try:
-        head = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        head = _JSON.decode(text.decode())
     except (ValueError, RecursionError) as exc:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise MalformedMessage(f"the JSON part cannot be read: {str(exc)[:200]}") from exc
     if not isinstance(head, dict):
@@ -146,6 +146,10 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise MalformedMessage(f"{name} is not JSON: send the tensor as binary")
+
+
+# Made once: `json.loads` with these arguments makes a decoder for each call.
+_JSON = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
 # --- small values ---

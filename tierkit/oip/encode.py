@@ -25,6 +25,9 @@ later changes of the arrays: send before you change those."""
 _ALIGNMENT = 8
 """The JSON is padded with blanks to a multiple of this, so that the receiver can read tensors of any type in place."""
 
+# Made once: `json.dumps` with these arguments makes an encoder for each call.
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 
 def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunks, dict[str, str]]:
     """Write a request.
@@ -96,7 +99,7 @@ def _encode(
         entries.append(entry)
     head[key] = entries
     try:
-        text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+        text = _JSON.encode(head).encode()
     except ValueError as exc:
         raise MalformedMessage("JSON carries neither NaN nor infinity: ask for binary tensors") from exc
     if not payload:
