@@ -102,7 +102,7 @@ class Fleet:
         if not untrusted and not hopeless:
             return
         tiers = [str(tier) for tier in wanted if tier not in self._settings.trusted]
-        which = f"the {' and '.join(tiers)} tier" if hopeless else ", ".join(d.node_id for d in untrusted)
+        which = ", ".join(d.node_id for d in untrusted) or f"the {' and '.join(tiers)} tier"
         others = [scheme for scheme in (Scheme.END_EDGE, Scheme.END) if self._is_clean(scheme, known)]
         raise Forbidden(
             f"scheme {scheme} would send pixels to {which}, which this scheduler does not trust: submit with scheme "

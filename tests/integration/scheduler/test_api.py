@@ -1,0 +1,394 @@
+"""Submission, cancellation, streams and reports of the job API."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hashlib
+import io
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scheduler.views import ImageResult
+from tierkit.testing import wait_for
+
+
+async def test_the_same_key_and_content_is_the_same_job(kit, scheduler):
+    key = {"Idempotency-Key": "holiday-1"}
+    first = await scheduler.try_submit(kit.images(10), headers=key, scheme="end")
+    assert first.status_code == 202
+    again = await scheduler.try_submit(kit.images(10), headers=key, scheme="end")
+    assert again.status_code == 200
+    assert again.headers["Location"] == first.headers["Location"] == f"/v1/jobs/{first.json()['id']}"
+    assert again.json()["id"] == first.json()["id"]
+    for other in (
+        await scheduler.try_submit(kit.images(11), headers=key, scheme="end"),
+        await scheduler.try_submit(kit.images(10), headers=key, scheme="mapping"),
+        await scheduler.try_submit(kit.images(10), headers=key, scheme="end", labels=[0] * 10),
+    ):
+        assert other.status_code == 409
+        assert "belongs to job" in other.json()["error"]
+    assert len((await scheduler.http.get("/v1/jobs")).json()["jobs"]) == 1
+    assert len(list((scheduler.settings.state / "inputs").iterdir())) == 1
+
+
+async def test_one_key_sent_many_times_at_once_is_one_job(kit, scheduler):
+    key = {"Idempotency-Key": "k"}
+    responses = await asyncio.gather(*(scheduler.try_submit(kit.images(10), headers=key) for _ in range(8)))
+    assert sorted(response.status_code for response in responses) == [200] * 7 + [202]
+    assert len({response.json()["id"] for response in responses}) == 1
+
+
+async def test_a_key_answers_with_the_job_even_when_that_is_done(kit, scheduler):
+    async with kit.end(scheduler, "end-0"):
+        key = {"Idempotency-Key": "k"}
+        job = (await scheduler.try_submit(kit.images(10), headers=key, scheme="end")).json()
+        await scheduler.finished(job["id"])
+        again = await scheduler.try_submit(kit.images(10), headers=key, scheme="end")
+        assert (again.status_code, again.json()["state"]) == (200, "completed")
+
+
+async def test_jobs_with_the_same_images_share_a_file_until_the_last_has_ended(kit, scheduler):
+    inputs = scheduler.settings.state / "inputs"
+    first = await scheduler.submit(kit.images(10))
+    second = await scheduler.submit(kit.images(10))
+    assert len(list(inputs.iterdir())) == 1
+    await scheduler.http.delete(f"/v1/jobs/{first['id']}")
+    assert len(list(inputs.iterdir())) == 1
+    await scheduler.http.delete(f"/v1/jobs/{second['id']}")
+    assert list(inputs.iterdir()) == []
+
+
+async def test_cancelling(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end:
+        job = await scheduler.submit(kit.images(500), scheme="end")
+        await scheduler.finished(job["id"])
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(500), scheme="end")
+        await wait_for(lambda: end.waiting == 3, what="tasks under way")
+        watching = asyncio.create_task(scheduler.events(job["id"]))
+        response = await scheduler.http.delete(f"/v1/jobs/{job['id']}")
+        assert response.status_code == 200
+        assert (response.json()["state"], response.json()["reason"]) == ("cancelled", "cancelled by the user")
+        assert (await watching)[-1][2]["state"] == "cancelled"
+        results = await scheduler.results(job["id"])
+        assert len(results) == 500
+        assert results[499]["error"] == "not answered: the job is cancelled (cancelled by the user)"
+        again = await scheduler.http.delete(f"/v1/jobs/{job['id']}")
+        assert (again.status_code, again.json()) == (409, {"error": f"job {job['id']} is cancelled already"})
+        # The device is free for others at once: nothing of the job is left.
+        end.gate.set()
+        other = await scheduler.submit(kit.images(50), scheme="end")
+        assert (await scheduler.finished(other["id"]))["state"] == "completed"
+
+
+async def test_an_event_stream_is_taken_up_again_where_it_broke(kit, scheduler):
+    async with kit.end(scheduler, "end-0"), kit.uppers(scheduler, "edge-0"):
+        job = await scheduler.submit(kit.images(250))
+        whole = await scheduler.events(job["id"])
+    numbered = [(kind, number) for kind, number, _ in whole if kind != "state"]
+    assert [number for _, number in numbered] == sorted({number for _, number in numbered})
+    assert len(numbered) == 10
+    for seen in (1, 4, 10):
+        rest = await scheduler.events(job["id"], after=numbered[seen - 1][1])
+        assert [(kind, number) for kind, number, _ in rest if kind != "state"] == numbered[seen:]
+        assert rest[-1][0] == "state"
+        assert rest[-1][2]["state"] == "completed"
+    fine = next(data for kind, _, data in whole if kind == "fine")
+    assert fine["first_index"] == fine["results"][0]["index"] == 50 * fine["task"]
+    assert fine["results"][0]["coarse"] is not None
+    # Whoever comes back between the two answers of a task sees the coarse one in the fine event as well.
+    task = next(data["task"] for kind, _, data in whole if kind == "coarse")
+    coarse_at = next(number for kind, number, data in whole if kind == "coarse" and data["task"] == task)
+    rest = await scheduler.events(job["id"], after=coarse_at)
+    late = next(data for kind, _, data in rest if kind == "fine" and data["task"] == task)
+    assert late["results"][0]["coarse"] is not None
+
+
+async def test_many_followers_see_the_same(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end:
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(500), scheme="end")
+        following = [asyncio.create_task(scheduler.events(job["id"])) for _ in range(10)]
+        await wait_for(lambda: end.waiting == 3, what="tasks under way")
+        end.gate.set()
+        streams = [[number for kind, number, _ in await one if kind == "coarse"] for one in following]
+    assert all(stream == streams[0] for stream in streams)
+    assert len(streams[0]) == 10
+
+
+async def test_results_as_lines_and_as_csv_say_the_same(kit, scheduler):
+    async with kit.end(scheduler, "end-0"), kit.uppers(scheduler, "edge-0"):
+        job = await scheduler.submit(kit.images(120), labels=[5] * 60 + [-1] * 60)
+        await scheduler.finished(job["id"])
+    lines = await scheduler.results(job["id"])
+    response = await scheduler.http.get(f"/v1/jobs/{job['id']}/results", params={"format": "csv"})
+    assert response.headers["Content-Type"].startswith("text/csv")
+    assert response.headers["Terrace-Job-State"] == "completed"
+    rows = list(csv.DictReader(io.StringIO(response.text)))
+    assert len(rows) == len(lines) == 120
+    for row, line in zip(rows, lines, strict=True):
+        ImageResult.model_validate(line)
+        assert set(line) == set(ImageResult.model_fields)
+        assert row["index"] == str(line["index"])
+        assert row["fine_label"] == line["fine"]["label"]
+        assert row["fine_tier"] == "edge"
+        assert float(row["coarse_ms"]) == line["coarse"]["ms"]
+        assert row["true_fine"] == (line["true_fine"] or "")
+    assert lines[0]["true_fine"] == "bed"
+    assert lines[119]["true_fine"] is None
+
+
+async def test_results_of_a_running_job_are_those_that_there_are(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end, kit.uppers(scheduler, "edge-0"):
+        end.fine_gate.clear()
+        job = await scheduler.submit(kit.images(500))
+        await wait_for(lambda: coarse_count(scheduler, job, 150), what="the first window")
+        response = await scheduler.http.get(f"/v1/jobs/{job['id']}/results")
+        assert response.headers["Terrace-Job-State"] == "running"
+        lines = [json.loads(line) for line in response.text.splitlines()]
+        assert [line["index"] for line in lines] == list(range(150))
+        assert all(line["coarse"] and not line["fine"] and not line["error"] for line in lines)
+
+
+async def coarse_count(scheduler, job, count: int) -> bool:
+    return bool((await scheduler.job(job["id"]))["answered_coarse"] == count)
+
+
+async def test_the_list_of_jobs_is_paged_newest_first(kit, scheduler):
+    ids = [(await scheduler.submit(kit.images(1), name=f"job {k}"))["id"] for k in range(5)]
+    await scheduler.http.delete(f"/v1/jobs/{ids[0]}")
+    page = (await scheduler.http.get("/v1/jobs", params={"limit": 2})).json()
+    seen = [job["id"] for job in page["jobs"]]
+    while page["next_cursor"]:
+        page = (await scheduler.http.get("/v1/jobs", params={"limit": 2, "cursor": page["next_cursor"]})).json()
+        seen += [job["id"] for job in page["jobs"]]
+    assert seen == ids[::-1]
+    cancelled = (await scheduler.http.get("/v1/jobs", params={"state": "cancelled"})).json()["jobs"]
+    assert [job["name"] for job in cancelled] == ["job 0"]
+
+
+async def test_policy_fields_stand_in_the_form_or_in_the_query(kit, scheduler):
+    held = io.BytesIO()
+    np.save(held, kit.images(7))
+    form = await scheduler.http.post(
+        "/v1/jobs",
+        params={"name": "by query"},
+        data={"scheme": "end", "batch_size": "3", "labels": json.dumps([0, "bear", None, 1, 1, 1, 1])},
+        files=[("images", ("x.npy", held.getvalue()))],
+    )
+    assert form.status_code == 202, form.text
+    view = form.json()
+    assert (view["name"], view["scheme"], view["tasks"]) == ("by query", "end", 3)
+    assert view["policy"]["deadline_s"] == 86400
+    body = await scheduler.http.post(
+        "/v1/jobs", params={"scheme": "end"}, content=held.getvalue(), headers={"Content-Type": "application/x-npy"}
+    )
+    assert body.json()["images"] == 7
+
+
+@pytest.mark.parametrize(
+    ("trusted", "nodes", "scheme", "words"),
+    [
+        (("end", "edge"), [], "mapping", None),
+        (("end", "edge"), ["edge-0"], "mapping", None),
+        (
+            ("end", "edge"),
+            ["edge-0", "cloud-0"],
+            "mapping",
+            "pixels to cloud-0, .* scheme end-edge or end, .*--trusted",
+        ),
+        (("end", "edge"), [], "end-cloud", "pixels to the cloud tier, .* --trusted end,edge,cloud"),
+        (("end", "edge"), ["cloud-0"], "end-cloud", "pixels to cloud-0"),
+        (("end", "edge", "cloud-0"), ["cloud-0"], "end-cloud", None),
+        (("end", "edge", "cloud-0"), ["cloud-0", "cloud-1"], "end-cloud", "pixels to cloud-1"),
+        (("end",), [], "mapping", "the edge and cloud tier"),
+        (("end",), ["edge-0"], "end-edge", "pixels to edge-0.* scheme end, "),
+        (("end",), ["edge-0", "cloud-0"], "end", None),
+        (("end", "edge", "cloud"), ["edge-0", "cloud-0"], "mapping", None),
+    ],
+)
+async def test_pixels_never_go_to_an_untrusted_node(kit, settings, trusted, nodes, scheme, words):
+    async with (
+        kit.scheduler(settings.model_copy(update={"trusted": trusted})) as scheduler,
+        kit.uppers(scheduler, *nodes),
+    ):
+        response = await scheduler.try_submit(kit.images(1), scheme=scheme)
+        if words is None:
+            assert response.status_code == 202, response.text
+        else:
+            assert response.status_code == 403
+            assert re.search(words, response.json()["error"])
+        body, headers = kit.tensor_body(kit.images(1))
+        live = await scheduler.http.post(
+            "/v1/classify", content=body, headers=headers, params={"scheme": scheme, "deadline_s": 0.1}
+        )
+        assert live.status_code == (200 if words is None else 403)
+
+
+async def test_an_untrusted_node_that_joins_later_is_left_out(kit, settings):
+    settings = settings.model_copy(update={"trusted": ("end", "edge")})
+    async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0") as end:
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(500))
+        async with kit.uppers(scheduler, "cloud-0", "edge-0"):
+            end.gate.set()
+            view = await scheduler.finished(job["id"])
+        assert "cloud-0" not in view["by_node"]
+        assert all("cloud-0" not in route for route in end.routes)
+        devices = {d["node_id"]: d for d in (await scheduler.http.get("/v1/devices")).json()["devices"]}
+        assert (devices["cloud-0"]["trusted"], devices["edge-0"]["trusted"]) == (False, True)
+
+
+async def classify(kit, scheduler, count: int, **params):
+    body, headers = kit.tensor_body(kit.images(count))
+    response = await scheduler.http.post("/v1/classify", content=body, headers=headers, params=params)
+    return response, [json.loads(line) for line in response.text.splitlines()]
+
+
+async def test_classify_answers_coarse_then_fine_and_stores_nothing(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end, kit.uppers(scheduler, "edge-0"):
+        response, lines = await classify(kit, scheduler, 64)
+    assert response.headers["Content-Type"] == "application/x-ndjson"
+    assert [line["event"] for line in lines] == ["coarse", "fine", "done"]
+    assert [result["fine"]["index"] for result in lines[1]["results"]] == list(range(64))
+    assert lines[2]["request_id"] == response.headers["X-Request-Id"] == lines[0]["results"][0]["request_id"]
+    assert len(end.tasks) == 1
+    assert (await scheduler.http.get("/v1/jobs")).json()["jobs"] == []
+    assert list((scheduler.settings.state / "inputs").iterdir()) == []
+
+
+async def test_classify_takes_a_plain_image_file(kit, scheduler):
+    held = io.BytesIO()
+    Image.new("RGB", (50, 50), (7, 0, 0)).save(held, "PNG")
+    async with kit.end(scheduler, "end-0"):
+        response = await scheduler.http.post(
+            "/v1/classify?scheme=end", content=held.getvalue(), headers={"Content-Type": "image/png"}
+        )
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert [line["event"] for line in lines] == ["coarse", "done"]
+    assert lines[0]["results"][0]["resized_from"] == [50, 50]
+
+
+async def test_classify_says_the_coarse_answer_before_the_fine_one_is_there(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end, kit.uppers(scheduler, "edge-0"):
+        end.fine_gate.clear()
+        body, headers = kit.tensor_body(kit.images(1))
+        async with scheduler.http.stream("POST", "/v1/classify", content=body, headers=headers) as response:
+            lines = response.aiter_lines()
+            assert json.loads(await anext(lines))["event"] == "coarse"
+            end.fine_gate.set()
+            assert json.loads(await anext(lines))["event"] == "fine"
+
+
+async def test_classify_refuses_more_than_a_few_images(kit, scheduler):
+    response, lines = await classify(kit, scheduler, 65)
+    assert response.status_code == 413
+    assert "submit a job (POST /v1/jobs)" in lines[0]["error"]
+
+
+async def test_classify_ends_at_its_deadline(kit, scheduler):
+    response, lines = await classify(kit, scheduler, 2, deadline_s=0.2)
+    assert response.status_code == 200
+    assert [line["event"] for line in lines] == ["failed", "done"]
+    assert lines[0]["results"][1]["error"].startswith("deadline: ")
+
+
+async def test_whoever_hangs_up_on_classify_frees_the_device(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end, kit.uppers(scheduler, "edge-0"):
+        end.fine_gate.clear()
+        body, headers = kit.tensor_body(kit.images(1))
+        async with scheduler.http.stream("POST", "/v1/classify", content=body, headers=headers) as response:
+            await anext(response.aiter_lines())
+        await wait_for(lambda: free(scheduler), what="the place on the device")
+
+
+async def free(scheduler) -> bool:
+    devices = (await scheduler.http.get("/v1/devices")).json()["devices"]
+    return all(device["outstanding"] == 0 for device in devices)
+
+
+async def test_the_mapping_shows_pairs_reasons_and_the_formulas_with_their_figures(kit, settings):
+    settings = settings.model_copy(update={"n_map": None, "edge_link_s": 0.5})
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.end(scheduler, "end-0"),
+        kit.end(scheduler, "end-1"),
+        kit.end(scheduler, "end-2"),
+        kit.uppers(scheduler, "edge-0", "cloud-0"),
+    ):
+        report = (await scheduler.http.get("/v1/mapping")).json()
+        edge = (await scheduler.http.get("/v1/mapping", params={"scheme": "end-edge"})).json()
+    # 1 ms an image: 0.05 s a task on each tier, and half a second to the edge node: N_map = ceil(0.55 / 0.05).
+    assert (report["n_map"], report["n_map_reason"]) == (11, "ceil(0.550 s / 0.050 s), Eq. 4")
+    assert [pair["upstream"] for pair in report["pairs"]] == [["edge-0", "cloud-0"]] * 3
+    assert all(pair["reason"] for pair in report["pairs"])
+    formulas = report["formulas"]
+    assert formulas["T_End"]["value"] == pytest.approx(200 / 3 * 0.05, rel=1e-4)
+    assert formulas["T_End-Edge"]["value"] == pytest.approx(200 / 3 * 0.05 + 200 * 0.55, rel=1e-4)
+    assert formulas["theta_cloud"]["value"] == 0
+    assert formulas["T_Mapping"]["value"] == formulas["T_End-Edge"]["value"]
+    assert edge["pairs"][0]["upstream"] == ["edge-0"]
+
+
+async def test_models_are_listed_and_served_by_digest(kit, settings, weights, tmp_path):
+    folder = shutil.copytree(weights, tmp_path / "weights")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    content = b"weights of the small network"
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["models"][0]["sha256"] = digest
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "small.onnx").write_bytes(content)
+    async with kit.scheduler(settings.model_copy(update={"weights": folder})) as scheduler:
+        models = (await scheduler.http.get("/v1/models")).json()["models"]
+        assert [model["name"] for model in models] == ["small", "middle", "large"]
+        response = await scheduler.http.get("/v1/models/small/file", params={"sha256": digest})
+        assert (response.content, response.headers["ETag"]) == (content, f'"{digest}"')
+        cached = await scheduler.http.get("/v1/models/small/file", headers={"If-None-Match": f'"{digest}"'})
+        assert cached.status_code == 304
+        other = await scheduler.http.get("/v1/models/small/file", params={"sha256": "0" * 64})
+        assert (other.status_code, digest in other.json()["error"]) == (404, True)
+        missing = await scheduler.http.get("/v1/models/middle/file")
+        assert missing.status_code == 404
+        (folder / "small.onnx").write_bytes(b"damaged")
+        assert (await scheduler.http.get("/v1/models/small/file")).status_code == 404
+
+
+async def test_info_says_what_a_client_needs(scheduler):
+    info = (await scheduler.http.get("/v1/info")).json()
+    assert info["input_shape"] == [32, 32, 3]
+    assert info["limits"]["max_images"] == 100_000
+    assert info["limits"]["classify_max_images"] == 64
+    assert info["hierarchy"]["name"] == "cifar-100"
+    assert len(info["hierarchy"]["fine"]) == len(info["hierarchy"]["parent"]) == 100
+
+
+async def test_the_docs_page_needs_nothing_from_elsewhere_and_names_every_route(scheduler):
+    page = (await scheduler.http.get("/docs")).text
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
+    assert "<script" not in page
+    paths = (await scheduler.http.get("/openapi.json")).json()["paths"]
+    assert {"/v1/jobs", "/v1/jobs/{job_id}/events", "/v1/classify", "/v1/mapping"} <= set(paths)
+    assert all(path in page for path in paths)
+    assert all(operation["summary"] for path in paths.values() for operation in path.values())
+
+
+async def test_readiness_includes_the_database(scheduler):
+    answer = (await scheduler.http.get("/readyz")).json()
+    assert answer["status"] == "ready"
+    assert answer["checks"] == {"database": "ok"}
+
+
+async def test_metrics_count_jobs_tasks_and_devices(kit, scheduler):
+    async with kit.end(scheduler, "end-0"):
+        job = await scheduler.submit(kit.images(100), scheme="end")
+        await scheduler.finished(job["id"])
+        text = (await scheduler.http.get("/metrics")).text
+    for line in ('terrace_scheduler_jobs_total{state="completed"}', 'terrace_scheduler_tasks_total{outcome="coarse"}'):
+        assert float(re.search(re.escape(line) + r" (\S+)", text).group(1)) >= 1  # type: ignore[union-attr]
+    assert 'terrace_scheduler_devices{health="alive",tier="end"}' in text
