@@ -14,4 +14,4 @@ class CloudSettings(NodeSettings):
 
     service: ClassVar[str] = "cloud"
 
-    port: Port = 8753
+    port: Port = 8073

@@ -14,4 +14,4 @@ class EdgeSettings(NodeSettings):
 
     service: ClassVar[str] = "edge"
 
-    port: Port = 8752
+    port: Port = 8072

@@ -16,11 +16,11 @@ class EndSettings(NodeSettings):
 
     service: ClassVar[str] = "end"
 
-    port: Port = 8751
+    port: Port = 8071
 
     task_budget_s: PositiveFloat = 30.0
     """Seconds that a task may take in all where its sender names no budget."""
 
     allowed_upstreams: CommaSeparated = ()
     """URLs, comma-separated, below which an upper node must lie for this node to send images there, such as
-    http://10.0.0.5:8752. Default: any, as the scheduler says."""
+    http://10.0.0.5:8072. Default: any, as the scheduler says."""

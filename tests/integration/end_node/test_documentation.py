@@ -20,7 +20,7 @@ async def test_the_example_runs(
 ) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert f'"{load_manifest().default_for("edge").name}"' in example
-    code = example.replace("http://127.0.0.1:8751", end_process.url).replace("http://127.0.0.1:8752", edge_process.url)
+    code = example.replace("http://127.0.0.1:8071", end_process.url).replace("http://127.0.0.1:8072", edge_process.url)
     await asyncio.to_thread(exec, compile(code, "end-node.md", "exec"), {})
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("coarse end-1 [")

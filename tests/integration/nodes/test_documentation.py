@@ -19,7 +19,7 @@ MEASURING = ("end_node.node", "scheduler.measures", "tierkit.metrics", "tierkit.
 async def test_the_example_of_the_protocol_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "protocol.md").read_text(), re.DOTALL)
     async with service_process(["-m", "cloud_node", "--port", "0"], ready_file=tmp_path / "ready") as node:
-        code = example.replace("127.0.0.1:8752", node.url.removeprefix("http://"))
+        code = example.replace("127.0.0.1:8072", node.url.removeprefix("http://"))
         assert code != example
         await asyncio.to_thread(exec, compile(code, "protocol.md", "exec"), {})
     printed = capsys.readouterr().out
