@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,12 +15,15 @@ from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
 from terrace.options import DEFAULT_PORT, Untrusted
 from terrace.stoppable import run_stoppable
+from tierkit.errors import DeadlineExceeded, SetupError
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch, local_plan, read_fleet_file
 from tierkit.types import Tier
 
 __all__ = ["app", "trusted_tiers"]
 
 app = typer.Typer(add_completion=False)
+
+_JOIN_BUDGET_S = 10.0
 
 
 @app.command()
@@ -79,6 +83,10 @@ async def _run(plan: FleetPlan, *, raw: bool) -> int:
 
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
         async with launch(plan, Path(folder), on_line=show_line, on_exit=show_exit) as fleet:
+            if plan.scheduler is not None:
+                # Whoever reads the greeting may use the fleet. A node that fails meanwhile has been told of.
+                with suppress(DeadlineExceeded, SetupError):
+                    await fleet.join(budget_s=_JOIN_BUDGET_S)
             notes.print(_greeting(fleet), soft_wrap=True)
             while fleet.alive:
                 fleet.changed.clear()
