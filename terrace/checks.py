@@ -86,17 +86,17 @@ def check_installation() -> Iterator[Check]:
     )
 
 
-def check_weights() -> Iterator[Check]:
-    """Whether each network of the manifest is there, byte for byte."""
+def check_weights(folder: Path | None = None) -> Iterator[Check]:
+    """Whether each network of the manifest is there, byte for byte; in the bundled folder unless given."""
     group = "models"
     try:
-        manifest = load_manifest()
+        manifest = load_manifest(folder)
     except SetupError as exc:
         yield Check(group=group, name="manifest", verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
         return
     for entry in manifest.models:
         try:
-            verify_file(entry, weights_folder())
+            verify_file(entry, folder or weights_folder())
             detail = f"{entry.size_bytes / 1e6:.1f} MB, sha256 {entry.sha256[:12]}…"
             yield Check(group=group, name=entry.name, verdict=Verdict.OK, detail=detail)
         except SetupError as exc:

@@ -1,0 +1,149 @@
+"""What the doctor finds, and what it advises."""
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from anyio import to_thread
+from starlette.applications import Starlette
+
+from models.manifest import MANIFEST_NAME, weights_folder
+from terrace import __version__
+from terrace.checks import Check, Verdict, check_data, check_fleet, check_installation, check_port, check_weights
+from tierkit.client import Client, Device
+from tierkit.errors import TerraceError, UpstreamError, UpstreamUnavailable
+from tierkit.testing import serve_app
+from tierkit.types import Health, Tier
+
+
+class FakeClient:
+    """Says what a scheduler would."""
+
+    url = "http://scheduler:8070"
+
+    def __init__(self, *devices: Device, error: TerraceError | None = None) -> None:
+        self._devices = devices
+        self._error = error
+
+    def info(self) -> dict[str, Any]:
+        if self._error:
+            raise self._error
+        return {"version": __version__}
+
+    def devices(self) -> tuple[Device, ...]:
+        return self._devices
+
+
+def examine(*devices: Device, error: TerraceError | None = None, asked_for: bool = True) -> dict[str, Check]:
+    client = cast(Client, FakeClient(*devices, error=error))
+    return {check.name: check for check in check_fleet(client, asked_for=asked_for)}
+
+
+@pytest.fixture
+def closed_url() -> Iterator[str]:
+    """Where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+DEVICE = Device(node_id="end-1", tier=Tier.END, url="http://127.0.0.1:1", health=Health.ALIVE, version=__version__)
+
+
+async def test_a_healthy_node() -> None:
+    async with serve_app(Starlette()) as service:
+        device = replace(DEVICE, url=service.url)
+        found = await to_thread.run_sync(examine, device)
+        older = await to_thread.run_sync(examine, replace(device, version="0.0.1"))
+    assert {check.verdict for check in found.values()} == {Verdict.OK}
+    assert older["end-1"].verdict is Verdict.NOTE
+    assert "same version" in older["end-1"].advice
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "words"),
+    [
+        ({"health": Health.DEAD, "silent_s": 4.2}, Verdict.FAIL, "dead, silent for 4.2 s"),
+        ({"health": Health.SUSPECT}, Verdict.FAIL, "suspect"),
+        ({"health": Health.DRAINING}, Verdict.NOTE, "draining"),
+    ],
+)
+def test_a_node_that_the_scheduler_doubts(change: dict[str, Any], verdict: Verdict, words: str) -> None:
+    check = examine(replace(DEVICE, **change))["end-1"]
+    assert check.verdict is verdict
+    assert words in check.detail
+
+
+def test_a_node_that_cannot_be_reached_from_here(closed_url: str) -> None:
+    check = examine(replace(DEVICE, url=closed_url))["end-1"]
+    assert check.verdict is Verdict.FAIL
+    assert "cannot be reached from here (ConnectError)" in check.detail
+    assert "--advertise-url" in check.advice
+
+
+def test_without_an_end_node_nothing_runs() -> None:
+    check = examine()["end nodes"]
+    assert check.verdict is Verdict.FAIL
+    assert check.advice == "start one: terrace end --scheduler http://scheduler:8070"
+
+
+@pytest.mark.parametrize(("asked_for", "verdict"), [(True, Verdict.FAIL), (False, Verdict.NOTE)])
+def test_no_scheduler_is_a_fault_only_where_one_was_named(asked_for: bool, verdict: Verdict) -> None:
+    check = examine(error=UpstreamUnavailable("x"), asked_for=asked_for)["scheduler"]
+    assert check.verdict is verdict
+    assert "terrace up" in check.advice
+
+
+def test_another_service_at_that_address() -> None:
+    check = examine(error=UpstreamError("http://a:1 answered 404, and not as a Terrace scheduler does"))["scheduler"]
+    assert check.verdict is Verdict.FAIL
+    assert "404" in check.detail
+
+
+@pytest.mark.parametrize(("expect_scheduler", "verdict"), [(False, Verdict.FAIL), (True, Verdict.OK)])
+def test_a_port_in_use(expect_scheduler: bool, verdict: Verdict) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (check,) = check_port(taken.getsockname()[1], expect_scheduler=expect_scheduler)
+    assert check.verdict is verdict
+
+
+def test_a_free_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    (check,) = check_port(port, expect_scheduler=False)
+    assert check.verdict is Verdict.OK
+
+
+def verdicts(found: Iterator[Check]) -> dict[str, Verdict]:
+    return {check.name: check.verdict for check in found}
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [damage, Path.unlink], ids=["one bit", "missing"])
+def test_weights_that_are_not_those_of_the_manifest(harm: Callable[[Path], None], tmp_path: Path) -> None:
+    before = verdicts(check_weights())
+    assert set(before.values()) == {Verdict.OK}
+    for source in weights_folder().iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    victim = next(path for path in tmp_path.iterdir() if path.name != MANIFEST_NAME)
+    harm(victim)
+    after = list(check_weights(tmp_path))
+    assert [check.verdict for check in after].count(Verdict.FAIL) == 1
+    assert any(str(victim) in check.detail for check in after)
+
+
+def test_the_installation_and_the_sample_are_as_they_should_be() -> None:
+    assert set(verdicts(check_installation()).values()) == {Verdict.OK}
+    assert verdicts(check_data(None)) == {"sample": Verdict.OK, "cifar100": Verdict.NOTE}
+
+
+def test_a_data_folder_without_data(tmp_path: Path) -> None:
+    assert verdicts(check_data(tmp_path))["cifar100"] is Verdict.FAIL
