@@ -19,6 +19,7 @@ from models.data import read_cifar100, read_sample
 from models.manifest import load_manifest, weights_folder
 from models.session import verify_file
 from terrace import __version__
+from terrace.console import node_order
 from tierkit.client import Client, Device
 from tierkit.errors import SetupError, TerraceError, UpstreamUnavailable
 from tierkit.types import Health, Tier
@@ -151,7 +152,7 @@ def check_fleet(client: Client, *, asked_for: bool) -> Iterator[Check]:
     group = "fleet"
     try:
         info = client.info()
-        devices = client.devices()
+        devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     except UpstreamUnavailable:
         verdict = Verdict.FAIL if asked_for else Verdict.NOTE
         advice = "start a fleet with 'terrace up', or name another scheduler with --scheduler"

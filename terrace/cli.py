@@ -41,7 +41,7 @@ _COMMANDS = {
     "classify": _Command("terrace.commands.classify:app", "Classify files, folders, zips and arrays.", _USE),
     "jobs": _Command("terrace.commands.jobs:app", "List, follow, read and cancel jobs.", _USE),
     "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),
-    "models": _Command("terrace.commands.models:app", "The networks: list, check, measure.", _USE),
+    "models": _Command("terrace.commands.models:app", "The networks: list, check, measure, make.", _USE),
     "bench": _Command("terrace.commands.bench:app", "Measure latency and throughput under load.", _USE),
     "scheduler": _Command("scheduler.__main__:run", "Takes jobs, keeps the device list, spreads the work.", _SERVE),
     "end": _Command("end_node.__main__:run", "The coarse answer, next to where images arise.", _SERVE),

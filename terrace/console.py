@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -13,7 +14,17 @@ from rich.text import Text
 
 from tierkit.types import Health, Tier
 
-__all__ = ["TIER_STYLES", "health_text", "milliseconds", "percent", "plain_table", "print_json", "screen", "tier_text"]
+__all__ = [
+    "TIER_STYLES",
+    "health_text",
+    "milliseconds",
+    "node_order",
+    "percent",
+    "plain_table",
+    "print_json",
+    "screen",
+    "tier_text",
+]
 
 TIER_STYLES: dict[str, str] = {
     "scheduler": "bold",
@@ -46,6 +57,12 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 def tier_text(text: str, tier: str) -> Text:
     """Text in the colour of its tier."""
     return Text(text, style=TIER_STYLES.get(tier, ""))
+
+
+def node_order(tier: Tier, node_id: str) -> tuple[int, list[tuple[str, int]]]:
+    """Sorts nodes as people count them: from the end up, and end-2 before end-10."""
+    parts = re.findall(r"(\D*)(\d*)", node_id)
+    return list(Tier).index(tier), [(text, int(number or 0)) for text, number in parts]
 
 
 def health_text(health: Health) -> Text:

@@ -6,14 +6,13 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from terrace.console import milliseconds, percent, plain_table, tier_text
+from terrace.console import milliseconds, node_order, percent, plain_table, tier_text
 from tierkit.client import Job, JobState
 from tierkit.types import Scheme, Tier
 
 __all__ = ["headline", "job_summary", "mapping_line"]
 
 _STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.CANCELLED: "yellow"}
-_TIER_ORDER = list(Tier)
 
 
 def job_summary(job: Job) -> RenderableType:
@@ -85,7 +84,7 @@ def _answers(job: Job) -> RenderableType:
 
 def _shares(job: Job) -> RenderableType:
     table = plain_table("node", "tier", "coarse", "fine", "share", right=("coarse", "fine", "share"))
-    shares = sorted(job.by_node.items(), key=lambda item: (_TIER_ORDER.index(item[1].tier), item[0]))
+    shares = sorted(job.by_node.items(), key=lambda item: node_order(item[1].tier, item[0]))
     for node_id, share in shares:
         done, total = (
             (share.coarse_images, job.answered_coarse)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from terrace.console import health_text, plain_table, print_json, screen, tier_text
+from terrace.console import health_text, node_order, plain_table, print_json, screen, tier_text
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
 
 __all__ = ["app"]
@@ -20,7 +20,7 @@ NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", s
 def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
     """The nodes that the scheduler knows, and what it thinks of them."""
     with connect(scheduler) as client:
-        devices = client.devices()
+        devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     if json:
         print_json({"devices": devices})
         return

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from models.data import ImageSet
-from terrace.console import milliseconds, percent
+from terrace.console import milliseconds, node_order, percent
 from terrace.demo_screen import DemoScreen
 from terrace.report import job_summary
 from tierkit.client import CoarseAnswer, CoarseResults, FineAnswer, FineResults, ImageResult, Job, JobState, NodeShare
@@ -107,6 +107,12 @@ def test_a_job_that_has_just_begun() -> None:
     )
     assert "queued: no node" in text
     assert "-" in text
+
+
+def test_nodes_are_counted_as_people_do() -> None:
+    nodes = [(Tier.CLOUD, "cloud-1"), (Tier.END, "end-10"), (Tier.END, "end-2"), (Tier.EDGE, "a"), (Tier.END, "end")]
+    found = [name for _, name in sorted(nodes, key=lambda node: node_order(*node))]
+    assert found == ["end", "end-2", "end-10", "a", "cloud-1"]
 
 
 def test_numbers() -> None:
