@@ -15,15 +15,14 @@ from tierkit.asgi import cancelled_on_disconnect, read_body
 from tierkit.errors import InvalidInput
 from tierkit.logs import current_request_id
 from tierkit.model import Array
-from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
-from tierkit.oip_server.infer import budget_s
+from tierkit.oip import InferRequest, Limits
+from tierkit.oip_server.request import budget_s, read_request
 from tierkit.protocol import UPSTREAM_HEADER, ErrorEvent, TaskEvent
 
 __all__ = ["TaskEndpoint"]
 
 log = logging.getLogger(__name__)
 
-_BINARY = BINARY_HEADER.lower().encode()
 _UPSTREAM = UPSTREAM_HEADER.lower().encode()
 _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -48,11 +47,8 @@ class TaskEndpoint:
             # Before the body is read: a node that is full says so at once.
             self._node.default_runner.check_room()
             body = await read_body(receive)
-            request = decode_request(
-                body,
-                parse_header_length(_text(headers, _BINARY)),
-                limits=self._limits,
-                raw_input=self._node.default_runner.model.inputs[0],
+            request = read_request(
+                headers, body, limits=self._limits, raw_input=self._node.default_runner.model.inputs[0]
             )
             budget = budget_s(headers, request)
             task = Task(

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 
 from starlette.types import Receive, Scope, Send
 
 from tierkit.asgi import cancelled_on_disconnect, read_body
-from tierkit.errors import InvalidInput, UnsupportedMedia
 from tierkit.metrics import ModelMetrics
 from tierkit.oip import (
-    BINARY_HEADER,
     Chunks,
-    InferRequest,
     InferResponse,
     Limits,
     RequestedOutput,
     Tensor,
-    decode_request,
     encode_response,
-    parse_header_length,
 )
 from tierkit.oip_server.classification import best_classes
 from tierkit.oip_server.lookup import Models
-from tierkit.protocol import BUDGET_HEADER
+from tierkit.oip_server.request import budget_s, read_request
 from tierkit.runner import ModelRunner, RunResult
 
-__all__ = ["InferEndpoint", "budget_s"]
-
-_BINARY = BINARY_HEADER.lower().encode()
-_BUDGET = BUDGET_HEADER.lower().encode()
+__all__ = ["InferEndpoint"]
 
 
 class InferEndpoint:
@@ -68,7 +59,8 @@ class InferEndpoint:
     async def _answer(
         self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], receive: Receive
     ) -> tuple[RunResult, Chunks, dict[str, str]]:
-        request = self._decode(runner, body, headers)
+        inputs = runner.model.inputs
+        request = read_request(headers, body, limits=self._limits, raw_input=inputs[0] if len(inputs) == 1 else None)
         wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
         async with cancelled_on_disconnect(receive):
             result = await runner.infer(
@@ -88,41 +80,3 @@ class InferEndpoint:
             result,
             *encode_response(InferResponse(model.name, model.version, tuple(tensors), request.id), binary=binary),
         )
-
-    def _decode(self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes]) -> InferRequest:
-        coding = headers.get(b"content-encoding", b"identity")
-        if coding != b"identity":
-            raise UnsupportedMedia(f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed")
-        length = headers.get(_BINARY)
-        inputs = runner.model.inputs
-        return decode_request(
-            body,
-            parse_header_length(None if length is None else length.decode("latin-1")),
-            limits=self._limits,
-            raw_input=inputs[0] if len(inputs) == 1 else None,
-        )
-
-
-def budget_s(headers: Mapping[bytes, bytes], request: InferRequest) -> float | None:
-    """Seconds within which the answer is of use: the header `BUDGET_HEADER` (milliseconds) or the request parameter
-    `timeout` of Triton's clients (microseconds), the shorter where both are given; None without either.
-
-    Raises:
-        InvalidInput: not a number, or negative.
-    """
-    budgets: list[float] = []
-    if (header := headers.get(_BUDGET)) is not None:
-        budgets.append(_number(header.decode("latin-1"), BUDGET_HEADER) / 1e3)
-    if (timeout := request.parameters.get("timeout", 0)) != 0:  # 0 is what Triton's clients send for "none"
-        budgets.append(_number(timeout, "the parameter timeout") / 1e6)
-    return min(budgets, default=None)
-
-
-def _number(value: str | float | bool, what: str) -> float:
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        number = math.nan
-    if not 0 <= number < math.inf or isinstance(value, bool):
-        raise InvalidInput(f"{what} must be a number of at least 0, not {str(value)[:32]!r}")
-    return number
