@@ -53,7 +53,9 @@ def headline(job: Job) -> Text:
 def mapping_line(job: Job) -> Text:
     """Which end device forwards where."""
     line = Text("mapping  ", style="dim")
-    for position, (end, upstream) in enumerate(job.mapping.items()):
+    for position, (end, upstream) in enumerate(
+        sorted(job.mapping.items(), key=lambda pair: node_order(Tier.END, pair[0]))
+    ):
         line.append(",  " if position else "")
         line.append(end, style="not dim cyan")
         line.append(f" → {upstream}", style="not dim")
