@@ -39,7 +39,7 @@ async def test_a_body_longer_than_its_content_length(running: Any) -> None:
 
 @pytest.mark.parametrize("length", [2**31, 10**18])
 async def test_a_content_length_beyond_the_limit(running: Any, length: int) -> None:
-    answer = await running.exchange(request(running, length=length))
+    answer = await running.exchange(request(running, length=length), then_eof=True)
     assert answer.startswith(b"HTTP/1.1 413 ")
     await assert_serves(running)
 
@@ -63,7 +63,7 @@ async def test_an_upload_that_stalls(start_node: Any) -> None:
 async def test_a_body_beyond_the_limit_in_chunks_without_a_length(start_node: Any) -> None:
     async with start_node(max_body_bytes=1000) as running:
         head = f"POST {running.infer_path} HTTP/1.1\r\nHost: node\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        answer = await running.exchange(head + b"400\r\n" + bytes(0x400) + b"\r\n0\r\n\r\n")
+        answer = await running.exchange(head + b"400\r\n" + bytes(0x400) + b"\r\n0\r\n\r\n", then_eof=True)
         assert answer.startswith(b"HTTP/1.1 413 ")
         await assert_serves(running)
 

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import numpy as np
 import pytest
 
-from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge
+from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge, Unavailable
 from tierkit.inference_thread import InferenceThread
 from tierkit.model import Array, TensorSpec
 from tierkit.runner import ModelRunner, RunResult
 from tierkit.statistics import BatchRecord
+from tierkit.testing import wait_for
 
 
 class Doubler:
@@ -70,9 +71,7 @@ async def busy(model: Doubler, runner: ModelRunner) -> AsyncIterator[asyncio.Tas
 
 
 async def queued(runner: ModelRunner, images: int) -> None:
-    async with asyncio.timeout(5):
-        while runner.queued_images != images:  # noqa: ASYNC110  # the runner has no event for it
-            await asyncio.sleep(0)
+    await wait_for(lambda: runner.queued_images == images, what=f"{images} images in the queue")
 
 
 async def test_one_request() -> None:
@@ -286,6 +285,32 @@ async def test_warm_up_measures_and_counts_nothing() -> None:
         assert runner.ms_per_image > 0
         assert runner.images_done == 0
     assert model.batches == [1, 1, 50, 50]
+
+
+async def test_the_check_runs_the_model_when_nothing_else_has_shown_that_it_works() -> None:
+    model = Doubler()
+    async with ModelRunner(model) as runner:
+        await runner.check()
+        await runner.check()
+        assert model.batches == [1]
+        async with busy(model, runner):
+            await runner.check()  # it would wait for ever if it queued behind the batch under way
+            assert runner.queued_images == 0
+
+
+async def test_the_check_finds_a_model_that_fails_or_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Doubler):
+        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            raise OSError("the device is gone")
+
+    async with ModelRunner(Broken()) as runner:
+        with pytest.raises(OSError, match="the device is gone"):
+            await runner.check()
+    monkeypatch.setattr("tierkit.runner._STALL_S", 0.0)
+    model = Doubler()
+    async with ModelRunner(model) as runner, busy(model, runner):
+        with pytest.raises(Unavailable, match="one batch for over"):
+            await runner.check()
 
 
 async def test_statistics_add_up() -> None:
