@@ -13,8 +13,9 @@ import httpx
 from pydantic import ValidationError
 
 from scheduler.inputs import Pixels
-from tierkit.errors import Overloaded, UpstreamError, UpstreamUnavailable
-from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.errors import Overloaded, UpstreamError
+from tierkit.http_client import calling
+from tierkit.oip import Chunks, InferRequest, Tensor, encode_request
 from tierkit.protocol import (
     BUDGET_HEADER,
     REQUEST_ID_HEADER,
@@ -32,6 +33,7 @@ from tierkit.protocol import (
 __all__ = ["Order", "send_task"]
 
 _MAX_LINE_BYTES = 256 * 1024
+_MAX_REFUSAL_BYTES = 1000
 _NDJSON = "application/x-ndjson"
 
 
@@ -62,49 +64,47 @@ async def send_task(
         Overloaded: the device takes no work now; `retry_after_s` is what it asks for.
         UpstreamError: an error, or no proper answer.
     """
-    try:
-        async with http.stream(
-            "POST", f"{order.url}/v1/tasks/{order.task_id}", content=_chunks(order), headers=_headers(order, budget_s)
-        ) as response:
-            if response.status_code != 200:
-                raise await _refusal(response, order)
-            if response.headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
-                raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
-            expected = _Expected(order)
-            async for line in _lines(response, order.node_id):
-                if expected.complete:
-                    return  # it goes on after the end; leaving closes the connection
-                yield expected.check(line), line
-    except httpx.TransportError as exc:
-        raise UpstreamUnavailable(f"{order.node_id}: {str(exc) or type(exc).__name__}") from exc
-    if not expected.complete:
-        raise UpstreamError(f"{order.node_id} broke off its answer after {expected.stage}")
-
-
-def _headers(order: Order, budget_s: float) -> dict[str, str]:
+    # Views of the mapped input file go down to the transport as they are.
+    chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),), id=order.request_id))
     headers = {
+        **headers,
         REQUEST_ID_HEADER: order.request_id,
         BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
-        **encode_request(_request(order))[1],
+        "Accept-Encoding": "identity",
     }
     if order.upstreams:
         headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
-    return headers
+    url = f"{order.url}/v1/tasks/{order.task_id}"
+    async with (
+        calling(order.node_id, budget_s=None),
+        http.stream("POST", url, content=_stream(chunks), headers=headers) as response,
+    ):
+        if response.status_code != 200:
+            raise await _refusal(response, order)
+        if response.headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
+            raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
+        expected = _Expected(order)
+        async for line in _lines(response, order.node_id):
+            if expected.complete:
+                return  # it goes on after the end; leaving closes the connection
+            yield expected.check(line), line
+        if not expected.complete:
+            raise UpstreamError(f"{order.node_id} broke off its answer after {expected.stage}")
 
 
-def _request(order: Order) -> InferRequest:
-    return InferRequest(inputs=(Tensor("images", order.pixels),), id=order.request_id)
-
-
-async def _chunks(order: Order) -> AsyncIterator[bytes]:
-    # Views of the mapped input file go down to the transport as they are.
-    for chunk in encode_request(_request(order))[0]:
+async def _stream(chunks: Chunks) -> AsyncIterator[bytes]:
+    for chunk in chunks:
         yield chunk  # type: ignore[misc]  # httpx says bytes; all that it does with them works on views
 
 
 async def _refusal(response: httpx.Response, order: Order) -> Exception:
-    body = (await response.aread())[:1000]
-    message = f"{order.node_id} answered {response.status_code}: {body.decode('utf-8', 'replace')}"
+    body = b""
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > _MAX_REFUSAL_BYTES:
+            break
+    said = body[:_MAX_REFUSAL_BYTES].decode("utf-8", "replace")
+    message = f"{order.node_id} answered {response.status_code}: {said}"
     if response.status_code == 503:
         try:
             wait_s = float(response.headers.get("retry-after", "1"))

@@ -73,9 +73,6 @@ class SchedulerSettings(ServiceSettings):
     coarse_timeout_s: PositiveFloat = 30.0
     """Seconds in which an end device must give the coarse answer; a slower attempt is made again on another device."""
 
-    connect_timeout_s: PositiveFloat = 2.0
-    """Seconds in which an end device must accept a connection."""
-
     max_attempts: Annotated[int, Field(ge=1, le=5)] = 5
     """Attempts that may fail before a task is given up."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from typing import Any
 
-from sqlalchemy import event, func, insert, select
+from sqlalchemy import event, func, insert, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -27,9 +29,10 @@ async def open_database(url: str) -> AsyncEngine:
         engine = create_async_engine(url)
     except (ArgumentError, ImportError) as exc:
         raise SetupError(f"the database URL {url!r} cannot be used: {exc}") from exc
+    where = make_url(url).render_as_string(hide_password=True)
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _tune_sqlite)
-    where = make_url(url).render_as_string(hide_password=True)
+        await asyncio.to_thread(_probe_sqlite, engine.url.database, where)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
@@ -57,13 +60,23 @@ def plain_reason(exc: SQLAlchemyError) -> str:
 async def _check_version(connection: AsyncConnection, where: str) -> None:
     found = await connection.scalar(select(properties.c.value).where(properties.c.name == "schema_version"))
     if found is None:
-        # Writing here also shows at start, not at the first job, that the database is read-only.
         await connection.execute(insert(properties).values(name="schema_version", value=str(SCHEMA_VERSION)))
     elif int(found) > SCHEMA_VERSION:
         raise SetupError(
             f"the database {where} was made by a newer Terrace (schema {found}, this one knows {SCHEMA_VERSION}): "
             "update Terrace or use another --state folder"
         )
+    # Writing something shows at start, and not at the first job, that the database is read-only.
+    await connection.execute(update(properties).values(value=properties.c.value))
+
+
+def _probe_sqlite(path: str | None, where: str) -> None:
+    # A connection that cannot be opened leaves the asynchronous driver's thread behind, which complains on standard
+    # error when the event loop has gone; this one leaves nothing.
+    try:
+        sqlite3.connect(path or ":memory:", uri=(path or "").startswith("file:")).close()
+    except sqlite3.Error as exc:
+        raise SetupError(f"the database {where} cannot be opened for writing: {exc}") from exc
 
 
 def _tune_sqlite(connection: Any, record: object) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -58,7 +60,7 @@ async def test_without_an_upper_node_the_coarse_answer_stands(kit, settings):
     assert results[0]["fine"] is None
 
 
-WRONG = {
+WRONG: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "garbage": lambda lines: ["{not json", *lines],
     "another task": lambda lines: [{**lines[0], "task_id": "other-0"}],
     "too few labels": lambda lines: [{**lines[0], "labels": lines[0]["labels"][1:]}],
@@ -74,6 +76,7 @@ WRONG = {
     "another kind of answer": lambda lines: PlainTextResponse("hello"),
     "500": lambda lines: PlainTextResponse("broken", status_code=500),
     "404": lambda lines: PlainTextResponse("what?", status_code=404),
+    "an endless refusal": lambda lines: StreamingResponse(iter([b"x" * 65536] * 100), status_code=500),
     "an endless line": lambda lines: StreamingResponse(iter([b"x" * 65536] * 100), media_type="application/x-ndjson"),
 }
 
@@ -99,13 +102,26 @@ async def test_a_device_that_answers_nonsense_is_believed_nothing(kit, scheduler
         assert sorted(indices) == list(range(200))
 
 
-async def test_a_refused_connection_makes_a_device_suspect_and_moves_its_task(kit, scheduler):
-    await scheduler.register("end-0", "end", url="http://127.0.0.1:9")
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid", "http://[", "http://"])
+async def test_a_device_that_cannot_be_reached_loses_its_task_to_another(kit, scheduler, url):
+    await scheduler.register("end-0", "end", url=url)
     async with kit.end(scheduler, "end-1"):
         job = await scheduler.submit(kit.images(100), scheme="end")
         assert counts(await scheduler.finished(job["id"])) == ("completed", 100, 0, 0, 0)
-        devices = (await scheduler.http.get("/v1/devices")).json()["devices"]
-        assert devices[0]["health"] != "alive"
+
+
+async def test_a_refused_connection_makes_a_device_suspect_until_its_next_heartbeat(kit, scheduler):
+    incarnation = await scheduler.register("end-0", "end", url="http://127.0.0.1:9")
+    job = await scheduler.submit(kit.images(50), scheme="end", deadline_s=2)
+    await wait_for(lambda: says(scheduler, job, "end-0: end-0 cannot be reached"), what="the accusation")
+    assert await health(scheduler) == "suspect"
+    await scheduler.http.delete(f"/v1/jobs/{job['id']}")
+    await scheduler.beat("end-0", incarnation)
+    assert await health(scheduler) == "alive"
+
+
+async def health(scheduler) -> str:
+    return str((await scheduler.http.get("/v1/devices")).json()["devices"][0]["health"])
 
 
 async def test_a_silent_device_loses_its_tasks_when_its_lease_runs_out(kit, scheduler):
@@ -167,7 +183,7 @@ async def test_a_device_that_says_not_now_is_left_alone_and_blamed_for_nothing(k
         assert refusals == 9
 
 
-async def always_broken(end, task_id, upstreams, lines):
+async def always_broken(end, task_id, upstreams, lines) -> PlainTextResponse:
     return PlainTextResponse("broken", status_code=500)
 
 
@@ -271,6 +287,10 @@ async def says(scheduler, job, words: str) -> bool:
     return words in (await scheduler.job(job["id"]))["reason"]
 
 
+async def has(scheduler, job, wanted: tuple[str, int, int, int, int]) -> bool:
+    return counts(await scheduler.job(job["id"])) == wanted
+
+
 async def test_a_waiting_job_goes_on_when_a_device_comes(kit, scheduler):
     job = await scheduler.submit(kit.images(120), scheme="end")
     await wait_for(lambda: says(scheduler, job, "waiting for an end device"), what="the reason")
@@ -282,8 +302,7 @@ async def test_waiting_for_an_upper_node_gives_the_coarse_answers_at_once_and_th
     async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0"):
         job = await scheduler.submit(kit.images(120), on_upstream_loss="wait")
         await wait_for(lambda: says(scheduler, job, "waiting for an upper node (all coarse"), what="the reason")
-        view = await scheduler.job(job["id"])
-        assert counts(view) == ("running", 120, 0, 0, 0)
+        await wait_for(lambda: has(scheduler, job, ("running", 120, 0, 0, 0)), what="all coarse answers")
         async with kit.uppers(scheduler, "edge-0"):
             events = await scheduler.events(job["id"])
     assert counts(events[-1][2]) == ("completed", 120, 120, 0, 0)
@@ -361,7 +380,7 @@ async def test_a_device_that_swallows_the_connection_is_passed_over(kit, setting
 
 async def test_a_device_that_trickles_bytes_does_not_hold_a_task(kit, settings):
     async def trickle(end, task_id, upstreams, lines):
-        async def drops():
+        async def drops() -> AsyncIterator[bytes]:
             yield json.dumps(lines[0]).encode()[:40]
             await asyncio.Event().wait()
 

@@ -1,0 +1,85 @@
+"""Counts, accuracies and latencies of a job."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler.progress import Progress
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent
+from tierkit.types import Tier
+
+PARENTS = np.array([0, 0, 1, 1], np.int32)  # four fine classes, two superclasses
+
+
+def coarse(labels: tuple[int, ...], node: str = "end-0") -> CoarseEvent:
+    return CoarseEvent(
+        task_id="t",
+        node_id=node,
+        model="m",
+        labels=labels,
+        confidences=(0.5,) * len(labels),
+        queue_ms=0,
+        compute_ms=0,
+    )
+
+
+def fine(labels: tuple[int, ...], coarse_labels: tuple[int, ...], node: str = "edge-0") -> FineEvent:
+    sure = (0.5,) * len(labels)
+    return FineEvent(
+        task_id="t",
+        node_id=node,
+        tier=Tier.EDGE,
+        model="m",
+        labels=labels,
+        confidences=sure,
+        coarse_labels=coarse_labels,
+        coarse_confidences=sure,
+        round_trip_ms=1,
+    )
+
+
+def test_accuracies_count_answered_images_with_a_known_class():
+    progress = Progress(np.array([0, 1, 2, 3, -1, 2], np.int32), PARENTS)
+    progress.add(coarse((0, 1, 1)), kind="coarse", ms=1, first_image=0, images=3)
+    progress.add(coarse((1, 0, 0)), kind="coarse", ms=1, first_image=3, images=3)
+    progress.add(fine((0, 0, 2), (0, 0, 0)), kind="fine", ms=1, first_image=0, images=3)
+    summary = progress.summary()
+    assert summary["coarse_accuracy"] == pytest.approx(3 / 5)  # right: images 0, 2, 3; the class of 4 is unknown
+    assert summary["fine_accuracy"] == pytest.approx(2 / 3)
+    assert summary["coarse_from_fine_accuracy"] == pytest.approx(2 / 3)
+    assert (summary["answered_coarse"], summary["answered_fine"]) == (6, 3)
+
+
+def test_without_labels_there_is_no_accuracy():
+    progress = Progress(None, PARENTS)
+    progress.add(coarse((0,)), kind="coarse", ms=1, first_image=0, images=1)
+    summary = progress.summary()
+    assert summary["coarse_accuracy"] is summary["fine_accuracy"] is summary["coarse_from_fine_accuracy"] is None
+
+
+def test_latencies_are_per_image():
+    progress = Progress(None, PARENTS)
+    assert progress.summary()["coarse_p50_ms"] is None
+    progress.add(coarse((0,) * 98), kind="coarse", ms=10.0, first_image=0, images=98)
+    progress.add(coarse((0,) * 2), kind="coarse", ms=500.0, first_image=98, images=2)
+    assert progress.summary()["coarse_p50_ms"] == 10.0
+    assert progress.summary()["coarse_p99_ms"] == 500.0
+    assert progress.summary()["fine_p50_ms"] is None
+
+
+def test_shares_by_node_and_what_is_missing():
+    progress = Progress(None, PARENTS)
+    progress.add(coarse((0, 0), "end-1"), kind="coarse", ms=1, first_image=0, images=2)
+    progress.add(coarse((0,), "end-0"), kind="coarse", ms=1, first_image=2, images=1)
+    progress.add(fine((0, 0), (0, 0)), kind="fine", ms=1, first_image=0, images=2)
+    fallback = FallbackEvent(task_id="t", reason="deadline", detail="late", tried=())
+    progress.add(fallback, kind="fallback", ms=1, first_image=2, images=1)
+    progress.add(ErrorEvent(task_id="t", error="no"), kind="failed", ms=1, first_image=3, images=5)
+    summary = progress.summary()
+    assert summary["by_node"] == {
+        "edge-0": {"tier": "edge", "coarse_images": 0, "fine_images": 2},
+        "end-0": {"tier": "end", "coarse_images": 1, "fine_images": 0},
+        "end-1": {"tier": "end", "coarse_images": 2, "fine_images": 0},
+    }
+    assert (summary["fallback"], summary["failed_images"]) == (1, 5)

@@ -1,0 +1,281 @@
+"""The database: jobs and answers, group commit, refusals, schema versions."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import event, select, update
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from scheduler.policy import JobPolicy
+from scheduler.store.commit import GroupCommit, Result
+from scheduler.store.database import last_seq, open_database, plain_reason
+from scheduler.store.jobs import ImageFacts, JobStore, NewJob, new_job_id
+from scheduler.store.tables import properties
+from scheduler.work import Answer
+from tierkit.errors import Conflict, NotFound, SetupError, Unavailable
+from tierkit.protocol import CoarseEvent
+from tierkit.types import Scheme
+
+
+class Store:
+    """A database with its writer running."""
+
+    def __init__(self, engine: AsyncEngine, commit: GroupCommit) -> None:
+        self.engine = engine
+        self.commit = commit
+        self.jobs = JobStore(engine, commit)
+        self.announced: list[list[int]] = []
+        commit.on_commit = lambda group: self.announced.append([seq for seq, _ in group])
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[Store]:
+    engine = await open_database(f"sqlite+aiosqlite:///{path}")
+    commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
+    writer = asyncio.create_task(commit.run())
+    try:
+        yield Store(engine, commit)
+    finally:
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+        await engine.dispose()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with opened(tmp_path / "jobs.db") as store:
+        yield store
+
+
+def new_job(*, images: int = 120, key: str | None = None, facts: ImageFacts | None = None) -> NewJob:
+    policy = JobPolicy(scheme=Scheme.END, deadline_s=10, task_deadline_s=5, name="a job")
+    now = time.time()
+    return NewJob(
+        policy=policy,
+        images=images,
+        input_sha256="0" * 64,
+        facts=facts or ImageFacts(),
+        idempotency_key=key,
+        fingerprint="f",
+        created_at=now,
+        deadline_at=now + 10,
+    )
+
+
+def answer(task: int, stage: str = "coarse") -> Answer:
+    coarse = CoarseEvent(
+        task_id=f"t-{task}", node_id="end-0", model="m", labels=(1,), confidences=(0.5,), queue_ms=0, compute_ms=1
+    )
+    line = coarse.model_dump_json()
+    return Answer(
+        task=task,
+        first_image=50 * task,
+        images=50,
+        stage=stage,
+        kind="coarse",
+        ms=1.5,
+        request_id="r",
+        event=coarse,
+        line=line,
+    )
+
+
+async def test_a_job_comes_back_as_it_was_stored(store):
+    facts = ImageFacts(
+        labels=np.array([3, -1] * 60, np.int32), names=["ü.png", None] * 60, resized={7: (40, 50), 8: (1, 2)}
+    )
+    job = await store.jobs.add(new_job(facts=facts))
+    assert (job.state, job.tasks, job.resized_images, job.policy.name) == ("queued", 3, 2, "a job")
+    found = await store.jobs.facts(job.id)
+    assert np.array_equal(found.labels, facts.labels)  # type: ignore[arg-type]
+    assert (found.names, found.resized) == (facts.names, facts.resized)
+    assert [(row.first_image, row.images) for row in await store.jobs.tasks_of(job.id)] == [
+        (0, 50),
+        (50, 50),
+        (100, 20),
+    ]
+    with pytest.raises(NotFound):
+        await store.jobs.get("none")
+
+
+async def test_answers_are_durable_numbered_and_then_announced(store):
+    job = await store.jobs.add(new_job())
+    for task in (2, 0, 1):
+        store.commit.put(Result(job_id=job.id, answer=answer(task)))
+    await store.commit.flush()
+    assert [seq for group in store.announced for seq in group] == [1, 2, 3]
+    assert [result.answer.task for result in await store.jobs.results_after(job.id, 0, limit=10)] == [2, 0, 1]
+    assert [result.seq for result in await store.jobs.results_after(job.id, 1, limit=1)] == [2]
+    assert [task async for task, answers in store.jobs.answers_by_task(job) if "coarse" in answers] == [0, 1, 2]
+    assert (await store.jobs.coarse_of(job.id, [1]))[1].event == answer(1).event
+
+
+async def test_what_queues_during_a_commit_shares_the_next_one(store):
+    job = await store.jobs.add(new_job(images=50 * 300))
+    for task in range(300):
+        store.commit.put(Result(job_id=job.id, answer=answer(task)))
+    await store.commit.flush()
+    assert sum(len(group) for group in store.announced) == 300
+    assert len(store.announced) <= 2
+
+
+async def test_numbers_go_on_after_a_restart(tmp_path):
+    async with opened(tmp_path / "x.db") as store:
+        job = await store.jobs.add(new_job())
+        store.commit.put(Result(job_id=job.id, answer=answer(0)))
+        await store.commit.flush()
+    async with opened(tmp_path / "x.db") as store:
+        store.commit.put(Result(job_id=job.id, answer=answer(1)))
+        await store.commit.flush()
+        assert store.announced == [[2]]
+
+
+async def test_the_database_itself_refuses_a_second_answer(tmp_path):
+    engine = await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+    commit = GroupCommit(engine, next_seq=1)
+    store = JobStore(engine, commit)
+    job = await store.add(new_job())
+    commit.put(Result(job_id=job.id, answer=answer(0)))
+    commit.put(Result(job_id=job.id, answer=answer(0)))
+    # The loop ends with the error, which stops the service: this can only be a bug.
+    with pytest.raises(IntegrityError):
+        await commit.run()
+    assert await store.results_after(job.id, 0, limit=10) == []
+    await engine.dispose()
+
+
+async def test_a_refused_commit_is_tried_again_and_nothing_is_announced_before(store):
+    job = await store.jobs.add(new_job())
+    refusals = 3
+
+    def refuse(connection, cursor, statement, parameters, context, many):
+        nonlocal refusals
+        if statement.startswith("INSERT INTO terrace_results") and refusals:
+            refusals -= 1
+            assert store.announced == []
+            raise sqlite3.OperationalError("disk full")
+
+    event.listen(store.engine.sync_engine, "before_cursor_execute", refuse)
+    store.commit.put(Result(job_id=job.id, answer=answer(0)))
+    await store.commit.flush()
+    assert refusals == 0
+    assert store.announced == [[1]]
+    assert store.commit.refused is None
+
+
+async def test_a_database_that_is_locked_for_a_while_only_delays(store, tmp_path):
+    job = await store.jobs.add(new_job())
+    other = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store.commit.put(Result(job_id=job.id, answer=answer(0)))
+    flushed = asyncio.create_task(store.commit.flush())
+    # Reading goes on meanwhile.
+    assert (await store.jobs.get(job.id)).state == "queued"
+    assert not flushed.done()
+    other.execute("COMMIT")
+    other.close()
+    await flushed
+    assert store.announced == [[1]]
+
+
+async def test_a_refused_submission_is_unavailable_and_leaves_nothing(store):
+    def refuse(connection, cursor, statement, parameters, context, many):
+        if statement.startswith("INSERT INTO terrace_tasks"):
+            raise sqlite3.OperationalError("disk full")
+
+    event.listen(store.engine.sync_engine, "before_cursor_execute", refuse)
+    with pytest.raises(Unavailable, match="does not accept writes now: disk full"):
+        await store.jobs.add(new_job())
+    assert await store.jobs.page(limit=10, before=None, state=None) == []
+
+
+async def test_an_idempotency_key_is_unique(store):
+    job = await store.jobs.add(new_job(key="k"))
+    with pytest.raises(Conflict, match="'k' exists"):
+        await store.jobs.add(new_job(key="k"))
+    assert (await store.jobs.by_idempotency_key("k")).id == job.id
+    assert await store.jobs.by_idempotency_key("other") is None
+
+
+async def test_changes_keep_their_place_among_the_answers(store):
+    job = await store.jobs.add(new_job())
+    store.jobs.started(job.id, 5.0)
+    store.jobs.attempt_failed(job.id, 1, 4, "it broke")
+    store.jobs.started(job.id, 9.0)
+    await store.commit.flush()
+    found = await store.jobs.get(job.id)
+    assert (found.state, found.started_at) == ("running", 5.0)
+    assert [row.failed_attempts for row in await store.jobs.tasks_of(job.id)] == [0, 4, 0]
+
+
+async def test_only_unfinished_jobs_are_taken_up_and_only_old_ones_purged(store):
+    jobs = [await store.jobs.add(new_job()) for _ in range(3)]
+    store.commit.put(Result(job_id=jobs[0].id, answer=answer(0)))
+    await store.commit.flush()
+    await store.jobs.finished(jobs[0].id, state="completed", reason="", at=100.0, summary={"answered_coarse": 50})
+    await store.jobs.finished(jobs[1].id, state="failed", reason="why", at=200.0, summary={})
+    assert [job.id for job in await store.jobs.unfinished()] == [jobs[2].id]
+    assert (await store.jobs.get(jobs[0].id)).summary == {"answered_coarse": 50}
+    assert await store.jobs.purge(150.0) == 1
+    left = [job.id for job in await store.jobs.page(limit=10, before=None, state=None)]
+    assert left == [jobs[2].id, jobs[1].id]
+    assert await store.jobs.results_after(jobs[0].id, 0, limit=10) == []
+
+
+def test_job_ids_sort_by_time():
+    ids = [new_job_id(now) for now in (1.0, 1.5, 1_700_000_000.0, 1_700_000_000.002)]
+    assert ids == sorted(ids)
+    assert {len(job_id) for job_id in ids} == {20}
+
+
+async def test_a_database_of_a_newer_terrace_is_refused(tmp_path):
+    async with opened(tmp_path / "x.db") as store, store.engine.begin() as connection:
+        await connection.execute(update(properties).values(value="99"))
+    with pytest.raises(SetupError, match=r"newer Terrace \(schema 99, this one knows 1\): update Terrace or use"):
+        await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"this is no database" * 100, "not a database"), (b"SQLite format 3\0" + bytes(50), "")]
+)
+async def test_a_damaged_database_is_refused_in_one_sentence(tmp_path, content, message):
+    (tmp_path / "x.db").write_bytes(content)
+    with pytest.raises(SetupError, match=f"cannot be opened for writing: .*{message}"):
+        await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+
+
+async def test_a_read_only_database_is_refused_at_start(tmp_path):
+    async with opened(tmp_path / "x.db"):
+        pass
+    with pytest.raises(SetupError, match="cannot be opened for writing"):
+        await open_database(f"sqlite+aiosqlite:///file:{tmp_path / 'x.db'}?mode=ro&uri=true")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite+nothing:///x", "sqlite+aiosqlite:////no/such/folder/x.db"])
+async def test_a_database_that_cannot_be_opened_is_a_setup_error(url):
+    with pytest.raises(SetupError):
+        await open_database(url)
+
+
+async def test_sqlite_keeps_a_write_ahead_log_and_full_durability(store):
+    async with store.engine.connect() as connection:
+        assert await connection.scalar(select(1)) == 1
+        raw = await connection.get_raw_connection()
+        cursor = await raw.driver_connection.execute("PRAGMA journal_mode")
+        assert (await cursor.fetchone())[0] == "wal"
+        cursor = await raw.driver_connection.execute("PRAGMA synchronous")
+        assert (await cursor.fetchone())[0] == 2
+
+
+def test_a_foreign_error_is_told_without_its_statement():
+    error = OperationalError("SELECT secret", {}, sqlite3.OperationalError("disk I/O error\nmore"))
+    assert plain_reason(error) == "disk I/O error"
