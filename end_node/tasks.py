@@ -16,7 +16,7 @@ from tierkit.errors import InvalidInput
 from tierkit.logs import current_request_id
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Limits
-from tierkit.oip_server.request import budget_s, read_request
+from tierkit.oip_server.request import announced_images, budget_s, read_request
 from tierkit.protocol import UPSTREAM_HEADER, ErrorEvent, TaskEvent
 
 __all__ = ["TaskEndpoint"]
@@ -45,7 +45,7 @@ class TaskEndpoint:
             task_id = _task_id(scope)
             upstreams = read_upstreams(_text(headers, _UPSTREAM), self._settings.allowed_upstreams)
             # Before the body is read: a node that is full says so at once.
-            self._node.default_runner.check_room()
+            self._node.default_runner.check_room(announced_images(headers, self._node.default_runner.model.inputs[0]))
             body = await read_body(receive)
             request = read_request(
                 headers, body, limits=self._limits, raw_input=self._node.default_runner.model.inputs[0]

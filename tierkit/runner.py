@@ -216,13 +216,13 @@ class ModelRunner:
             self._forget(job)
             raise
 
-    def check_room(self) -> None:
-        """Refuse early: before a request's body is read, if not even one more image has room.
+    def check_room(self, images: int = 1) -> None:
+        """Refuse early: before a request's body is read, if so many images have no room now.
 
         Raises:
-            Draining, Overloaded: as `infer`.
+            Draining, TooLarge, Overloaded: as `infer`.
         """
-        self._admit(1, None)
+        self._admit(images, None)
 
     def _check(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> int:
         """Number of images, if the request fits the model."""

@@ -19,7 +19,7 @@ from tierkit.oip import (
 )
 from tierkit.oip_server.classification import best_classes
 from tierkit.oip_server.lookup import Models
-from tierkit.oip_server.request import budget_s, read_request
+from tierkit.oip_server.request import announced_images, budget_s, read_request
 from tierkit.runner import ModelRunner, RunResult
 
 __all__ = ["InferEndpoint"]
@@ -43,9 +43,10 @@ class InferEndpoint:
         metrics = self._metrics[runner.model.name]
         body = b""
         try:
-            runner.check_room()
+            request_headers = dict(scope["headers"])
+            runner.check_room(announced_images(request_headers, runner.model.inputs[0]))
             body = await read_body(receive)
-            result, chunks, headers = await self._answer(runner, body, dict(scope["headers"]), receive)
+            result, chunks, headers = await self._answer(runner, body, request_headers, receive)
         except BaseException as exc:
             metrics.observe_request(time.perf_counter() - started, len(body), exc)
             raise

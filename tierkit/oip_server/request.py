@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from tierkit.errors import InvalidInput, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
+from tierkit.oip.datatypes import dtype_of
 from tierkit.protocol import BUDGET_HEADER
 
-__all__ = ["budget_s", "read_request"]
+__all__ = ["announced_images", "budget_s", "read_request"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 _BUDGET = BUDGET_HEADER.lower().encode()
@@ -37,6 +38,23 @@ def read_request(
         limits=limits,
         raw_input=raw_input,
     )
+
+
+def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
+    """How many images a body that has not been read yet must hold, by its headers alone; 1 where they do not tell.
+
+    Good enough to refuse by, when even so many have no room: a server that reads 150 kB only to say that it is full
+    has less time for those whom it does serve.
+
+    Args:
+        headers: of the HTTP request, names in lower case.
+        spec: the model's only input.
+    """
+    length, json_length = headers.get(b"content-length", b""), headers.get(_BINARY, b"")
+    if -1 in spec.shape[1:] or not (length.isdigit() and json_length.isdigit()):
+        return 1
+    row_bytes = math.prod(spec.shape[1:]) * dtype_of(spec.datatype).itemsize
+    return max(1, (int(length[:19]) - int(json_length[:19])) // row_bytes)
 
 
 def budget_s(headers: Mapping[bytes, bytes], request: InferRequest) -> float | None:

@@ -145,6 +145,22 @@ async def test_a_full_queue_answers_503_at_once_and_health_stays_quick(start_nod
         assert (await post(running, images)).status_code == 200
 
 
+async def test_a_batch_that_has_no_room_is_refused_before_its_body_is_sent(start_node: Any) -> None:
+    async with start_node(max_queue_images=10) as running:
+        running.model.gate.clear()
+        running_one = asyncio.create_task(post(running, running.model.images((1, 2, 3))))
+        await wait_for(running.model.entered.is_set)
+        waiting = asyncio.create_task(post(running, running.model.images(*[(1, 2, 3)] * 6)))
+        await wait_for(lambda: running.node.load().queued_images == 6)
+        body, headers = message(running.model.images(*[(4, 5, 6)] * 5))
+        head = running.post_bytes(body, headers).removesuffix(body)
+        answer = await running.exchange(head, then_eof=True)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"6 images wait, at most 10 may" in answer
+        running.model.gate.set()
+        assert (await waiting).status_code == (await running_one).status_code == 200
+
+
 async def test_a_budget_that_the_queue_has_already_spent_is_refused_early(start_node: Any) -> None:
     async with start_node() as running:
         running.model.gate.clear()
