@@ -1,0 +1,113 @@
+"""`python -m experiments.peers`: install, measure, write records, print the tables."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.peers.comparison import Stand, compare, install
+from experiments.peers.contenders import CONTENDERS, TERRACE, choose
+from experiments.peers.environments import default_folder
+from experiments.peers.processes import check_cores
+from experiments.peers.rows import Pace, rows_for
+from experiments.peers.table import as_markdown, newest_records
+from experiments.peers.visit import Cores
+from models.manifest import load_manifest, weights_folder
+from tierkit.errors import TerraceError
+
+__all__ = ["main", "run"]
+
+_QUICK = Pace(rounds=1, window_s=1.5, warmup_s=0.3, bare_s=0.3)
+_FAILED = 1
+_INTERRUPTED = 130
+
+
+def run(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help=f"Measure this one alone; may be repeated: {', '.join(c.name for c in CONTENDERS)}."
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One short round, to see that everything works.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=100, help="Rounds; a figure is their median. Default: 3.")
+    ] = None,
+    venvs: Annotated[
+        Path | None, typer.Option(help="Where the environments lie. Default: ~/.cache/terrace/peers.", file_okay=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the records and tables.", file_okay=False)] = Path("runs/peers"),
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the networks. Default: those that come with Terrace.", file_okay=False),
+    ] = None,
+    server_core: Annotated[int, typer.Option(min=0, help="Core of the servers and of the bare loop.")] = 0,
+    load_core: Annotated[int, typer.Option(min=0, help="Core of the load generator.")] = 1,
+    install_only: Annotated[bool, typer.Option("--install-only", help="Make the environments and stop.")] = False,
+    large: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Network that Terrace alone serves, beside the bare loop. Default: the edge's."
+        ),
+    ] = None,
+) -> None:
+    """Terrace's node beside other servers, one core for each side, interleaved with a bare ONNX Runtime loop.
+
+    Ctrl-C keeps what was measured. The tables are made of the newest record of each server in --out, so a server
+    can be measured again alone.
+    """
+    contenders = choose(only or [])
+    cores = Cores(server=server_core, load=load_core)
+    check_cores(cores.server, cores.load)
+    pace = _QUICK if quick else Pace()
+    if rounds is not None:
+        pace = Pace(rounds=rounds, window_s=pace.window_s, warmup_s=pace.warmup_s, bare_s=pace.bare_s)
+    folder = weights or weights_folder()
+    manifest = load_manifest(folder)
+    stands = [Stand(manifest.default_for("end"), folder, contenders, rows_for(everything=True))]
+    if TERRACE in contenders:
+        entry = manifest.entry(large) if large else manifest.default_for("edge")
+        stands.append(Stand(entry, folder, [TERRACE], rows_for(everything=False)))
+    pythons, failures = install(contenders, (venvs or default_folder()).resolve(), _announce)
+    for stand in stands:
+        stand.failures.update(failures)
+    interrupted = False
+    try:
+        if not install_only:
+            compare(stands, pace, cores, pythons, _announce)
+    except KeyboardInterrupt:
+        interrupted = True
+        _announce("stopped; what was measured is kept")
+    finally:
+        for stand in stands:
+            for record in stand.records(pace, cores, pythons):
+                _announce(f"wrote {record.write(out)}")
+    records = newest_records(out)
+    if records:
+        tables = as_markdown(records)
+        (out / "peers.md").write_text(tables)
+        sys.stdout.write(tables)
+    if interrupted:
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _announce(what: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}\n")
+
+
+def main() -> None:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(run)
+    try:
+        app()
+    except TerraceError as exc:
+        sys.stderr.write(f"experiments.peers: {exc}\n")
+        sys.exit(_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Who is compared, and how each one is started and spoken to."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tierkit.errors import InvalidInput
+
+__all__ = ["CONTENDERS", "TERRACE", "Contender", "Speech", "choose"]
+
+_SERVERS = Path(__file__).parent / "servers"
+
+Speech = Literal["raw", "oip", "base64"]
+"""What is sent: raw pixels to /predict, the Open Inference Protocol with binary tensors, or the same protocol as JSON
+with the pixels in base64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One server of the comparison."""
+
+    name: str
+    title: str
+    speech: Speech
+    command: tuple[str, ...]
+    """After the interpreter; {port}, {model} (its name) and {weights} (the folder) are filled in."""
+    requirements: tuple[str, ...] = ()
+    """What pip installs into its environment; none: it runs in Terrace's own."""
+    distribution: str
+    """Whose version is shown."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its processes."""
+    batches: str
+    """How it merges requests, for the table."""
+
+
+def _script(name: str) -> tuple[str, ...]:
+    return (str(_SERVERS / name),)
+
+
+TERRACE = Contender(
+    name="terrace",
+    title="Terrace end node",
+    speech="oip",
+    command=("-m", "end_node", "--port", "{port}", "--models", "{model}", "--weights", "{weights}", "--threads", "1"),
+    distribution="terrace",
+    batches="what waits",
+)
+
+CONTENDERS: tuple[Contender, ...] = (
+    TERRACE,
+    Contender(
+        name="fastapi",
+        title="naive FastAPI",
+        speech="raw",
+        command=_script("serve_fastapi.py"),
+        requirements=("fastapi", "uvicorn[standard]", "numpy", "onnxruntime"),
+        distribution="fastapi",
+        batches="no",
+    ),
+    Contender(
+        name="litserve",
+        title="LitServe",
+        speech="raw",
+        command=_script("serve_litserve.py"),
+        requirements=("litserve", "numpy", "onnxruntime"),
+        distribution="litserve",
+        batches="what waits",
+    ),
+    Contender(
+        name="bentoml",
+        title="BentoML",
+        speech="raw",
+        command=(
+            *("-m", "bentoml", "serve", "serve_bentoml:Classifier", "--working-dir", str(_SERVERS)),
+            *("--host", "127.0.0.1", "--port", "{port}"),
+        ),
+        requirements=("bentoml", "numpy", "onnxruntime"),
+        distribution="bentoml",
+        environment={"BENTOML_DO_NOT_TRACK": "True"},
+        batches="no (raw bodies)",
+    ),
+    Contender(
+        name="ray",
+        title="Ray Serve",
+        speech="raw",
+        command=_script("serve_ray.py"),
+        requirements=("ray[serve]", "numpy", "onnxruntime"),
+        distribution="ray",
+        environment={
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+            # These two keep its many listeners on loopback.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_enable_metrics_collection": "false",
+        },
+        batches="what waits",
+    ),
+    Contender(
+        name="pytriton",
+        title="Triton (nvidia-pytriton)",
+        speech="oip",
+        command=_script("serve_pytriton.py"),
+        requirements=("nvidia-pytriton", "numpy", "onnxruntime"),
+        distribution="nvidia-pytriton",
+        # Its Triton is linked against the interpreter's shared library and looks for it in the system's folders only.
+        environment={"LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR") or f"{sys.base_prefix}/lib")},
+        batches="what waits",
+    ),
+    Contender(
+        name="mlserver",
+        title="MLServer",
+        speech="base64",
+        command=_script("serve_mlserver.py"),
+        requirements=("mlserver", "numpy", "onnxruntime"),
+        distribution="mlserver",
+        batches="no",
+    ),
+)
+
+
+def choose(names: list[str]) -> list[Contender]:
+    """The contenders of these names, in the order of the table; all of them without any.
+
+    Raises:
+        InvalidInput: an unknown name.
+    """
+    known = [contender.name for contender in CONTENDERS]
+    for name in names:
+        if name not in known:
+            raise InvalidInput(f"no contender {name!r}: there are {', '.join(known)}")
+    return [contender for contender in CONTENDERS if not names or contender.name in names]

@@ -1,0 +1,141 @@
+"""Processes of a contender: started on one core, found again whatever they fork, measured, and all of them ended.
+
+Some servers start their workers through daemons of their own, outside of any process group. All of them inherit the
+environment, so a variable with an unguessable value tells which processes are whose. Linux only (/proc).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tierkit.errors import SetupError
+
+__all__ = ["ServerProcesses", "check_cores", "on_core", "running"]
+
+_MARK = "TERRACE_PEER_MARK"
+_GRACE_S = 5.0
+_KILL_S = 10.0
+_POLL_S = 0.05
+_LOG_LINES = 5
+
+
+def check_cores(*cores: int) -> None:
+    """See that this process may use these cores, and that they are different ones.
+
+    Raises:
+        SetupError: it may not, or this system cannot pin processes to cores.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        raise SetupError("this comparison pins processes to cores, which this system cannot do; run it on Linux")
+    available = os.sched_getaffinity(0)
+    if len(set(cores)) < len(cores) or not set(cores) <= available:
+        raise SetupError(
+            f"the server and the load need a core each of {sorted(available)}, not {' and '.join(map(str, cores))}"
+        )
+
+
+@contextlib.contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """This process, and what it starts meanwhile, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class ServerProcesses:
+    """A running server, made by `running`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str, log: Path) -> None:
+        self.process = process
+        self._mark = f"{_MARK}={mark}".encode()
+        self._log = log
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def pids(self) -> list[int]:
+        """All its processes that live now."""
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._mark in _environment(path)]
+
+    def peak_memory_bytes(self) -> int:
+        """Sum of the largest resident sizes (VmHWM) that its living processes have had. Memory that several of them
+        share counts for each."""
+        return sum(_peak_bytes(pid) for pid in self.pids())
+
+    def log_tail(self) -> str:
+        """The last lines of what it wrote, as one line."""
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return " | ".join(lines[-_LOG_LINES:])[-600:] or "it wrote nothing"
+
+    def stop(self) -> None:
+        """Ask it to end, then end all of its processes."""
+        # Every server tidies up after SIGINT, some only then (pytriton leaves shared memory after SIGTERM); started
+        # from a shell's background, it may be ignored.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if self.alive:
+                self.process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_GRACE_S)
+        deadline = time.monotonic() + _KILL_S
+        while pids := self.pids():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.poll()  # a dead child stays in /proc until it is waited for
+            if time.monotonic() > deadline:
+                raise SetupError(f"the processes {pids} do not end")
+            time.sleep(_POLL_S)
+        self.process.wait(_KILL_S)
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], environment: Mapping[str, str], *, core: int) -> Iterator[ServerProcesses]:
+    """Start a server on `core` in a folder of its own, which is also its home; on exit all of it is gone."""
+    mark = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as folder:
+        log = Path(folder, "log")
+        own = {"HOME": folder, "PEER_FOLDER": folder, "OMP_NUM_THREADS": "1", _MARK: mark}
+        with log.open("wb") as output, on_core(core):
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, **own, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is ours to handle
+            )
+        server = ServerProcesses(process, mark, log)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def _environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:  # it has ended, or is not ours
+        return b""
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,154 @@
+"""One start of one contender: cold start, right answers, every row between two runs of the bare loop, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.bench.http import Connection, ConnectionBroken, Origin, Reply
+from experiments.bench.levels import Closed, Level, Plan, measure
+from experiments.bench.report import error_text
+from experiments.bench.sweep import loop_factory
+from experiments.bench.targets import Target
+from experiments.peers.bare import Bare, BareLoop
+from experiments.peers.contenders import Contender
+from experiments.peers.processes import ServerProcesses, on_core, running
+from experiments.peers.requests import check_answer, make_target, random_images
+from experiments.peers.rows import Network, Pace, Row, RowFigures, Visit
+from tierkit.errors import SetupError
+from tierkit.model import Array
+
+__all__ = ["Cores", "environment_of", "free_port", "visit"]
+
+_START_S = 90.0
+_POLL_S = 0.02
+_REQUEST_S = 20.0
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    """Which core serves and which one sends."""
+
+    server: int
+    load: int
+
+
+def environment_of(network: Network, port: int) -> dict[str, str]:
+    """What `servers/common.py` reads."""
+    return {
+        "PEER_MODEL": str(Path(network.folder, network.file)),
+        "PEER_NAME": network.name,
+        "PEER_SHAPE": ",".join(map(str, network.shape)),
+        "PEER_PORT": str(port),
+    }
+
+
+def visit(
+    contender: Contender,
+    python: Path,
+    network: Network,
+    rows: Sequence[Row],
+    pace: Pace,
+    *,
+    cores: Cores,
+    bare: BareLoop,
+    expected: Callable[[Array], Array],
+    announce: Callable[[str], None],
+) -> Visit:
+    """Start the contender, measure its rows, stop it.
+
+    Args:
+        expected: the bare session's logits for a batch.
+        announce: told what is being done.
+
+    Raises:
+        SetupError: it does not start, or gives no right answer.
+    """
+    port = free_port()
+    origin = Origin(_LOOPBACK, port)
+    fill = {"port": str(port), "model": network.name, "weights": network.folder}
+    command = [str(python), *(word.format(**fill) for word in contender.command)]
+    with on_core(cores.load), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        announce("starts")
+        started = time.perf_counter()
+        environment = {**environment_of(network, port), **contender.environment}
+        with running(command, environment, core=cores.server) as server:
+            images = random_images(rows[0].batch, network.shape)
+            first = make_target(origin, contender.speech, network.name, images)
+            reply = runner.run(_first_answer(first, server))
+            result = Visit(cold_start_s=time.perf_counter() - started)
+            check_answer(contender.speech, reply, expected(images[0]))
+            for row in rows:
+                announce(f"{row.batch} images, concurrency {row.concurrency}")
+                target = make_target(origin, contender.speech, network.name, random_images(row.batch, network.shape))
+                before = bare.measure(row.batch, pace.bare_s)
+                level = runner.run(_measure(target, row, pace))
+                after = bare.measure(row.batch, pace.bare_s)
+                if level.summary.errors or not level.summary.answered:
+                    result.failures[row.key] = f"not answered: {error_text(level.summary.errors) or 'nothing came'}"
+                else:
+                    result.rows[row.key] = _figures(level, before, after)
+            result.peak_memory_bytes = server.peak_memory_bytes()
+    return result
+
+
+def free_port() -> int:
+    """A port of the loopback interface that was free just now."""
+    with socket.socket() as sock:
+        sock.bind((_LOOPBACK, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def _first_answer(target: Target, server: ServerProcesses) -> Reply:
+    """Ask until the server answers with success.
+
+    Raises:
+        SetupError: it has ended, or takes too long; the message holds what it wrote.
+    """
+    deadline = time.monotonic() + _START_S
+    said = "nothing listens"
+    while True:
+        if not server.alive:
+            raise SetupError(f"it ended while it started: {server.log_tail()}")
+        if time.monotonic() > deadline:
+            raise SetupError(f"no answer within {_START_S:g} s ({said}): {server.log_tail()}")
+        async with Connection(target.origin) as connection:
+            try:
+                reply = await connection.request(target.requests[0], timeout_s=_REQUEST_S)
+            except (ConnectionBroken, TimeoutError) as exc:
+                said = str(exc) or "timeout"
+            else:
+                if reply.status == 200:
+                    return reply
+                said = f"{reply.status}: {reply.body[:200].decode(errors='replace')}"
+        await asyncio.sleep(_POLL_S)
+
+
+async def _measure(target: Target, row: Row, pace: Pace) -> Level:
+    plan = Plan(window_s=pace.window_s, warmup_s=pace.warmup_s, timeout_s=_REQUEST_S)
+    level = await measure(target, Closed(row.concurrency), plan, asyncio.Event())
+    assert level is not None  # nobody sets the event that stops it
+    return level
+
+
+def _figures(level: Level, before: Bare, after: Bare) -> RowFigures:
+    summary, server = level.summary, level.server
+    p50_ms, p99_ms = summary.latency_ms["p50"], summary.latency_ms["p99"]
+    assert p50_ms is not None  # only for rows with answers
+    assert p99_ms is not None
+    return RowFigures(
+        images_per_s=summary.images_per_s,
+        bare_images_per_s=(before.images_per_s + after.images_per_s) / 2,
+        p50_ms=p50_ms,
+        p99_ms=p99_ms,
+        bare_batch_ms=(before.batch_ms + after.batch_ms) / 2,
+        compute_ms=server.compute_infer_ms if server else None,
+        batch_images=server.batch_images if server else None,
+        generator_cpu=level.generator_cpu,
+    )
