@@ -1,0 +1,61 @@
+"""Signals end a command in good order: the first cancels it, the second its clean-up."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from terrace.stoppable import run_stoppable
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_what_ends_by_itself_gives_its_result() -> None:
+    async def main() -> int:
+        return 7
+
+    assert run_stoppable(main) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_cancels_and_lets_it_clean_up(number: signal.Signals) -> None:
+    cleaned = []
+
+    async def main() -> int:
+        try:
+            os.kill(os.getpid(), number)
+            await forever()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(number)
+        return 7
+
+    assert run_stoppable(main) is None
+    assert cleaned == [number]
+
+
+def test_a_second_signal_cuts_the_clean_up_short() -> None:
+    steps = []
+
+    async def main() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await forever()
+        finally:
+            steps.append("cleaning")
+            os.kill(os.getpid(), signal.SIGINT)
+            await forever()
+
+    assert run_stoppable(main) is None
+    assert steps == ["cleaning"]
+
+
+def test_an_error_is_passed_on() -> None:
+    async def main() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        run_stoppable(main)
