@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from terrace.commands.bench import app
@@ -22,6 +23,13 @@ def run(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def test_every_option_is_documented() -> None:
+    text = Path("docs/benchmarking.md").read_text()
+    options = [max(option.opts, key=len) for option in typer.main.get_command(app).params]
+    short = {"--model": "`-m`", "--url": "`-u`", "--batch-size": "`-b`", "--header": "`-H`", "--csv": "`-f`"}
+    assert [option for option in options if f"`{option}`" not in text and short.get(option, option) not in text] == []
 
 
 def test_a_closed_loop_table(threaded_url: str) -> None:
