@@ -157,7 +157,13 @@ class ModelRunner:
         await self.infer(_blank(self.model.inputs, 1), probe)
         one = await self.infer(_blank(self.model.inputs, 1), probe)
         images = max(
-            1, min(_WARM_UP_IMAGES, self.max_batch_size, self.max_queue_images, int(_WARM_UP_S / 2 / one.compute_s))
+            1,
+            min(
+                _WARM_UP_IMAGES,
+                self.max_batch_size,
+                self.max_queue_images,
+                int(_WARM_UP_S / 2 / max(one.compute_s, 1e-6)),
+            ),
         )
         runs = [await self.infer(_blank(self.model.inputs, images), probe) for _ in range(2)]
         self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
