@@ -12,6 +12,7 @@ from tierkit.errors import InvalidInput, MissingExtra
 __all__ = ["check_plot", "plot_levels"]
 
 _FORMATS = (".png", ".svg", ".pdf")
+_MARGIN = 1.03
 
 
 def check_plot(path: Path) -> None:
@@ -27,7 +28,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_levels(levels: Sequence[Level], path: Path, *, title: str) -> None:
-    """Draw latency against throughput, one line for each percentile, the levels named along the lowest line.
+    """Draw latency against throughput, one line for each percentile, the levels named beside the lowest line.
 
     Raises:
         InvalidInput: the file cannot be written, or nothing was answered.
@@ -48,12 +49,13 @@ def plot_levels(levels: Sequence[Level], path: Path, *, title: str) -> None:
         axes.annotate(
             load,
             (images_per_s, level.summary.latency_ms[lowest]),
-            xytext=(0, -12),
+            xytext=(6, -3),
             textcoords="offset points",
-            ha="center",
             fontsize=8,
         )
-    axes.set(xlabel="images per second", ylabel="latency (ms)", title=title, xlim=(0, None), ylim=(0, None))
+    axes.set(xlabel="images per second", ylabel="latency (ms)", title=title)
+    axes.set(xlim=(0, _MARGIN * axes.get_xlim()[1]), ylim=(0, _MARGIN * axes.get_ylim()[1]))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(frameon=False)
     try:
