@@ -53,7 +53,9 @@ def _iterating(
             while held := self._run(following):
                 yield held[0]
         finally:
-            self._run(items.aclose)
+            # An iterator that outlives its client was closed together with the client's event loop.
+            if self._portal is not None:
+                self._run(items.aclose)
 
     return iterate
 

@@ -45,6 +45,9 @@ _ERRORS: dict[int, type[TerraceError]] = {
 _MAX_RETRY_AFTER_S = 30.0
 """A server may ask for a longer wait, but no caller wants to sit through it in silence."""
 
+_DECODING_S = 600.0
+"""The scheduler answers a submission when it has decoded all its pictures, which may take minutes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
@@ -114,7 +117,14 @@ class SchedulerHttp:
             try:
                 # httpx bounds each phase; an upload has no other sensible bound, everything else has one in total.
                 with anyio.fail_after(None if upload else self._timeout_s):
-                    async with self.stream(method, path, params=params, headers=headers, upload=upload) as response:
+                    async with self.stream(
+                        method,
+                        path,
+                        params=params,
+                        headers=headers,
+                        upload=upload,
+                        read_timeout_s=max(_DECODING_S, self._timeout_s) if upload else None,
+                    ) as response:
                         await response.aread()
                         return response
             except TimeoutError as exc:

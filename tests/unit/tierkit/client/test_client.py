@@ -4,6 +4,7 @@ How it works with the real one is in tests/integration/fleet.
 """
 
 import asyncio
+import gc
 import inspect
 import json
 from collections import defaultdict, deque
@@ -418,6 +419,20 @@ async def test_a_blocking_iteration_may_be_left(api: FakeApi) -> None:
             return client.job("j1")
 
     assert (await to_thread.run_sync(program)).id == "j1"
+
+
+async def test_an_iteration_may_outlive_its_client(api: FakeApi) -> None:
+    api.on("GET /v1/jobs/j1/events", Reply(body=COARSE, silent=True))
+
+    def program() -> None:
+        with Client(api.url, backoff=FAST) as client:
+            events = client.events("j1")
+            assert isinstance(next(events), CoarseResults)
+        del events
+        # What goes wrong when the iterator is thrown away shows up as a warning, and warnings are errors here.
+        gc.collect()
+
+    await to_thread.run_sync(program)
 
 
 async def test_the_blocking_client_raises_the_same_errors(api: FakeApi) -> None:
