@@ -1,0 +1,42 @@
+"""The command line of the comparison."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.peers.__main__ import main
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="pinning is Linux's")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--only", "nope"], "no contender 'nope'"),
+        (["--server-core", "0", "--load-core", "0"], "a core each"),
+        (["--weights", "{tmp}"], "manifest"),
+        (["--large", "nope"], "no model 'nope'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    if len(os.sched_getaffinity(0)) < 2 and sentence != "a core each":
+        pytest.skip("the comparison needs two cores")
+    filled = [word.format(tmp=tmp_path) for word in arguments]
+    monkeypatch.setattr(
+        sys, "argv", ["experiments.peers", *filled, "--venvs", str(tmp_path), "--out", str(tmp_path / "out")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    errors = capsys.readouterr().err
+    assert sentence in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "out").exists()
