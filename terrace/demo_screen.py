@@ -62,7 +62,7 @@ class DemoScreen:
             self._fine[result.index] = result.fine
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(f"fleet ready in {self._ready_s:.1f} s, {self._total} images are on their way\n", style="dim")
+        yield Text(f"fleet ready in {self._ready_s:.1f} s, {self._total:,} images are on their way\n", style="dim")
         yield self._bars()
         yield Padding(self._answers(max(12, min(_LABEL_WIDTH, options.max_width - _OTHER_COLUMNS))), (1, 0))
 
@@ -75,7 +75,7 @@ class DemoScreen:
             bar = ProgressBar(
                 total=self._total, completed=len(answers), width=40, complete_style=style, finished_style=style
             )
-            table.add_row(name, bar, Text(f"{len(answers)}/{self._total}", style="dim"))
+            table.add_row(name, bar, Text(f"{len(answers):,}/{self._total:,}", style="dim"))
         return table
 
     def _answers(self, label_width: int) -> RenderableType:

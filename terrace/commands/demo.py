@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import Console
 from rich.live import Live
 
 from models.data import ImageSet, read_sample
@@ -21,7 +22,7 @@ from terrace.options import Json, Untrusted
 from terrace.report import job_summary
 from terrace.stoppable import run_stoppable
 from tierkit.client import AsyncClient, Job
-from tierkit.fleet import Exit, Fleet, launch, local_plan
+from tierkit.fleet import SCHEDULER, Exit, Fleet, launch, local_plan
 from tierkit.types import Scheme, Tier
 
 __all__ = ["app"]
@@ -44,7 +45,8 @@ def demo(
 ) -> None:
     """Start a fleet, classify images of the bundled sample on all three tiers, show what came out, stop everything."""
     counts = {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud}
-    report = run_stoppable(lambda: _demo(counts, images, untrusted or [], json=json))
+    console = Console(quiet=True) if json else screen()
+    report = run_stoppable(lambda: _demo(counts, images, untrusted or [], console))
     if report is None:
         raise typer.Exit(130)
     if json:
@@ -53,42 +55,53 @@ def demo(
         raise typer.Exit(1)
 
 
-async def _demo(counts: Mapping[Tier, int], images: int, untrusted: Sequence[str], *, json: bool) -> dict[str, Any]:
+async def _demo(counts: Mapping[Tier, int], images: int, untrusted: Sequence[str], console: Console) -> dict[str, Any]:
     began = time.monotonic()
-    console = screen()
-    sample = read_sample()
-    sample = sample.take(np.arange(images))
+    sample = read_sample().take(np.arange(images))
+    console.print(_opening(counts, untrusted))
 
     def tell_exit(end: Exit) -> None:
         screen(stderr=True).print(f"[bold red]{end}[/bold red]; the others go on")
 
-    with TemporaryDirectory(prefix="terrace-demo-") as folder:
+    with TemporaryDirectory(prefix="terrace-demo-") as folder, ExitStack() as waiting:
         plan = local_plan(
             counts,
             # One end device per edge node, as the paper ran it: the others forward to the cloud, so all tiers work.
             scheduler={"port": 0, "trusted": trusted_tiers(untrusted), "n_map": 1, "state": Path(folder) / "state"},
         )
-        if not json:
-            console.print(_opening(counts, untrusted))
+        waiting.enter_context(console.status("[dim]starting the fleet[/dim]"))
         async with launch(plan, Path(folder), on_exit=tell_exit) as fleet:
             await fleet.join(budget_s=_JOIN_BUDGET_S)
-            async with AsyncClient(fleet.scheduler_url) as client:
-                hierarchy = (await client.info())["hierarchy"]
-                view = DemoScreen(sample, hierarchy, ready_s=time.monotonic() - began)
-                job = await client.submit(sample.images, labels=sample.fine, scheme=_scheme(untrusted), name="demo")
-                live = Live(view, console=console, refresh_per_second=20) if console.is_terminal else nullcontext()
-                with nullcontext() if json else live:
-                    async for event in client.events(job, budget_s=_JOB_BUDGET_S):
-                        view.take(event)
-                if not (json or console.is_terminal):
-                    console.print(view)
-                job = await client.job(job)
+            waiting.close()
+            ready_s = time.monotonic() - began
+            job = await _classify(fleet, sample, _scheme(untrusted), console, ready_s=ready_s)
             report = _report(job, fleet, sample)
     report["seconds"] = round(time.monotonic() - began, 3)
-    if not json:
-        console.print(job_summary(job))
-        console.print(f"\n[dim]everything is stopped again; {report['seconds']:.1f} s in all[/dim]")
+    console.print(job_summary(job))
+    console.print(f"\n[dim]everything is stopped again; {report['seconds']:.1f} s in all[/dim]")
     return report
+
+
+async def _classify(fleet: Fleet, sample: ImageSet, scheme: Scheme, console: Console, *, ready_s: float) -> Job:
+    """Submit the images as one job and show its answers until it is done."""
+    async with AsyncClient(fleet.scheduler_url) as client:
+        view = DemoScreen(sample, (await client.info())["hierarchy"], ready_s=ready_s)
+        job = await client.submit(sample.images, labels=sample.fine, scheme=scheme, name="demo")
+        with _shown(view, console):
+            async for event in client.events(job, budget_s=_JOB_BUDGET_S):
+                view.take(event)
+        return await client.job(job)
+
+
+@contextmanager
+def _shown(view: DemoScreen, console: Console) -> Iterator[None]:
+    """The view, alive in a terminal; printed once, at the end, into anything else."""
+    if console.is_terminal:
+        with Live(view, console=console, refresh_per_second=20):
+            yield
+    else:
+        yield
+        console.print(view)
 
 
 def _scheme(untrusted: Sequence[str]) -> Scheme:
@@ -116,7 +129,7 @@ def _report(job: Job, fleet: Fleet, sample: ImageSet) -> dict[str, Any]:
     """What `--json` prints."""
     nodes = []
     for service in fleet.services.values():
-        if service.plan.kind == "scheduler":
+        if service.plan.kind == SCHEDULER:
             continue
         share = job.by_node.get(service.name)
         nodes.append(
