@@ -181,6 +181,11 @@ class DeviceList:
             and self._view(device, now).health is not Health.DEAD
         )
 
+    def is_gone(self, node_id: str, now: float) -> bool:
+        """Whether nobody of this name can answer any more: dead, or off the list."""
+        device = self._devices.get(node_id)
+        return device is None or self._view(device, now).health is Health.DEAD
+
     def sweep(self, now: float) -> list[DeviceView]:
         """Find nodes whose health has changed since the last call, tell `on_change`, forget the long dead."""
         changed = [view for view in self.view(now) if self._announce(view.device, now)]

@@ -36,7 +36,7 @@ from scheduler.measures import ATTEMPTS, OUTSTANDING
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask
 from tierkit.errors import Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
-from tierkit.types import Health, Recovery, Scheme, Tier
+from tierkit.types import Health, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["Dispatcher"]
 
@@ -58,6 +58,8 @@ class _Attempt:
     upstreams: tuple[Node, ...]
     lost: str | None = None
     """Why the dispatcher itself has given it up: its device has left the list."""
+    reroute: bool = False
+    """The dispatcher has given it up because the upper node that it was to ask has left the list."""
     wait_for_upper: bool = False
     """The coarse answer is there, the fine one shall come from an upper node that is not there."""
 
@@ -239,10 +241,15 @@ class Dispatcher:
     def _on_device_change(self, node_id: str) -> None:
         now = self._clock()
         for running, attempt in self._attempts.items():
-            if attempt.node_id != node_id or attempt.lost is not None:
+            if attempt.lost is not None or attempt.reroute or attempt.task.closed:
                 continue
-            if not self._devices.is_current(node_id, attempt.device.incarnation, now):
-                attempt.lost = f"{node_id} left the device list"
+            if attempt.node_id == node_id:
+                if not self._devices.is_current(node_id, attempt.device.incarnation, now):
+                    attempt.lost = f"{node_id} left the device list"
+                    running.cancel()
+            elif attempt.upstreams and attempt.upstreams[0].node_id == node_id and self._devices.is_gone(node_id, now):
+                # Whoever waits for a node that fell silent would wait until the budget is spent.
+                attempt.reroute = True
                 running.cancel()
         self._wake.set()
 
@@ -267,6 +274,9 @@ class Dispatcher:
         job, task = attempt.job, attempt.task
         now = self._clock()
         deadline = job.deadline_of(task, now)
+        if job.policy.on_upstream_loss is UpstreamLoss.WAIT:
+            # The task may wait for as long as the job; one silent upper node may not hold it for so long.
+            deadline = min(deadline, now + self._settings.task_deadline_s)
         order = Order(
             task_id=job.task_id(task),
             request_id=job.request_id(task),
@@ -293,7 +303,11 @@ class Dispatcher:
             if limit.when() != deadline:
                 waited_s = self._settings.coarse_timeout_s
                 return UpstreamError(f"{attempt.node_id} gave no coarse answer within {waited_s:g} s")
-            job.give_up(task, "deadline", f"no final answer within {job.policy.task_deadline_s:g} s", self._clock())
+            if deadline < job.deadline_of(task, now):
+                attempt.wait_for_upper = True
+            else:
+                said = f"no final answer within {job.policy.task_deadline_s:g} s"
+                job.give_up(task, "deadline", said, self._clock())
         except TerraceError as exc:
             return exc
         except Exception as exc:
@@ -307,10 +321,13 @@ class Dispatcher:
         self._outstanding[attempt.node_id] -= 1
         OUTSTANDING.labels(node=attempt.node_id).dec()
         self._wake.set()
-        # Cancelled: by its device's loss, or because its job ends or the service stops, when nothing remains to do.
-        error = UpstreamUnavailable(attempt.lost or "cancelled") if running.cancelled() else running.result()
-        outcome = self._settle(attempt, error)
-        ATTEMPTS.labels(outcome=outcome).inc()
+        if not running.cancelled():
+            error = running.result()
+        elif attempt.lost is not None or attempt.reroute:
+            error = UpstreamUnavailable(attempt.lost or "rerouted")
+        else:
+            return  # its job has ended, or the service stops: the task is as if it had never been sent
+        ATTEMPTS.labels(outcome=self._settle(attempt, error)).inc()
 
     def _settle(self, attempt: _Attempt, error: Exception | None) -> str:
         """Decide what follows an attempt; returns its outcome in one word."""
@@ -322,6 +339,9 @@ class Dispatcher:
             task.upstream_waits += 1
             job.delay(task, now + wait_s * self._chance.uniform(0.5, 1.0))
             return "ok"
+        if attempt.reroute:
+            job.delay(task, now)
+            return "rerouted"
         if isinstance(error, Overloaded):
             # A refusal at the door is no attempt: the device does not know what is in the task.
             wait_s = error.retry_after_s * self._chance.uniform(1.0, 1.5)

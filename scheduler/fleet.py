@@ -13,7 +13,6 @@ from scheduler.mapping import (
     Route,
     TaskTimes,
     map_count,
-    natural_order,
     plan_routes,
     share_to_cloud,
 )
@@ -151,8 +150,7 @@ class Fleet:
 
     def ends(self, now: float) -> list[Device]:
         """All end devices in the order of the list, whatever their health."""
-        ends = [view.device for view in self._devices.view(now) if view.device.tier is Tier.END]
-        return sorted(ends, key=lambda device: natural_order(device.node_id))
+        return [view.device for view in self._devices.view(now) if view.device.tier is Tier.END]
 
     def _may_see_pixels(self, device: Device, privacy: Privacy) -> bool:
         try:

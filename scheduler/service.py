@@ -144,7 +144,7 @@ class Scheduler:
         self, policy: JobPolicy, sha256: str, images: int, facts: ImageFacts, key: str | None
     ) -> Submission:
         now = time.time()
-        fingerprint = _fingerprint(policy, sha256, facts)
+        fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
         async with (
             self._released_on_error(sha256),
             self._submitting,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -325,6 +326,42 @@ async def test_an_upper_node_that_fails_is_waited_for(kit, scheduler):
         assert counts(await scheduler.finished(job["id"])) == ("completed", 50, 50, 0, 0)
         again = await scheduler.submit(kit.images(50), on_upstream_loss="wait", batch_size=25)
         assert counts(await scheduler.finished(again["id"])) == ("completed", 50, 50, 0, 0)
+
+
+@pytest.mark.parametrize("loss", ["fallback", "wait"])
+async def test_nobody_waits_for_an_upper_node_that_fell_silent(kit, scheduler, loss):
+    async def script(end, task_id, upstreams, lines):
+        if upstreams[0].node_id == "edge-0":
+            end.fine_gate.clear()
+        return lines
+
+    async with (
+        kit.end(scheduler, "end-0", script=script) as end,
+        kit.uppers(scheduler, "cloud-0"),
+        AsyncExitStack() as edge,
+    ):
+        await edge.enter_async_context(kit.uppers(scheduler, "edge-0"))
+        job = await scheduler.submit(kit.images(100), on_upstream_loss=loss)
+        await wait_for(lambda: has(scheduler, job, ("running", 100, 0, 0, 0)), what="all coarse answers")
+        await edge.aclose()  # its heartbeats stop
+        await wait_for(lambda: ("cloud-0",) in end.routes, what="another route")
+        end.fine_gate.set()
+        view = await scheduler.finished(job["id"])
+    assert counts(view) == ("completed", 100, 100, 0, 0)
+    assert set(view["by_node"]) == {"end-0", "cloud-0"}
+
+
+async def test_a_job_that_waits_for_upper_nodes_gives_a_silent_one_up_in_time(kit, settings):
+    async with (
+        kit.scheduler(settings.model_copy(update={"task_deadline_s": 0.3})) as scheduler,
+        kit.end(scheduler, "end-0") as end,
+        kit.uppers(scheduler, "edge-0"),
+    ):
+        end.fine_gate.clear()
+        job = await scheduler.submit(kit.images(50), on_upstream_loss="wait")
+        await wait_for(lambda: len(end.tasks) == 2, what="a second attempt")
+        end.fine_gate.set()
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 50, 50, 0, 0)
 
 
 async def test_the_reason_of_a_fallback_comes_from_the_device(kit, scheduler):

@@ -84,7 +84,7 @@ async def test_a_restart_does_not_compute_again_what_is_answered(kit, settings, 
             job = await running.submit(kit.images(500), scheme="end")
             assert (await running.finished(job["id"]))["state"] == "completed"
             end.gate.clear()
-            second = await running.submit(kit.images(100), scheme="end")
+            second = await running.submit(kit.images(100), scheme="end", recovery="none")
             await wait_for(lambda: end.waiting == 2, what="both tasks on the device")
             process.terminate()
             assert await process.exit_code() == 0

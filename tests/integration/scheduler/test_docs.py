@@ -1,0 +1,40 @@
+"""The examples on the scheduler's pages run as they stand."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("page", "shows"),
+    [
+        ("jobs.md", ["event: state", "event: coarse", '"index":2']),
+        (
+            "scheduling.md",
+            ["end-0 -> ['edge-0', 'cloud-0'] end device 1 of 1 mapped to 1 edge node", "set by the operator"],
+        ),
+    ],
+)
+async def test_the_examples_run(kit, scheduler, page, shows, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert len(examples) == 1
+    async with kit.end(scheduler, "end-0"), kit.uppers(scheduler, "edge-0", "cloud-0"):
+        code = examples[0].replace("http://127.0.0.1:8070", scheduler.url)
+        assert code != examples[0]
+        await asyncio.to_thread(exec, compile(code, page, "exec"), {})
+    printed = capsys.readouterr().out
+    assert [text for text in shows if text not in printed] == []
+
+
+def test_the_links_lead_somewhere():
+    for page in ("jobs.md", "scheduling.md"):
+        targets = re.findall(r"\]\((?!https?:)([^)#]+)", (DOCS / page).read_text())
+        assert targets or page == "scheduling.md"
+        assert [target for target in targets if not (DOCS / target).exists()] == []
