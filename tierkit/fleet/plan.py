@@ -7,7 +7,7 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
     [host.hub]
     address = "10.0.0.5"                 # services listen here; default 127.0.0.1
     scheduler = { port = 8070 }          # a table holds settings of the service
-    edge = { provider = "cuda", port = 8071 }
+    edge = { provider = "cuda", port = 8072 }
 
     [host.pi]
     address = "10.0.0.7"
