@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from functools import cached_property
@@ -94,6 +95,19 @@ class ModelEntry(_Frozen):
     """The network that this one replaces for now, and why."""
     training: TrainingFacts
     licence: str = "Apache-2.0"
+
+    def with_file(self, path: Path, *, precision: Literal["int8", "fp32"]) -> ModelEntry:
+        """This entry for another file of the same network, whatever that file holds.
+
+        Raises:
+            WeightsError: the file cannot be read.
+        """
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise WeightsError(f"cannot read {path}: {error.strerror}") from error
+        facts = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+        return self.model_copy(update={**facts, "precision": precision})
 
 
 class Manifest(_Frozen):

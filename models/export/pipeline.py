@@ -45,8 +45,8 @@ class _Run:
     parameters: int
 
 
-def export_run(folder: Path, dataset: Dataset, image_shape: tuple[int, int]) -> Path:
-    """Write the averaged weights of a run as `fp32.onnx` into its folder.
+def export_run(folder: Path, dataset: Dataset) -> Path:
+    """Write the averaged weights of a run as `fp32.onnx` into its folder, for images of the data set's size.
 
     Raises:
         WeightsError: the folder has no checkpoint, or one that does not fit the data set's hierarchy.
@@ -56,12 +56,18 @@ def export_run(folder: Path, dataset: Dataset, image_shape: tuple[int, int]) -> 
         raise WeightsError(f"nothing trained in {folder}: no checkpoint.pt")
     network, _, known = averaged_network(checkpoint, dataset.hierarchy)
     path = folder / FP32_NAME
-    write_atomically(path, export_onnx(network, known, image_shape).SerializeToString())
+    write_atomically(path, export_onnx(network, known, dataset.size).SerializeToString())
     return path
 
 
 def quantize_run(
-    folder: Path, dataset: Dataset, weights: Path, *, stands_in_for: str | None = None, say: Say = lambda _: None
+    folder: Path,
+    dataset: Dataset,
+    weights: Path,
+    *,
+    records: Path,
+    stands_in_for: str | None = None,
+    say: Say = lambda _: None,
 ) -> ModelEntry:
     """Quantise a run's `fp32.onnx`, fit its temperature, measure it on the test set and enter it into the manifest.
 
@@ -69,6 +75,7 @@ def quantize_run(
         folder: the run folder, after `export_run`.
         dataset: the data set that it was trained on.
         weights: the weights folder; its manifest is updated, or begun.
+        records: folder that gets a copy of the training record and its curves.
         stands_in_for: the network that this one replaces for now, and why.
         say: told what is going on.
 
@@ -104,6 +111,9 @@ def quantize_run(
     entry = _measured(draft, model, test, dataset, temperature)
     say("measuring on the test set, FP32")
     entry = _measured_fp32(entry, source, test, dataset)
+    for kept in sorted((folder / name, f"{entry.name}{Path(name).suffix}") for name in ("record.json", "curves.png")):
+        if kept[0].is_file():
+            write_atomically(records / kept[1], kept[0].read_bytes())
     save_manifest(
         Manifest(
             hierarchy=dataset.hierarchy.content(),
@@ -196,10 +206,7 @@ def _measured(entry: ModelEntry, model: OnnxModel, test: ImageSet, dataset: Data
 
 
 def _measured_fp32(entry: ModelEntry, source: Path, test: ImageSet, dataset: Dataset) -> ModelEntry:
-    content = source.read_bytes()
-    floating = entry.model_copy(
-        update={"file": source.name, "sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
-    )
+    floating = entry.with_file(source, precision="fp32")
     logits, _ = logits_of(_load(floating, source.parent, dataset), test.images)
     coarse, fine, _ = score(logits, test, dataset.hierarchy, target=entry.target, temperature=entry.temperature)
     return entry.model_copy(update={"fp32_coarse_accuracy": coarse, "fp32_fine_accuracy": fine})

@@ -24,7 +24,7 @@ __all__ = ["quantize_onnx"]
 _CALIBRATION_BATCH = 50
 
 
-class _Images(CalibrationDataReader):  # type: ignore[misc]  # the base class ships no type information
+class _Images(CalibrationDataReader):
     def __init__(self, images: Array) -> None:
         starts = range(0, len(images), _CALIBRATION_BATCH)
         self._batches = iter([{"images": images[start : start + _CALIBRATION_BATCH]} for start in starts])

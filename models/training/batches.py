@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from models.data import ImageSet
 from models.training.config import TrainConfig
@@ -108,6 +109,8 @@ class BatchSource:
         index = self._train[order[within * size : (within + 1) * size]]
         draw = self._generator(2 * step + 1)
         images, flipped = self._crop(index, draw)
+        if self._config.early_side is not None and epoch < round(self._config.early_share * self._config.epochs):
+            images = F.interpolate(images, size=self._config.early_side, mode="bilinear", antialias=True)
         partner, share = torch.arange(len(index), device=self._device), torch.ones((), device=self._device)
         if self._config.mixup or self._config.cutmix:
             images, partner, share = self._mix(images, draw)
@@ -136,11 +139,12 @@ class BatchSource:
             mixed = share * images + (1 - share) * images[partner]
             return mixed, partner, torch.tensor(share, device=self._device)
         side = (1 - share) ** 0.5
-        top, bottom = _interval(self._height, side, draw)
-        left, right = _interval(self._width, side, draw)
+        height, width = images.shape[2:]
+        top, bottom = _interval(height, side, draw)
+        left, right = _interval(width, side, draw)
         mixed = images.clone()
         mixed[:, :, top:bottom, left:right] = images[partner][:, :, top:bottom, left:right]
-        kept = 1 - (bottom - top) * (right - left) / (self._height * self._width)
+        kept = 1 - (bottom - top) * (right - left) / (height * width)
         return mixed, partner, torch.tensor(kept, device=self._device)
 
 

@@ -77,6 +77,10 @@ class TrainConfig(_Frozen):
     """Beta parameter of cutmix (arXiv:1905.04899); 0 switches it off. With both, each batch draws one."""
     crop_padding: int = Field(default=4, ge=0)
     """Pixels of reflected border from which random crops are taken."""
+    early_side: PositiveInt | None = None
+    """Height and width that images are shrunk to in the early epochs, which then cost less; None for never."""
+    early_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the epochs, from the first, in which `early_side` holds."""
     ema_decay: float = Field(default=0.995, ge=0, lt=1)
     """Decay per step of the averaged weights that are evaluated and exported; 0 switches averaging off."""
     held_out_per_class: PositiveInt = 20

@@ -118,16 +118,17 @@ class Trainer:
             use_matrix_products(self._student)
         self._restore()
 
-    def run(self, report: Callable[[Progress], None] = lambda _: None, *, stop_after: int | None = None) -> bool:
-        """Train on, to the end or until `stop_after` steps in all are done; True when the run is complete.
+    def run(
+        self, report: Callable[[Progress], None] = lambda _: None, *, stop: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Train on, to the end or until `stop()` holds after a step; True when the run is complete.
 
         Raises:
             SetupError: a checkpoint could not be written; the previous one is whole.
         """
-        last = self.steps if stop_after is None else min(stop_after, self.steps)
         saved_at = time.monotonic()
         first, begun = self.step, time.monotonic()
-        while self.step < last:
+        while self.step < self.steps:
             started = time.monotonic()
             loss = self._advance()
             self._loss_sum += loss
@@ -151,8 +152,9 @@ class Trainer:
                     row=row,
                 )
             )
-        if last < self.steps:
-            self._save()
+            if stop():
+                self._save()
+                break
         return self.step == self.steps
 
     def weights(self) -> dict[str, Tensor]:
@@ -278,8 +280,13 @@ def averaged_network(checkpoint: Checkpoint, hierarchy: Hierarchy) -> tuple[nn.M
 def predict(
     network: nn.Module, images: np.ndarray, known: Statistics, config: TrainConfig, device: torch.device
 ) -> np.ndarray:
-    """Logits, FP32 `[n, classes]`, of UINT8 images `[n, h, w, 3]`, in the precision of `config`."""
+    """Logits, FP32 `[n, classes]`, of UINT8 images `[n, h, w, 3]`, in the precision of `config`.
+
+    On a CPU in bf16 the convolutions of `network` change their form (`use_matrix_products`).
+    """
     network.eval()
+    if device.type == "cpu" and config.precision == "bf16":
+        use_matrix_products(network)
     with torch.inference_mode(), _autocast(config, device):
         parts = [
             network(normalise(torch.from_numpy(chunk).to(device), known)).float().cpu() for chunk in _chunks(images)
@@ -301,8 +308,6 @@ def _load(config: TrainConfig, hierarchy: Hierarchy, weights: dict[str, Tensor])
     classes = len(hierarchy.fine if config.target == "fine" else hierarchy.coarse)
     network = build_network(config.network.kind, classes, config.network.options)
     network.load_state_dict(weights)
-    if config.precision == "bf16":
-        use_matrix_products(network)
     return network.eval()
 
 

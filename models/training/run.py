@@ -56,7 +56,7 @@ def train_run(
     *,
     device: str = "cpu",
     report: Callable[[Progress], None] = lambda _: None,
-    stop_after: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> TrainingRecord:
     """Train `config` in the folder `runs / config.name`, or go on with what is there.
 
@@ -64,7 +64,7 @@ def train_run(
 
     Args:
         runs: folder of all runs; a teacher's run is looked for here.
-        stop_after: stop when this many steps in all are done.
+        stop: asked after each step whether to stop there.
 
     Raises:
         DataError, WeightsError, Conflict, SetupError: see `Trainer` and `teacher_probabilities`.
@@ -102,7 +102,7 @@ def train_run(
             save_record(record(), folder)
         report(progress)
 
-    trainer.run(after_step, stop_after=stop_after)
+    trainer.run(after_step, stop=stop)
     finished = record()
     save_record(finished, folder)
     return finished

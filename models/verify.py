@@ -1,0 +1,60 @@
+"""Does an installed network work? Digest, loading, shapes, finite answers, and head + tail against the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from models.manifest import Manifest, ModelEntry
+from models.session import load_model, verify_file
+from models.speed import probe_images
+from tierkit.errors import MissingExtra, ProviderUnavailable, WeightsError
+
+__all__ = ["Verdict", "verify_entry"]
+
+_IMAGES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What `verify_entry` found."""
+
+    name: str
+    file: str
+    ok: bool
+    detail: str
+    """What is right, or the first thing that is wrong."""
+
+
+def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verdict:
+    """Check one network of a weights folder; whatever is wrong with its file is in the verdict.
+
+    Raises:
+        MissingExtra, ProviderUnavailable: nothing can be checked on this installation.
+    """
+    try:
+        verify_file(entry, folder)
+        detail = _run_parts(entry, manifest, folder, provider)
+    except (MissingExtra, ProviderUnavailable):
+        raise
+    except WeightsError as error:
+        return Verdict(name=entry.name, file=entry.file, ok=False, detail=str(error))
+    return Verdict(name=entry.name, file=entry.file, ok=True, detail=detail)
+
+
+def _run_parts(entry: ModelEntry, manifest: Manifest, folder: Path, provider: str) -> str:
+    labels = manifest.labels(entry)
+    images = probe_images(entry.input_shape)[:_IMAGES]
+    whole = load_model(entry, folder, provider=provider, labels=labels).run({"images": images}, ["logits"])["logits"]
+    if not np.isfinite(whole).all():
+        raise WeightsError(f"{entry.file} gives values that are not finite")
+    head = load_model(entry, folder, provider=provider, labels=labels, part="head")
+    tail = load_model(entry, folder, provider=provider, labels=labels, part="tail")
+    joined = tail.run(head.run({"images": images}, ["features"]), ["logits"])["logits"]
+    # The whole may round a feature that lies between two steps of the INT8 scale the other way.
+    same = float(np.mean(whole.argmax(axis=1) == joined.argmax(axis=1)))
+    if same < 0.97:
+        raise WeightsError(f"head and tail of {entry.file} agree with the whole on only {same:.0%} of the answers")
+    return f"sha256 matches; runs; head and tail give {same:.0%} of the answers of the whole"

@@ -1,0 +1,357 @@
+"""`terrace models`: the networks that ship, how good and how fast they are, and how they are made.
+
+`list`, `show`, `verify`, `eval` and `speed` need ONNX Runtime alone; `train`, `export` and `quantize` need the extra
+`train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from models.dataset import CIFAR100, Dataset
+from models.evaluate import evaluate
+from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
+from models.session import load_model
+from models.speed import measure_ms_per_image, probe_images
+from models.verify import verify_entry
+from terrace.console import percent, plain_table, print_json, screen, tier_text
+from terrace.options import Json
+from tierkit.errors import InvalidInput, MissingExtra
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, check, measure and make the networks.")
+
+Weights = Annotated[
+    Path | None,
+    typer.Option(envvar="TERRACE_WEIGHTS", help="Folder of weights and manifest; the bundled one unless given."),
+]
+Data = Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder that holds cifar-100-python/.")]
+DatasetName = Annotated[
+    str, typer.Option("--dataset", metavar="NAME", help="cifar100, or a folder with hierarchy.toml, train/ and test/.")
+]
+Runs = Annotated[Path, typer.Option(help="Folder of the training runs, one folder each.", file_okay=False)]
+Provider = Annotated[str, typer.Option(help="Execution provider: cpu or cuda.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads per network.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the network.", show_default=False)]
+
+_RUNS = Path("runs") / "models"
+
+
+@app.command("list")
+def list_models(weights: Weights = None, json: Json = False) -> None:
+    """The networks of the manifest."""
+    manifest = load_manifest(weights)
+    if json:
+        print_json([entry.model_dump(mode="json") for entry in manifest.models])
+        return
+    numbers = ("M params", "MB", "coarse", "fine")
+    table = plain_table("tier", "network", "answers", "form", *numbers, right=numbers)
+    for entry in manifest.models:
+        table.add_row(
+            tier_text(entry.tier, entry.tier),
+            entry.name,
+            f"{entry.classes} {entry.target}",
+            entry.precision,
+            f"{entry.parameters / 1e6:.2f}",
+            f"{entry.size_bytes / 1e6:.1f}",
+            percent(entry.coarse_accuracy),
+            percent(entry.fine_accuracy),
+        )
+    screen().print(table)
+    for entry in manifest.models:
+        if entry.stands_in_for:
+            screen().print(f"[dim]{entry.name}: {entry.stands_in_for}[/dim]")
+
+
+@app.command()
+def show(name: Name, weights: Weights = None, json: Json = False) -> None:
+    """All that the manifest says of one network."""
+    entry = load_manifest(weights).entry(name)
+    content = entry.model_dump(mode="json")
+    if json:
+        print_json(content)
+        return
+    training = content.pop("training")
+    table = plain_table("fact", "value")
+    for key, value in [*content.items(), *((f"training {key}", value) for key, value in training.items())]:
+        table.add_row(key.replace("_", " "), _plain(value))
+    screen().print(table)
+
+
+@app.command()
+def verify(weights: Weights = None, provider: Provider = "cpu", json: Json = False) -> None:
+    """Check digest, loading, answers and the cut into head and tail of every network."""
+    folder = weights or weights_folder()
+    manifest = load_manifest(folder)
+    verdicts = [verify_entry(entry, manifest, folder, provider=provider) for entry in manifest.models]
+    if json:
+        print_json([asdict(verdict) for verdict in verdicts])
+    else:
+        for verdict in verdicts:
+            mark = "[green]ok[/green]    " if verdict.ok else "[red]wrong[/red] "
+            screen().print(f"{mark} {verdict.name}: {verdict.detail}", soft_wrap=True)
+    if not all(verdict.ok for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command("eval")
+def evaluate_models(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks to measure.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Measure every network of the manifest.")] = False,
+    data: Data = None,
+    dataset: DatasetName = CIFAR100,
+    weights: Weights = None,
+    provider: Provider = "cpu",
+    threads: Threads = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per run.")] = 50,
+    json: Json = False,
+) -> None:
+    """Accuracy, calibration and speed on the whole test set, measured now."""
+    folder = weights or weights_folder()
+    manifest = load_manifest(folder)
+    entries = _chosen(manifest, names or [], all_)
+    source = Dataset.open(dataset, data, size=entries[0].input_shape[:2])
+    if source.hierarchy != manifest.hierarchy:
+        raise InvalidInput(
+            f"{folder} holds networks of hierarchy {manifest.hierarchy.name!r}, the data set is "
+            f"{source.hierarchy.name!r}"
+        )
+    test = source.read("test")
+    found: list[dict[str, Any]] = []
+    with _progress("image") as progress:
+        for entry in entries:
+            model = load_model(entry, folder, provider=provider, threads=threads, labels=manifest.labels(entry))
+            bar = progress.add_task(entry.name, total=len(test))
+            result = evaluate(
+                model,
+                test,
+                manifest.hierarchy,
+                target=entry.target,
+                temperature=entry.temperature,
+                batch_size=batch_size,
+                report=lambda images, bar=bar: progress.advance(bar, images),  # type: ignore[misc]
+            )
+            facts = {"name": entry.name, "tier": entry.tier, "precision": entry.precision}
+            found.append({**facts, "parameters": entry.parameters, **asdict(result)})
+    if json:
+        print_json(found)
+        return
+    numbers = ("images", "coarse", "fine", "ECE", "ms/image")
+    table = plain_table("tier", "network", "precision", *numbers, right=numbers)
+    for row in found:
+        table.add_row(
+            tier_text(row["tier"], row["tier"]),
+            row["name"],
+            row["precision"],
+            f"{row['images']:,}",
+            percent(row["coarse_accuracy"]),
+            percent(row["fine_accuracy"]),
+            f"{row['ece']:.3f}",
+            f"{row['ms_per_image']:.3f}",
+        )
+    screen().print(table)
+
+
+@app.command()
+def speed(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all unless given.")] = None,
+    batches: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Batch size; give several.")] = None,
+    weights: Weights = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of training runs: their FP32 files are measured beside the INT8 ones.")
+    ] = None,
+    provider: Provider = "cpu",
+    threads: Threads = 1,
+    json: Json = False,
+) -> None:
+    """Milliseconds per image by batch size."""
+    folder = weights or weights_folder()
+    manifest = load_manifest(folder)
+    sizes = batches or [1, 50, 256]
+    found: list[dict[str, Any]] = []
+    for entry in _chosen(manifest, names or [], not names):
+        for file, place in _precisions(entry, folder, runs):
+            model = load_model(file, place, provider=provider, threads=threads, labels=manifest.labels(entry))
+            pace = measure_ms_per_image(model, probe_images(entry.input_shape), sizes)
+            size = file.size_bytes
+            found.append({"name": entry.name, "precision": file.precision, "size_bytes": size, "ms_per_image": pace})
+    if json:
+        print_json(found)
+        return
+    columns = [f"batch {size}" for size in sizes]
+    table = plain_table("network", "precision", "MB", *columns, right=("MB", *columns))
+    for row in found:
+        cells = [f"{row['ms_per_image'][size]:.3f}" for size in sizes]
+        table.add_row(row["name"], row["precision"], f"{row['size_bytes'] / 1e6:.1f}", *cells)
+    screen().print(table)
+    screen().print("[dim]milliseconds per image[/dim]")
+
+
+@app.command()
+def train(
+    name: Name,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
+    ] = None,
+    data: Data = None,
+    dataset: DatasetName = CIFAR100,
+    runs: Runs = _RUNS,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's own choice unless given.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so long; the same command goes on from there.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train a network, or go on with a run that was interrupted."""
+    with _training_extra("training a network"):
+        from models.training.commands import train_by_name
+
+    err = screen(stderr=True)
+    with _progress("step") as progress:
+        record = train_by_name(
+            name,
+            config=config,
+            dataset=Dataset.open(dataset, data),
+            runs=runs,
+            device=device,
+            threads=threads,
+            minutes=minutes,
+            progress=_TrainingDisplay(progress, name, err),
+        )
+    content = record.model_dump(mode="json")
+    if json:
+        print_json(content)
+        return
+    done = "finished" if record.steps == record.planned_steps else "stopped; the same command goes on"
+    screen().print(
+        f"{name}: {done} after {record.steps:,} of {record.planned_steps:,} steps, {record.minutes:.1f} min; "
+        f"see {runs / name}",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def export(
+    name: Name, data: Data = None, dataset: DatasetName = CIFAR100, runs: Runs = _RUNS, json: Json = False
+) -> None:
+    """Write a trained network as FP32 ONNX, normalisation inside, into its run folder."""
+    with _training_extra("exporting a network"):
+        from models.export.pipeline import export_run
+    source = Dataset.open(dataset, data)
+    path = export_run(runs / name, source)
+    if json:
+        print_json({"name": name, "file": str(path), "size_bytes": path.stat().st_size})
+        return
+    screen().print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+
+
+@app.command()
+def quantize(
+    name: Name,
+    data: Data = None,
+    dataset: DatasetName = CIFAR100,
+    runs: Runs = _RUNS,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Weights folder to enter it into; the bundled one unless given.", file_okay=False),
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Folder for the training record; `records` beside the weights unless given.")
+    ] = None,
+    stands_in_for: Annotated[str, typer.Option(help="The network that it replaces for now, and why.")] = "",
+    json: Json = False,
+) -> None:
+    """Quantise an exported network to INT8, calibrate it, measure it and enter it into a manifest."""
+    with _training_extra("quantising a network"):
+        from models.export.pipeline import quantize_run
+    err = screen(stderr=True)
+    weights = out or weights_folder()
+    entry = quantize_run(
+        runs / name,
+        Dataset.open(dataset, data),
+        weights,
+        records=records or weights.parent / "records",
+        stands_in_for=stands_in_for or None,
+        say=lambda text: err.print(f"[dim]{text}[/dim]"),
+    )
+    if json:
+        print_json(entry.model_dump(mode="json"))
+        return
+    screen().print(
+        f"{entry.file}: coarse {percent(entry.coarse_accuracy)} (FP32 {percent(entry.fp32_coarse_accuracy)}), "
+        f"fine {percent(entry.fine_accuracy)} (FP32 {percent(entry.fp32_fine_accuracy)}), "
+        f"ECE {entry.ece_before:.3f} before and {entry.ece_after:.3f} after temperature {entry.temperature:.2f}",
+        soft_wrap=True,
+    )
+
+
+class _TrainingDisplay:
+    """A bar of steps, and a plain line for each finished epoch."""
+
+    def __init__(self, progress: Progress, name: str, console: Console) -> None:
+        self._progress = progress
+        self._console = console
+        self._bar = progress.add_task(name, total=None)
+
+    def __call__(self, step: Any) -> None:
+        self._progress.update(self._bar, completed=step.step, total=step.steps)
+        row = step.row
+        if row is not None:
+            self._console.print(
+                f"epoch {row.epoch}: loss {row.loss:.3f}, held-out coarse {percent(row.held_out_coarse)}, fine "
+                f"{percent(row.held_out_fine)}, {row.seconds:.0f} s, {step.seconds_left / 60:.0f} min left"
+            )
+
+
+def _chosen(manifest: Manifest, names: list[str], everything: bool) -> list[ModelEntry]:
+    if everything == bool(names):
+        raise InvalidInput("name the networks to measure, or say --all")
+    return list(manifest.models) if everything else [manifest.entry(name) for name in names]
+
+
+def _precisions(entry: ModelEntry, folder: Path, runs: Path | None) -> Iterator[tuple[ModelEntry, Path]]:
+    yield entry, folder
+    if runs is not None:
+        path = runs / entry.name / "fp32.onnx"
+        yield entry.with_file(path, precision="fp32"), path.parent
+
+
+@contextmanager
+def _training_extra(purpose: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib"}:
+            raise MissingExtra("train", purpose) from error
+        raise
+
+
+def _progress(unit: str) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(f"{unit}s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=screen(stderr=True),
+        transient=True,
+    )
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

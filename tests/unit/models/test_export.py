@@ -1,0 +1,123 @@
+"""Export to ONNX and INT8: same answers, folded normalisation, the marked cut."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.manifest import ModelEntry, load_manifest
+from models.session import OnnxModel, load_model
+from models.split import FEATURES, Part
+from tierkit.errors import WeightsError
+
+torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+onnx = pytest.importorskip("onnx", reason="needs the extra 'train' (onnx)")
+
+from models.export.quantize import quantize_onnx  # noqa: E402
+from models.export.to_onnx import export_onnx  # noqa: E402
+from models.training.batches import Statistics, normalise  # noqa: E402
+from models.training.networks import build_network  # noqa: E402
+
+pytestmark = pytest.mark.train
+
+KNOWN = Statistics(mean=122, std=68.0)
+NETWORKS: list[tuple[str, dict[str, Any]]] = [
+    ("mobilenet-v1", {"alpha": 0.25}),
+    ("resnet-34", {"stem_kernel": 7}),
+    ("resnet-34", {"stem_kernel": 3, "stem_pool": True}),
+    ("wide-resnet", {"depth": 10, "width": 2}),
+    ("wide-resnet", {"depth": 10, "width": 1}),
+]
+
+
+@pytest.fixture(scope="module")
+def images():
+    return np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+
+
+def trained(kind: str, options: dict[str, Any]) -> Any:
+    """A network whose batch normalisation has seen some images, so that folding it changes something."""
+    torch.manual_seed(0)
+    network = build_network(kind, 20, options)
+    with torch.no_grad():
+        for value in network.parameters():
+            if value.ndim == 1:
+                value.uniform_(0.5, 1.5)
+        for _ in range(3):
+            network(torch.randn(16, 3, 32, 32))
+    return network.eval()
+
+
+def entry_for(path: Path, features: tuple[int, int, int]) -> ModelEntry:
+    entry = load_manifest().default_for("end").with_file(path, precision="fp32")
+    return entry.model_copy(update={"feature_shape": features})
+
+
+def load(model: Any, path: Path, part: Part = "whole") -> OnnxModel:
+    path.write_bytes(model.SerializeToString())
+    cut = next(value for value in model.graph.value_info if value.name == FEATURES)
+    _, *shape = (dim.dim_value for dim in cut.type.tensor_type.shape.dim)
+    return load_model(entry_for(path, (shape[0], shape[1], shape[2])), path.parent, part=part)
+
+
+@pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
+def test_the_exported_network_answers_as_torch_does(kind: str, options: dict[str, Any], images, tmp_path: Path):
+    network = trained(kind, options)
+    with torch.inference_mode():
+        expected = network(normalise(torch.from_numpy(images), KNOWN)).numpy()
+    model = export_onnx(network, KNOWN, (32, 32))
+    assert "BatchNormalization" not in {node.op_type for node in model.graph.node}
+    answer = load(model, tmp_path / "net.onnx").run({"images": images}, ["logits"])["logits"]
+    np.testing.assert_allclose(answer, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    assert (answer.argmax(axis=1) == expected.argmax(axis=1)).all()
+
+
+@pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
+def test_head_and_tail_equal_the_whole_in_fp32(kind: str, options: dict[str, Any], images, tmp_path: Path):
+    model = export_onnx(trained(kind, options), KNOWN, (32, 32))
+    whole, head, tail = (load(model, tmp_path / "net.onnx", part) for part in ("whole", "head", "tail"))
+    expected = whole.run({"images": images}, ["logits"])["logits"]
+    features = head.run({"images": images}, [FEATURES])
+    answer = tail.run(features, ["logits"])["logits"]
+    np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    assert (answer.argmax(axis=1) == expected.argmax(axis=1)).all()
+
+
+@pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
+def test_int8_covers_every_weight_and_stays_close(kind: str, options: dict[str, Any], images, tmp_path: Path):
+    model = export_onnx(trained(kind, options), KNOWN, (32, 32))
+    integer = quantize_onnx(model, KNOWN, images)
+    floats = [item for item in integer.graph.initializer if item.data_type == onnx.TensorProto.FLOAT]
+    assert max(len(onnx.numpy_helper.to_array(item).ravel()) for item in floats) <= 2048  # scales alone
+    assert len(integer.SerializeToString()) < 0.45 * len(model.SerializeToString())
+    expected = load(model, tmp_path / "fp32.onnx").run({"images": images}, ["logits"])["logits"]
+    whole, head, tail = (load(integer, tmp_path / "int8.onnx", part) for part in ("whole", "head", "tail"))
+    answer = whole.run({"images": images}, ["logits"])["logits"]
+    spread = expected.std()
+    assert np.abs(answer - expected).mean() < 0.25 * spread
+    joined = tail.run(head.run({"images": images}, [FEATURES]), ["logits"])["logits"]
+    assert np.abs(joined - answer).mean() < 0.1 * spread
+
+
+def test_an_exported_file_says_nothing_of_the_machine_it_was_made_on():
+    content = export_onnx(trained("wide-resnet", {"depth": 10, "width": 1}), KNOWN, (32, 32)).SerializeToString()
+    assert b".py" not in content
+    assert b"/home" not in content
+
+
+def test_two_exports_of_the_same_weights_are_the_same_file():
+    first, second = (
+        hashlib.sha256(
+            export_onnx(trained("wide-resnet", {"depth": 10, "width": 1}), KNOWN, (32, 32)).SerializeToString()
+        )
+        for _ in range(2)
+    )
+    assert first.digest() == second.digest()
+
+
+def test_a_network_for_another_class_count_does_not_load(tmp_path: Path):
+    network = build_network("wide-resnet", 7, {"depth": 10, "width": 1})
+    with pytest.raises(WeightsError, match="does not fit"):
+        load(export_onnx(network, KNOWN, (32, 32)), tmp_path / "net.onnx")

@@ -1,0 +1,102 @@
+"""The manifest: what ships, and what a wrong one is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from models.manifest import MANIFEST_NAME, load_manifest, merge_entry, save_manifest, weights_folder
+from tierkit.errors import NotFound, WeightsError
+
+
+@pytest.fixture
+def content():
+    return json.loads((weights_folder() / MANIFEST_NAME).read_text())
+
+
+def write(folder: Path, content: object) -> Path:
+    (folder / MANIFEST_NAME).write_text(json.dumps(content))
+    return folder
+
+
+def test_each_tier_has_a_network_and_each_file_is_there():
+    manifest = load_manifest()
+    for tier in ("end", "edge", "cloud"):
+        entry = manifest.default_for(tier)
+        assert (weights_folder() / entry.file).stat().st_size == entry.size_bytes
+        assert len(manifest.labels(entry)) == entry.classes
+    assert manifest.default_for("end").target == "coarse"
+
+
+def test_the_shipped_weights_keep_within_their_budget():
+    assert sum(entry.size_bytes for entry in load_manifest().models) <= 70_000_000
+
+
+def test_an_unknown_name_is_refused_with_those_there_are():
+    with pytest.raises(NotFound, match="resnet-34"):
+        load_manifest().entry("vgg")
+    with pytest.raises(NotFound, match="space"):
+        load_manifest().default_for("space")
+
+
+def test_saving_and_loading_changes_nothing(tmp_path: Path):
+    manifest = load_manifest()
+    save_manifest(manifest, tmp_path)
+    assert load_manifest(tmp_path) == manifest
+    assert load_manifest(tmp_path).hierarchy == manifest.hierarchy
+
+
+def test_a_merged_entry_takes_the_place_of_the_old_one():
+    models = load_manifest().models
+    better = models[0].model_copy(update={"coarse_accuracy": 0.99})
+    merged = merge_entry(reversed(models), better)
+    assert [entry.tier for entry in merged] == ["end", "edge", "cloud"]
+    assert merged[0].coarse_accuracy == 0.99
+
+
+def test_a_missing_manifest_is_named(tmp_path: Path):
+    with pytest.raises(WeightsError, match=str(tmp_path)):
+        load_manifest(tmp_path)
+
+
+def test_a_class_count_that_disagrees_with_the_hierarchy_is_refused(tmp_path: Path, content):
+    content["models"][1]["classes"] = 99
+    with pytest.raises(WeightsError, match=r"has 99 classes, hierarchy 'cifar-100' has 100"):
+        load_manifest(write(tmp_path, content))
+
+
+def test_a_hierarchy_that_misses_a_class_is_refused(tmp_path: Path, content):
+    content["hierarchy"]["superclasses"]["people"].remove("girl")
+    with pytest.raises(WeightsError, match="'girl' stands in no superclass"):
+        load_manifest(write(tmp_path, content))
+
+
+def test_a_name_that_stands_twice_is_refused(tmp_path: Path, content):
+    content["models"].append(content["models"][0])
+    with pytest.raises(WeightsError, match="names a model twice"):
+        load_manifest(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("file", "../escape.onnx"), ("sha256", "beef"), ("temperature", 0), ("tier", "fog"), ("surprise", 1)],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, content, field: str, value: object):
+    content["models"][0][field] = value
+    with pytest.raises(WeightsError, match=field):
+        load_manifest(write(tmp_path, content))
+
+
+def test_text_that_is_no_json_is_refused(tmp_path: Path):
+    (tmp_path / MANIFEST_NAME).write_text("{")
+    with pytest.raises(WeightsError, match="is wrong"):
+        load_manifest(tmp_path)
+
+
+def test_an_entry_for_another_file_has_its_digest(tmp_path: Path):
+    (tmp_path / "fp32.onnx").write_bytes(b"")
+    entry = load_manifest().models[0].with_file(tmp_path / "fp32.onnx", precision="fp32")
+    assert (entry.file, entry.size_bytes, entry.precision) == ("fp32.onnx", 0, "fp32")
+    assert entry.sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    with pytest.raises(WeightsError, match="absent"):
+        entry.with_file(tmp_path / "absent", precision="fp32")

@@ -1,0 +1,91 @@
+"""Architectures: parameter counts of the design, shapes, wrong options, and the CPU's form of convolutions."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from tierkit.errors import InvalidInput
+
+torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from models.training.gemm_conv import use_matrix_products  # noqa: E402
+from models.training.networks import build_network, count_parameters  # noqa: E402
+
+pytestmark = pytest.mark.train
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "options", "parameters"),
+    [
+        # DESIGN, table of models: 0.84 M, 21.3 M and 36.5 M.
+        ("mobilenet-v1", 20, {"alpha": 0.5}, 828_852),
+        ("resnet-34", 100, {"stem_kernel": 7}, 21_336_036),
+        ("resnet-34", 100, {"stem_kernel": 3}, 21_328_356),
+        ("wide-resnet", 100, {"depth": 28, "width": 10}, 36_536_884),
+        ("wide-resnet", 100, {"depth": 16, "width": 2}, 703_284),
+    ],
+)
+def test_parameter_counts(kind: str, classes: int, options: dict[str, Any], parameters: int):
+    assert count_parameters(build_network(kind, classes, options)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "parameters", "shape"),
+    [
+        ("resnet-34", {"stem_kernel": 7}, 9_472, (64, 16, 16)),
+        ("wide-resnet", {"depth": 28, "width": 10}, 432, (16, 32, 32)),
+    ],
+)
+def test_encoders(kind: str, options: dict[str, Any], parameters: int, shape: tuple[int, ...]):
+    encoder = build_network(kind, 100, options).encoder
+    assert count_parameters(encoder) == parameters
+    assert encoder(torch.zeros(1, 3, 32, 32)).shape[1:] == shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("mobilenet-v1", {"alpha": 0.25, "stem_stride": 2}),
+        ("mobilenet-v1", {"alpha": 0.25, "block_strides": [1, 2, 1, 1, 1, 2, 1, 1, 1, 1, 1, 2, 1]}),
+        ("resnet-34", {"stem_pool": True}),
+        ("wide-resnet", {"depth": 10, "width": 1}),
+    ],
+)
+def test_logits_of_any_image_size(kind: str, options: dict[str, Any]):
+    network = build_network(kind, 7, options).eval()
+    for side in (32, 48):
+        assert network(torch.zeros(2, 3, side, side)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("vgg", {}),
+        ("resnet-34", {"stem_kernel": 5}),
+        ("resnet-34", {"depth": 34}),
+        ("wide-resnet", {"depth": 27}),
+        ("mobilenet-v1", {"block_strides": [1, 2]}),
+    ],
+)
+def test_wrong_options_are_refused(kind: str, options: dict[str, Any]):
+    with pytest.raises(InvalidInput):
+        build_network(kind, 10, options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("mobilenet-v1", {"alpha": 0.25}), ("resnet-34", {}), ("wide-resnet", {"depth": 10, "width": 1})],
+)
+def test_matrix_products_give_the_same_answers_and_gradients(kind: str, options: dict[str, Any]):
+    torch.manual_seed(0)
+    plain = build_network(kind, 10, options).double()
+    fast = copy.deepcopy(plain)
+    use_matrix_products(fast)
+    images = torch.randn(4, 3, 32, 32, dtype=torch.float64)
+    outputs = [network(images) for network in (plain, fast)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    for output in outputs:
+        output.square().sum().backward()
+    for one, other in zip(plain.parameters(), fast.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad)

@@ -1,0 +1,151 @@
+"""ONNX Runtime sessions of the shipped networks, whole and cut."""
+
+import builtins
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.data import read_sample
+from models.manifest import load_manifest, weights_folder
+from models.session import load_model, softmax, verify_file
+from models.split import extract_part
+from tierkit.errors import MissingExtra, ProviderUnavailable, WeightsError
+from tierkit.model import Model, TensorSpec
+
+MANIFEST = load_manifest()
+NAMES = [entry.name for entry in MANIFEST.models]
+
+
+@pytest.fixture(scope="module")
+def images():
+    return read_sample().images[:60]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_network_is_a_model(name: str, images):
+    entry = MANIFEST.entry(name)
+    model = load_model(entry)
+    assert isinstance(model, Model)
+    assert model.inputs == (TensorSpec(name="images", datatype="UINT8", shape=(-1, *entry.input_shape)),)
+    assert [spec.name for spec in model.outputs] == ["logits", "probabilities"]
+    assert model.labels["logits"] == MANIFEST.labels(entry)
+    assert model.sha256 == entry.sha256
+    assert model.parameters["temperature"] == entry.temperature
+    answer = model.run({"images": images}, ["logits", "probabilities"])
+    assert answer["logits"].shape == (60, entry.classes)
+    assert answer["logits"].dtype == answer["probabilities"].dtype == np.float32
+    np.testing.assert_allclose(answer["probabilities"].sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(answer["probabilities"], softmax(answer["logits"], entry.temperature))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_what_is_asked_for_comes_back(name: str, images):
+    model = load_model(MANIFEST.entry(name))
+    assert list(model.run({"images": images[:1]}, ["probabilities"])) == ["probabilities"]
+    assert model.run({"images": images[:1]}, []) == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_and_its_images_one_by_one_agree(name: str, images):
+    model = load_model(MANIFEST.entry(name))
+    together = model.run({"images": images[:5]}, ["logits"])["logits"]
+    alone = [model.run({"images": images[index : index + 1]}, ["logits"])["logits"][0] for index in range(5)]
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_head_and_tail_make_the_whole(name: str, images):
+    entry = MANIFEST.entry(name)
+    head, tail = load_model(entry, part="head"), load_model(entry, part="tail")
+    assert (head.name, tail.name) == (f"{name}-head", f"{name}-tail")
+    assert head.outputs == tail.inputs
+    assert head.outputs[0].shape == (-1, *entry.feature_shape)
+    assert head.labels == {}
+    assert head.parameters["parameters"] == entry.head_parameters
+    features = head.run({"images": images}, ["features"])["features"]
+    joined = tail.run({"features": features}, ["logits"])["logits"]
+    whole = load_model(entry).run({"images": images}, ["logits"])["logits"]
+    assert np.mean(joined.argmax(axis=1) == whole.argmax(axis=1)) >= 0.97
+
+
+def test_the_heads_are_the_encoders_of_the_design():
+    heads = {entry.tier: (entry.feature_shape, entry.head_parameters) for entry in MANIFEST.models}
+    assert heads["edge"] == ((64, 16, 16), 9472)
+    assert heads["cloud"] == ((16, 32, 32), 432)
+
+
+def test_a_changed_file_is_refused_by_name(tmp_path: Path):
+    entry = MANIFEST.models[0]
+    content = bytearray((weights_folder() / entry.file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / entry.file).write_bytes(content)
+    for check in (lambda: verify_file(entry, tmp_path), lambda: load_model(entry, tmp_path)):
+        with pytest.raises(WeightsError, match=entry.file):
+            check()
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(WeightsError, match=MANIFEST.models[0].file):
+        verify_file(MANIFEST.models[0], tmp_path)
+
+
+def test_a_file_that_is_no_network_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "text.onnx").write_bytes(b"not a network")
+    entry = MANIFEST.models[0].with_file(tmp_path / "text.onnx", precision="int8")
+    for part in ("whole", "head", "tail"):
+        with pytest.raises(WeightsError, match=r"text\.onnx"):
+            load_model(entry, tmp_path, part=part)
+
+
+@pytest.mark.parametrize("change", [{"classes": 21}, {"input_shape": (64, 64, 3)}])
+def test_a_network_that_does_not_fit_its_entry_is_refused(change):
+    with pytest.raises(WeightsError, match="does not fit its manifest entry"):
+        load_model(MANIFEST.models[0].model_copy(update=change))
+
+
+def test_a_number_of_labels_that_disagrees_with_the_network_is_refused():
+    with pytest.raises(WeightsError, match="the hierarchy names 2"):
+        load_model(MANIFEST.models[0], labels=("cat", "dog"))
+
+
+def test_a_provider_that_is_not_there_is_refused():
+    with pytest.raises(ProviderUnavailable, match="cpu, cuda"):
+        load_model(MANIFEST.models[0], provider="tpu")
+
+
+def test_cuda_needs_its_extra():
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has CUDA")
+    with pytest.raises(ProviderUnavailable, match="extra 'gpu'"):
+        load_model(MANIFEST.models[0], provider="cuda")
+
+
+def test_without_onnx_runtime_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    real = builtins.__import__
+
+    def without(name: str, *rest, **more):
+        if name == "onnxruntime":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtra, match=r"terrace\[cpu\]"):
+        load_model(MANIFEST.models[0])
+
+
+def test_a_truncated_network_cannot_be_cut():
+    content = (weights_folder() / MANIFEST.models[0].file).read_bytes()
+    with pytest.raises(WeightsError, match="cannot cut"):
+        extract_part(content[: len(content) // 2], "tail")
+
+
+def test_the_parts_hold_each_weight_once():
+    entry = MANIFEST.default_for("edge")
+    content = (weights_folder() / entry.file).read_bytes()
+    head, tail = extract_part(content, "head"), extract_part(content, "tail")
+    assert len(head) < 100_000
+    assert len(head) + len(tail) < 1.02 * len(content)
+    assert extract_part(content, "whole") == content

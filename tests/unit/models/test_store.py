@@ -1,0 +1,100 @@
+"""Where a node finds weights, and how it fetches those that it lacks."""
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from models.manifest import ModelEntry, load_manifest
+from models.store import ModelStore
+from tierkit.errors import SetupError, WeightsError
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def entry() -> ModelEntry:
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    return (
+        load_manifest().models[0].model_copy(update={"file": "net.onnx", "sha256": digest, "size_bytes": len(CONTENT)})
+    )
+
+
+def left(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+class Source:
+    """Yields given blocks, and counts how often it was asked."""
+
+    def __init__(self, *blocks: bytes) -> None:
+        self.blocks = blocks
+        self.asked: list[tuple[str, str]] = []
+
+    async def __call__(self, name: str, sha256: str) -> AsyncIterator[bytes]:
+        self.asked.append((name, sha256))
+        for block in self.blocks:
+            yield block
+
+
+async def test_a_missing_file_is_fetched_once_and_kept(tmp_path: Path, entry: ModelEntry):
+    store, source = ModelStore([tmp_path / "given"], tmp_path / "cache"), Source(CONTENT[:99], CONTENT[99:])
+    assert store.find(entry) is None
+    path = await store.obtain(entry, source)
+    assert path.read_bytes() == CONTENT
+    assert await store.obtain(entry, source) == path == store.find(entry)
+    assert source.asked == [(entry.name, entry.sha256)]
+
+
+async def test_a_given_folder_comes_first(tmp_path: Path, entry: ModelEntry):
+    (tmp_path / "net.onnx").write_bytes(CONTENT)
+    source = Source()
+    assert await ModelStore([tmp_path], tmp_path / "cache").obtain(entry, source) == tmp_path / "net.onnx"
+    assert source.asked == []
+
+
+async def test_a_damaged_file_counts_as_absent(tmp_path: Path, entry: ModelEntry):
+    (tmp_path / "net.onnx").write_bytes(CONTENT[:-1])
+    path = await ModelStore([tmp_path], tmp_path / "cache").obtain(entry, Source(CONTENT))
+    assert path.is_relative_to(tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([CONTENT[:-1]], "not those of the manifest"),
+        ([CONTENT[:-1], b"x"], "not those of the manifest"),
+        ([], "not those of the manifest"),
+        ([CONTENT, b"x"], "longer than"),
+    ],
+)
+async def test_wrong_bytes_are_never_kept(tmp_path: Path, entry: ModelEntry, blocks, message: str):
+    store = ModelStore([], tmp_path / "cache")
+    with pytest.raises(WeightsError, match=message):
+        await store.obtain(entry, Source(*blocks))
+    assert store.find(entry) is None
+    assert left(tmp_path) == []
+
+
+async def test_a_transfer_that_breaks_leaves_nothing(tmp_path: Path, entry: ModelEntry):
+    async def breaks(name: str, sha256: str) -> AsyncIterator[bytes]:
+        yield CONTENT[:10]
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await ModelStore([], tmp_path / "cache").obtain(entry, breaks)
+    assert left(tmp_path) == []
+
+
+async def test_a_full_disk_is_an_error_and_leaves_nothing(
+    tmp_path: Path, entry: ModelEntry, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(SetupError, match="No space left"):
+        await ModelStore([], tmp_path / "cache").obtain(entry, Source(CONTENT))
+    assert left(tmp_path) == []

@@ -1,0 +1,303 @@
+"""Training: batches, loss, schedule, configuration, checkpoints, and runs that are killed and resumed."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.data import ImageSet
+from models.hierarchy import Hierarchy
+from tierkit.errors import Conflict, DataError, InvalidInput, SetupError, WeightsError
+from tierkit.model import Array
+
+torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from models.training.batches import BatchSource, hold_out, normalise, statistics  # noqa: E402
+from models.training.checkpoint import load_checkpoint  # noqa: E402
+from models.training.config import TrainConfig, bundled_config, bundled_configs, load_config  # noqa: E402
+from models.training.loop import Progress, Trainer  # noqa: E402
+from models.training.loss import Labels, training_loss  # noqa: E402
+from models.training.schedule import learning_rate  # noqa: E402
+
+pytestmark = pytest.mark.train
+
+SHAPES = Hierarchy.parse(
+    {
+        "name": "shapes",
+        "fine": ["circle", "ellipse", "square"],
+        "superclasses": {"round": ["circle", "ellipse"], "angular": ["square"]},
+    },
+    source="test",
+)
+
+
+def make_config(**changes) -> TrainConfig:
+    fields = {
+        "name": "tiny",
+        "tier": "end",
+        "target": "coarse",
+        "auxiliary": 0.5,
+        "network": {"kind": "wide-resnet", "options": {"depth": 10, "width": 1}},
+        "epochs": 3,
+        "batch_size": 8,
+        "crop_padding": 1,
+        "held_out_per_class": 2,
+        "precision": "fp32",
+    }
+    return TrainConfig.model_validate({**fields, **changes})
+
+
+@pytest.fixture
+def data() -> ImageSet:
+    fine = np.arange(36) % 3
+    images = np.random.default_rng(0).integers(0, 60, (36, 8, 8, 3), dtype=np.uint8)
+    images[np.arange(36), :, :, fine] += 150  # the colour tells the class
+    return ImageSet(
+        images=images,
+        fine=fine,
+        coarse=SHAPES.coarse_labels(fine),
+        names=tuple(map(str, range(36))),
+        hierarchy_name="shapes",
+    )
+
+
+def fine_of(data: ImageSet) -> Array:
+    assert data.fine is not None
+    return data.fine
+
+
+def coarse_of(data: ImageSet) -> Array:
+    assert data.coarse is not None
+    return data.coarse
+
+
+def source(data: ImageSet, **changes) -> BatchSource:
+    config = make_config(**changes)
+    split = hold_out(fine_of(data), config.held_out_per_class)
+    return BatchSource(data, split.train, config, torch.device("cpu"))
+
+
+def test_held_out_images_are_the_last_of_each_class():
+    split = hold_out(np.array([0, 1, 0, 1, 0, 1]), 1)
+    assert split.held_out.tolist() == [4, 5]
+    assert split.train.tolist() == [0, 1, 2, 3]
+
+
+def test_a_class_that_would_be_left_without_images_is_named():
+    with pytest.raises(DataError, match="class 1 has 1"):
+        hold_out(np.array([0, 0, 1]), 1)
+
+
+def test_normalised_images_have_no_mean_and_unit_variance(data: ImageSet):
+    values = normalise(torch.from_numpy(data.images), statistics(data.images))
+    assert abs(float(values.mean())) < 0.01
+    assert float(values.std()) == pytest.approx(1, abs=0.01)
+
+
+def test_an_epoch_sees_each_training_image_once_and_no_held_out_one(data: ImageSet):
+    batches = source(data, batch_size=10)
+    assert batches.steps_per_epoch == 3
+    for epoch in range(2):
+        seen = torch.cat([batches.batch(3 * epoch + step).index for step in range(3)])
+        assert sorted(seen.tolist()) == list(range(30))
+
+
+def test_a_batch_depends_on_its_number_and_the_seed_alone(data: ImageSet):
+    for changes in ({}, {"mixup": 0.4, "cutmix": 1.0}):
+        first, again = source(data, **changes).batch(5), source(data, **changes).batch(5)
+        assert torch.equal(first.images, again.images)
+        assert not torch.equal(first.images, source(data, seed=1, **changes).batch(5).images)
+
+
+def test_without_padding_a_crop_is_the_image_or_its_mirror_image(data: ImageSet):
+    batches = source(data, crop_padding=0)
+    batch = batches.batch(0)
+    whole = normalise(torch.from_numpy(data.images), batches.statistics)[batch.index]
+    mirrored = batch.flipped == 1
+    assert 0 < int(mirrored.sum()) < len(mirrored)
+    expected = torch.where(mirrored[:, None, None, None], whole.flip(3), whole)
+    torch.testing.assert_close(batch.images, expected)
+
+
+def test_early_epochs_have_small_images(data: ImageSet):
+    batches = source(data, early_side=5, early_share=0.34)
+    sides = [batches.batch(epoch * batches.steps_per_epoch).images.shape[2] for epoch in range(3)]
+    assert sides == [5, 8, 8]
+
+
+def test_a_cut_mixed_batch_tells_the_share_of_its_own_pixels(data: ImageSet):
+    batches, plain = source(data, cutmix=1.0, crop_padding=0), source(data, crop_padding=0)
+    for step in range(6):
+        mixed, own = batches.batch(step), plain.batch(step).images
+        kept = (mixed.images == own).all(dim=1).float().mean(dim=(1, 2))
+        others = mixed.partner != torch.arange(len(mixed.partner))
+        assert kept[others].min() == pytest.approx(float(mixed.share), abs=0.02)
+
+
+@pytest.mark.parametrize("schedule", ["one-cycle", "cosine"])
+def test_the_rate_rises_to_its_peak_and_falls_to_zero(schedule: str):
+    config = make_config(schedule=schedule, warmup=0.2, peak_rate=0.5)
+    rates = [learning_rate(step, 100, config) for step in range(100)]
+    assert rates[0] == pytest.approx(0.5 / 20)
+    assert max(rates) == rates[19] == pytest.approx(0.5)
+    assert rates[:20] == sorted(rates[:20])
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+    assert rates[-1] < 0.01
+
+
+def test_a_student_that_agrees_with_its_teacher_has_no_distance(data: ImageSet):
+    config = make_config(
+        target="fine", auxiliary=0, label_smoothing=0, teacher={"runs": ["big"], "weight": 1, "temperature": 3}
+    )
+    batch = source(data).batch(0)
+    teacher = torch.randn(36, 2, 3).log_softmax(2)
+    labels = Labels(
+        fine=torch.from_numpy(fine_of(data)),
+        coarse=torch.from_numpy(coarse_of(data)),
+        membership=torch.eye(3),
+        teacher=teacher,
+    )
+    same = teacher[batch.index, batch.flipped]
+    assert float(training_loss(same, None, batch, labels, config)) == pytest.approx(0, abs=1e-6)
+    other = float(training_loss(same.flip(1), None, batch, labels, config))
+    soft, student = (same / 3).softmax(1), (same.flip(1) / 3).log_softmax(1)
+    assert other == pytest.approx(9 * float((soft * (soft.log() - student)).sum(1).mean()), rel=1e-4)
+
+
+def test_a_run_learns_and_reports_each_epoch(data: ImageSet, tmp_path: Path):
+    trainer = Trainer(make_config(epochs=8, target="fine", auxiliary=0), data, SHAPES, tmp_path)
+    seen: list[Progress] = []
+    assert trainer.run(seen.append)
+    assert seen[-1].step == trainer.steps
+    assert [row.epoch for row in trainer.rows] == list(range(1, 9))
+    assert trainer.rows[-1].loss < trainer.rows[0].loss
+    assert trainer.rows[-1].held_out_fine == 1.0
+
+
+def unbroken(data: ImageSet, folder: Path, config: TrainConfig) -> dict[str, Any]:
+    trainer = Trainer(config, data, SHAPES, folder)
+    trainer.run()
+    return trainer.weights()
+
+
+def reached(trainer: Trainer, step: int) -> bool:
+    return trainer.step >= step
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"precision": "bf16", "mixup": 0.2, "cutmix": 1.0, "early_side": 6}], ids=["plain", "mixed"]
+)
+def test_a_stopped_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Path, changes):
+    config = make_config(**changes)
+    expected = unbroken(data, tmp_path / "whole", config)
+    for _ in range(3):
+        trainer = Trainer(config, data, SHAPES, tmp_path / "parts")
+        trainer.run(stop=partial(reached, trainer, trainer.step + 4))
+    assert trainer.step == trainer.steps
+    assert len(trainer.rows) == config.epochs
+    for name, value in trainer.weights().items():
+        assert torch.equal(value, expected[name]), name
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from models.data import ImageSet
+from models.hierarchy import Hierarchy
+from models.training.config import TrainConfig
+from models.training.loop import Trainer
+
+stored = np.load(sys.argv[1])
+hierarchy = Hierarchy.load(Path(sys.argv[2]))
+config = TrainConfig.model_validate_json(Path(sys.argv[3]).read_text())
+names = tuple(map(str, range(len(stored["fine"]))))
+data = ImageSet(**stored, names=names, hierarchy_name="shapes")
+
+def die(progress):
+    if progress.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Trainer(config, data, hierarchy, Path(sys.argv[4]), checkpoint_every_s=0).run(die)
+"""
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Path):
+    config = make_config()
+    expected = unbroken(data, tmp_path / "whole", config)
+    np.savez(tmp_path / "data.npz", images=data.images, fine=fine_of(data), coarse=coarse_of(data))
+    (tmp_path / "shapes.toml").write_text(
+        'name = "shapes"\nfine = ["circle", "ellipse", "square"]\n'
+        '[superclasses]\nround = ["circle", "ellipse"]\nangular = ["square"]\n'
+    )
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    files = [str(tmp_path / name) for name in ("data.npz", "shapes.toml", "config.json", "killed")]
+    done = subprocess.run([sys.executable, "-c", KILLED, *files], timeout=50, check=False, env={**os.environ})
+    assert done.returncode == -signal.SIGKILL
+    checkpoint = load_checkpoint(tmp_path / "killed" / "checkpoint.pt")
+    assert checkpoint is not None
+    assert 0 < checkpoint.step <= 5
+    for name, value in unbroken(data, tmp_path / "killed", config).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_a_truncated_checkpoint_is_named(data: ImageSet, tmp_path: Path):
+    Trainer(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(WeightsError, match=r"checkpoint\.pt is truncated"):
+        Trainer(make_config(), data, SHAPES, tmp_path)
+
+
+def test_a_run_folder_of_another_configuration_is_refused(data: ImageSet, tmp_path: Path):
+    Trainer(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
+    with pytest.raises(Conflict, match="another configuration"):
+        Trainer(make_config(seed=1), data, SHAPES, tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_whole(data: ImageSet, tmp_path: Path, monkeypatch):
+    Trainer(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(SetupError, match="No space left"):
+        Trainer(make_config(), data, SHAPES, tmp_path).run()
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+def test_labels_outside_the_hierarchy_are_refused(data: ImageSet, tmp_path: Path):
+    with pytest.raises(DataError, match="label 9 is outside"):
+        Trainer(make_config(), dataclasses.replace(data, fine=fine_of(data) + 7), SHAPES, tmp_path)
+
+
+def test_every_bundled_configuration_is_valid_and_named_as_its_file():
+    assert {"mobilenet-v1-0.5", "resnet-34", "wrn-16-2", "wrn-28-10"} <= set(bundled_configs())
+    for name in bundled_configs():
+        assert load_config(bundled_config(name)).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("epochs = 'many'", "epochs"), ("colour = 1", "colour"), ("name = ", "not valid TOML")],
+)
+def test_a_wrong_configuration_says_what_is_wrong(tmp_path: Path, text: str, message: str):
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        load_config(tmp_path / "bad.toml")
+
+
+def test_a_configuration_that_is_not_there(tmp_path: Path):
+    with pytest.raises(InvalidInput, match="there is: "):
+        bundled_config("vgg")
+    with pytest.raises(InvalidInput, match="cannot read"):
+        load_config(tmp_path / "absent.toml")
