@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from scheduler.settings import SchedulerSettings
 from terrace import __version__
 from terrace.cli import run
+from terrace.options import DEFAULT_PORT, DEFAULT_URL
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,12 @@ def imports(command: list[str]) -> set[str]:
     assert done.returncode == 2
     assert "--threads is 'many'" in done.stderr
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+def test_the_commands_look_where_the_scheduler_listens() -> None:
+    settings = SchedulerSettings()
+    assert f"http://{settings.host}:{settings.port}" == DEFAULT_URL
+    assert settings.port == DEFAULT_PORT
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
