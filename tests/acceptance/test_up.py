@@ -4,12 +4,16 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tierkit.client import Client
 
 
 class Up:
@@ -24,23 +28,24 @@ class Up:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "NO_COLOR": "1"},
             )
-        self.url = self._wait_for(r"scheduler  (http://\S+)")
+        self.wait_for(r"stop +Ctrl-C")
         self.children = [os.pidfd_open(pid) for pid in children_of(self.process.pid)]
 
     @property
     def output(self) -> str:
         return self._log.read_text()
 
-    def _wait_for(self, pattern: str) -> str:
+    def wait_for(self, pattern: str) -> None:
+        """Until the output matches."""
         process = os.pidfd_open(self.process.pid)
         try:
             for _ in range(600):
-                if found := re.search(pattern, self.output):
-                    return found[1]
+                if re.search(pattern, self.output):
+                    return
                 assert not select.select([process], [], [], 0.05)[0], f"terrace up has ended:\n{self.output}"
         finally:
             os.close(process)
-        raise AssertionError(f"terrace up did not come up:\n{self.output}")
+        raise AssertionError(f"{pattern!r} does not come:\n{self.output}")
 
     def running(self, *, within_s: float) -> int:
         """How many children still run after so long at most."""
@@ -59,10 +64,9 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-@pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    arguments = ("--port", "0", "--end", "1", "--edge", "1", "--cloud", "0", "--state", str(tmp_path / "state"))
-    fleet = Up(*arguments, log=tmp_path / "log")
+@contextmanager
+def running(*arguments: str, log: Path) -> Iterator[Up]:
+    fleet = Up(*arguments, log=log)
     try:
         yield fleet
     finally:
@@ -72,18 +76,53 @@ def up(tmp_path: Path) -> Iterator[Up]:
             os.close(child)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_signal_stops_all_in_good_order(up: Up, number: signal.Signals) -> None:
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    counts = ("--end", "1", "--edge", "1", "--cloud", "0")
+    with running("--port", "0", *counts, "--state", str(tmp_path / "state"), log=tmp_path / "log") as fleet:
+        yield fleet
+
+
+def test_ctrl_c_stops_all_in_good_order(up: Up) -> None:
     assert len(up.children) == 3
-    up.process.send_signal(number)
+    up.process.send_signal(signal.SIGINT)
     assert up.process.wait(timeout=20) == 0
     assert up.running(within_s=0) == 0
+    assert re.findall(r"(\S+) +stopped", up.output) == ["end-1", "edge-1", "scheduler"]
 
 
-def test_a_killed_launcher_leaves_no_orphans(up: Up) -> None:
+def test_a_service_that_dies_is_told_of_and_a_killed_launcher_leaves_no_orphans(up: Up) -> None:
+    (pid,) = re.findall(r"edge-1 +ready .*pid=(\d+)", up.output)
+    os.kill(int(pid), signal.SIGKILL)
+    up.wait_for("edge-1 was killed by SIGKILL; the other services go on")
+    assert up.running(within_s=0) == 2
     up.process.kill()
     up.process.wait()
     assert up.running(within_s=10) == 0
+
+
+def test_a_fleet_file_starts_the_part_of_a_machine(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        f'scheduler = "http://127.0.0.1:{port}"\n'
+        f'[host.hub]\nscheduler = {{ port = {port}, state = "{tmp_path / "state"}" }}\nedge = 1\n'
+        "[host.pi]\nend = { count = 2, max_batch_size = 8 }\n"
+    )
+    with (
+        running("--fleet", str(file), "--host", "pi", log=tmp_path / "pi.log") as pi,
+        running("--fleet", str(file), "--host", "hub", log=tmp_path / "hub.log") as hub,
+    ):
+        for node in ("pi-end-1", "pi-end-2"):
+            pi.wait_for(f"{node} +registered with the scheduler")
+        with Client(f"http://127.0.0.1:{port}") as client:
+            assert {device.node_id for device in client.devices()} == {"hub-edge-1", "pi-end-1", "pi-end-2"}
+        for fleet in (hub, pi):
+            fleet.process.send_signal(signal.SIGTERM)
+            assert fleet.process.wait(timeout=20) == 0
+            assert fleet.running(within_s=0) == 0
 
 
 def test_a_taken_port_is_one_sentence(fleet_url: str) -> None:
