@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+
 import numpy as np
 
 from models.hierarchy import bundled_hierarchy
+from tierkit.testing import wait_for
 
 
 async def test_mapping_answers_every_image_coarse_then_fine(kit, scheduler):
@@ -33,3 +37,80 @@ async def test_mapping_answers_every_image_coarse_then_fine(kit, scheduler):
         assert result["fine"]["label"] == hierarchy.fine[index % 100] == result["true_fine"]
         assert result["coarse"]["label"] == hierarchy.coarse[hierarchy.parent[index % 100]] == result["true_coarse"]
         assert result["request_id"] == f"{job['id']}-{index // 50}"
+
+
+async def test_a_job_whose_pixels_are_gone_fails_and_says_so(kit, settings):
+    async with kit.scheduler(settings) as scheduler:
+        job = await scheduler.submit(kit.images(10))
+    for file in (settings.state / "inputs").iterdir():
+        file.unlink()
+    async with kit.scheduler(settings) as scheduler:
+        view = await scheduler.job(job["id"])
+        assert (view["state"], view["failed_images"]) == ("failed", 10)
+        assert "of an unfinished job is gone" in view["reason"]
+
+
+async def test_a_deadline_that_passed_while_nobody_was_there_ends_the_job(kit, settings):
+    async with kit.scheduler(settings) as scheduler:
+        job = await scheduler.submit(kit.images(10), deadline_s=0.01)
+    async with kit.scheduler(settings) as scheduler:
+        view = await scheduler.finished(job["id"])
+        assert (view["state"], view["failed_images"]) == ("failed", 10)
+
+
+async def test_failed_attempts_are_counted_across_a_restart(kit, settings):
+    """Three before and two after make the five that a task has."""
+
+    async def script(end, task_id, upstreams, lines):
+        if len(end.tasks) == 4:
+            end.gate.clear()
+            await end.gate.wait()
+        return kit.json_response({"error": "broken"}, 500)
+
+    async with AsyncExitStack() as nodes, kit.scheduler(settings) as scheduler:
+        end = await nodes.enter_async_context(kit.end(scheduler, "end-0", script=script))
+        job = await scheduler.submit(kit.images(10), scheme="end")
+        await wait_for(lambda: len(end.tasks) == 4, what="the fourth attempt")
+        # The scheduler has gone in the middle of the fourth: that one counts for nothing.
+    async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0", script=script) as end:
+        view = await scheduler.finished(job["id"])
+        assert (view["state"], len(end.tasks)) == ("failed", 2)
+
+
+async def test_finished_jobs_are_forgotten_after_their_retention(kit, settings):
+    async with kit.scheduler(settings) as scheduler:
+        done = await scheduler.submit(kit.images(10))
+        await scheduler.http.delete(f"/v1/jobs/{done['id']}")
+        kept = await scheduler.submit(kit.images(10))
+    async with kit.scheduler(settings.model_copy(update={"retention_s": 1e-6})) as scheduler:
+        await wait_for(lambda: forgotten(scheduler, done), what="the job to be forgotten")
+        assert (await scheduler.job(kept["id"]))["state"] == "queued"
+
+
+async def forgotten(scheduler, job) -> bool:
+    return bool((await scheduler.http.get(f"/v1/jobs/{job['id']}")).status_code == 404)
+
+
+async def test_too_many_unfinished_jobs_are_refused_for_now(kit, settings):
+    async with kit.scheduler(settings.model_copy(update={"max_unfinished_jobs": 2})) as scheduler:
+        first = await scheduler.submit(kit.images(1))
+        await scheduler.submit(kit.images(1))
+        refused = await scheduler.try_submit(kit.images(1))
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        await scheduler.http.delete(f"/v1/jobs/{first['id']}")
+        await scheduler.submit(kit.images(1))
+
+
+async def test_many_jobs_at_once_over_several_devices(kit, scheduler):
+    async with (
+        kit.end(scheduler, "end-0"),
+        kit.end(scheduler, "end-1"),
+        kit.end(scheduler, "end-2"),
+        kit.uppers(scheduler, "edge-0", "cloud-0"),
+    ):
+        jobs = await asyncio.gather(*(scheduler.submit(kit.images(70 + k), batch_size=20) for k in range(12)))
+        views = await asyncio.gather(*(scheduler.finished(job["id"]) for job in jobs))
+        for k, view in enumerate(views):
+            assert (view["state"], view["answered_fine"]) == ("completed", 70 + k)
+            results = await scheduler.results(view["id"])
+            assert [result["fine"]["index"] for result in results] == [index % 100 for index in range(70 + k)]

@@ -88,6 +88,8 @@ async def test_a_restart_does_not_compute_again_what_is_answered(kit, settings, 
             await wait_for(lambda: end.waiting == 2, what="both tasks on the device")
             process.terminate()
             assert await process.exit_code() == 0
+            # A task whose attempt the scheduler itself broke off is as if it had never been sent.
+            assert "attempt failed" not in process.log
         before = len(end.tasks)
         end.gate.set()
         again = command(settings, port=process.url.rpartition(":")[2])
@@ -95,6 +97,42 @@ async def test_a_restart_does_not_compute_again_what_is_answered(kit, settings, 
             assert (await running.finished(second["id"]))["answered_coarse"] == 100
             assert (await running.job(job["id"]))["answered_coarse"] == 500
     assert sorted(end.tasks[before:]) == [f"{second['id']}-0", f"{second['id']}-1"]
+
+
+async def test_sigterm_ends_streams_and_leaves_the_jobs_for_the_next_scheduler(kit, settings, tmp_path):
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        async with service_process(command(settings), ready_file=tmp_path / "ready") as process:
+            http.base_url = httpx.URL(process.url)
+            running = kit.running(process.url, http, settings)
+            job = await running.submit(kit.images(10))
+            async with http.stream("GET", f"/v1/jobs/{job['id']}/events") as response:
+                events = kit.read_events(response)
+                assert (await anext(events))[0] == "state"
+                process.terminate()
+                assert [event async for event in events] == []
+            assert await process.exit_code(timeout_s=5) == 0
+        again = command(settings, port=process.url.rpartition(":")[2])
+        async with service_process(again, ready_file=tmp_path / "again"):
+            assert (await running.job(job["id"]))["state"] == "queued"
+            assert (await running.http.delete(f"/v1/jobs/{job['id']}")).json()["state"] == "cancelled"
+
+
+async def test_a_database_that_cannot_be_used_stops_the_start_with_one_sentence(settings, tmp_path):
+    settings.state.mkdir(parents=True)
+    (settings.state / "scheduler.db").write_bytes(b"no database " * 50)
+    async with service_process(command(settings), ready_file=tmp_path / "ready", wait_ready=False) as process:
+        assert await process.exit_code() == 2
+    assert process.log.count("\n") == 1
+    assert "scheduler.db cannot be opened for writing: file is not a database" in process.log
+
+
+async def test_a_port_in_use_stops_the_start_with_one_sentence(settings, tmp_path):
+    async with service_process(command(settings), ready_file=tmp_path / "ready") as process:
+        port = process.url.rpartition(":")[2]
+        other = settings.model_copy(update={"state": tmp_path / "other"})
+        async with service_process(command(other, port), ready_file=tmp_path / "no", wait_ready=False) as second:
+            assert await second.exit_code() == 2
+    assert f"port {port} on 127.0.0.1 is in use" in second.log
 
 
 async def test_two_schedulers_never_share_a_state_folder(settings, tmp_path):
