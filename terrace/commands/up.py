@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -72,11 +73,18 @@ async def _run(plan: FleetPlan, *, raw: bool) -> int:
     console, notes = screen(), screen(stderr=True)
     painter = LogPainter({service.name: service.kind for service in plan.services})
 
+    task = asyncio.current_task()
+    assert task is not None
+
     def show_line(name: str, line: str) -> None:
-        if raw:
-            console.out(line, highlight=False)
-        else:
-            console.print(painter.paint(name, line), soft_wrap=True)
+        try:
+            if raw:
+                console.out(line, highlight=False)
+            else:
+                console.print(painter.paint(name, line), soft_wrap=True)
+        except SystemExit:
+            # So rich says that nobody reads our output any more (`terrace up | head`): as good as Ctrl-C.
+            task.cancel()
 
     def show_exit(end: Exit) -> None:
         notes.print(Text(f"{end}; the other services go on", style="bold red"), soft_wrap=True)

@@ -101,6 +101,21 @@ def test_a_service_that_dies_is_told_of_and_a_killed_launcher_leaves_no_orphans(
     assert up.running(within_s=10) == 0
 
 
+def test_it_stops_when_nobody_reads_its_output_any_more(tmp_path: Path) -> None:
+    counts = ("--end", "1", "--edge", "0", "--cloud", "0")
+    command = [sys.executable, "-m", "terrace", "up", "--port", "0", *counts, "--state", str(tmp_path / "state")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as fleet:
+        assert fleet.stdout is not None
+        assert fleet.stderr is not None
+        assert "ready" in fleet.stdout.readline()
+        (child,) = (os.pidfd_open(pid) for pid in children_of(fleet.pid)[:1])
+        fleet.stdout.close()
+        assert fleet.wait(timeout=30) == 0
+        assert select.select([child], [], [], 0)[0] == [child]
+        assert "Traceback" not in fleet.stderr.read()
+    os.close(child)
+
+
 def test_a_fleet_file_starts_the_part_of_a_machine(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
