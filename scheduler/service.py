@@ -145,10 +145,8 @@ class Scheduler:
     ) -> Submission:
         now = time.time()
         fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
-        async with (
-            self._released_on_error(sha256),
-            self._submitting,
-        ):  # so that two submissions with one key do not both find it free
+        # The lock keeps two submissions with one key from both finding it free.
+        async with self._released_on_error(sha256), self._submitting:
             if key is not None and (found := await self._store.by_idempotency_key(key)) is not None:
                 if found.fingerprint != fingerprint:
                     raise Conflict(
@@ -248,7 +246,11 @@ class Scheduler:
 
     async def view(self, job_id: str) -> JobView:
         """A job as it is now. Raises NotFound."""
-        return self._view(await self._store.get(job_id))
+        return self._view(await self._current(await self._store.get(job_id)))
+
+    async def _current(self, job: JobRow) -> JobRow:
+        """The row, read again if the job has ended since it was read: then its figures are in the database alone."""
+        return job if job.final or job.id in self._sinks else await self._store.get(job.id)
 
     def _view(self, job: JobRow) -> JobView:
         now = time.time()
@@ -265,7 +267,7 @@ class Scheduler:
     async def page(self, *, limit: int, cursor: str | None, state: str | None) -> JobPage:
         """Jobs, newest first."""
         rows = await self._store.page(limit=limit + 1, before=cursor, state=state)
-        shown = rows[:limit]
+        shown = [await self._current(row) for row in rows[:limit]]
         return JobPage(jobs=[self._view(row) for row in shown], next_cursor=shown[-1].id if len(rows) > limit else None)
 
     async def cancel(self, job_id: str) -> JobView:
@@ -283,8 +285,9 @@ class Scheduler:
     async def results(self, job_id: str, *, form: str) -> tuple[str, AsyncIterator[str]]:
         """The state of a job and its image results in index order, as text piece by piece. While the job runs, those
         that there are; afterwards all. Raises NotFound."""
-        job = await self._store.get(job_id)
+        job = await self._current(await self._store.get(job_id))
         renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id))
+        expects_fine = job.policy.scheme is not Scheme.END
         unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
 
         async def pieces() -> AsyncIterator[str]:
@@ -301,6 +304,7 @@ class Scheduler:
                     answers.get("coarse"),
                     answers.get("final"),
                     unanswered=unanswered,
+                    expects_fine=expects_fine,
                 )
                 yield "".join(csv_lines(rows)) if form == "csv" else "".join(to_line(row) + "\n" for row in rows)
 

@@ -178,12 +178,15 @@ class Renderer:
         final: Answer | None,
         *,
         unanswered: str | None = None,
+        expects_fine: bool = False,
     ) -> list[dict[str, Any]]:
         """The results of a task's images.
 
         Args:
             coarse, final: what there is.
-            unanswered: the error shown where there is no answer at all and none will come.
+            unanswered: shown where an answer is missing that will not come: as the error without any answer, as the
+                reason of the fallback where the coarse one is there and a fine one was to follow.
+            expects_fine: whether it was.
         """
         known = final or coarse
         coarse_event = coarse.event if coarse is not None and isinstance(coarse.event, CoarseEvent) else None
@@ -195,6 +198,8 @@ class Renderer:
             error = final.event.error
         elif known is None:
             error = unanswered
+        elif final is None and expects_fine:
+            fallback = unanswered
         rows = []
         for offset in range(images):
             index = first_image + offset

@@ -87,6 +87,18 @@ async def test_cancelling(kit, scheduler):
         assert (await scheduler.finished(other["id"]))["state"] == "completed"
 
 
+async def test_what_a_cancelled_job_has_stays_and_is_marked(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end, kit.uppers(scheduler, "edge-0"):
+        end.fine_gate.clear()
+        job = await scheduler.submit(kit.images(500))
+        await wait_for(lambda: coarse_count(scheduler, job, 150), what="the first window")
+        assert (await scheduler.http.delete(f"/v1/jobs/{job['id']}")).json()["answered_coarse"] == 150
+        results = await scheduler.results(job["id"])
+    assert all(result["coarse"] and not result["error"] for result in results[:150])
+    assert results[0]["fallback"] == "not answered: the job is cancelled (cancelled by the user)"
+    assert all(result["error"] and not result["coarse"] for result in results[150:])
+
+
 async def test_an_event_stream_is_taken_up_again_where_it_broke(kit, scheduler):
     async with kit.end(scheduler, "end-0"), kit.uppers(scheduler, "edge-0"):
         job = await scheduler.submit(kit.images(250))
