@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import anyio
 import numpy as np
@@ -29,7 +29,16 @@ __all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "buil
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 """What is picked up from a folder; a file named outright is sent whatever it is called."""
 
-Images = Any
+
+class Pixels(Protocol):
+    """Whatever numpy makes an array of without guessing: arrays, PIL images."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+_File = str | bytes | os.PathLike[str]
+Images = _File | Pixels | Sequence[_File | Pixels]
 """An array (n, height, width, 3) of uint8, a sequence of (height, width, 3) arrays or PIL images, the path of an image
 file, .zip, .npz, .npy or folder, encoded bytes, or a sequence of paths and bytes."""
 
