@@ -14,7 +14,7 @@ from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
 from terrace.report import job_summary
 from terrace.sources import FOLDER_LABELS, open_source
 from tierkit.client import ImageResult, Job
-from tierkit.types import Privacy, Recovery, Scheme, Tier
+from tierkit.types import Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["app"]
 
@@ -29,6 +29,7 @@ def classify(
     sources: Annotated[
         list[str],
         typer.Argument(
+            metavar="SOURCES",
             help="Image files, folders, .zip, .npz or .npy files; or 'sample', 'cifar100:test', 'cifar100:train'.",
             show_default=False,
         ),
@@ -46,8 +47,15 @@ def classify(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per task. Default: 50.")] = None,
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until the job must be done.")] = None,
+    task_deadline_s: Annotated[
+        float | None,
+        typer.Option("--task-deadline", help="Seconds until a task's fine answer; then the coarse stands."),
+    ] = None,
     privacy: Annotated[Privacy | None, typer.Option(help="In which form images may leave trusted nodes.")] = None,
     recovery: Annotated[Recovery | None, typer.Option(help="What happens to a task whose attempt failed.")] = None,
+    on_upstream_loss: Annotated[
+        UpstreamLoss | None, typer.Option(help="What happens when no upper node answers.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="A name for the job.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write one result per image to this file (.jsonl or .csv).", dir_okay=False)
@@ -68,8 +76,10 @@ def classify(
             scheme=scheme,
             batch_size=batch_size,
             deadline_s=deadline_s,
+            task_deadline_s=task_deadline_s,
             privacy=privacy,
             recovery=recovery,
+            on_upstream_loss=on_upstream_loss,
             name=name or source.title,
         )
         try:

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
+from scheduler.policy import PolicyRequest
 from scheduler.settings import SchedulerSettings
 from terrace import __version__
 from terrace.cli import run
 from terrace.options import DEFAULT_PORT, DEFAULT_URL
+from tierkit.client import PolicyFields
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +59,14 @@ def test_the_commands_look_where_the_scheduler_listens() -> None:
     assert settings.port == DEFAULT_PORT
 
 
+def test_every_field_of_the_policy_has_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["classify", "--help"]) == 0
+    text = capsys.readouterr().out
+    options = [f"--{name.removesuffix('_s').replace('_', '-')}" for name in PolicyRequest.model_fields]
+    assert [option for option in options if option not in text] == []
+    assert set(PolicyFields.__annotations__) == set(PolicyRequest.model_fields)
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"terrace {__version__}\n"
@@ -66,7 +76,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "sentence"),
     [
         (["clasify"], "terrace: No such command 'clasify'. Did you mean 'classify'? See 'terrace --help'."),
-        (["classify"], "terrace classify: Missing argument 'sources'. See 'terrace classify --help'."),
+        (["classify"], "terrace classify: Missing argument 'SOURCES'. See 'terrace classify --help'."),
         (["demo", "--images", "0"], "'--images'"),
         (["up", "--host", "pi"], "--host"),
         (["classify", "a.png", "--out", "results.xls"], "must end in .jsonl or .csv"),
