@@ -122,6 +122,21 @@ async def test_an_event_stream_is_taken_up_again_where_it_broke(kit, scheduler):
     assert late["results"][0]["coarse"] is not None
 
 
+async def test_a_quiet_stream_is_kept_open(kit, scheduler, monkeypatch):
+    monkeypatch.setattr("scheduler.service._KEEP_ALIVE_S", 0.02)
+    job = await scheduler.submit(kit.images(1))
+    async with scheduler.http.stream("GET", f"/v1/jobs/{job['id']}/events") as response:
+        lines = response.aiter_lines()
+        while await anext(lines) != ": waiting":
+            pass
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256])
+async def test_a_key_that_cannot_be_stored_is_refused(kit, scheduler, key):
+    response = await scheduler.try_submit(kit.images(1), headers={"Idempotency-Key": key})
+    assert (response.status_code, response.json()["error"]) == (400, "an Idempotency-Key has 1 to 255 characters")
+
+
 async def test_many_followers_see_the_same(kit, scheduler):
     async with kit.end(scheduler, "end-0") as end:
         end.gate.clear()

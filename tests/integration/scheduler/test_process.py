@@ -32,7 +32,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("events_before", [0, 1, 7, 20, 38])
+@pytest.mark.parametrize("events_before", [0, 7, 20, 38])
 async def test_a_killed_scheduler_goes_on_and_answers_every_image_once(kit, settings, tmp_path, events_before):
     """SIGKILL after so many of the 40 events (20 tasks, coarse and fine) have been seen."""
     images = 1000
