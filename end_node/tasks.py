@@ -58,7 +58,7 @@ class TaskEndpoint:
                 deadline=arrived + (self._settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
             )
-            async with cancelled_on_disconnect(receive):
+            with cancelled_on_disconnect(scope):
                 coarse = await self._node.coarse(task)
         except BaseException as exc:
             self._metrics.observe_request(time.perf_counter() - started, len(body), exc)
@@ -70,7 +70,7 @@ class TaskEndpoint:
         await _send_line(send, coarse, more=bool(task.upstreams))
         if task.upstreams:
             # Only the upper node's time: when the client hangs up, the question to it is dropped as well.
-            async with cancelled_on_disconnect(receive):
+            with cancelled_on_disconnect(scope):
                 event = await self._fine(task)
             await _send_line(send, event, more=False)
 

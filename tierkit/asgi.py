@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Receive, Scope
+
+from tierkit.service.exchange import ON_DISCONNECT
 
 __all__ = ["cancelled_on_disconnect", "read_body"]
 
@@ -32,8 +34,8 @@ async def read_body(receive: Receive) -> bytes:
         pieces.append(body)
 
 
-@asynccontextmanager
-async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+@contextmanager
+def cancelled_on_disconnect(scope: Scope) -> Iterator[None]:
     """Cancel what runs inside as soon as the client hangs up. The body must have been read.
 
     Raises:
@@ -43,14 +45,12 @@ async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
     assert task is not None
     gone = False
 
-    async def watch() -> None:
+    def hang_up() -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
         gone = True
         task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    take_back = scope["extensions"][ON_DISCONNECT](hang_up)
     try:
         yield
     except asyncio.CancelledError:
@@ -59,4 +59,4 @@ async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
             raise ClientDisconnect from None
         raise
     finally:
-        watcher.cancel()
+        take_back()

@@ -46,7 +46,7 @@ class InferEndpoint:
             request_headers = dict(scope["headers"])
             runner.check_room(announced_images(request_headers, runner.model.inputs[0]))
             body = await read_body(receive)
-            result, chunks, headers = await self._answer(runner, body, request_headers, receive)
+            result, chunks, headers = await self._answer(runner, body, request_headers, scope)
         except BaseException as exc:
             metrics.observe_request(time.perf_counter() - started, len(body), exc)
             raise
@@ -58,12 +58,12 @@ class InferEndpoint:
         metrics.observe_request(time.perf_counter() - started, len(body), None)
 
     async def _answer(
-        self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], receive: Receive
+        self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], scope: Scope
     ) -> tuple[RunResult, Chunks, dict[str, str]]:
         inputs = runner.model.inputs
         request = read_request(headers, body, limits=self._limits, raw_input=inputs[0] if len(inputs) == 1 else None)
         wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
-        async with cancelled_on_disconnect(receive):
+        with cancelled_on_disconnect(scope):
             result = await runner.infer(
                 {tensor.name: tensor.data for tensor in request.inputs},
                 [output.name for output in wanted],

@@ -1,23 +1,42 @@
-"""HTTP/1.1 connections with bounds: a slow, endless or absent request head, an unread answer, too many at once.
+"""HTTP/1.1 connections with bounds on everything that a peer may send, or leave out: a slow, endless or absent head, a
+body that is too large or too slow, an answer that nobody reads, too many connections.
 
-uvicorn bounds the idle time between two requests; what happens on a connection before a request reaches the
-application is bounded here. Request bodies are bounded in `tierkit.service.shell`.
+uvicorn has a protocol class of its own, whose bounds end with the idle time between two requests, which copies a body
+four times, writes an answer in two packets, and closes a connection whose body has not been read. Here a request may be
+answered before its body is there: the rest of it is thrown away as it comes, and the connection stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
-from tierkit.service.responses import LINGER_S, refuse
+from tierkit.service.exchange import Exchange, head_bytes
+from tierkit.service.responses import send_error
 from tierkit.settings import ServiceSettings
 
 __all__ = ["bounded_protocol"]
 
+log = logging.getLogger(__name__)
+
 _MAX_HEAD_BYTES = 64 * 1024
+
+_READ_AHEAD_BYTES = 256 * 1024
+"""So much of a body is taken in before the application has asked for it. A batch of 50 images fits."""
+
+_LINGER_S = 2.0
+"""How long the rest of a request is still taken in after its answer. A socket that is closed with unread bytes resets
+the connection, and the sender would see that reset in place of the answer."""
 
 _RESERVE = 64
 """Connections above the limit that still get a proper 503; those beyond are closed at once."""
@@ -25,100 +44,322 @@ _RESERVE = 64
 
 def bounded_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:
     """Protocol class for uvicorn with the limits of `settings`."""
-    return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": settings})
+    return type("BoundedHttpProtocol", (_HttpProtocol,), {"limits": settings})
 
 
-class _BoundedHttpProtocol(HttpToolsProtocol):
+class _HttpProtocol(asyncio.Protocol):
     limits: ServiceSettings
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._reading_head = True
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._app = cast(ASGIApp, config.loaded_app)
+        self._server_state = server_state
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        # A client that asks for the connection to be closed, and yet sends more, shall have its answer.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until `connection_made`
+        self._addresses: dict[str, Any] = {}
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
-        self._refused = False
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._body_bytes = 0
+        self._body_since = 0.0
+        self._answering: Exchange | None = None
+        """The request whose turn it is; it stays until it and its answer are complete."""
+        self._receiving: Exchange | None = None
+        """The request whose body is being received."""
+        self._pipelined: deque[Exchange] = deque()
+        self._deaf = False
+        """Nothing more is wanted of this client; what still comes is thrown away."""
+        self._paused = False
+        self._waiting_for: Callable[[], None] | None = None
+        """What happens when `_timer` is due."""
+        self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # --- asyncio.Protocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast(asyncio.Transport, transport))
-        excess = len(self.connections) - self.limits.max_connections
+        # uvloop's transports have the methods of asyncio.Transport, but not its class.
+        self._transport = cast(asyncio.Transport, transport)
+        self._addresses = {
+            "client": transport.get_extra_info("peername")[:2],
+            "server": transport.get_extra_info("sockname")[:2],
+        }
+        self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own classes
+        excess = len(self._server_state.connections) - self.limits.max_connections
         if excess > _RESERVE:
-            transport.abort()  # type: ignore[attr-defined]  # every TCP transport has it
+            self._transport.abort()
             return
         if excess > 0:
-            self.app = _too_many_connections
-        self._await_head()
+            self._app = _too_many_connections
+        self._wait(self._head_is_late, self.limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
+        self._server_state.connections.discard(self)
+        self._deaf = True
+        self._wait(None)
         self._stop_write_timer()
-        super().connection_lost(exc)
+        self._writable.set()
+        for exchange in (self._answering, *self._pipelined):
+            if exchange is not None:
+                exchange.give_up()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._deaf:
             return
-        if self._reading_head:
+        if self._receiving is None:
             self._head_bytes += len(data)
-        super().data_received(data)
-        if self._refused or self.transport.is_closing():
-            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Answered as if nobody had asked for another protocol; but the parser reads no further.
+            if self._answering is not None:
+                self._answering.keep_alive = False
+        except httptools.HttpParserError as exc:
+            log.debug("not HTTP: %s", exc)
+            self._refuse(400, "this is no valid HTTP request")
         if self._head_bytes > _MAX_HEAD_BYTES:
             self._refuse(431, f"the head of the request is longer than {_MAX_HEAD_BYTES} bytes")
-        elif self._head_bytes and self._head_timer is None:
-            self._await_head()
+        if self._receiving is not None and self._receiving.unread_bytes >= _READ_AHEAD_BYTES:
+            self._pause_reading()
+            self._receiving.wake()
+        self._watch()
 
-    def on_headers_complete(self) -> None:
-        self._reading_head = False
-        self._head_bytes = 0
-        self._stop_head_timer()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._reading_head = True
+    def eof_received(self) -> bool:
+        return False  # a client that closes its side has hung up
 
     def pause_writing(self) -> None:
-        super().pause_writing()
-        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+        self._writable.clear()
+        self._write_timer = self._loop.call_later(self.limits.write_timeout_s, self._transport.abort)
 
     def resume_writing(self) -> None:
         self._stop_write_timer()
-        super().resume_writing()
+        self._writable.set()
 
-    def send_400_response(self, msg: str) -> None:
-        # uvicorn answers what is no HTTP in plain text; every error of ours is JSON.
-        self._refuse(400, "this is no valid HTTP request")
+    # --- httptools ---
 
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._head_is_late)
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._deaf:
+            return
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._body_since = self._loop.time()
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        version = self._parser.get_http_version()
+        headers = dict(self._headers)
+        exchange = self._receiving = Exchange(
+            self,
+            {
+                "type": "http",
+                "asgi": {"version": "3.0", "spec_version": "2.3"},
+                "http_version": version,
+                "method": self._parser.get_method().decode("ascii"),
+                "scheme": "http",
+                "path": unquote(path) if "%" in path else path,
+                "raw_path": url.path,
+                "query_string": url.query or b"",
+                "root_path": "",
+                "headers": self._headers,
+                **self._addresses,
+            },
+            keep_alive=version != "1.0" and self._parser.should_keep_alive(),
+            expects_continue=headers.get(b"expect", b"").lower() == b"100-continue",
+            default_headers=self._server_state.default_headers,
+        )
+        if self._answering is None:
+            self._answer(exchange)
+        else:
+            self._pipelined.append(exchange)
+            self._pause_reading()
+        if int(headers.get(b"content-length", 0)) > self.limits.max_body_bytes:
+            self._refuse(413, self._too_large())
+
+    def on_body(self, piece: bytes) -> None:
+        exchange = self._receiving
+        if exchange is None or self._deaf:
+            return
+        self._body_bytes += len(piece)
+        if self._body_bytes > self.limits.max_body_bytes:
+            self._refuse(413, self._too_large())
+        else:
+            exchange.feed(piece)
+
+    def on_message_complete(self) -> None:
+        exchange, self._receiving = self._receiving, None
+        if exchange is None or self._deaf:
+            return
+        exchange.feed_end()
+        if exchange.answered:
+            self._next()
+        else:
+            exchange.wake()
+
+    # --- one request after the other ---
+
+    def _answer(self, exchange: Exchange) -> None:
+        self._answering = exchange
+        task = self._loop.create_task(exchange.run(self._app))
+        # uvicorn waits for these when it stops.
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
+
+    def _next(self) -> None:
+        """Request and answer are complete: on to the next one."""
+        self._answering = None
+        if self._pipelined:
+            self._answer(self._pipelined.popleft())
+        if not self._pipelined:
+            self.resume_reading()
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when it stops: end the connection as soon as nothing is being answered."""
+        if self._answering is None:
+            self._transport.close()
+        else:
+            self._answering.keep_alive = False
+
+    # --- called by exchanges ---
+
+    def write(self, *pieces: bytes) -> None:
+        self._transport.writelines(pieces)
+
+    async def drain(self) -> None:
+        await self._writable.wait()
+
+    def resume_reading(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def finished(self, exchange: Exchange) -> None:
+        if not exchange.answered:
+            # Breaking the connection is how HTTP tells that an answer, once begun, will not be completed.
+            if not exchange.started:
+                self._write_error(500, "internal error")
+            self._transport.close()
+        elif not exchange.keep_alive:
+            self._close()
+        elif exchange.received:
+            self._next()
+            self._watch()
+        else:
+            self.resume_reading()
+            self._watch()
+
+    # --- bounds ---
+
+    def _watch(self) -> None:
+        """See that whatever has to come next has a time by which it must be there."""
+        if self._deaf:
+            return
+        if self._receiving is not None:
+            if self._receiving.answered:
+                self._wait(self._rest_is_late, _LINGER_S)
+            else:
+                self._wait(self._body_is_late, self.limits.body_timeout_s)
+        elif self._head_bytes:
+            self._wait(self._head_is_late, self.limits.header_timeout_s)
+        elif self._answering is None:
+            self._wait(self._idle_for_long, self.limits.keep_alive_s)
+        else:
+            self._wait(None)  # for the application, however long it takes
+
+    def _wait(self, then: Callable[[], None] | None, seconds: float = 0.0) -> None:
+        """Call `then` after so many seconds, unless something else is waited for by then."""
+        if then == self._waiting_for:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting_for = then
+        self._timer = None if then is None else self._loop.call_later(seconds, then)
+
+    def _idle_for_long(self) -> None:
+        self._transport.close()
+
+    def _rest_is_late(self) -> None:
+        self._transport.close()
 
     def _head_is_late(self) -> None:
-        self._head_timer = None
-        if self._head_bytes:
+        self._waiting_for = None
+        if self._paused:
+            self._watch()  # it is we who do not read
+        elif self._head_bytes:
             self._refuse(408, f"the head of the request was not complete after {self.limits.header_timeout_s:g} s")
         else:
-            self.transport.close()
+            self._transport.close()
+
+    def _body_is_late(self) -> None:
+        self._waiting_for = None
+        earned_s = self._body_bytes * 8 / self.limits.min_upload_bps
+        left_s = self._body_since + self.limits.body_timeout_s + earned_s - self._loop.time()
+        if self._paused:
+            self._watch()
+        elif left_s > 0:
+            self._wait(self._body_is_late, left_s)
+        else:
+            self._refuse(408, f"the body did not arrive in time ({self._body_bytes} bytes so far)")
+
+    def _too_large(self) -> str:
+        return f"the body is larger than the limit of {self.limits.max_body_bytes} bytes"
 
     def _refuse(self, status: int, message: str) -> None:
-        self._refused = True
-        self._stop_head_timer()
-        if self.cycle is not None and not self.cycle.response_complete:
-            # Amid the answer to an earlier request on this connection, bytes of ours would be read as part of it.
-            self.transport.close()
+        """Answer in the application's place, and end the connection."""
+        if self._deaf:
             return
-        body = json.dumps({"error": message}).encode()
-        self.transport.write(
-            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status, len(body), body)
-        )
-        # Not closed yet, for the same reason as in `refuse`: the rest of what arrives is ignored above.
-        self.transport.write_eof()
-        self._head_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        exchange = self._answering
+        if exchange is not None and exchange is not self._receiving:
+            # Amid the answer to an earlier request, bytes of ours would be read as part of it: that one is completed.
+            exchange.keep_alive = False
+            self._deaf = True
+            self._wait(None)
+            return
+        if exchange is not None:
+            exchange.give_up()
+            if exchange.started:
+                self._transport.close()
+                return
+        self._write_error(status, message)
+        self._close()
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _write_error(self, status: int, message: str) -> None:
+        body = json.dumps({"error": message}).encode()
+        fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        self._transport.write(head_bytes(status, [*fields, (b"connection", b"close")]) + body)
+
+    def _close(self) -> None:
+        """Close the connection, when what the client still sends has been taken in."""
+        if self._receiving is None and not self._deaf and not self._head_bytes:
+            self._transport.close()
+            return
+        self._deaf = True
+        self._transport.write_eof()
+        self.resume_reading()
+        self._wait(self._rest_is_late, _LINGER_S)
+
+    def _pause_reading(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
@@ -126,5 +367,5 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self._write_timer = None
 
 
-async def _too_many_connections(scope: Any, receive: Any, send: Any) -> None:
-    await refuse(receive, send, 503, "too many connections; try again in a second", retry_after_s=1)
+async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
+    await send_error(send, 503, "too many connections; try again in a second", retry_after_s=1, close=True)

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 from collections.abc import Mapping
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Send
 
-__all__ = ["refuse", "send_body", "send_error", "send_json"]
-
-LINGER_S = 2.0
-"""How long the bytes of a refused request are still taken in."""
+__all__ = ["send_body", "send_error", "send_json"]
 
 
 async def send_json(send: Send, status: int, content: Mapping[str, object], *headers: tuple[bytes, bytes]) -> None:
     """A complete JSON response."""
     await send_body(send, status, json.dumps(content).encode(), b"application/json", *headers)
-
-
-async def refuse(receive: Receive, send: Send, status: int, message: str, *, retry_after_s: int | None = None) -> None:
-    """Answer a request whose body has not been read, and close the connection.
-
-    What still arrives is thrown away for a moment first: a socket that is closed with unread bytes resets the
-    connection, and the sender would see that reset in place of the answer.
-    """
-
-    async def send_unfinished(event: Message) -> None:
-        await send({**event, "more_body": True} if event["type"] == "http.response.body" else event)
-
-    await send_error(send_unfinished, status, message, retry_after_s=retry_after_s, close=True)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            while (await receive()).get("more_body", False):
-                pass
-    await send({"type": "http.response.body", "body": b""})
 
 
 async def send_error(

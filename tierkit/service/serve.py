@@ -97,7 +97,7 @@ async def running(
     """
     sock = bind(settings.host, settings.port)
     lifecycle.url = url_of(sock)
-    shell = Shell(settings, lifecycle, generate_latest, node_id=node_id)
+    shell = Shell(lifecycle, generate_latest, node_id=node_id)
     server = _Server(
         uvicorn.Config(
             shell,

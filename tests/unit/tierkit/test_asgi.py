@@ -1,13 +1,14 @@
 """Reading requests straight from ASGI."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.service.exchange import ON_DISCONNECT
 
 
 def sends(messages: Iterable[Message]) -> Receive:
@@ -43,15 +44,35 @@ async def test_a_client_that_hangs_up_within_the_body() -> None:
         await read_body(sends([body(b"ab", more=True), {"type": "http.disconnect"}]))
 
 
-async def test_work_goes_on_while_the_client_waits() -> None:
-    async with cancelled_on_disconnect(sends([])):
+class Client:
+    """Hangs up when told to."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[], None]] = []
+        self.scope: Scope = {"extensions": {ON_DISCONNECT: self.on_disconnect}}
+
+    def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+    def hang_up(self) -> None:
+        for callback in self.callbacks:
+            callback()
+
+
+async def test_work_goes_on_while_the_client_waits_and_nobody_is_called_afterwards() -> None:
+    client = Client()
+    with cancelled_on_disconnect(client.scope):
         await asyncio.sleep(0)
+        assert len(client.callbacks) == 1
+    assert client.callbacks == []
 
 
 async def test_work_ends_when_the_client_hangs_up() -> None:
-    with pytest.raises(ClientDisconnect):
-        async with cancelled_on_disconnect(sends([{"type": "http.disconnect"}])):
-            await asyncio.Event().wait()
+    client = Client()
+    asyncio.get_running_loop().call_soon(client.hang_up)
+    with pytest.raises(ClientDisconnect), cancelled_on_disconnect(client.scope):
+        await asyncio.Event().wait()
     # The task itself is not left in a cancelled state.
     await asyncio.sleep(0)
     task = asyncio.current_task()
@@ -63,7 +84,7 @@ async def test_a_task_cancelled_from_elsewhere_stays_cancelled() -> None:
     inside = asyncio.Event()
 
     async def work() -> None:
-        async with cancelled_on_disconnect(sends([])):
+        with cancelled_on_disconnect(Client().scope):
             inside.set()
             await asyncio.Event().wait()
 
@@ -75,6 +96,5 @@ async def test_a_task_cancelled_from_elsewhere_stays_cancelled() -> None:
 
 
 async def test_an_error_inside_comes_out_as_it_is() -> None:
-    with pytest.raises(KeyError):
-        async with cancelled_on_disconnect(sends([])):
-            raise KeyError
+    with pytest.raises(KeyError), cancelled_on_disconnect(Client().scope):
+        raise KeyError
