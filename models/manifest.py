@@ -188,10 +188,14 @@ def save_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def merge_entry(models: Iterable[ModelEntry], entry: ModelEntry) -> tuple[ModelEntry, ...]:
-    """`models` with `entry` in the place of the one of its name, or added; from the end tier upwards."""
+    """`models` with `entry` in the place of the one of its name, or added.
+
+    From the end tier upwards; within a tier a network that stands in for another comes after those that do not, since
+    the first one is the tier's default.
+    """
     rank = {"end": 0, "edge": 1, "cloud": 2}
     others = [model for model in models if model.name != entry.name]
-    return tuple(sorted([*others, entry], key=lambda model: rank[model.tier]))
+    return tuple(sorted([*others, entry], key=lambda model: (rank[model.tier], model.stands_in_for is not None)))
 
 
 def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: Path) -> None:

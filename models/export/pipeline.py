@@ -27,10 +27,13 @@ from models.training.loop import averaged_network
 from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, load_record, record_name
 from tierkit.errors import DataError, WeightsError
+from tierkit.model import Array
 
 __all__ = ["export_run", "quantize_run"]
 
 _CALIBRATION_PER_CLASS = 10
+_BATCH = 50
+_CUT: tuple[Part, Part] = ("head", "tail")
 FP32_NAME = "fp32.onnx"
 Say = Callable[[str], None]
 
@@ -71,6 +74,8 @@ def quantize_run(
 ) -> ModelEntry:
     """Quantise a run's `fp32.onnx`, fit its temperature, measure it on the test set and enter it into the manifest.
 
+    On the way the FP32 head and tail are compared with the whole network on every test image.
+
     Args:
         folder: the run folder, after `export_run`.
         dataset: the data set that it was trained on.
@@ -80,7 +85,8 @@ def quantize_run(
         say: told what is going on.
 
     Raises:
-        WeightsError: the run was not exported, or the manifest there is of another hierarchy.
+        WeightsError: the run was not exported, its parts disagree with the whole, or the manifest there is of another
+            hierarchy.
         DataError: images are missing or do not fit.
         SetupError: a file could not be written; the old ones are whole.
     """
@@ -100,9 +106,10 @@ def quantize_run(
     before = load_manifest(weights) if (weights / MANIFEST_NAME).is_file() else None
     if before is not None and before.hierarchy != dataset.hierarchy:
         raise WeightsError(f"{weights} holds networks of hierarchy {before.hierarchy.name!r}; choose another folder")
-    write_atomically(weights / draft.file, content)
+    # Measured in the run folder: what is being served from the weights folder changes only when all is known.
+    write_atomically(folder / draft.file, content)
     say("fitting the temperature on held-out training images")
-    model = _load(draft, weights, dataset)
+    model = _load(draft, folder, dataset)
     held_out = train.take(split.held_out)
     labels = held_out.fine if draft.target == "fine" else held_out.coarse
     assert labels is not None
@@ -111,9 +118,10 @@ def quantize_run(
     entry = _measured(draft, model, test, dataset, temperature)
     say("measuring on the test set, FP32")
     entry = _measured_fp32(entry, source, test, dataset)
-    for kept in sorted((folder / name, f"{entry.name}{Path(name).suffix}") for name in ("record.json", "curves.png")):
-        if kept[0].is_file():
-            write_atomically(records / kept[1], kept[0].read_bytes())
+    for name, kept in (("record.json", f"{entry.name}.json"), ("curves.png", f"{entry.name}.png")):
+        if (folder / name).is_file():
+            write_atomically(records / kept, (folder / name).read_bytes())
+    write_atomically(weights / entry.file, content)
     save_manifest(
         Manifest(
             hierarchy=dataset.hierarchy.content(),
@@ -208,5 +216,19 @@ def _measured(entry: ModelEntry, model: OnnxModel, test: ImageSet, dataset: Data
 def _measured_fp32(entry: ModelEntry, source: Path, test: ImageSet, dataset: Dataset) -> ModelEntry:
     floating = entry.with_file(source, precision="fp32")
     logits, _ = logits_of(_load(floating, source.parent, dataset), test.images)
+    head, tail = (_load(floating, source.parent, dataset, part) for part in _CUT)
+    _check_cut(head, tail, test.images, logits)
     coarse, fine, _ = score(logits, test, dataset.hierarchy, target=entry.target, temperature=entry.temperature)
     return entry.model_copy(update={"fp32_coarse_accuracy": coarse, "fp32_fine_accuracy": fine})
+
+
+def _check_cut(head: OnnxModel, tail: OnnxModel, images: Array, expected: Array) -> None:
+    joined = np.concatenate(
+        [
+            tail.run(head.run({"images": images[start : start + _BATCH]}, [FEATURES]), ["logits"])["logits"]
+            for start in range(0, len(images), _BATCH)
+        ]
+    )
+    largest = np.abs(expected).max()
+    if np.abs(joined - expected).max() > 1e-5 * largest or (joined.argmax(1) != expected.argmax(1)).any():
+        raise WeightsError(f"head and tail of {head.entry.file} do not give the answers of the whole network")

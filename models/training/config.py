@@ -57,6 +57,8 @@ class TrainConfig(_Frozen):
     """Which labels its output has."""
     network: NetworkConfig
     teacher: TeacherConfig | None = None
+    initial: str | None = None
+    """Name of a run of the same architecture whose averaged weights this one starts from; random ones unless given."""
     auxiliary: NonNegativeFloat = 0.0
     """Weight of a second, fine classifier that a coarse network has during training only."""
     epochs: PositiveInt

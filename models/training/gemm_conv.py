@@ -20,41 +20,47 @@ __all__ = ["use_matrix_products"]
 _FEW_POSITIONS = 16
 
 
+def _columns(padded: Tensor, kernel: int, stride: int, height: int, width: int) -> Tensor:
+    """The `kernel` x `kernel` neighbourhood of each output position: `[n, H, W, c]` to `[n h w, kernel^2 c]`."""
+    reach_h, reach_w = (height - 1) * stride + 1, (width - 1) * stride + 1
+    taps = [padded[:, i : i + reach_h : stride, j : j + reach_w : stride] for i in range(kernel) for j in range(kernel)]
+    return torch.cat(taps, dim=3).view(padded.shape[0] * height * width, -1)
+
+
 class _ColumnProduct(torch.autograd.Function):
-    """`[n, h, w, c]` (padded) and `[out, k, k, c]` to `[n, h', w', out]`: im2col, then one matrix product."""
+    """Convolution of `[n, h, w, c]` with `[out, k, k, c]`, padded by `pad`: im2col, then one matrix product."""
 
     @staticmethod
-    def forward(ctx: Any, padded: Tensor, weight: Tensor, stride: int) -> Tensor:
-        n, height, width, channels = padded.shape
+    def forward(ctx: Any, images: Tensor, weight: Tensor, stride: int, pad: int) -> Tensor:
+        n, height, width, _ = images.shape
         out_channels, kernel = weight.shape[0], weight.shape[1]
-        h, w = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        columns = torch.cat(
-            [
-                padded[:, i : i + (h - 1) * stride + 1 : stride, j : j + (w - 1) * stride + 1 : stride]
-                for i in range(kernel)
-                for j in range(kernel)
-            ],
-            dim=3,
-        ).view(n * h * w, kernel * kernel * channels)
+        h, w = (height + 2 * pad - kernel) // stride + 1, (width + 2 * pad - kernel) // stride + 1
+        columns = _columns(F.pad(images, (0, 0, pad, pad, pad, pad)), kernel, stride, h, w)
         ctx.save_for_backward(columns, weight)
-        ctx.geometry = (padded.shape, h, w, stride)
+        ctx.geometry = (images.shape, h, w, stride, pad)
         return (columns @ weight.reshape(out_channels, -1).T).view(n, h, w, out_channels)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         columns, weight = ctx.saved_tensors
-        shape, h, w, stride = ctx.geometry
-        out_channels, kernel, _, channels = weight.shape
-        grad = grads[0].reshape(-1, out_channels)
-        grad_weight = (grad.T @ columns).view_as(weight)
-        grad_columns = (grad @ weight.reshape(out_channels, -1)).view(shape[0], h, w, -1, channels)
-        grad_padded = grad.new_zeros(shape)
+        (n, height, width, channels), h, w, stride, pad = ctx.geometry
+        out_channels, kernel = weight.shape[0], weight.shape[1]
+        grad = grads[0].contiguous()
+        flat = grad.view(-1, out_channels)
+        grad_weight = (flat.T @ columns).view_as(weight)
+        if stride == 1:
+            # The gradient of the input is a convolution of the output's with the kernel turned by 180 degrees.
+            rim = kernel - 1 - pad
+            turned = weight.flip(1, 2).permute(1, 2, 0, 3).reshape(-1, channels)
+            around = _columns(F.pad(grad, (0, 0, rim, rim, rim, rim)), kernel, 1, height, width)
+            return (around @ turned).view(n, height, width, channels), grad_weight, None, None
+        taps = (flat @ weight.reshape(out_channels, -1)).view(n, h, w, -1, channels)
+        padded = grad.new_zeros(n, height + 2 * pad, width + 2 * pad, channels)
+        reach_h, reach_w = (h - 1) * stride + 1, (w - 1) * stride + 1
         for tap in range(kernel * kernel):
             i, j = divmod(tap, kernel)
-            grad_padded[:, i : i + (h - 1) * stride + 1 : stride, j : j + (w - 1) * stride + 1 : stride] += (
-                grad_columns[:, :, :, tap]
-            )
-        return grad_padded, grad_weight, None
+            padded[:, i : i + reach_h : stride, j : j + reach_w : stride] += taps[:, :, :, tap]
+        return padded[:, pad : pad + height, pad : pad + width], grad_weight, None, None
 
 
 class _MatrixConv2d(nn.Conv2d):
@@ -66,9 +72,8 @@ class _MatrixConv2d(nn.Conv2d):
         if side * side > _FEW_POSITIONS or self.bias is not None:
             return super().forward(input)
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
-        rows = F.pad(input.to(dtype).permute(0, 2, 3, 1), (0, 0, pad, pad, pad, pad))
         weight = self.weight.to(dtype).permute(0, 2, 3, 1).contiguous()
-        out: Tensor = _ColumnProduct.apply(rows.contiguous(), weight, stride)
+        out: Tensor = _ColumnProduct.apply(input.to(dtype).permute(0, 2, 3, 1), weight, stride, pad)
         return out.permute(0, 3, 1, 2)
 
 

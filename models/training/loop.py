@@ -28,7 +28,7 @@ from models.training.networks import build_network
 from models.training.schedule import learning_rate
 from tierkit.errors import DataError, WeightsError
 
-__all__ = ["Progress", "Trainer", "averaged_network", "predict"]
+__all__ = ["Progress", "Trainer", "averaged_network", "predict", "served_weights"]
 
 _EVALUATION_BATCH = 500
 
@@ -53,6 +53,7 @@ class Trainer:
         data: training images with labels; part of them is held out.
         hierarchy: class counts and superclasses of `data`.
         folder: the run folder.
+        initial: weights of the served network to start from, as `weights()` gives them; random ones unless given.
         teacher: log-probabilities `[N, 2, F]` for each image and its mirror image, from `models.training.teacher`.
         device: "cpu", "cuda", ...
         checkpoint_every_s: seconds between checkpoints within an epoch; each epoch ends with one.
@@ -70,6 +71,7 @@ class Trainer:
         hierarchy: Hierarchy,
         folder: Path,
         *,
+        initial: dict[str, Tensor] | None = None,
         teacher: Tensor | None = None,
         device: str = "cpu",
         checkpoint_every_s: float = 300.0,
@@ -107,6 +109,8 @@ class Trainer:
         self._epoch_seconds = 0.0
         torch.manual_seed(config.seed)
         self._student = _Student(config, hierarchy).to(self._device, memory_format=torch.channels_last)
+        if initial is not None:
+            self._student.network.load_state_dict(initial)
         self._averaged = {name: value.clone() for name, value in self._student.state_dict().items()}
         self._optimizer = torch.optim.SGD(
             _parameter_groups(self._student, config.weight_decay),
@@ -269,12 +273,17 @@ def averaged_network(checkpoint: Checkpoint, hierarchy: Hierarchy) -> tuple[nn.M
     """
     config = TrainConfig.model_validate(checkpoint.config)
     try:
-        network = _load(config, hierarchy, _served(checkpoint.averaged))
+        network = _load(config, hierarchy, served_weights(checkpoint))
     except RuntimeError as error:
         raise WeightsError(
             f"the checkpoint of {config.name!r} does not fit hierarchy {hierarchy.name!r}: {error}"
         ) from error
     return network, config, Statistics(**checkpoint.statistics)
+
+
+def served_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The averaged weights of the served network, without the classifier that it has during training only."""
+    return _served(checkpoint.averaged)
 
 
 def predict(

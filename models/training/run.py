@@ -8,15 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from models.data import ImageSet
 from models.dataset import CIFAR100, Dataset
-from models.training.checkpoint import EpochRow
+from models.training.checkpoint import EpochRow, load_checkpoint
 from models.training.config import TrainConfig
-from models.training.loop import Progress, Trainer
+from models.training.loop import Progress, Trainer, served_weights
 from models.training.record import TrainingRecord, make_record, save_record
 from models.training.teacher import teacher_probabilities
-from tierkit.errors import DataError
+from tierkit.errors import DataError, WeightsError
 
 __all__ = ["read_training_images", "train_run"]
 
@@ -63,7 +64,8 @@ def train_run(
     Leaves `checkpoint.pt`, `log.txt` and `record.json`, the last two brought up to date after every epoch.
 
     Args:
-        runs: folder of all runs; a teacher's run is looked for here.
+        runs: folder of all runs; the run to start from and a teacher's are looked for here, and a teacher's answers are
+            kept here for its other students.
         stop: asked after each step whether to stop there.
 
     Raises:
@@ -78,10 +80,11 @@ def train_run(
             [runs / name for name in config.teacher.runs],
             data,
             dataset.hierarchy,
-            cache=folder / "teacher.pt",
+            cache=runs / "answers" / f"{'+'.join(config.teacher.runs)}.pt",
             device=device,
         )
-    trainer = Trainer(config, data, dataset.hierarchy, folder, teacher=teacher, device=device)
+    initial = None if config.initial is None else _initial_weights(runs / config.initial, device)
+    trainer = Trainer(config, data, dataset.hierarchy, folder, initial=initial, teacher=teacher, device=device)
 
     def record() -> TrainingRecord:
         return make_record(
@@ -106,6 +109,13 @@ def train_run(
     finished = record()
     save_record(finished, folder)
     return finished
+
+
+def _initial_weights(folder: Path, device: str) -> dict[str, Tensor]:
+    checkpoint = load_checkpoint(folder / "checkpoint.pt", device=device)
+    if checkpoint is None:
+        raise WeightsError(f"the run to start from has not been trained: no {folder / 'checkpoint.pt'}")
+    return served_weights(checkpoint)
 
 
 def _log(path: Path, row: EpochRow, epochs: int, seconds_left: float) -> None:

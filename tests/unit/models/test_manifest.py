@@ -54,6 +54,13 @@ def test_a_merged_entry_takes_the_place_of_the_old_one():
     assert merged[0].coarse_accuracy == 0.99
 
 
+def test_a_network_comes_before_the_one_that_stands_in_for_it():
+    models = load_manifest().models
+    stand_in = models[-1].model_copy(update={"stands_in_for": "big: no GPU"})
+    big = models[-1].model_copy(update={"name": "big", "stands_in_for": None})
+    assert [entry.name for entry in merge_entry([stand_in], big)] == ["big", stand_in.name]
+
+
 def test_a_missing_manifest_is_named(tmp_path: Path):
     with pytest.raises(WeightsError, match=str(tmp_path)):
         load_manifest(tmp_path)
