@@ -102,6 +102,8 @@ class Exchange:
         except Exception:
             log.exception("exception in the application")
         finally:
+            # The scope refers to this object, and this object to the scope.
+            del self._scope["extensions"]
             if not (self.answered or self._gone):
                 self._connection.finished(self)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import json
 import logging
@@ -14,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import uvicorn
-from prometheus_client import Gauge, generate_latest
+from prometheus_client import Histogram, generate_latest
 from starlette.applications import Starlette
 
 from tierkit import logs
@@ -33,10 +34,13 @@ Build = Callable[[Lifecycle], Starlette | Awaitable[Starlette]]
 """Makes the application. Its lifespan begins after the address is bound and ends after the last answer."""
 
 _EXIT_CRASHED = 1
-_LAG_PERIOD_S = 0.25
+_LAG_PERIOD_S = 0.05
+"""What blocks the event loop for longer than this cannot hide between two looks."""
 
-_event_loop_lag = Gauge(
-    "terrace_event_loop_lag_seconds", "How late the event loop ran a timer that was due; above 0.1 something blocks it."
+_event_loop_lag = Histogram(
+    "terrace_event_loop_lag_seconds",
+    "How late the event loop ran a timer that was due, 20 times a second; above 0.1 something blocks it.",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )
 
 
@@ -70,6 +74,10 @@ async def _serve(build: Build, settings: ServiceSettings, node_id: str) -> int:
 
     async def run() -> None:
         async with running(build, settings, lifecycle=lifecycle, node_id=node_id):
+            # What is there now stays. The garbage collector would look through all of it again and again, which takes
+            # a quarter of the event loop's time under load.
+            gc.collect()
+            gc.freeze()
             log.info("ready", extra={"url": lifecycle.url, "pid": os.getpid()})
             await lifecycle.wait_draining()
         log.info("stopped")
@@ -232,4 +240,4 @@ async def _measure_loop_lag() -> None:
     while True:
         due = loop.time() + _LAG_PERIOD_S
         await asyncio.sleep(_LAG_PERIOD_S)
-        _event_loop_lag.set(max(0.0, loop.time() - due))
+        _event_loop_lag.observe(max(0.0, loop.time() - due))

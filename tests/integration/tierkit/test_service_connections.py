@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -264,11 +265,36 @@ async def test_readiness_shows_which_check_fails() -> None:
         assert (await http.get(f"{service.url}/livez")).status_code == 200
 
 
-async def test_metrics_show_the_lag_of_the_event_loop() -> None:
-    async with serve_app(Sample().app) as service, httpx.AsyncClient(trust_env=False) as http:
-        answer = await http.get(f"{service.url}/metrics")
-        assert "terrace_event_loop_lag_seconds" in answer.text
-        assert answer.headers["content-type"].startswith("text/plain")
+async def test_metrics_keep_each_lag_of_the_event_loop() -> None:
+    async def block(request: Request) -> Response:
+        time.sleep(0.3)  # noqa: ASYNC251  # to block the event loop is what the test wants
+        return JSONResponse({})
+
+    def looks(metrics: str, bound: str) -> float:
+        (line,) = [
+            line
+            for line in metrics.splitlines()
+            if line.startswith(f'terrace_event_loop_lag_seconds_bucket{{le="{bound}"')
+        ]
+        return float(line.rpartition(" ")[2])
+
+    app = Starlette(routes=[Route("/block", block, methods=["POST"])])
+    async with serve_app(app) as service, httpx.AsyncClient(trust_env=False) as http:
+
+        async def metrics() -> str:
+            answer = await http.get(f"{service.url}/metrics")
+            assert answer.headers["content-type"].startswith("text/plain")
+            return answer.text
+
+        before = await metrics()
+        await http.post(f"{service.url}/block")
+
+        async def seen() -> bool:
+            now = await metrics()
+            late = [looks(text, "+Inf") - looks(text, "0.2") for text in (before, now)]
+            return late[1] > late[0]
+
+        await wait_for(seen, what="the block among the lags")
 
 
 async def test_an_endless_answer_can_end_itself_when_the_service_drains() -> None:
