@@ -177,8 +177,8 @@ class Exchange:
         more: bool = message.get("more_body", False)
         head = b""
         if not self.started:
-            self.started = True
             head = self._head(self._start, None if more else len(body))
+            self.started = True
         if self._scope["method"] == "HEAD" or self._start["status"] in _BODILESS:
             body = b""
         elif self._chunked:

@@ -1,0 +1,240 @@
+"""HTTP/1.1 as clients write it: several requests on a connection, answers before the body, odd but legal forms."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from tierkit.service import Lifecycle, protocol
+from tierkit.service.exchange import head_bytes
+from tierkit.testing import serve_app, wait_for
+
+
+class Sample:
+    """Answers requests in ways that a server must get right."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.app = Starlette(
+            routes=[
+                Route("/echo", self.echo, methods=["GET", "POST"]),
+                Route("/full", self.full, methods=["POST"]),
+                Route("/wait", self.wait, methods=["POST"]),
+                Route("/lines", self.lines),
+                Route("/empty", self.empty),
+                Route("/split", self.split),
+                Route("/breaks", self.breaks),
+            ]
+        )
+
+    async def echo(self, request: Request) -> Response:
+        return Response(await request.body() or request.url.query)
+
+    async def full(self, request: Request) -> Response:
+        return Response("full", 503)
+
+    async def wait(self, request: Request) -> Response:
+        await self.gate.wait()
+        return Response("waited")
+
+    async def lines(self, request: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"one\n"
+            yield b""
+            yield b"two\n"
+
+        return StreamingResponse(parts())
+
+    async def empty(self, request: Request) -> Response:
+        return Response(status_code=204)
+
+    async def split(self, request: Request) -> Response:
+        return Response("x", headers={"x-name": request.query_params["value"]})
+
+    async def breaks(self, request: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"one\n"
+            raise ZeroDivisionError
+
+        return StreamingResponse(parts())
+
+
+class Wire:
+    """A connection on which a test writes bytes and reads answers."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *parts: bytes) -> None:
+        self.writer.write(b"".join(parts))
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Status and body of the next answer, which must have a content-length."""
+        async with asyncio.timeout(10):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.partition(b":")[2]) for line in head.splitlines() if line.lower().startswith(b"content-length")
+            )
+            return int(head.split()[1]), await self.reader.readexactly(length)
+
+    async def closed(self) -> bytes:
+        """What still comes before the server closes the connection."""
+        async with asyncio.timeout(10):
+            return await self.reader.read()
+
+
+@asynccontextmanager
+async def wire_to(service: Lifecycle) -> AsyncIterator[Wire]:
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def wire() -> AsyncIterator[tuple[Wire, Sample]]:
+    sample = Sample()
+    async with serve_app(sample.app) as service, wire_to(service) as connection:
+        yield connection, sample
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+async def test_a_refusal_before_the_body_is_there_keeps_the_connection() -> None:
+    async with wire() as (client, _):
+        head, _, body = post("/full", bytes(200_000)).partition(b"\r\n\r\n")
+        client.send(head, b"\r\n\r\n", body[:10])
+        assert await client.answer() == (503, b"full")
+        client.send(body[10:], post("/echo", b"next"))
+        assert await client.answer() == (200, b"next")
+
+
+async def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_S", 0.05)
+    async with wire() as (client, _):
+        client.send(post("/full", bytes(100))[:-1])
+        assert await client.answer() == (503, b"full")
+        assert await client.closed() == b""
+
+
+async def test_requests_in_one_packet_are_answered_in_their_order() -> None:
+    async with wire() as (client, sample):
+        client.send(post("/wait", b""), *(post("/echo", str(number).encode()) for number in range(50)))
+        sample.gate.set()
+        assert await client.answer() == (200, b"waited")
+        assert [await client.answer() for _ in range(50)] == [(200, str(number).encode()) for number in range(50)]
+        client.send(post("/echo", b"later"))
+        assert await client.answer() == (200, b"later")
+
+
+async def test_rubbish_after_a_request_does_not_cost_it_its_answer() -> None:
+    async with wire() as (client, sample):
+        client.send(post("/wait", b""), b"\0\0 rubbish\r\n\r\n")
+        sample.gate.set()
+        assert await client.answer() == (200, b"waited")
+        assert await client.closed() == b""
+
+
+async def test_a_request_that_comes_byte_by_byte() -> None:
+    async with wire() as (client, _):
+        for byte in post("/echo", b"slowly"):
+            client.send(bytes([byte]))
+            await client.writer.drain()
+            await asyncio.sleep(0)
+        assert await client.answer() == (200, b"slowly")
+
+
+async def test_a_chunk_that_is_none_is_refused_amid_the_body() -> None:
+    async with wire() as (client, _):
+        client.send(b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nZZ\r\n")
+        status, body = await client.answer()
+        assert (status, json.loads(body)) == (400, {"error": "this is no valid HTTP request"})
+        assert await client.closed() == b""
+
+
+async def test_a_client_that_waits_for_100_continue_gets_it_when_its_body_is_wanted() -> None:
+    async with wire() as (client, _):
+        client.send(post("/echo", b"abc", "expect: 100-continue")[:-3])
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.send(b"abc")
+        assert await client.answer() == (200, b"abc")
+        client.send(post("/full", b"abc", "expect: 100-continue")[:-3])
+        assert await client.answer() == (503, b"full")
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /echo?q HTTP/1.0\r\n\r\n", b"GET /echo?q HTTP/1.1\r\nconnection: close\r\n\r\n"]
+)
+async def test_a_client_that_wants_one_answer_gets_one(head: bytes) -> None:
+    async with wire() as (client, _):
+        client.send(head)
+        answer = await client.closed()
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b"\r\n\r\nq")
+
+
+async def test_another_protocol_is_not_taken_up() -> None:
+    async with wire() as (client, _):
+        client.send(b"GET /echo?q HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        assert await client.answer() == (200, b"q")
+        assert await client.closed() == b""
+
+
+async def test_answers_without_a_body_leave_the_connection_in_order() -> None:
+    async with serve_app(Sample().app) as service, httpx.AsyncClient(base_url=service.url, trust_env=False) as http:
+        for _ in range(2):
+            empty = await http.get("/empty")
+            assert (empty.status_code, empty.content) == (204, b"")
+            assert "content-length" not in empty.headers
+            assert (await http.head("/livez")).content == b""
+            assert (await http.get("/lines")).content == b"one\ntwo\n"
+            assert (await http.head("/lines")).content == b""
+
+
+async def test_an_answer_that_breaks_off_is_seen_to(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve_app(Sample().app) as service, httpx.AsyncClient(base_url=service.url, trust_env=False) as http:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.get("/breaks")
+        assert "exception in the application" in caplog.text
+
+
+async def test_a_header_of_an_answer_adds_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve_app(Sample().app) as service, httpx.AsyncClient(base_url=service.url, trust_env=False) as http:
+        answer = await http.get("/split", params={"value": "a\r\nset-cookie: b"})
+        assert answer.status_code == 500
+        assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("value", [b"a\nb", b"a\rb", b"a\r\nb", b"a\0b"])
+def test_head_bytes_take_one_line_a_header(value: bytes) -> None:
+    assert head_bytes(299, [(b"a", b"b")]) == b"HTTP/1.1 299 \r\na: b\r\n\r\n"
+    with pytest.raises(RuntimeError, match="line break"):
+        head_bytes(200, [(b"x", value)])
+
+
+async def test_a_stopping_service_ends_idle_connections_at_once_and_busy_ones_after_their_answer() -> None:
+    sample = Sample()
+    async with serve_app(sample.app) as service, wire_to(service) as busy, wire_to(service) as idle:
+        idle.send(post("/echo", b"a"))
+        assert await idle.answer() == (200, b"a")
+        busy.send(post("/wait", b""))
+        await wait_for(lambda: service.in_flight == 1)
+        service.drain()
+        sample.gate.set()
+        assert await busy.answer() == (200, b"waited")
+        closing = asyncio.gather(busy.closed(), idle.closed())
+    assert list(await closing) == [b"", b""]
