@@ -107,6 +107,7 @@ class ModelRunner:
         self._s_per_image = 0.0
         self._best_s_per_image = 0.0
         self._output_names = tuple(spec.name for spec in model.outputs)
+        self._float_inputs = tuple(spec.name for spec in model.inputs if dtype_of(spec.datatype).kind == "f")
         self._joined: dict[str, Array] = {}
 
     # --- on the event loop ---
@@ -194,7 +195,7 @@ class ModelRunner:
             budget_s: time within which the answer is of use; None for no limit.
 
         Raises:
-            InvalidInput: inputs or outputs that are not the model's.
+            InvalidInput: inputs or outputs that are not the model's, or numbers that are none (NaN, infinity).
             TooLarge: more images than the whole queue may hold.
             Overloaded: the queue is full, or too long for this budget. Another node may have time for it.
             DeadlineExceeded: the model is too slow for this budget, or the budget was spent while it waited.
@@ -341,6 +342,8 @@ class ModelRunner:
 
     def _compute(self, jobs: list[_Job]) -> None:
         started = time.perf_counter()
+        for job in jobs:
+            self._check_finite(job)
         images = sum(job.images for job in jobs)
         wanted = {name for job in jobs for name in job.outputs}
         inputs = self._join(jobs, images)
@@ -368,6 +371,12 @@ class ModelRunner:
             output_s=time.perf_counter() - computed,
         )
         self._post(self._deliver, jobs, results, record)
+
+    def _check_finite(self, job: _Job) -> None:
+        """Here and not in `_check`: features of a batch are megabytes, and looking at them would hold up the loop."""
+        for name in self._float_inputs:
+            if not np.isfinite(job.inputs[name]).all():
+                raise InvalidInput(f"input '{name}' holds NaN or infinity")
 
     def _join(self, jobs: list[_Job], images: int) -> Mapping[str, Array]:
         if len(jobs) == 1:

@@ -173,6 +173,10 @@ class Exchange:
             return
         if self.answered:
             raise RuntimeError("the answer is already complete")
+        # Also before the last piece: a client that asks on and on and never reads gets no further than this.
+        await self._connection.drain()
+        if self._gone:
+            return
         body: bytes = message.get("body", b"")
         more: bool = message.get("more_body", False)
         head = b""
@@ -191,9 +195,7 @@ class Exchange:
             self._connection.write(head, body)
         elif head or body:
             self._connection.write(head + body)
-        if more:
-            await self._connection.drain()
-        else:
+        if not more:
             self.answered = True
             self.wake()
             self._connection.finished(self)

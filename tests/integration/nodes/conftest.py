@@ -60,6 +60,15 @@ class PixelModel:
         return array
 
 
+class TailModel(PixelModel):
+    """The same for a model that takes features in place of images."""
+
+    inputs = (TensorSpec(name="features", datatype="FP32", shape=(-1, 4, 4, 3)),)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        return super().run({"images": inputs["features"]}, outputs)
+
+
 class RunningNode:
     """What a test needs of a node that is being served."""
 
@@ -101,12 +110,12 @@ StartNode = Callable[..., AbstractAsyncContextManager[RunningNode]]
 
 @pytest.fixture
 def start_node() -> StartNode:
-    """`async with start_node(max_queue_images=8) as running: ...`; settings of the node as keywords."""
+    """`async with start_node(max_queue_images=8) as running: ...`; settings of the node as keywords, and the model."""
 
     @asynccontextmanager
-    async def start(**values: object) -> AsyncIterator[RunningNode]:
+    async def start(model: PixelModel | None = None, **values: object) -> AsyncIterator[RunningNode]:
         settings = EdgeSettings.model_validate({"node_id": "edge-1", "port": 0, "drain_s": 5.0, **values})
-        model = PixelModel()
+        model = model or PixelModel()
         made: list[EdgeNode] = []
 
         def build(lifecycle: Lifecycle) -> Starlette:
@@ -129,3 +138,8 @@ def start_node() -> StartNode:
 async def running(start_node: StartNode) -> AsyncIterator[RunningNode]:
     async with start_node() as node:
         yield node
+
+
+@pytest.fixture
+def tail_model() -> TailModel:
+    return TailModel()

@@ -94,6 +94,9 @@ async def test_a_batch_larger_than_the_largest_comes_back_whole(start_node: Any)
         ({BINARY_HEADER: "-1"}, 400, "must be a number of bytes"),
         ({BINARY_HEADER: "99999999"}, 400, "but the body has"),
         ({BINARY_HEADER: "10"}, 400, "cannot be read"),
+        ({BINARY_HEADER: "ten"}, 400, "must be a number of bytes"),
+        ({BINARY_HEADER: "+9"}, 400, "must be a number of bytes"),
+        ({BINARY_HEADER: "1e2"}, 400, "must be a number of bytes"),
         ({BINARY_HEADER: ""}, 400, "must be a number of bytes"),
         ({"Content-Encoding": "gzip"}, 415, "uncompressed"),
         ({BUDGET_HEADER: "soon"}, 400, "must be a number of at least 0"),
@@ -116,6 +119,61 @@ async def test_a_binary_body_without_its_header_is_refused(running: Any) -> None
     answer = await running.http.post(running.infer_path, content=body, headers=headers)
     assert answer.status_code == 400
     assert "JSON part cannot be read" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"inputs": [{"name": "images", "shape": [0, 4, 4, 3], "datatype": "UINT8", "data": []}]}, "from 1 to"),
+        ({"inputs": []}, "'inputs' is empty"),
+        ({"outputs": [{"name": "sums"}]}, "has the outputs ['logits', 'probabilities'], not 'sums'"),
+        ({"outputs": [{"name": "logits"}, {"name": "x" * 10_000}]}, "each of the outputs needs a name"),
+    ],
+    ids=["batch 0", "no inputs", "unknown output", "endless output name"],
+)
+async def test_messages_that_ask_for_what_is_not_there(running: Any, change: dict[str, Any], says: str) -> None:
+    tensor = {"name": "images", "shape": [1, 4, 4, 3], "datatype": "UINT8", "data": [7] * 48}
+    right = {"inputs": [tensor], "outputs": [{"name": "logits"}]}
+    answer = await running.http.post(running.infer_path, json=right | change)
+    assert (answer.status_code, says in answer.json()["error"]) == (400, True), answer.text
+    assert running.model.images_seen == 0
+    assert (await running.http.post(running.infer_path, json=right)).status_code == 200
+
+
+async def test_a_raw_body_of_nothing_is_no_batch(running: Any) -> None:
+    answer = await running.http.post(running.infer_path, content=b"", headers={BINARY_HEADER: "0"})
+    assert answer.status_code == 400
+    assert "no whole number of rows" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+async def test_features_that_are_no_numbers_are_refused_and_their_neighbours_are_not(
+    start_node: Any, tail_model: Any, number: float
+) -> None:
+    async with start_node(tail_model) as running:
+
+        def features(value: float) -> tuple[bytes, dict[str, str]]:
+            array = np.full((1, 4, 4, 3), value, np.float32)
+            chunks, headers = encode_request(InferRequest(inputs=(Tensor("features", array),)))
+            return b"".join(chunks), headers
+
+        async def send(value: float) -> httpx.Response:
+            body, headers = features(value)
+            answer: httpx.Response = await running.http.post(running.infer_path, content=body, headers=headers)
+            return answer
+
+        running.model.gate.clear()
+        first = asyncio.create_task(send(1))
+        await wait_for(running.model.entered.is_set)
+        # These three wait together, and so would form one batch.
+        waiting = [asyncio.create_task(send(value)) for value in (2, number, 3)]
+        await wait_for(lambda: running.node.load().queued_images == 3)
+        running.model.gate.set()
+        answers = [await task for task in (first, *waiting)]
+        assert [answer.status_code for answer in answers] == [200, 200, 400, 200]
+        assert answers[2].json() == {"error": "input 'features' holds NaN or infinity"}
+        firsts = [read(answers[index]).outputs[0].data[0, 0] for index in (0, 1, 3)]
+        assert firsts == [1, 2, 3]
 
 
 @pytest.mark.parametrize("timeout_us", [-1, "x", True])
