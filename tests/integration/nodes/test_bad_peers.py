@@ -1,11 +1,16 @@
 """Peers that break the rules of HTTP or of patience cost a bounded amount, and the next request is served."""
 
 import asyncio
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.testing import wait_for
 
 
 def request(running: Any, *, length: int | str | None = None, body: bytes | None = None) -> bytes:
@@ -68,9 +73,111 @@ async def test_a_body_beyond_the_limit_in_chunks_without_a_length(start_node: An
         await assert_serves(running)
 
 
-async def test_many_connections_opened_and_left(running: Any) -> None:
-    connections = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(300)]
-    await assert_serves(running)
-    for _reader, writer in connections:
-        writer.close()
-    await assert_serves(running)
+async def test_many_uploads_that_trickle(start_node: Any) -> None:
+    """Each byte comes in time for a timeout between bytes; only a bound on the whole ends them."""
+    async with start_node(body_timeout_s=0.3) as running:
+        whole = request(running)
+        begin = asyncio.get_running_loop().time()
+
+        async def trickle() -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            answer = asyncio.create_task(reader.read())
+            try:
+                for at in range(len(whole) - 1):
+                    if at > 0 and answer.done():
+                        break
+                    writer.write(whole[at : at + 1])
+                    # A pause, and at once the end of it: the answer.
+                    await asyncio.wait({answer}, timeout=0 if at < len(whole) - 60 else 0.1)
+                return await answer
+            finally:
+                writer.close()
+
+        uploads = [asyncio.create_task(trickle()) for _ in range(50)]
+        await wait_for(lambda: running.lifecycle.in_flight == 50, what="all of them to be under way")
+        await assert_serves(running)
+        answers = await asyncio.gather(*uploads)
+        assert {answer.split(b" ", 2)[1] for answer in answers} == {b"408"}
+        assert asyncio.get_running_loop().time() - begin < 5
+        assert running.lifecycle.in_flight == 0
+        await assert_serves(running)
+
+
+async def test_a_client_that_asks_on_and_on_and_never_reads(start_node: Any) -> None:
+    async with start_node(write_timeout_s=0.3) as running:
+        images = running.model.images(*[(1, 2, 3)] * 500)
+        # Answers of some 15 kB each, as JSON.
+        chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", images),), binary_output=False))
+        body = b"".join(chunks)
+        lines = [f"{name}: {value}" for name, value in {"Host": "node", **headers}.items()]
+        message = "\r\n".join([f"POST {running.infer_path} HTTP/1.1", *lines, "", ""]).encode() + body
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", running.port))
+
+            async def ask_on() -> None:
+                while True:
+                    await loop.sock_sendall(client, message)
+
+            asking = asyncio.create_task(ask_on())
+            await wait_for(asking.done, what="the connection to be cut")
+            assert isinstance(asking.exception(), ConnectionError)
+        # Not much more was computed than the buffers of two sockets hold answers for.
+        assert running.model.images_seen < 500 * 2000
+        await wait_for(lambda: running.lifecycle.in_flight == 0)
+        await assert_serves(running)
+
+
+def room_for_connections(most: int) -> int:
+    """So many connections to itself fit into this process's limit of open files, at two files each."""
+    return min(most, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 500) // 2)
+
+
+@asynccontextmanager
+async def left_open(running: Any, count: int) -> AsyncIterator[list[socket.socket]]:
+    """Connections on which nothing is ever sent."""
+    loop = asyncio.get_running_loop()
+    clients: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            client = socket.socket()
+            clients.append(client)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", running.port))
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+async def test_ten_thousand_connections_opened_and_left(start_node: Any) -> None:
+    count = room_for_connections(10_000)
+    async with start_node(max_connections=20_000, header_timeout_s=60) as running:
+        before = resident_bytes()
+        async with left_open(running, count):
+            await assert_serves(running)
+            assert resident_bytes() - before < count * 16 * 1024 + 8 * 2**20
+        await assert_serves(running)
+
+
+async def test_connections_beyond_the_limit_free_their_places_by_themselves(start_node: Any) -> None:
+    async with (
+        start_node(max_connections=100, header_timeout_s=0.5) as running,
+        left_open(running, room_for_connections(1000)),
+    ):
+
+        async def served() -> bool:
+            try:
+                answer: bytes = await running.exchange(request(running))
+            except ConnectionError:
+                return False  # cut off, for there were too many
+            return answer.startswith(b"HTTP/1.1 200 ")
+
+        await wait_for(served, what="the places of the silent ones")
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
