@@ -104,7 +104,7 @@ async def test_many_uploads_that_trickle(start_node: Any) -> None:
 
 
 async def test_a_client_that_asks_on_and_on_and_never_reads(start_node: Any) -> None:
-    async with start_node(write_timeout_s=0.3) as running:
+    async with start_node(write_timeout_s=1) as running:
         images = running.model.images(*[(1, 2, 3)] * 500)
         # Answers of some 15 kB each, as JSON.
         chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", images),), binary_output=False))
@@ -124,8 +124,8 @@ async def test_a_client_that_asks_on_and_on_and_never_reads(start_node: Any) -> 
             asking = asyncio.create_task(ask_on())
             await wait_for(asking.done, what="the connection to be cut")
             assert isinstance(asking.exception(), ConnectionError)
-        # Not much more was computed than the buffers of two sockets hold answers for.
-        assert running.model.images_seen < 500 * 2000
+        # So many answers lay in the buffers of two sockets; those to later requests were not even computed.
+        assert running.model.images_seen < 500 * 150
         await wait_for(lambda: running.lifecycle.in_flight == 0)
         await assert_serves(running)
 
