@@ -1,10 +1,10 @@
 """POST .../infer over a real socket: forms of a request, bounds, cancelling, refusals."""
 
 import asyncio
-import contextlib
 import json
 import random
 import re
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -265,42 +265,83 @@ async def test_draining_finishes_what_is_under_way_and_refuses_the_rest(running:
     assert read(await under_way).model_name == "pixel"
 
 
-async def test_answers_are_never_swapped(start_node: Any) -> None:
-    """Hundreds of unique one-image requests, among neighbours that hang up, fail, or are refused."""
-    dice = random.Random(11)
-    kinds: dict[str, int] = {}
-    few = asyncio.Semaphore(100)
+async def test_answers_are_never_swapped_or_lost(start_node: Any) -> None:
+    """Thousands of unique requests of several images on 40 connections, some sent in pairs, among neighbours that hang
+    up, break the model, are malformed or find the queue full."""
+    numbers = iter(range(4000))
+    outcomes: Counter[tuple[str, int]] = Counter()
+    kinds = {"good": 200, "breaks the model": 500, "malformed": 400, "hangs up": 0}
 
-    async def one(running: Any, number: int) -> None:
-        kind = dice.choice(["good", "good", "good", "breaks the model", "hangs up", "malformed"])
-        pixel = (255, 255, 255) if kind == "breaks the model" else (number % 251, number // 251, dice.randrange(250))
-        body, headers = message(running.model.images(pixel), id=str(number))
+    def pixels_of(number: int, kind: str) -> list[tuple[int, int, int]]:
+        if kind == "breaks the model":
+            return [(255, 255, 255)]
+        return [(number % 251, number // 251, row) for row in range(number % 7 + 1)]
+
+    def bytes_of(running: Any, number: int, kind: str) -> bytes:
+        body, headers = message(running.model.images(*pixels_of(number, kind)), id=str(number))
         if kind == "malformed":
             body = body[:-1]
-        sent = running.post_bytes(body, headers | {"Content-Length": str(len(body))})
-        await asyncio.sleep(dice.random() * 0.5)
-        async with few:
-            if kind == "hangs up":
-                with contextlib.suppress(TimeoutError):
-                    await running.exchange(sent, patience_s=dice.random() * 0.01)
-            else:
-                head, _, content = (await running.exchange(sent)).partition(b"\r\n\r\n")
-                assert head.split()[1] == {"good": b"200", "breaks the model": b"500", "malformed": b"400"}[kind]
-                if kind == "good":
-                    response = decode_response(content, header_length(head))
-                    logits = response.output("logits")
-                    assert response.id == str(number)
-                    assert logits is not None
-                    assert logits.tolist() == [list(pixel)]
-        kinds[kind] = kinds.get(kind, 0) + 1
+        sent: bytes = running.post_bytes(body, headers | {"Content-Length": str(len(body)), "Connection": "keep-alive"})
+        return sent
 
-    async with start_node(max_batch_size=16) as running:
+    async def check_answer(reader: asyncio.StreamReader, number: int, kind: str) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split()[1])
+        (length,) = re.findall(rb"\ncontent-length: (\d+)", head)
+        content = await reader.readexactly(int(length))
+        assert status in (kinds[kind], 503)
+        outcomes[kind, status] += 1
+        if status == 200:
+            response = decode_response(content, header_length(head))
+            logits = response.output("logits")
+            assert response.id == str(number)
+            assert logits is not None
+            assert logits.tolist() == [list(pixel) for pixel in pixels_of(number, kind)]
+
+    async def client(running: Any, seed: int) -> None:
+        dice = random.Random(seed)
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        for number in numbers:
+            (kind,) = dice.choices(list(kinds), [85, 5, 5, 5])
+            asked = [(number, kind)]
+            if dice.random() < 0.2 and (second := next(numbers, None)) is not None:
+                asked.insert(0, (second, "good"))
+            writer.write(b"".join(bytes_of(running, *request) for request in asked))
+            if kind == "hangs up":
+                for _ in range(dice.randrange(30)):
+                    await asyncio.sleep(0)
+                writer.close()
+                outcomes[kind, 0] += 1
+                reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+                continue
+            for request in asked:
+                await check_answer(reader, *request)
+        writer.close()
+
+    async def hold_up(running: Any) -> None:
+        """The model stands still every now and then, so that requests gather in the queue."""
+        while True:
+            running.model.gate.clear()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            running.model.gate.set()
+            await asyncio.sleep(0)
+
+    async with start_node(max_batch_size=16, max_queue_images=150) as running:
+        holding_up = asyncio.create_task(hold_up(running))
         async with asyncio.TaskGroup() as group:
-            for number in range(800):
-                group.create_task(one(running, number))
+            for seed in range(40):
+                group.create_task(client(running, seed))
+        holding_up.cancel()
+        running.model.gate.set()
+        await wait_for(lambda: running.lifecycle.in_flight == 0)
+        assert running.node.load().queued_images == 0
         stats = (await running.http.get("/v2/models/pixel/stats")).json()["model_stats"][0]
-    assert len(kinds) == 4
-    assert stats["execution_count"] < stats["inference_count"], "batches never formed: the test shows nothing"
+    assert outcomes["good", 200] > 2000
+    # Else the test shows nothing:
+    assert {kind for kind, _ in outcomes} == set(kinds)
+    assert outcomes["good", 503] > 0, "the queue was never full"
+    assert stats["execution_count"] < stats["inference_stats"]["success"]["count"] * 0.7, "batches never formed"
 
 
 def header_length(head: bytes) -> int | None:

@@ -147,10 +147,20 @@ async def test_many_requests_at_once(running: Any) -> None:
     assert [result.as_numpy("logits")[0, 0] for result in results] == list(range(100))
 
 
-async def test_the_asyncio_client(running: Any) -> None:
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+@pytest.mark.parametrize("size", [1, 5])
+async def test_the_asyncio_client(running: Any, binary_in: bool, binary_out: bool, size: int) -> None:
+    batches = [[(value, 1, row) for row in range(size)] for value in range(40)]
+    wanted = [triton_aio.InferRequestedOutput("logits", binary_data=binary_out)]
     async with triton_aio.InferenceServerClient(f"127.0.0.1:{running.port}") as client:
         assert await client.is_server_ready()
         results = await asyncio.gather(
-            *(client.infer("pixel", [images_input(running.model.images((value, 1, 2)))]) for value in range(40))
+            *(
+                client.infer("pixel", [images_input(running.model.images(*batch), binary=binary_in)], outputs=wanted)
+                for batch in batches
+            )
         )
-    assert [result.as_numpy("logits").tolist() for result in results] == [[[value, 1, 2]] for value in range(40)]
+    assert [result.as_numpy("logits").tolist() for result in results] == [
+        [list(pixel) for pixel in batch] for batch in batches
+    ]

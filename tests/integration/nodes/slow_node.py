@@ -1,0 +1,44 @@
+"""A node whose model takes 2 ms an image, whatever the machine; run as a process by the tests."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge_node.app import create_app
+from edge_node.node import EdgeNode
+from edge_node.settings import EdgeSettings
+from tierkit.flags import command, run_main
+from tierkit.model import Array, TensorSpec
+from tierkit.service import serve
+
+S_PER_IMAGE = 0.002
+
+
+class SlowModel:
+    """Stands for a network that computes outside the interpreter."""
+
+    name = "slow"
+    version = "1"
+    platform = "numpy_test"
+    sha256 = "cd" * 32
+    inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 32, 32, 3)),)
+    outputs = (TensorSpec(name="logits", datatype="FP32", shape=(-1, 10)),)
+    labels: Mapping[str, Sequence[str]] = {}
+    parameters: Mapping[str, str | int | float | bool] = {}
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        images = len(inputs["images"])
+        time.sleep(images * S_PER_IMAGE)
+        return {"logits": np.zeros((images, 10), np.float32)}
+
+
+run = command(
+    EdgeSettings,
+    lambda settings: serve(
+        lambda lifecycle: create_app(EdgeNode(settings, [SlowModel()], lifecycle)), settings, node_id="slow-1"
+    ),
+)
+
+if __name__ == "__main__":
+    run_main(run)
