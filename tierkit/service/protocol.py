@@ -90,9 +90,10 @@ class _HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport, but not its class.
         self._transport = cast(asyncio.Transport, transport)
+        # No name: the peer has gone already.
         self._addresses = {
-            "client": transport.get_extra_info("peername")[:2],
-            "server": transport.get_extra_info("sockname")[:2],
+            "client": (transport.get_extra_info("peername") or ())[:2] or None,
+            "server": (transport.get_extra_info("sockname") or ())[:2] or None,
         }
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own classes
         excess = len(self._server_state.connections) - self.limits.max_connections
@@ -125,7 +126,7 @@ class _HttpProtocol(asyncio.Protocol):
             if self._answering is not None:
                 self._answering.keep_alive = False
         except httptools.HttpParserError as exc:
-            log.debug("not HTTP: %s", exc)
+            log.debug("not HTTP", extra={"peer": self._addresses["client"], "why": str(exc)})
             self._refuse(400, "this is no valid HTTP request")
         if self._head_bytes > _MAX_HEAD_BYTES:
             self._refuse(431, f"the head of the request is longer than {_MAX_HEAD_BYTES} bytes")
@@ -324,7 +325,7 @@ class _HttpProtocol(asyncio.Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer in the application's place, and end the connection."""
-        if self._deaf:
+        if self._deaf or self._transport.is_closing():
             return
         exchange = self._answering
         if exchange is not None and exchange is not self._receiving:
