@@ -86,7 +86,7 @@ class EndNode(InferenceNode):
         super().__init__(settings, models, lifecycle)
         self.clock = clock
         self._hierarchy = hierarchy
-        self._http = open_client()
+        self._http = open_client(links=settings.links)
         self._upstream = OipClient(self._http)
         self._failing: dict[str, FallbackReason] = {}
         model = self.default_runner.model

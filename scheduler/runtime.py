@@ -47,7 +47,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
     with _locked(settings.state) as state:
         engine = await open_database(settings.database_url)
         try:
-            async with open_client(max_connections=1024) as http:
+            async with open_client(max_connections=1024, links=settings.links) as http:
                 devices = DeviceList(settings.lease_times)
                 fleet = Fleet(devices, settings, [entry.name for entry in manifest.models if entry.target == "fine"])
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)

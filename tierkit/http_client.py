@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
+from pathlib import Path
 
 import httpx
 
 from tierkit.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.links import LinkTransport, read_links
 
 __all__ = ["calling", "open_client"]
+
+log = logging.getLogger(__name__)
 
 _CONNECT_S = 3.0
 """A peer that does not take a connection within this time is taken for gone, whatever budget is left."""
@@ -28,21 +33,36 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-def open_client(*, max_connections: int = 64) -> httpx.AsyncClient:
+def open_client(*, max_connections: int = 64, links: Path | None = None) -> httpx.AsyncClient:
     """A client for a service to share among its calls; close it with `async with`.
 
     Phases are bounded here (connecting 3 s; reading, writing and waiting for a free connection by the call's total
     budget alone, so use `calling`). Redirects are not followed, and proxies of the environment are not used: nodes
     talk to the addresses that they are given and to nothing else.
+
+    Args:
+        links: file of emulated links that the requests pass (`tierkit.links`).
+
+    Raises:
+        SetupError: the file of links cannot be used.
     """
-    return httpx.AsyncClient(
+    transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport(
         verify=_tls(),
-        timeout=httpx.Timeout(None, connect=_CONNECT_S),
         limits=httpx.Limits(
             max_connections=max_connections,
             max_keepalive_connections=max_connections,
             keepalive_expiry=_KEEPALIVE_S,
         ),
+        trust_env=False,
+    )
+    if links is not None:
+        emulated = read_links(links)
+        transport = LinkTransport(emulated, transport)
+        names = ", ".join(link.name for link in emulated.link)
+        log.warning("EMULATED LINKS are active: requests are delayed on purpose", extra={"links": names})
+    return httpx.AsyncClient(
+        transport=transport,
+        timeout=httpx.Timeout(None, connect=_CONNECT_S),
         follow_redirects=False,
         trust_env=False,
     )

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from tierkit import http_errors
+from tierkit.emulation import emulate
 from tierkit.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.http_client import open_client
 from tierkit.inference_thread import InferenceThread
@@ -39,12 +40,17 @@ class InferenceNode:
         settings: of the node.
         models: at least one, of distinct names; loaded by the service, for this package knows no way to load any.
         lifecycle: of the process; readiness will depend on the models.
+
+    Raises:
+        SetupError: the settings ask for emulated models, and their answers cannot be used.
     """
 
     tier: ClassVar[Tier]
     """Where nodes of this class stand."""
 
     def __init__(self, settings: NodeSettings, models: Sequence[Model], lifecycle: Lifecycle) -> None:
+        if settings.emulate_ms_per_image is not None:
+            models = emulate(models, settings.emulate_ms_per_image, settings.emulate_answers)
         self.settings = settings
         self.lifecycle = lifecycle
         self.version = version("terrace")
@@ -84,7 +90,7 @@ class InferenceNode:
                 for name, runner in self.runners.items()
             )
             if self.settings.scheduler is not None:
-                http = await stack.enter_async_context(open_client())
+                http = await stack.enter_async_context(open_client(links=self.settings.links))
                 sender = HeartbeatSender(
                     self.settings.scheduler, self.registration, self.load, http, lifecycle=self.lifecycle
                 )

@@ -23,6 +23,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 from pydantic_core import ErrorDetails
@@ -126,6 +127,9 @@ class ServiceSettings(BaseSettings):
     max_connections: PositiveInt = 512
     """Connections served at a time; requests on further ones are answered with 503."""
 
+    links: UserPath | None = None
+    """TOML file of emulated links that this service's own requests pass, for experiments. Default: none."""
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -179,6 +183,19 @@ class NodeSettings(ServiceSettings):
 
     max_queue_images: PositiveInt = 4096
     """Most images that may wait for inference; beyond that requests are refused with 503 at once."""
+
+    emulate_ms_per_image: PositiveFloat | None = None
+    """Milliseconds that the models take for an image, whatever they really need, for experiments. Default: none."""
+
+    emulate_answers: UserPath | None = None
+    """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""
+
+    @field_validator("emulate_answers")
+    @classmethod
+    def _for_emulated_models(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("emulate_ms_per_image") is None:
+            raise ValueError("needs emulate_ms_per_image as well")
+        return value
 
     @field_validator("node_id", mode="after")
     @classmethod

@@ -1,0 +1,150 @@
+"""Profiles: how fast the machines of an experiment are, how many there are, and what lies between them. Data, not code.
+
+    [nodes]
+    end = 8
+
+    [compute_ms_per_image]      # emulated; a tier that is not named runs at its real speed
+    end = 7.41
+
+    [path.end-edge]             # <who asks>-<who answers>; fields of `tierkit.links.LinkSpec`
+    delay_s = 0.25
+
+Addresses say who answers: every node of an experiment listens on a loopback address of its own, `127.0.<tier>.<number>`
+(`address_of`), so that the links of a service can be told by network, as they are on real machines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, field_validator
+
+from tierkit.documents import read_document
+from tierkit.errors import InvalidInput
+from tierkit.links import LinkSpec
+from tierkit.types import Tier
+
+__all__ = ["Counts", "Profile", "Speeds", "address_of", "profile_names", "read_profile", "write_links"]
+
+_FOLDER = Path(__file__).parent / "profiles"
+
+_PATHS = ("scheduler-end", "end-edge", "end-cloud")
+"""Who asks whom for inference. Heartbeats take no emulated link: they are no part of any experiment's latency."""
+
+_THIRD_BYTE = {Tier.END: 1, Tier.EDGE: 2, Tier.CLOUD: 3}
+
+_MAX_NODES = 254
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Counts(_Part):
+    """Nodes of each tier."""
+
+    end: Annotated[int, Field(ge=1, le=_MAX_NODES)]
+    edge: Annotated[int, Field(ge=0, le=_MAX_NODES)]
+    cloud: Annotated[int, Field(ge=0, le=_MAX_NODES)]
+
+    def of(self, tier: Tier) -> int:
+        return {Tier.END: self.end, Tier.EDGE: self.edge, Tier.CLOUD: self.cloud}[tier]
+
+
+class Speeds(_Part):
+    """Emulated milliseconds per image of each tier; None for the real speed."""
+
+    end: PositiveFloat | None = None
+    edge: PositiveFloat | None = None
+    cloud: PositiveFloat | None = None
+
+    def of(self, tier: Tier) -> float | None:
+        return {Tier.END: self.end, Tier.EDGE: self.edge, Tier.CLOUD: self.cloud}[tier]
+
+
+class Profile(_Part):
+    """The machines of an experiment and the links between them."""
+
+    title: str
+    source: str
+    """Where the figures come from."""
+    seed: NonNegativeInt = 0
+    """Of the links' jitter and loss."""
+    nodes: Counts
+    compute_ms_per_image: Speeds = Speeds()
+    path: Mapping[str, LinkSpec] = {}
+    """By name of the path; paths that are not named are as this machine has them."""
+
+    @field_validator("path")
+    @classmethod
+    def _known_paths(cls, value: Mapping[str, LinkSpec]) -> Mapping[str, LinkSpec]:
+        for name in value:
+            if name not in _PATHS:
+                close = difflib.get_close_matches(name, _PATHS, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_PATHS)}"
+                raise ValueError(f"there is no path {name}; {hint}")
+        return value
+
+
+def profile_names() -> list[str]:
+    """Profiles that ship with Terrace."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def read_profile(name: str) -> Profile:
+    """A profile by its name, or by the path of a TOML file of one's own.
+
+    Raises:
+        InvalidInput: there is no such profile.
+        SetupError: the file cannot be read, or says something that is unknown or does not fit.
+    """
+    if name.endswith(".toml"):
+        return read_document(Path(name), Profile, what="profile")
+    known = profile_names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+        raise InvalidInput(f"there is no profile {name!r}; {hint} (a file of your own ends in .toml)")
+    return read_document(_FOLDER / f"{name}.toml", Profile, what="profile")
+
+
+def address_of(tier: Tier, number: int) -> str:
+    """Where the `number`-th node of a tier listens, from 1: a loopback address (Linux has all of 127.0.0.0/8)."""
+    return f"127.0.{_THIRD_BYTE[tier]}.{number}"
+
+
+def write_links(profile: Profile, asks: str, path: Path) -> bool:
+    """Write the file for the setting `links` of the services that ask, "scheduler" or a tier.
+
+    Each end device has a link of its own from the scheduler. What an end device sends up shares one link per tier.
+
+    Returns:
+        Whether there is any link; without one nothing is written.
+    """
+    links = list(_links(profile, asks))
+    if links:
+        path.write_text("\n".join([f"seed = {profile.seed}", *links]), encoding="utf-8")
+    return bool(links)
+
+
+def _links(profile: Profile, asks: str) -> Iterator[str]:
+    for name, spec in profile.path.items():
+        who, _, answers = name.partition("-")
+        if who != asks:
+            continue
+        tier = Tier(answers)
+        if tier is Tier.END:
+            for number in range(1, profile.nodes.of(tier) + 1):
+                yield _table(f"{name}-{number}", address_of(tier, number), spec)
+        else:
+            yield _table(name, f"127.0.{_THIRD_BYTE[tier]}.0/24", spec)
+
+
+def _table(name: str, to: str, spec: LinkSpec) -> str:
+    fields = {"name": name, "to": [to], **spec.model_dump(exclude_defaults=True)}
+    # Strings, lists of strings and finite numbers are written alike in JSON and TOML.
+    return "\n".join(["", "[[link]]", *(f"{key} = {json.dumps(value)}" for key, value in fields.items())])

@@ -1,0 +1,67 @@
+"""A node process at an emulated speed, asked over an emulated link: both take their time, and the answers are real."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from models.data import read_sample
+from models.manifest import load_manifest
+from models.session import load_model
+from tierkit.emulation import Answers
+from tierkit.http_client import open_client
+from tierkit.oip import InferRequest, RequestedOutput, Tensor
+from tierkit.oip_client import OipClient
+from tierkit.testing import service_process
+from tierkit.types import Tier
+
+IMAGES = 5
+MS_PER_IMAGE = 20.0
+BUSY_S = 0.5
+
+
+async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path) -> None:
+    entry = load_manifest().default_for(Tier.END)
+    images = read_sample().images[:IMAGES]
+    model = load_model(entry)
+    answers = Answers.compute(model, images)
+    answers.save(tmp_path / "answers.npz")
+    links = tmp_path / "links.toml"
+    links.write_text('[[link]]\nname = "up"\nto = ["127.0.2.0/24"]\ndelay_s = 0.05\n')
+    flags = {
+        "--host": "127.0.2.1",
+        "--port": "0",
+        "--models": entry.name,
+        "--emulate-ms-per-image": f"{MS_PER_IMAGE}",
+        "--emulate-answers": f"{tmp_path / 'answers.npz'}",
+    }
+    command = ["-m", "edge_node", *(word for flag in flags.items() for word in flag)]
+    async with service_process(command, ready_file=tmp_path / "ready") as service, open_client(links=links) as http:
+        assert "EMULATED COMPUTE is active" in service.log
+        metadata = (await http.get(f"{service.url}/v2/models/{entry.name}")).json()
+        assert metadata["parameters"]["emulated_ms_per_image"] == MS_PER_IMAGE
+        request = InferRequest(inputs=(Tensor("images", images),), outputs=(RequestedOutput("logits"),))
+        started = time.perf_counter()
+        response = await OipClient(http).infer(service.url, entry.name, request, budget_s=10)
+        spent_s = time.perf_counter() - started
+    logits = response.output("logits")
+    assert logits is not None
+    assert np.array_equal(logits, model.run({"images": images}, ["logits"])["logits"])
+    expected_s = 2 * 0.05 + IMAGES * MS_PER_IMAGE / 1000
+    assert expected_s <= spent_s < expected_s + BUSY_S
+
+
+async def test_answers_that_are_not_there_stop_the_node_with_a_sentence(tmp_path: Path) -> None:
+    command = ["-m", "edge_node", "--port", "0", "--emulate-ms-per-image", "5", "--emulate-answers", "/nowhere.npz"]
+    async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as service:
+        assert await service.exit_code() == 2
+    assert "cannot use the file of answers /nowhere.npz" in service.log
+
+
+async def test_links_that_are_wrong_stop_the_node_with_a_sentence(tmp_path: Path) -> None:
+    links = tmp_path / "links.toml"
+    links.write_text('[[link]]\nname = "up"\nto = ["x"]\ndelay = 1\n')
+    command = ["-m", "end_node", "--port", "0", "--links", str(links)]
+    async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as service:
+        assert await service.exit_code() == 2
+    assert "link.0.delay is unknown; did you mean delay_s?" in service.log

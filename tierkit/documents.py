@@ -1,0 +1,73 @@
+"""TOML files that people write, checked against a pydantic model: what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from tierkit.errors import SetupError
+
+__all__ = ["read_document"]
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_document(path: Path, kind: type[M], *, what: str) -> M:
+    """The content of a TOML file as `kind`.
+
+    Args:
+        what: how messages call the file, such as "links file".
+
+    Raises:
+        SetupError: it cannot be read, is no TOML, or does not fit; an unknown name brings the closest known one.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SetupError(f"cannot read the {what} {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise SetupError(f"the {what} {path} is not valid TOML: {exc}") from exc
+    try:
+        return kind.model_validate(document)
+    except ValidationError as exc:
+        sentences = "; ".join(_sentence(error, kind) for error in exc.errors())
+        raise SetupError(f"the {what} {path}: {sentences}") from exc
+
+
+def _sentence(error: ErrorDetails, kind: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    if error["type"] == "extra_forbidden":
+        known = _fields_around(error["loc"], kind)
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        return f"{where} is unknown; " + (f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}")
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    reason = error["msg"].removeprefix("Value error, ")
+    return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason
+
+
+def _fields_around(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
+    """Names that may stand where the last part of `location` does."""
+    inner: Any = kind
+    for part in location[:-1]:
+        if isinstance(part, str) and isinstance(inner, type) and part in _names(inner):
+            inner = _names(inner)[part]
+        # Lists, tuples and mappings: what they hold is their last type argument that is one.
+        while (arguments := getattr(inner, "__args__", ())) and not _is_model(inner):
+            inner = next((a for a in reversed(arguments) if a is not Ellipsis and a is not type(None)), None)
+    return list(_names(inner)) if _is_model(inner) else []
+
+
+def _names(kind: type[BaseModel]) -> Mapping[str, Any]:
+    """Field types by the name under which a file has them."""
+    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

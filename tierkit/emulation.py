@@ -1,0 +1,201 @@
+"""Emulated compute: a model that takes a given time per image, and gives the answers of the real network.
+
+The real network runs and the rest of the time is slept, so the inference thread is occupied for exactly as long as on
+the emulated machine while the core is free for the other processes of an experiment. A network that is slower here
+than there needs its answers beforehand (`Answers`): they are looked up by the digest of each image. Where neither is
+possible the run fails; it is never silently slower than it says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tierkit.errors import SetupError
+from tierkit.model import Array, Model, TensorSpec
+
+__all__ = ["Answers", "EmulatedModel", "emulate"]
+
+log = logging.getLogger(__name__)
+
+_TOLERANCE = 0.03
+_SLACK_S = 0.001
+"""A real run may exceed the emulated time by 3 % and the millisecond that a busy system takes to wake a thread."""
+
+_DIGEST_BYTES = 16
+_MODEL_KEY = "model_sha256"
+_DIGESTS_KEY = "image_digests"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What one model says about given images."""
+
+    model_sha256: str
+    rows: Mapping[bytes, int]
+    """Row of the outputs by image digest."""
+    outputs: Mapping[str, Array]
+    """All outputs of the model by name, first axis as `rows`."""
+
+    @classmethod
+    def compute(cls, model: Model, images: Array, *, batch: int = 50) -> Answers:
+        """Run `model` on `images` (its one input, first axis n), and on the blank image that nodes warm up with."""
+        (spec,) = model.inputs
+        names = [output.name for output in model.outputs]
+        images = np.concatenate([images, np.zeros_like(images[:1])])
+        pieces = [model.run({spec.name: images[at : at + batch]}, names) for at in range(0, len(images), batch)]
+        return cls(
+            model_sha256=model.sha256,
+            rows={digest: row for row, digest in enumerate(_digests(images))},
+            outputs={name: np.concatenate([piece[name] for piece in pieces]) for name in names},
+        )
+
+    def save(self, path: Path) -> None:
+        """Write them to `path` (.npz)."""
+        digests = np.frombuffer(b"".join(self.rows), np.uint8).reshape(-1, _DIGEST_BYTES)
+        rows = list(self.rows.values())
+        arrays = {name: array[rows] for name, array in self.outputs.items()}
+        named: dict[str, Any] = {_MODEL_KEY: np.array(self.model_sha256), _DIGESTS_KEY: digests, **arrays}
+        np.savez(path, **named)
+
+    @classmethod
+    def load(cls, path: Path) -> Answers:
+        """Read what `save` wrote.
+
+        Raises:
+            SetupError: the file is not there or not of this kind.
+        """
+        try:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            model, digests = str(arrays.pop(_MODEL_KEY)), arrays.pop(_DIGESTS_KEY)
+        except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as exc:
+            raise SetupError(f"cannot use the file of answers {path}: {exc}") from exc
+        return cls(
+            model_sha256=model, rows={digest.tobytes(): row for row, digest in enumerate(digests)}, outputs=arrays
+        )
+
+    def look_up(self, images: Array, outputs: Sequence[str]) -> dict[str, Array] | None:
+        """The answers for a batch, or None where an image is not among them."""
+        rows = [self.rows.get(digest, -1) for digest in _digests(images)]
+        return None if -1 in rows else {name: self.outputs[name][rows] for name in outputs}
+
+
+class EmulatedModel:
+    """`model`, taking `ms_per_image` for each image of a batch.
+
+    Args:
+        model: gives the answers.
+        ms_per_image: how long it shall take, milliseconds.
+        answers: of this model, computed beforehand; images that are not among them are really run.
+        clock: seconds, never backwards.
+        sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ms_per_image: float,
+        answers: Answers | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._model = model
+        self._ms_per_image = ms_per_image
+        self._answers = answers
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def version(self) -> str:
+        return self._model.version
+
+    @property
+    def platform(self) -> str:
+        return self._model.platform
+
+    @property
+    def sha256(self) -> str:
+        return self._model.sha256
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self._model.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self._model.outputs
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return self._model.labels
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float | bool]:
+        """Those of the model; `emulated_ms_per_image` tells clients that its speed is not real."""
+        return {**self._model.parameters, "emulated_ms_per_image": self._ms_per_image}
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        """The model's answers, after exactly the emulated time.
+
+        Raises:
+            SetupError: they took longer than that.
+        """
+        started = self._clock()
+        images = len(inputs[self.inputs[0].name])
+        emulated_s = images * self._ms_per_image / 1000
+        answers = self._look_up(inputs, outputs)
+        if answers is None:
+            answers = self._model.run(inputs, outputs)
+        real_s = self._clock() - started
+        if real_s > emulated_s * (1 + _TOLERANCE) + _SLACK_S:
+            raise SetupError(
+                f"the model '{self.name}' took {real_s * 1000:.1f} ms for {images} images, which is longer than the "
+                f"emulated {emulated_s * 1000:.1f} ms: free the machine, or compute its answers beforehand "
+                "(--emulate-answers)"
+            )
+        self._sleep(max(0.0, started + emulated_s - self._clock()))
+        return answers
+
+    def _look_up(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array] | None:
+        return None if self._answers is None else self._answers.look_up(inputs[self.inputs[0].name], outputs)
+
+
+def emulate(models: Sequence[Model], ms_per_image: float, answers: Path | None) -> list[Model]:
+    """The same models at an emulated speed, which the log says aloud.
+
+    Args:
+        answers: file of answers of one of the models.
+
+    Raises:
+        SetupError: the file cannot be used, or is of another model.
+    """
+    known = None if answers is None else Answers.load(answers)
+    if known is not None and known.model_sha256 not in [model.sha256 for model in models]:
+        names = ", ".join(model.name for model in models)
+        raise SetupError(f"the file {answers} holds the answers of another model than {names}")
+    log.warning(
+        "EMULATED COMPUTE is active: the speed of the models is not real",
+        extra={"ms_per_image": ms_per_image, "answers": "real run" if known is None else "computed beforehand"},
+    )
+    return [
+        EmulatedModel(model, ms_per_image, known if known and known.model_sha256 == model.sha256 else None)
+        for model in models
+    ]
+
+
+def _digests(images: Array) -> Iterable[bytes]:
+    return (hashlib.blake2b(image.tobytes(), digest_size=_DIGEST_BYTES).digest() for image in images)

@@ -1,0 +1,23 @@
+"""Emulated links: delay, bandwidth, jitter and loss between services, applied where their HTTP clients send.
+
+    client = httpx.AsyncClient(transport=LinkTransport(read_links(path), httpx.AsyncHTTPTransport()))
+
+No service knows of it: `tierkit.http_client.open_client` puts the transport in when the setting `links` names a file.
+"""
+
+from tierkit.links.profile import Links, LinkSpec, LinkTo, read_links
+from tierkit.links.schedule import Fate, Fault, draw_fate, transmitted_at
+from tierkit.links.transport import LinkTransport, WallClock
+
+__all__ = [
+    "Fate",
+    "Fault",
+    "LinkSpec",
+    "LinkTo",
+    "LinkTransport",
+    "Links",
+    "WallClock",
+    "draw_fate",
+    "read_links",
+    "transmitted_at",
+]

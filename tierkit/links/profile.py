@@ -1,0 +1,111 @@
+"""What a link is like, and which requests pass it: the file that the setting `links` names.
+
+    seed = 7
+
+    [[link]]
+    name = "end-cloud"
+    to = ["10.0.9.0/24"]        # addresses, networks or host names
+    delay_s = 0.5               # one way
+    bandwidth_bps = 20_000_000  # each way
+
+What one `[[link]]` says is one link: all that passes it shares its bandwidth. Requests that no link is for go as they
+would without the file.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+
+from tierkit.documents import read_document
+
+__all__ = ["LinkSpec", "LinkTo", "Links", "read_links"]
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class LinkSpec(BaseModel):
+    """Delay, bandwidth, jitter and loss of a path. The default is a perfect link."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    delay_s: NonNegativeFloat = 0.0
+    """Seconds from one side to the other; a question and its answer take twice that."""
+    jitter_s: NonNegativeFloat = 0.0
+    """Each way of each exchange differs from `delay_s` by up to so many seconds, uniformly; at most `delay_s`."""
+    bandwidth_bps: PositiveFloat | None = None
+    """Bits per second, each way; None for no limit."""
+    reset: Share = 0.0
+    """Share of the exchanges whose connection breaks, half of them before the other side has the question, half in the
+    middle of the answer."""
+    stall: Share = 0.0
+    """Share of the exchanges that stop without a word, at the same points: nothing arrives any more."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.jitter_s > self.delay_s:
+            raise ValueError(f"jitter_s ({self.jitter_s:g}) must be at most delay_s ({self.delay_s:g})")
+        if self.reset + self.stall > 1:
+            raise ValueError(f"reset and stall add up to {self.reset + self.stall:g}; at most 1 of all can be lost")
+        return self
+
+
+class LinkTo(LinkSpec):
+    """A link and where it leads."""
+
+    name: str
+    """For the log, and for the seed: links of different names draw different random numbers."""
+    to: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Addresses, networks (10.0.9.0/24) or host names that requests over this link go to."""
+
+    @cached_property
+    def _networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        return tuple(network for text in self.to if (network := _network(text)) is not None)
+
+    def leads_to(self, host: str) -> bool:
+        """Whether requests to `host`, as it stands in their URL, pass this link."""
+        if host in self.to:
+            return True
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+
+class Links(BaseModel):
+    """All links of one service."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: NonNegativeInt = 0
+    """Of jitter and loss: the n-th exchange over a link has the same fate in every run."""
+    link: Annotated[tuple[LinkTo, ...], Field(min_length=1)]
+    """The first one that leads to a host is the one that is taken."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [link.name for link in self.link]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"several links are called {', '.join(twice)}")
+        return self
+
+
+def read_links(path: Path) -> Links:
+    """The links of a file.
+
+    Raises:
+        SetupError: it cannot be read, or says something that is unknown or does not fit.
+    """
+    return read_document(path, Links, what="links file")
+
+
+def _network(text: str) -> IPv4Network | IPv6Network | None:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        return None  # a host name
