@@ -180,6 +180,9 @@ class NodeSettings(ServiceSettings):
     max_queue_images: PositiveInt = 4096
     """Most images that may wait for inference; beyond that requests are refused with 503 at once."""
 
+    images_per_minute: PositiveInt | None = None
+    """Power budget: the scheduler gives this node no more images a minute than this. Default: no limit."""
+
     @field_validator("node_id", mode="after")
     @classmethod
     def _name_the_node(cls, value: str) -> str:

@@ -177,6 +177,10 @@ class Device:
     images_done: int = 0
     silent_s: float | None = None
     """Seconds since its last sign of life."""
+    phi: float | None = None
+    """Suspicion by silence."""
+    images_per_minute: int | None = None
+    """Its power budget; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
