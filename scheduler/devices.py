@@ -125,6 +125,7 @@ class DeviceList:
         self._devices: dict[str, Device] = {}
         self._told: dict[str, tuple[Health, bool]] = {}
         """Health, and whether it keeps its tasks, as the listeners know it."""
+        self._changes: list[DeviceView] = []
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with a node id after any change that may free, add or remove capacity."""
@@ -319,11 +320,17 @@ class DeviceList:
         return device is not None and incarnation in (None, device.incarnation) and self._view(device, now).keeps_tasks
 
     def sweep(self, now: float) -> list[DeviceView]:
-        """Find nodes whose health has changed since the last call, tell the listeners, forget the long dead."""
-        changed = [view for view in self.view(now) if self._announce(view.device, now)]
+        """Judge all nodes anew, tell the listeners of changes, forget the long dead.
+
+        Returns:
+            All changes since the last call, those included that evidence has brought in between.
+        """
+        for device in self._devices.values():
+            self._announce(device, now)
+        changes, self._changes = self._changes, []
         for node_id in [view.device.node_id for view in self.view(now) if view.silent_s > _FORGET_S]:
             del self._devices[node_id], self._told[node_id]
-        return changed
+        return changes
 
     def forgive(self, pause_s: float) -> None:
         """The scheduler itself stood still for `pause_s` (suspended, starved): nobody could be heard in that time."""
@@ -379,16 +386,16 @@ class DeviceList:
             device=device, health=verdict.health, reason=reason, silent_s=silent_s, keeps_tasks=verdict.keeps_tasks
         )
 
-    def _announce(self, device: Device, now: float) -> bool:
+    def _announce(self, device: Device, now: float) -> None:
         view = self._view(device, now)
         if view.health is not Health.DEAD and not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.
             device.stalled = device.owed
         if self._told[device.node_id] == (view.health, view.keeps_tasks):
-            return False
+            return
         self._told[device.node_id] = (view.health, view.keeps_tasks)
+        self._changes.append(view)
         self._tell(device.node_id)
-        return True
 
     def _tell(self, node_id: str) -> None:
         for listener in self._listeners:

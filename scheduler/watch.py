@@ -32,6 +32,8 @@ _MOST_PROBES = 64
 _SLICES = 8
 _BROKEN_AGAIN_S = 0.05
 """Pause after a connection that broke before its answer: a process that is just ending refuses the next one."""
+_SOON_S = 1.0
+"""A connection that the node closes sooner than this was not closed for being idle."""
 _UNREACHED_AGAIN_S = 5.0
 """Between two attempts to reach a node that heartbeats but does not answer."""
 _STUCK_AGAIN_S = 1.0
@@ -80,12 +82,18 @@ class Watch:
         """Until the node is dead, or off the list, or has come back as another."""
         node_id, incarnation = device.node_id, device.incarnation
         news = self._news[node_id][1]
+        closed_soon = 0
         try:
             while (view := self._devices.view_of(node_id, incarnation, self._clock())) is not None:
                 if view.health is Health.DEAD:
                     return
                 news.clear()
+                began = self._clock()
                 pause_s = await self._probe_and_hold(view, news)
+                if pause_s is None:
+                    # A server that closes each connection after its answer would be asked without end.
+                    closed_soon = closed_soon + 1 if self._clock() - began < _SOON_S else 0
+                    pause_s = min(_UNREACHED_AGAIN_S, _BROKEN_AGAIN_S * 2**closed_soon) if closed_soon else 0.0
                 if pause_s:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause_s):
@@ -95,11 +103,11 @@ class Watch:
                 del self._news[node_id]
             self._changed.set()
 
-    async def _probe_and_hold(self, view: DeviceView, news: asyncio.Event) -> float:
+    async def _probe_and_hold(self, view: DeviceView, news: asyncio.Event) -> float | None:
         """One probe; if it is answered, hold the connection until it closes or there is reason to ask again.
 
         Returns:
-            Seconds to wait before the next probe, unless there are news.
+            Seconds to wait before the next probe, unless there are news; None when the node has closed the connection.
         """
         device, began = view.device, self._clock()
         path = "/livez" if view.keeps_tasks else "/readyz"
@@ -125,17 +133,16 @@ class Watch:
             return self._failed(device, Probe.SILENT, began)
         try:
             self._tell(device, Probe.ANSWERED, began)
-            await self._hold(device, reader, news)
+            return None if await self._hold(device, reader, news) else 0.0
         finally:
             writer.close()
-        return 0.0
 
     def _failed(self, device: Device, outcome: Probe, began: float) -> float:
         self._tell(device, outcome, began)
         return self._again_s(device) or _UNREACHED_AGAIN_S
 
-    async def _hold(self, device: Device, reader: asyncio.StreamReader, news: asyncio.Event) -> None:
-        """Return when the connection closes, or when a suspect should be asked again."""
+    async def _hold(self, device: Device, reader: asyncio.StreamReader, news: asyncio.Event) -> bool:
+        """Return when the connection closes (True), or when a suspect should be asked again (False)."""
         closed = asyncio.create_task(_closed(reader), name=f"connection to {device.node_id}")
         try:
             while True:
@@ -147,7 +154,7 @@ class Watch:
                 finally:
                     woken.cancel()
                 if closed.done() or again_s is not None or not self._is_well(device):
-                    return
+                    return closed.done()
         finally:
             closed.cancel()
 
