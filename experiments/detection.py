@@ -156,7 +156,8 @@ async def _measure(mode: Mode, times: int, nodes: int, heartbeat_s: float | None
                     seconds, reason = await _end_one(fleet, http, node, mode)
                     measured.detection_s.append(seconds)
                     measured.reasons.append(reason)
-    measured.false_deaths = deaths - times
+                # Here and not at the end: a node that is told to stop closes its socket, and may be found dead by that.
+                measured.false_deaths = deaths - times
     return measured
 
 

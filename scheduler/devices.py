@@ -68,6 +68,8 @@ class Device:
     """Images of tasks that the scheduler has handed to it and that have no answer of its own yet."""
     stalled: int = 0
     """Images on which it got stuck; no new work clears that, only progress does."""
+    epitaph: str | None = None
+    """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
     retired: set[str] = field(default_factory=set)
     """Older incarnations of this node id: they cannot come back."""
 
@@ -359,6 +361,10 @@ class DeviceList:
 
     def _view(self, device: Device, now: float) -> DeviceView:
         silent_s = max(0.0, now - device.last_seen)
+        if device.epitaph is not None:
+            return DeviceView(
+                device=device, health=Health.DEAD, reason=device.epitaph, silent_s=silent_s, keeps_tasks=False
+            )
         work = None
         if owed := device.owed:
             work = Work(
@@ -388,7 +394,9 @@ class DeviceList:
 
     def _announce(self, device: Device, now: float) -> None:
         view = self._view(device, now)
-        if view.health is not Health.DEAD and not view.keeps_tasks:
+        if view.health is Health.DEAD:
+            device.epitaph = view.reason
+        elif not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.
             device.stalled = device.owed
         if self._told[device.node_id] == (view.health, view.keeps_tasks):

@@ -155,6 +155,20 @@ def test_a_silent_node_that_was_reached_before_is_dead_when_it_does_not_answer(d
     assert health(devices, "end-0", 1.6) is Health.DEAD
 
 
+def test_death_is_final_until_the_node_registers_again(devices):
+    devices.register(registration(), 0.0)
+    devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.0, now=0.0)
+    devices.probed("end-0", "first-one", Probe.REFUSED, began=0.1, now=0.1)
+    devices.heard("end-0", "first-one", 0.2)
+    devices.forgive(1.0)
+    devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.2, now=0.2)
+    assert health(devices, "end-0", 0.2) is Health.DEAD
+    with pytest.raises(NotFound, match=r"process has ended.*register again"):
+        devices.heartbeat("end-0", beat(), 0.3)
+    devices.register(registration(), 0.4)
+    assert health(devices, "end-0", 0.4) is Health.ALIVE
+
+
 def test_a_heartbeat_outlives_a_probe_that_began_before_it(devices):
     devices.register(registration(), 0.0)
     devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.0, now=0.0)
