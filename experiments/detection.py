@@ -41,6 +41,8 @@ __all__ = ["Mode", "main", "percentile", "times_for"]
 _READ_S = 0.002
 _BUDGET_S = 60.0
 _COST_S = 10.0
+_LOG_S = 0.5
+"""How far the scheduler's log may be behind its device list."""
 
 
 class Mode(StrEnum):
@@ -55,7 +57,8 @@ class Measured:
     """One heartbeat interval."""
 
     detection_s: list[float] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
+    """What the scheduler said of each, those included that nobody caused."""
     false_deaths: int = 0
     scheduler_cpu_percent: float = 0.0
     node_cpu_percent: float = 0.0
@@ -105,12 +108,12 @@ async def _until(http: httpx.AsyncClient, node_id: str, health: Health) -> dict[
     return device
 
 
-async def _end_one(fleet: Fleet, http: httpx.AsyncClient, node: RunningService, mode: Mode) -> tuple[float, str]:
-    """Seconds to the verdict, and its reason; the node is back when this returns."""
+async def _end_one(fleet: Fleet, http: httpx.AsyncClient, node: RunningService, mode: Mode) -> float:
+    """Seconds to the verdict; the node is back when this returns."""
     began = time.perf_counter()
     node.process.send_signal(signal.SIGSTOP if mode is Mode.STOP else signal.SIGKILL)
     try:
-        reason = (await _until(http, node.name, Health.DEAD))["reason"]
+        await _until(http, node.name, Health.DEAD)
         seconds = time.perf_counter() - began
     finally:
         if mode is Mode.STOP:
@@ -118,7 +121,7 @@ async def _end_one(fleet: Fleet, http: httpx.AsyncClient, node: RunningService, 
     if mode is Mode.KILL:
         await fleet.restart(node.name, budget_s=_BUDGET_S)
     await _until(http, node.name, Health.ALIVE)
-    return seconds, str(reason)
+    return seconds
 
 
 async def _cost(fleet: Fleet, names: list[str]) -> dict[str, float]:
@@ -132,15 +135,17 @@ async def _cost(fleet: Fleet, names: list[str]) -> dict[str, float]:
 
 async def _measure(mode: Mode, times: int, nodes: int, heartbeat_s: float | None, chance: random.Random) -> Measured:
     measured = Measured()
-    deaths = 0
+    deaths: list[str] = []
 
     def on_line(name: str, line: str) -> None:
-        nonlocal deaths
-        deaths += name == SCHEDULER and " is dead: " in line
+        if name == SCHEDULER and " is dead: " in line:
+            deaths.append(line)
 
     with tempfile.TemporaryDirectory(prefix="terrace-detection-") as folder:
         settings = {name: f"{value:g}" for name, value in times_for(heartbeat_s).items()}
-        scheduler = ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings={**settings, "state": f"{folder}/state"})
+        scheduler = ServicePlan(
+            name=SCHEDULER, kind=SCHEDULER, settings={**settings, "port": "0", "state": f"{folder}/state"}
+        )
         names = [f"end-{number}" for number in range(1, nodes + 1)]
         plan = FleetPlan(services=(scheduler, *(ServicePlan(name=name, kind=Tier.END) for name in names)))
         async with launch(plan, Path(folder), on_line=on_line, start_s=_BUDGET_S) as fleet:
@@ -153,11 +158,11 @@ async def _measure(mode: Mode, times: int, nodes: int, heartbeat_s: float | None
                     # Some heartbeats for the detector to learn from, and any moment between two of them.
                     await asyncio.sleep((heartbeat_s or SchedulerSettings().heartbeat_s) * chance.uniform(3, 5))
                     node = fleet.services[names[turn % nodes]]
-                    seconds, reason = await _end_one(fleet, http, node, mode)
+                    seconds = await _end_one(fleet, http, node, mode)
                     measured.detection_s.append(seconds)
-                    measured.reasons.append(reason)
+                await asyncio.sleep(_LOG_S)
                 # Here and not at the end: a node that is told to stop closes its socket, and may be found dead by that.
-                measured.false_deaths = deaths - times
+                measured.false_deaths, measured.deaths = len(deaths) - times, list(deaths)
     return measured
 
 
@@ -190,20 +195,20 @@ def main(
     chance = random.Random(seed)
     samples: dict[str, list[float]] = {}
     rows: list[dict[str, Any]] = []
-    reasons: dict[str, list[str]] = {}
+    deaths: dict[str, list[str]] = {}
     swept: list[float | None] = [float(text) for text in intervals.split(",") if text.strip()]
     for heartbeat_s in swept or [None]:
         measured = asyncio.run(_measure(mode, times, nodes, heartbeat_s, chance))
         row = _summary(measured, mode, heartbeat_s)
         name = f"heartbeat_{row['heartbeat_s']:g}_s_detection_s"
-        samples[name], reasons[name] = measured.detection_s, measured.reasons
+        samples[name], deaths[name] = measured.detection_s, measured.deaths
         rows.append(row)
         typer.echo(json.dumps(row))
     record = RunRecord(
         experiment=f"detection-{mode}",
         config={"times": times, "mode": mode, "nodes": nodes, "load_average": os.getloadavg(), "cost_s": _COST_S},
         samples=samples,
-        results={"rows": rows, "reasons": reasons},
+        results={"rows": rows, "deaths": deaths},
         seed=seed,
     )
     typer.echo(f"record: {record.write(out)}")
