@@ -1,6 +1,9 @@
 """The device list: who may receive tasks now. Time is passed in; nothing here does I/O.
 
 A node registers with an incarnation that is fresh at each of its starts, receives a lease and renews it by heartbeats.
+What else speaks for or against it is gathered here as well: answers to tasks and failed attempts (told by the
+dispatcher), probes (told by the watch), work that it owes. `health` judges all of it.
+
 The list is not stored: after a restart of the scheduler the nodes' next heartbeats are answered "unknown" and they
 register again, which is both quicker and truer than what a file remembers.
 """
@@ -10,8 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from scheduler.health import LeaseTimes, judge
+from scheduler.health import (
+    Arrivals,
+    DetectorTimes,
+    Evidence,
+    Probe,
+    Work,
+    judge,
+    phi,
+    stalled_after_s,
+    suspect_after_s,
+)
 from scheduler.mapping import natural_order
+from scheduler.pace import Pace
 from tierkit.errors import Conflict, NotFound
 from tierkit.protocol import Heartbeat, Lease, Registration
 from tierkit.types import Health, Tier
@@ -21,6 +35,9 @@ __all__ = ["Device", "DeviceList", "DeviceView"]
 _FORGET_S = 600.0
 """A dead node stays visible this long, for whoever looks into what happened."""
 
+_BATCH = 64
+"""Images of a queue that a node takes up at a time, unless it says how many it is computing."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Device:
@@ -29,12 +46,30 @@ class Device:
     registration: Registration
     joined_at: float
     last_seen: float
+    """Last sign of life: a heartbeat, or an answer to a task."""
+    last_beat: float
+    arrivals: Arrivals
+    pace: Pace
+    suspect_after_s: float
+    """Silence that its heartbeats so far allow."""
+    progress_at: float
+    """When it last finished images or, having owed nothing, was given some."""
     draining: bool = False
     accusation: str | None = None
+    probe: Probe | None = None
+    """Outcome of a probe since the last sign of life."""
+    reached: bool = False
+    """Whether it has ever answered a probe."""
     not_before: float = 0.0
     """The node asked to be left alone until then ("503, Retry-After")."""
     load: Heartbeat | None = None
     """What the node said of itself last."""
+    given: int = 0
+    """Images of tasks that the scheduler has handed to it and that have no answer of its own yet."""
+    stalled: int = 0
+    """Images on which it got stuck; no new work clears that, only progress does."""
+    epitaph: str | None = None
+    """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
     retired: set[str] = field(default_factory=set)
     """Older incarnations of this node id: they cannot come back."""
 
@@ -50,6 +85,17 @@ class Device:
     def incarnation(self) -> str:
         return self.registration.incarnation
 
+    @property
+    def ms_per_image(self) -> float:
+        """By its own measurement, of the slowest of its models."""
+        return max(offer.ms_per_image for offer in self.registration.models)
+
+    @property
+    def owed(self) -> int:
+        """Images that it should be working on."""
+        told = 0 if self.load is None else self.load.running_images or min(self.load.queued_images, _BATCH)
+        return max(self.given, self.stalled, told)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceView:
@@ -59,75 +105,158 @@ class DeviceView:
     health: Health
     reason: str
     silent_s: float
+    keeps_tasks: bool
+    """Whether the tasks that it has may stay with it."""
+
+    @property
+    def phi(self) -> float:
+        """The accrual detector's suspicion by silence."""
+        return phi(self.silent_s, *self.device.arrivals.fit())
 
 
 class DeviceList:
     """Registrations, leases and health of all nodes. Iterates in the order of the device list: end-2 before end-10.
 
     Args:
-        times: heartbeat, suspicion and lease.
-        on_change: called with a node id after any change that may free, add or remove capacity.
+        times: of the failure detector.
     """
 
-    def __init__(self, times: LeaseTimes, on_change: Callable[[str], None] = lambda node_id: None) -> None:
+    def __init__(self, times: DetectorTimes) -> None:
         self.times = times
-        self.on_change = on_change
+        self._listeners: list[Callable[[str], None]] = []
         self._devices: dict[str, Device] = {}
-        self._health: dict[str, Health] = {}
+        self._told: dict[str, tuple[Health, bool]] = {}
+        """Health, and whether it keeps its tasks, as the listeners know it."""
+        self._changes: list[DeviceView] = []
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with a node id after any change that may free, add or remove capacity."""
+        self._listeners.append(listener)
 
     def register(self, registration: Registration, now: float) -> Lease:
         """Give a node a place in the list.
 
         A known node id with a new incarnation is the node after a restart: it takes the place of the old one, whose
-        tasks are void.
+        tasks are void. As long as the old one shows itself alive at another address it is not a restart but a second
+        node with the same name. One that was just killed and started again is refused at most until its death is
+        noticed, and tries again by itself.
 
         Raises:
-            Conflict: the incarnation was replaced before by one that is alive: two running nodes claim the same id.
+            Conflict: the id belongs to a node that is alive, or this incarnation was replaced by one that is.
         """
         node_id = registration.node_id
         old = self._devices.get(node_id)
         retired: set[str] = set()
         if old is not None:
-            if registration.incarnation in old.retired and self._view(old, now).health is not Health.DEAD:
-                raise Conflict(
-                    f"another node with the id {node_id!r} has registered since; give one of the two another --node-id"
-                )
+            self._check_claim(registration, old, now)
             retired = old.retired | ({old.incarnation} - {registration.incarnation})
-        self._devices[node_id] = Device(registration=registration, joined_at=now, last_seen=now, retired=retired)
+        arrivals = Arrivals(self.times.heartbeat_s)
+        self._devices[node_id] = Device(
+            registration=registration,
+            joined_at=now,
+            last_seen=now,
+            last_beat=now,
+            arrivals=arrivals,
+            pace=Pace(registration.images_per_minute),
+            suspect_after_s=suspect_after_s(*arrivals.fit(), self.times),
+            progress_at=now,
+            retired=retired,
+        )
         self._devices = dict(sorted(self._devices.items(), key=lambda item: natural_order(item[0])))
-        self._health[node_id] = Health.ALIVE
-        self.on_change(node_id)
+        self._told[node_id] = (Health.ALIVE, True)
+        self._tell(node_id)
         return Lease(lease_s=self.times.lease_s, heartbeat_s=self.times.heartbeat_s)
+
+    def _check_claim(self, claim: Registration, old: Device, now: float) -> None:
+        health = self._view(old, now).health
+        if claim.incarnation == old.incarnation or health is Health.DEAD:
+            return
+        # A second process cannot listen where the first one does, so the same address means that the first has ended.
+        same_place = claim.url == old.registration.url and claim.incarnation not in old.retired
+        if not same_place and health is not Health.SUSPECT:
+            raise Conflict(
+                f"the node id {claim.node_id!r} belongs to a node at {old.registration.url} that is {health}; "
+                "give this one another --node-id, or stop that one first"
+            )
 
     def heartbeat(self, node_id: str, beat: Heartbeat, now: float) -> None:
         """Renew a lease.
 
         Raises:
-            NotFound: unknown node, or one whose lease has run out: it must register again.
+            NotFound: unknown node, or one that was given up as dead: it must register again.
             Conflict: an older incarnation of this node.
         """
         device = self.get(node_id)
         if device.incarnation != beat.incarnation:
             raise Conflict(f"node {node_id!r} has registered again with another incarnation since")
-        if self._view(device, now).health is Health.DEAD:
-            raise NotFound(f"the lease of node {node_id!r} has run out: register again")
-        device.last_seen = now
-        device.accusation = None
+        view = self._view(device, now)
+        if view.health is Health.DEAD:
+            raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
+        device.arrivals.add(now - device.last_beat)
+        device.last_beat = now
+        device.suspect_after_s = suspect_after_s(*device.arrivals.fit(), self.times)
         device.draining = device.draining or beat.draining
+        owed_before, done_before = device.owed, 0 if device.load is None else device.load.images_done
         device.load = beat
+        if beat.images_done != done_before:
+            self._progressed(device, now)
+        elif not owed_before:
+            device.progress_at = now
+        self._seen(device, now)
+
+    def heard(self, node_id: str, incarnation: str, now: float) -> None:
+        """Passive evidence for a node: it sent an answer to a task."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            self._seen(device, now)
+
+    def given(self, node_id: str, incarnation: str, images: int, now: float) -> None:
+        """The scheduler has handed a task of so many images to the node."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            if not device.owed:
+                device.progress_at = now
+            device.given += images
+
+    def settled(self, node_id: str, incarnation: str, images: int, now: float, *, answered: bool) -> None:
+        """A task of so many images is off the node: by its answer, which is progress, or in another way."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            device.given -= images
+            if answered:
+                self._progressed(device, now)
+
+    def charge(self, node_id: str, images: int, now: float) -> float:
+        """Count images against the node's power budget; returns after how many seconds it may have more."""
+        device = self._devices.get(node_id)
+        if device is None:
+            return 0.0
+        device.pace.charge(images, now)
+        return device.pace.wait_s(now)
+
+    def probed(self, node_id: str, incarnation: str, outcome: Probe, *, began: float, now: float) -> None:
+        """What came of a probe that began at `began`. One that a sign of life has overtaken says nothing."""
+        device = self._current(node_id, incarnation)
+        if device is None:
+            return
+        if outcome is Probe.ANSWERED:
+            device.reached = True
+        elif began < device.last_seen:
+            return
+        device.probe = outcome
         self._announce(device, now)
 
     def accuse(self, node_id: str, incarnation: str, reason: str, now: float) -> None:
-        """Passive evidence: an attempt could not reach the node. Suspect until its next heartbeat."""
-        device = self._devices.get(node_id)
-        if device is not None and device.incarnation == incarnation:
+        """Passive evidence against a node: an attempt could not reach it. Suspect until its next sign of life."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
             device.accusation = reason
             self._announce(device, now)
 
     def set_aside(self, node_id: str, incarnation: str, until: float) -> None:
         """The node said "not now": give it no new tasks before `until`."""
-        device = self._devices.get(node_id)
-        if device is not None and device.incarnation == incarnation:
+        device = self._current(node_id, incarnation)
+        if device is not None:
             device.not_before = max(device.not_before, until)
 
     def drain(self, node_id: str, now: float) -> None:
@@ -146,8 +275,8 @@ class DeviceList:
         device = self.get(node_id)
         if incarnation is not None and incarnation != device.incarnation:
             raise Conflict(f"node {node_id!r} has registered again with another incarnation since")
-        del self._devices[node_id], self._health[node_id]
-        self.on_change(node_id)
+        del self._devices[node_id], self._told[node_id]
+        self._tell(node_id)
 
     def get(self, node_id: str) -> Device:
         """The node's record. Raises NotFound."""
@@ -160,58 +289,122 @@ class DeviceList:
         """All nodes in the order of the list, with their health at `now`."""
         return [self._view(device, now) for device in self._devices.values()]
 
+    def view_of(self, node_id: str, incarnation: str, now: float) -> DeviceView | None:
+        """One node with its health at `now`; None once it has left the list or has come back as another."""
+        device = self._current(node_id, incarnation)
+        return None if device is None else self._view(device, now)
+
     def alive(self, tier: Tier, now: float) -> list[Device]:
         """Nodes of a tier that may receive new tasks, in the order of the list."""
         return [
             device
             for device in self._devices.values()
-            if device.tier is tier and self._view(device, now).health is Health.ALIVE and device.not_before <= now
+            if device.tier is tier
+            and max(device.not_before, device.pace.free_at) <= now
+            and self._view(device, now).health is Health.ALIVE
         ]
 
     def suspect(self, tier: Tier, now: float) -> list[Device]:
-        """Nodes of a tier that are late or accused, but not given up."""
-        return [view.device for view in self.view(now) if view.device.tier is tier and view.health is Health.SUSPECT]
+        """Nodes of a tier that are late or accused, but neither given up nor stuck nor about to leave."""
+        return [
+            view.device
+            for view in self.view(now)
+            if view.device.tier is tier
+            and view.health is Health.SUSPECT
+            and view.keeps_tasks
+            and not view.device.draining
+        ]
 
-    def is_current(self, node_id: str, incarnation: str, now: float) -> bool:
-        """Whether work given to this incarnation still counts: it is on the list and not dead."""
+    def keeps_tasks(self, node_id: str, now: float, *, incarnation: str | None = None) -> bool:
+        """Whether work given to this node (to this incarnation, if named) still counts: it is on the list, neither dead
+        nor stuck."""
         device = self._devices.get(node_id)
-        return (
-            device is not None
-            and device.incarnation == incarnation
-            and self._view(device, now).health is not Health.DEAD
-        )
-
-    def is_gone(self, node_id: str, now: float) -> bool:
-        """Whether nobody of this name can answer any more: dead, or off the list."""
-        device = self._devices.get(node_id)
-        return device is None or self._view(device, now).health is Health.DEAD
+        return device is not None and incarnation in (None, device.incarnation) and self._view(device, now).keeps_tasks
 
     def sweep(self, now: float) -> list[DeviceView]:
-        """Find nodes whose health has changed since the last call, tell `on_change`, forget the long dead."""
-        changed = [view for view in self.view(now) if self._announce(view.device, now)]
+        """Judge all nodes anew, tell the listeners of changes, forget the long dead.
+
+        Returns:
+            All changes since the last call, those included that evidence has brought in between.
+        """
+        for device in self._devices.values():
+            self._announce(device, now)
+        changes, self._changes = self._changes, []
         for node_id in [view.device.node_id for view in self.view(now) if view.silent_s > _FORGET_S]:
-            del self._devices[node_id], self._health[node_id]
-        return changed
+            del self._devices[node_id], self._told[node_id]
+        return changes
 
     def forgive(self, pause_s: float) -> None:
         """The scheduler itself stood still for `pause_s` (suspended, starved): nobody could be heard in that time."""
         for device in self._devices.values():
             device.last_seen += pause_s
+            device.last_beat += pause_s
+            device.progress_at += pause_s
 
     def count(self, tiers: Iterable[Tier]) -> int:
         """Nodes of these tiers on the list, whatever their health."""
         wanted = set(tiers)
         return sum(device.tier in wanted for device in self._devices.values())
 
+    def _current(self, node_id: str, incarnation: str) -> Device | None:
+        device = self._devices.get(node_id)
+        return device if device is not None and device.incarnation == incarnation else None
+
+    def _seen(self, device: Device, now: float) -> None:
+        device.last_seen = now
+        device.accusation = device.probe = None
+        self._announce(device, now)
+
+    def _progressed(self, device: Device, now: float) -> None:
+        device.progress_at = now
+        device.stalled = 0
+
     def _view(self, device: Device, now: float) -> DeviceView:
         silent_s = max(0.0, now - device.last_seen)
-        health, reason = judge(silent_s, self.times, accusation=device.accusation, draining=device.draining)
-        return DeviceView(device=device, health=health, reason=reason, silent_s=silent_s)
+        if device.epitaph is not None:
+            return DeviceView(
+                device=device, health=Health.DEAD, reason=device.epitaph, silent_s=silent_s, keeps_tasks=False
+            )
+        work = None
+        if owed := device.owed:
+            work = Work(
+                images=owed,
+                idle_s=max(0.0, now - device.progress_at),
+                allowed_s=stalled_after_s(owed, device.ms_per_image, self.times),
+            )
+        verdict = judge(
+            Evidence(
+                silent_s=silent_s,
+                suspect_after_s=device.suspect_after_s,
+                probe=device.probe,
+                reached=device.reached,
+                accusation=device.accusation,
+                draining=device.draining,
+                work=work,
+            ),
+            self.times,
+        )
+        reason = verdict.reason
+        if verdict.health is Health.ALIVE and (rest_s := device.pace.wait_s(now)):
+            budget = device.registration.images_per_minute
+            reason = f"{reason}; rests for {rest_s:.1f} s to keep to {budget} images a minute"
+        return DeviceView(
+            device=device, health=verdict.health, reason=reason, silent_s=silent_s, keeps_tasks=verdict.keeps_tasks
+        )
 
-    def _announce(self, device: Device, now: float) -> bool:
-        health = self._view(device, now).health
-        if self._health[device.node_id] is health:
-            return False
-        self._health[device.node_id] = health
-        self.on_change(device.node_id)
-        return True
+    def _announce(self, device: Device, now: float) -> None:
+        view = self._view(device, now)
+        if view.health is Health.DEAD:
+            device.epitaph = view.reason
+        elif not view.keeps_tasks:
+            # Its tasks go to others now, but that alone does not make it work again.
+            device.stalled = device.owed
+        if self._told[device.node_id] == (view.health, view.keeps_tasks):
+            return
+        self._told[device.node_id] = (view.health, view.keeps_tasks)
+        self._changes.append(view)
+        self._tell(device.node_id)
+
+    def _tell(self, node_id: str) -> None:
+        for listener in self._listeners:
+            listener(node_id)

@@ -57,7 +57,9 @@ class _Attempt:
     device: Device
     upstreams: tuple[Node, ...]
     lost: str | None = None
-    """Why the dispatcher itself has given it up: its device has left the list."""
+    """Why the dispatcher itself has given it up: its device has left the list, or is stuck."""
+    owed: bool = True
+    """Whether the device itself owes its answer; what it waits for from an upper node is not its own work."""
     reroute: bool = False
     """The dispatcher has given it up because the upper node that it was to ask has left the list."""
     wait_for_upper: bool = False
@@ -110,7 +112,7 @@ class Dispatcher:
         self._gathering_until = 0.0
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        devices.on_change = self._on_device_change
+        devices.listen(self._on_device_change)
 
     @property
     def unfinished(self) -> int:
@@ -231,6 +233,10 @@ class Dispatcher:
         if upstreams:
             job.mapping[device.node_id] = upstreams[0].node_id
         attempt = _Attempt(job=job, task=task, device=device, upstreams=upstreams)
+        self._devices.given(device.node_id, device.incarnation, task.images, now)
+        for node_id in (device.node_id, *(node.node_id for node in upstreams[:1])):
+            if rest_s := self._devices.charge(node_id, task.images, now):
+                asyncio.get_running_loop().call_later(rest_s, self.wake)
         self._outstanding[device.node_id] = self.outstanding(device.node_id) + 1
         OUTSTANDING.labels(node=device.node_id).inc()
         assert self._group is not None, "the dispatcher is not running"
@@ -244,10 +250,16 @@ class Dispatcher:
             if attempt.lost is not None or attempt.reroute or attempt.task.closed:
                 continue
             if attempt.node_id == node_id:
-                if not self._devices.is_current(node_id, attempt.device.incarnation, now):
-                    attempt.lost = f"{node_id} left the device list"
+                incarnation = attempt.device.incarnation
+                if not self._devices.keeps_tasks(node_id, now, incarnation=incarnation):
+                    view = self._devices.view_of(node_id, incarnation, now)
+                    attempt.lost = f"{node_id} left the device list" if view is None else f"{node_id}: {view.reason}"
                     running.cancel()
-            elif attempt.upstreams and attempt.upstreams[0].node_id == node_id and self._devices.is_gone(node_id, now):
+            elif (
+                attempt.upstreams
+                and attempt.upstreams[0].node_id == node_id
+                and not self._devices.keeps_tasks(node_id, now)
+            ):
                 # Whoever waits for a node that fell silent would wait until the budget is spent.
                 attempt.reroute = True
                 running.cancel()
@@ -292,6 +304,8 @@ class Dispatcher:
             async with limit, aclosing(send_task(self._http, order, budget_s=deadline - now)) as lines:
                 async for event, line in lines:
                     now = self._clock()
+                    self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
+                    self._take_off(attempt, now, answered=True)
                     asked_upper = bool(attempt.upstreams)
                     attempt.wait_for_upper |= not job.take(task, event, line, now, asked_upper=asked_upper)
                     over = task.closed or attempt.wait_for_upper
@@ -318,6 +332,7 @@ class Dispatcher:
 
     def _on_attempt_done(self, running: asyncio.Task[Exception | None]) -> None:
         attempt = self._attempts.pop(running)
+        self._take_off(attempt, self._clock(), answered=False)
         self._outstanding[attempt.node_id] -= 1
         OUTSTANDING.labels(node=attempt.node_id).dec()
         self._wake.set()
@@ -328,6 +343,12 @@ class Dispatcher:
         else:
             return  # its job has ended, or the service stops: the task is as if it had never been sent
         ATTEMPTS.labels(outcome=self._settle(attempt, error)).inc()
+
+    def _take_off(self, attempt: _Attempt, now: float, *, answered: bool) -> None:
+        if attempt.owed:
+            attempt.owed = False
+            device = attempt.device
+            self._devices.settled(device.node_id, device.incarnation, attempt.task.images, now, answered=answered)
 
     def _settle(self, attempt: _Attempt, error: Exception | None) -> str:
         """Decide what follows an attempt; returns its outcome in one word."""

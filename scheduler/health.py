@@ -1,47 +1,195 @@
-"""The failure detector's verdict on one node: a pure function of how long it has been silent.
+"""The failure detector: who is alive, judged from evidence. Pure; only the scheduler's own monotonic clock counts.
 
-A node is alive while its heartbeats come on time, suspect when they are late or when somebody failed to reach it, and
-dead when its lease has run out. Only alive nodes receive new tasks; a suspect keeps the tasks that it has, a dead node
-loses them. From the last heartbeat to the verdict "dead" pass at most `lease_s` plus one sweep of the device list.
+Silence is judged by an accrual detector (Hayashibara, Defago, Yared, Katayama: The phi accrual failure detector, SRDS
+2004). With t the seconds since the last sign of life, and mean m and standard deviation s of the last intervals between
+heartbeats, taken as normally distributed,
+
+    phi(t) = -log10(P(the next heartbeat comes later than t)) = -log10(erfc((t - m) / (s * sqrt(2))) / 2)
+
+so phi 8 means: wrong once in 10^8 heartbeats. As in Akka and Pekko, s has a floor, for a quiet network would make the
+detector take any hiccup for the end. The floor of m is the interval that the scheduler asked for: a burst of late beats
+must not teach it to expect bursts. The threshold on phi is one on silence, `suspect_after_s`, and `suspect_s` bounds
+that, so detection has a bound whatever the history.
+
+Silence makes a node suspect, no more. It is dead when the scheduler's own probe says so, or when its lease runs out:
+
+    refused connection, of a node that could be reached before     -> dead at once: nobody listens there any more
+    no answer within `probe_s`, and silent past the threshold      -> dead: two channels, no sign of life on either
+    silent for `lease_s`                                           -> dead, whatever the probe says
+
+A node that the scheduler has never reached (an address behind a wall) is judged by its lease alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import NormalDist, fmean, pstdev
 
 from tierkit.types import Health
 
-__all__ = ["LeaseTimes", "judge"]
+__all__ = [
+    "Arrivals",
+    "DetectorTimes",
+    "Evidence",
+    "Probe",
+    "Verdict",
+    "Work",
+    "judge",
+    "phi",
+    "stalled_after_s",
+    "suspect_after_s",
+]
+
+PHI_THRESHOLD = 8.0
+MIN_DEVIATION_S = 0.04
+"""Delays of a scheduler's time slices and of a garbage collection, not of the network: no share of the interval."""
+_WINDOW = 100
+"""Intervals remembered: 20 s of heartbeats by default, so that a node that got busy is known as such soon."""
+_MOST_DEVIATIONS = -NormalDist().inv_cdf(10**-PHI_THRESHOLD)
+_LARGEST_PHI = 300.0
+_STALL_FACTOR = 10.0
+"""How much slower than measured at its start a busy node may be: as many processes may share its core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTimes:
-    """Seconds of the failure detector, each a multiple of the one before."""
+class DetectorTimes:
+    """Seconds of the failure detector."""
 
     heartbeat_s: float
     """Between two heartbeats of a node."""
     suspect_s: float
-    """Silence after which a node gets no new tasks."""
+    """Silence after which a node is suspect at the latest, however irregular its heartbeats were."""
+    probe_s: float
+    """Time for the answer to the scheduler's own question whether a suspect lives."""
     lease_s: float
-    """Silence after which a node counts as dead and its tasks go to others."""
+    """Silence after which a node is dead, even one that answers."""
+    stall_s: float
+    """Time without progress that is never held against a node."""
 
 
-def judge(
-    silent_s: float, times: LeaseTimes, *, accusation: str | None = None, draining: bool = False
-) -> tuple[Health, str]:
-    """Opinion on a node, and the reason for it.
+class Probe(Enum):
+    """What came of the scheduler's own question to a node."""
 
-    Args:
-        silent_s: seconds since the node's last sign of life.
-        accusation: why an attempt on the node failed since then; its next heartbeat clears it.
-        draining: whether the node is about to leave (it said so, or an operator did).
+    ANSWERED = "answers the scheduler's probe"
+    REFUSED = "refuses connections"
+    SILENT = "does not answer the scheduler's probe"
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """The last intervals between heartbeats of one node, seconds."""
+
+    heartbeat_s: float
+    _intervals: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # As in Pekko: before the first beats, a mean as asked for with a quarter of it as deviation.
+        self._intervals = deque((0.75 * self.heartbeat_s, 1.25 * self.heartbeat_s), maxlen=_WINDOW)
+
+    def add(self, interval_s: float) -> None:
+        self._intervals.append(interval_s)
+
+    def fit(self) -> tuple[float, float]:
+        """Mean and standard deviation, with their floors."""
+        return fit(self._intervals, self.heartbeat_s)
+
+
+def fit(intervals: Sequence[float], heartbeat_s: float) -> tuple[float, float]:
+    """Mean and standard deviation of the intervals between heartbeats, each with its floor (see the module)."""
+    return max(heartbeat_s, fmean(intervals)), max(MIN_DEVIATION_S, pstdev(intervals))
+
+
+def phi(silent_s: float, mean_s: float, deviation_s: float) -> float:
+    """Suspicion by silence: minus the decimal logarithm of the chance that a heartbeat still comes. At most 300."""
+    chance = math.erfc((silent_s - mean_s) / (deviation_s * math.sqrt(2))) / 2
+    return _LARGEST_PHI if chance < 10**-_LARGEST_PHI else max(0.0, -math.log10(chance))
+
+
+def suspect_after_s(mean_s: float, deviation_s: float, times: DetectorTimes) -> float:
+    """Silence at which phi reaches its threshold, or `suspect_s` if that is less."""
+    return min(times.suspect_s, mean_s + _MOST_DEVIATIONS * deviation_s)
+
+
+def stalled_after_s(images: int, ms_per_image: float, times: DetectorTimes) -> float:
+    """Time without progress after which a node that owes `images` does not work.
+
+    Ten times what it takes for them by its own measurement, since others may use its processor, and at least `stall_s`.
     """
+    return max(times.stall_s, _STALL_FACTOR * images * ms_per_image / 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a node owes, and since when it has not moved."""
+
+    images: int
+    """Handed to it, or by its own word in its batch or before it."""
+    idle_s: float
+    """Since its last progress, or since it got this work."""
+    allowed_s: float
+    """`stalled_after_s` of these images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known for and against a node at one moment."""
+
+    silent_s: float
+    """Since its last sign of life: a heartbeat, or an answer to a task."""
+    suspect_after_s: float
+    probe: Probe | None = None
+    """Outcome of a probe that began after that sign of life."""
+    reached: bool = False
+    """Whether this incarnation has ever answered a probe."""
+    accusation: str | None = None
+    """Why an attempt on the node failed after that sign of life."""
+    draining: bool = False
+    """About to leave: it said so, or an operator did."""
+    work: Work | None = None
+    """None for a node that owes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Opinion on a node, the reason for it, and whether the tasks that it has may stay with it."""
+
+    health: Health
+    reason: str
+    keeps_tasks: bool
+
+
+def judge(evidence: Evidence, times: DetectorTimes) -> Verdict:
+    """Opinion on a node. For equal evidence, longer silence never makes it healthier."""
+    silent_s, late = evidence.silent_s, evidence.silent_s > evidence.suspect_after_s
     if silent_s > times.lease_s:
-        return Health.DEAD, f"silent for {silent_s:.1f} s, its lease of {times.lease_s:.1f} s has run out"
-    if draining:
-        return Health.DRAINING, "draining: finishes what it has, takes nothing new"
-    if accusation is not None:
-        return Health.SUSPECT, accusation
-    if silent_s > times.suspect_s:
-        return Health.SUSPECT, f"silent for {silent_s:.1f} s of a lease of {times.lease_s:.1f} s"
-    return Health.ALIVE, "heartbeats on time"
+        return _dead(f"silent for {silent_s:.1f} s, its lease of {times.lease_s:g} s has run out")
+    # While it drains it closes its socket before it ends, and takes its leave by itself.
+    if evidence.reached and evidence.probe is Probe.REFUSED and (late or not evidence.draining):
+        return _dead(f"{Probe.REFUSED.value}: its process has ended")
+    if evidence.reached and evidence.probe is Probe.SILENT and late:
+        return _dead(f"silent for {silent_s:.2f} s, and {Probe.SILENT.value}")
+    work = evidence.work
+    if work is not None and work.idle_s > work.allowed_s:
+        reason = f"no progress: {work.images} images for {work.idle_s:.1f} s, at most {work.allowed_s:.1f} s expected"
+        return Verdict(health=Health.SUSPECT, reason=reason, keeps_tasks=False)
+    if late:
+        second = f", {evidence.probe.value}" if evidence.probe is not None else ""
+        expected = f"expected within {evidence.suspect_after_s:.2f} s"
+        return _stays(Health.SUSPECT, f"no heartbeat for {silent_s:.2f} s, {expected}{second}")
+    if evidence.draining:
+        return _stays(Health.DRAINING, "draining: finishes what it has, takes nothing new")
+    if evidence.accusation is not None:
+        return _stays(Health.SUSPECT, evidence.accusation)
+    return _stays(Health.ALIVE, "heartbeats on time")
+
+
+def _dead(reason: str) -> Verdict:
+    return Verdict(health=Health.DEAD, reason=reason, keeps_tasks=False)
+
+
+def _stays(health: Health, reason: str) -> Verdict:
+    return Verdict(health=health, reason=reason, keeps_tasks=True)

@@ -32,11 +32,15 @@ class DeviceReport(BaseModel):
     reason: str = Field(description="Why the failure detector thinks so.")
     trusted: bool = Field(description="Whether it may see pixels, by the scheduler's own list.")
     silent_s: float = Field(description="Seconds since its last sign of life.")
+    reached: bool = Field(description="Whether the scheduler has reached it by itself, at the address it gave.")
+    phi: float = Field(description="Suspicion by silence: 8 means that one heartbeat in 10^8 comes so late.")
     joined_s: float = Field(description="Seconds since it registered.")
     outstanding: int = Field(description="Tasks that the scheduler has given it.")
     in_flight: int
     queued_images: int
+    running_images: int
     images_done: int
+    images_per_minute: int | None = Field(description="Its power budget.")
     models: tuple[ModelOffer, ...]
 
 
@@ -81,11 +85,15 @@ def device_page(devices: DeviceList, fleet: Fleet, outstanding: Callable[[str], 
                 reason=view.reason,
                 trusted=fleet.trusts(device),
                 silent_s=round(view.silent_s, 3),
+                reached=device.reached,
+                phi=round(view.phi, 1),
                 joined_s=round(now - device.joined_at, 3),
                 outstanding=outstanding(device.node_id),
                 in_flight=load.in_flight if load else 0,
                 queued_images=load.queued_images if load else 0,
+                running_images=load.running_images if load else 0,
                 images_done=load.images_done if load else 0,
+                images_per_minute=registration.images_per_minute,
                 models=registration.models,
             )
         )

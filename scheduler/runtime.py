@@ -22,6 +22,7 @@ from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import last_seq, open_database
 from scheduler.store.jobs import JobStore
+from scheduler.watch import Watch
 from tierkit.errors import SetupError, Unavailable
 from tierkit.http_client import open_client
 from tierkit.service import Lifecycle
@@ -31,7 +32,8 @@ __all__ = ["open_scheduler"]
 
 _log = logging.getLogger(__name__)
 
-_SWEEP_S = 0.1
+_SWEEP_S = 0.05
+"""Part of the time in which a silent node is noticed."""
 _PURGE_S = 3600.0
 _FLUSH_S = 5.0
 
@@ -48,7 +50,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
         engine = await open_database(settings.database_url)
         try:
             async with open_client(max_connections=1024, links=settings.links) as http:
-                devices = DeviceList(settings.lease_times)
+                devices = DeviceList(settings.detector_times)
                 fleet = Fleet(devices, settings, [entry.name for entry in manifest.models if entry.target == "fine"])
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
                 store = JobStore(engine, commit)
@@ -76,7 +78,8 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
                 )
                 commit.on_commit = scheduler.on_commit
                 lifecycle.add_check("database", scheduler.check_database)
-                async with _loops(scheduler, commit, dispatcher, lifecycle):
+                watch = Watch(devices, clock=time.monotonic)
+                async with _loops(scheduler, commit, dispatcher, watch, lifecycle):
                     yield scheduler
         finally:
             await engine.dispose()
@@ -84,13 +87,14 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
 
 @asynccontextmanager
 async def _loops(
-    scheduler: Scheduler, commit: GroupCommit, dispatcher: Dispatcher, lifecycle: Lifecycle
+    scheduler: Scheduler, commit: GroupCommit, dispatcher: Dispatcher, watch: Watch, lifecycle: Lifecycle
 ) -> AsyncIterator[None]:
     writing = lifecycle.own(commit.run(), name="group commit")
     await scheduler.recover()
     dispatching = lifecycle.own(dispatcher.run(), name="dispatcher")
     others = [
         lifecycle.own(_sweep(scheduler.devices), name="device list"),
+        lifecycle.own(watch.run(), name="watch"),
         lifecycle.own(_purge(scheduler), name="purge"),
         lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),
     ]
@@ -109,7 +113,7 @@ async def _loops(
 
 
 async def _sweep(devices: DeviceList) -> None:
-    """Notice expired leases; log and count every change of health, once."""
+    """Notice silence; log and count every change of health, once."""
     while True:
         due = time.monotonic() + _SWEEP_S
         await asyncio.sleep(_SWEEP_S)

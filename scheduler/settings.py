@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
-from scheduler.health import LeaseTimes
+from scheduler.health import DetectorTimes
 from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath
 from tierkit.types import Scheme
 
@@ -55,14 +55,20 @@ class SchedulerSettings(ServiceSettings):
     trusted: CommaSeparated = ("end", "edge")
     """Tiers and node ids that may see pixels, comma-separated."""
 
-    heartbeat_s: PositiveFloat = 0.5
+    heartbeat_s: PositiveFloat = 0.2
     """Seconds between two heartbeats of a node."""
 
-    suspect_s: PositiveFloat = 1.5
-    """Silence after which a node gets no new tasks."""
+    suspect_s: PositiveFloat = 0.5
+    """Silence after which a node is suspect at the latest; one whose heartbeats come regularly is so before."""
+
+    probe_s: PositiveFloat = 0.4
+    """Seconds in which a suspect must answer the scheduler's own probe; a silent one that does not is dead."""
 
     lease_s: PositiveFloat = 3.0
-    """Silence after which a node counts as dead and its tasks go to others."""
+    """Silence after which a node is dead, even one that answers probes, and its tasks go to others."""
+
+    stall_s: PositiveFloat = 5.0
+    """Seconds without progress that are never held against a node that has work; a slow one is given more."""
 
     deadline_s: PositiveFloat = 24 * 3600.0
     """Seconds from the submission of a job to its end at the latest, where the job names no deadline."""
@@ -106,8 +112,14 @@ class SchedulerSettings(ServiceSettings):
         return value
 
     @property
-    def lease_times(self) -> LeaseTimes:
-        return LeaseTimes(heartbeat_s=self.heartbeat_s, suspect_s=self.suspect_s, lease_s=self.lease_s)
+    def detector_times(self) -> DetectorTimes:
+        return DetectorTimes(
+            heartbeat_s=self.heartbeat_s,
+            suspect_s=self.suspect_s,
+            probe_s=self.probe_s,
+            lease_s=self.lease_s,
+            stall_s=self.stall_s,
+        )
 
     @property
     def database_url(self) -> str:

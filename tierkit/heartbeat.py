@@ -42,6 +42,7 @@ class LoadFigures:
 
     in_flight: int
     queued_images: int
+    running_images: int
     images_done: int
 
 
@@ -168,6 +169,7 @@ class HeartbeatSender:
             incarnation=registration.incarnation,
             in_flight=load.in_flight,
             queued_images=load.queued_images,
+            running_images=load.running_images,
             images_done=load.images_done,
             draining=self._said_draining,
         )

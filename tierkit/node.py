@@ -109,6 +109,7 @@ class InferenceNode:
         return LoadFigures(
             in_flight=self.lifecycle.in_flight,
             queued_images=sum(runner.queued_images for runner in runners),
+            running_images=sum(runner.running_images for runner in runners),
             images_done=sum(runner.images_done for runner in runners),
         )
 
@@ -128,6 +129,7 @@ class InferenceNode:
             url=url,
             models=self._offers,
             version=self.version,
+            images_per_minute=self.settings.images_per_minute,
         )
 
 

@@ -17,6 +17,7 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     TypeAdapter,
 )
 
@@ -83,6 +84,8 @@ class Registration(_Message):
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64)]
     version: str
     """Version of the Terrace distribution that the node runs."""
+    images_per_minute: PositiveInt | None = None
+    """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
 
 
 class Lease(_Message):
@@ -99,6 +102,9 @@ class Heartbeat(_Message):
     in_flight: NonNegativeInt
     """Requests being answered."""
     queued_images: NonNegativeInt
+    """Images that wait for their batch."""
+    running_images: NonNegativeInt = 0
+    """Images of the batch that is being computed."""
     images_done: NonNegativeInt
     """Since the node started; a count that stands still under load shows a node that makes no progress."""
     draining: bool = False

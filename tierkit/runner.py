@@ -118,6 +118,11 @@ class ModelRunner:
         return self._queued_images
 
     @property
+    def running_images(self) -> int:
+        """Images of the batch that is being computed."""
+        return self._running_images
+
+    @property
     def images_done(self) -> int:
         """Images answered since the runner was warm."""
         return self.statistics.images

@@ -197,6 +197,9 @@ class NodeSettings(ServiceSettings):
             raise ValueError("needs emulate_ms_per_image as well")
         return value
 
+    images_per_minute: PositiveInt | None = None
+    """Power budget: the scheduler gives this node no more images a minute than this. Default: no limit."""
+
     @field_validator("node_id", mode="after")
     @classmethod
     def _name_the_node(cls, value: str) -> str:

@@ -27,12 +27,14 @@ def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> N
     if not devices:
         screen().print(f"no node has registered; start one with [bold]terrace end --scheduler {scheduler}[/bold]")
         return
-    table = plain_table("node", "tier", "health", "trusted", "queued", "done", "url", right=("queued", "done"))
+    columns = ("node", "tier", "health", "reason", "trusted", "queued", "done", "url")
+    table = plain_table(*columns, right=("queued", "done"))
     for device in devices:
         table.add_row(
             tier_text(device.node_id, device.tier),
             device.tier,
             health_text(device.health),
+            device.reason,
             {True: "yes", False: "no", None: ""}[device.trusted],
             f"{device.queued_images:,}",
             f"{device.images_done:,}",

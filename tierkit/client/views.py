@@ -177,6 +177,12 @@ class Device:
     images_done: int = 0
     silent_s: float | None = None
     """Seconds since its last sign of life."""
+    reached: bool | None = None
+    """Whether the scheduler has reached it by itself, at the address that it gave."""
+    phi: float | None = None
+    """Suspicion by silence."""
+    images_per_minute: int | None = None
+    """Its power budget; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

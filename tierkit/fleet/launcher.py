@@ -120,6 +120,16 @@ class Fleet:
                     raise DeadlineExceeded(f"not in the device list after {budget_s:g} s: {late}")
                 await asyncio.sleep(_POLL_S)
 
+    async def restart(self, name: str, *, budget_s: float) -> None:
+        """Start a service again that has ended or is about to, and wait until it says that it is ready.
+
+        Raises:
+            SetupError, DeadlineExceeded: as `start`.
+        """
+        deadline = time.monotonic() + budget_s
+        await _ended([self.services[name]], budget_s)
+        await self._ready(await self._spawn(self.services[name].plan), deadline)
+
     async def stop(self, *, budget_s: float) -> None:
         """SIGTERM and wait, tier by tier from below, so that work under way still finds the tiers above it; the
         scheduler last. What has not ended within the budget is killed."""
@@ -139,6 +149,7 @@ class Fleet:
 
     async def _spawn(self, plan: ServicePlan) -> RunningService:
         ready_file = self._folder / f"{plan.name}.ready"
+        ready_file.unlink(missing_ok=True)  # of a process that was killed
         settings = {**plan.settings, "ready_file": str(ready_file)}
         if plan.kind != SCHEDULER:
             # Several nodes share a machine, so none insists on its usual port.

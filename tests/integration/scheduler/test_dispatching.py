@@ -149,7 +149,8 @@ async def test_a_device_that_leaves_loses_its_tasks_at_once(kit, scheduler, how)
         if how == "removed":
             assert (await scheduler.http.delete("/v1/devices/end-0")).status_code == 204
         else:
-            await scheduler.register("end-0", "end", url="http://127.0.0.1:9")
+            await scheduler.register("end-0", "end", url=gone.url)
+            gone.gate.set()
         assert counts(await scheduler.finished(job["id"])) == ("completed", 300, 0, 0, 0)
 
 

@@ -85,7 +85,7 @@ async def lifecycle() -> AsyncIterator[Lifecycle]:
 
 @contextlib.asynccontextmanager
 async def sending(url: str, lifecycle: Lifecycle) -> AsyncIterator[HeartbeatSender]:
-    load = LoadFigures(in_flight=1, queued_images=50, images_done=7)
+    load = LoadFigures(in_flight=1, queued_images=50, running_images=2, images_done=7)
     async with (
         open_client() as http,
         HeartbeatSender(url, lambda: REGISTRATION, lambda: load, http, lifecycle=lifecycle) as sender,
@@ -101,7 +101,12 @@ async def test_registers_beats_and_leaves(lifecycle: Lifecycle) -> None:
             assert sender.registered
         assert scheduler.registrations == [REGISTRATION]
         assert scheduler.beats[0] == Heartbeat(
-            incarnation=REGISTRATION.incarnation, in_flight=1, queued_images=50, images_done=7, draining=False
+            incarnation=REGISTRATION.incarnation,
+            in_flight=1,
+            queued_images=50,
+            running_images=2,
+            images_done=7,
+            draining=False,
         )
         assert scheduler.left == [REGISTRATION.incarnation]
 
@@ -176,7 +181,7 @@ async def test_an_error_while_it_describes_itself_is_an_attempt_that_failed(life
             raise answer
         return answer
 
-    load = LoadFigures(in_flight=0, queued_images=0, images_done=0)
+    load = LoadFigures(in_flight=0, queued_images=0, running_images=0, images_done=0)
     async with (
         serve_app(scheduler.app()) as service,
         open_client() as http,

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given, strategies as st
 
 from scheduler.devices import DeviceList
-from scheduler.health import LeaseTimes
+from scheduler.health import DetectorTimes, Probe
 from tierkit.errors import Conflict, NotFound
 from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Health, Tier
 
-TIMES = LeaseTimes(heartbeat_s=0.5, suspect_s=1.5, lease_s=3.0)
+TIMES = DetectorTimes(heartbeat_s=0.5, suspect_s=1.5, probe_s=0.4, lease_s=3.0, stall_s=5.0)
 
 
-def registration(node_id: str = "end-0", incarnation: str = "first-one", tier: Tier = Tier.END) -> Registration:
+def registration(
+    node_id: str = "end-0",
+    incarnation: str = "first-one",
+    tier: Tier = Tier.END,
+    *,
+    port: int = 1,
+    images_per_minute: int | None = None,
+) -> Registration:
     return Registration(
         node_id=node_id,
         incarnation=incarnation,
         tier=tier,
-        url="http://127.0.0.1:1",
+        url=f"http://127.0.0.1:{port}",
         models=(ModelOffer(name="small", sha256="0" * 64, ms_per_image=1.0),),
         version="0",
+        images_per_minute=images_per_minute,
     )
 
 
-def beat(incarnation: str = "first-one", *, draining: bool = False) -> Heartbeat:
-    return Heartbeat(incarnation=incarnation, in_flight=1, queued_images=2, images_done=3, draining=draining)
+def beat(incarnation: str = "first-one", **changes: Any) -> Heartbeat:
+    load = {"in_flight": 1, "queued_images": 0, "images_done": 3, **changes}
+    return Heartbeat(incarnation=incarnation, **load)
 
 
 @pytest.fixture
@@ -52,7 +64,7 @@ def test_heartbeats_renew_the_lease_and_carry_the_load(devices):
     for now in (0.5, 1.0, 2.4, 3.9):
         devices.heartbeat("end-0", beat(), now)
     assert health(devices, "end-0", 5.0) is Health.ALIVE
-    assert devices.get("end-0").load.queued_images == 2
+    assert devices.get("end-0").load.images_done == 3
 
 
 def test_a_heartbeat_after_the_lease_asks_for_a_new_registration(devices):
@@ -71,26 +83,50 @@ def test_an_unknown_node_is_told_to_register(devices):
 def test_a_new_incarnation_replaces_the_old_one(devices):
     devices.register(registration(), 0.0)
     devices.register(registration(incarnation="second-one"), 1.0)
-    assert not devices.is_current("end-0", "first-one", 1.0)
-    assert devices.is_current("end-0", "second-one", 1.0)
+    assert not devices.keeps_tasks("end-0", 1.0, incarnation="first-one")
+    assert devices.keeps_tasks("end-0", 1.0, incarnation="second-one")
     with pytest.raises(Conflict, match="another incarnation"):
         devices.heartbeat("end-0", beat("first-one"), 1.1)
     with pytest.raises(Conflict, match="another incarnation"):
         devices.remove("end-0", "first-one")
 
 
-def test_of_two_running_nodes_with_one_name_the_older_is_refused(devices):
+def test_a_node_cannot_claim_the_id_of_one_that_is_alive(devices):
+    devices.register(registration(), 0.0)
+    with pytest.raises(
+        Conflict, match=r"'end-0' belongs to a node at http://127\.0\.0\.1:1 that is alive; .*--node-id"
+    ):
+        devices.register(registration(incarnation="second-one", port=2), 0.1)
+    devices.heartbeat("end-0", beat(), 0.5)
+    assert devices.keeps_tasks("end-0", 0.5, incarnation="first-one")
+
+
+@pytest.mark.parametrize("sign", ["silent", "accused", "refused", "same address"])
+def test_a_restarted_node_takes_its_id_back(devices, sign):
+    devices.register(registration(), 0.0)
+    if sign == "accused":
+        devices.accuse("end-0", "first-one", "connection reset", 0.1)
+    elif sign == "refused":
+        devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.0, now=0.0)
+        devices.probed("end-0", "first-one", Probe.REFUSED, began=0.1, now=0.1)
+    now, port = (2.0 if sign == "silent" else 0.2), (1 if sign == "same address" else 2)
+    devices.register(registration(incarnation="second-one", port=port), now)
+    assert devices.keeps_tasks("end-0", now, incarnation="second-one")
+    assert not devices.keeps_tasks("end-0", now, incarnation="first-one")
+
+
+def test_the_old_incarnation_is_refused_while_the_new_one_lives(devices):
     devices.register(registration(), 0.0)
     devices.register(registration(incarnation="second-one"), 1.0)
     with pytest.raises(Conflict, match="--node-id"):
         devices.register(registration(), 1.1)
 
 
-def test_the_older_of_two_may_return_when_the_newer_is_dead(devices):
+def test_the_old_incarnation_may_return_when_the_new_one_is_dead(devices):
     devices.register(registration(), 0.0)
     devices.register(registration(incarnation="second-one"), 1.0)
     devices.register(registration(), 5.0)
-    assert devices.is_current("end-0", "first-one", 5.0)
+    assert devices.keeps_tasks("end-0", 5.0, incarnation="first-one")
 
 
 def test_an_accusation_lasts_until_the_next_heartbeat(devices):
@@ -100,6 +136,121 @@ def test_an_accusation_lasts_until_the_next_heartbeat(devices):
     assert [device.node_id for device in devices.suspect(Tier.END, 0.1)] == ["end-0"]
     devices.heartbeat("end-0", beat(), 0.2)
     assert health(devices, "end-0", 0.2) is Health.ALIVE
+
+
+def test_an_answer_to_a_task_clears_an_accusation_and_ends_silence(devices):
+    devices.register(registration(), 0.0)
+    devices.accuse("end-0", "first-one", "connection reset", 1.6)
+    devices.heard("end-0", "first-one", 1.7)
+    assert health(devices, "end-0", 2.0) is Health.ALIVE
+    devices.heard("end-0", "another-one", 3.0)
+    assert health(devices, "end-0", 3.5) is Health.SUSPECT
+
+
+def test_a_silent_node_that_was_reached_before_is_dead_when_it_does_not_answer(devices):
+    devices.register(registration(), 0.0)
+    devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.0, now=0.0)
+    devices.probed("end-0", "first-one", Probe.SILENT, began=0.5, now=0.9)
+    assert health(devices, "end-0", 0.9) is Health.ALIVE
+    assert health(devices, "end-0", 1.6) is Health.DEAD
+
+
+def test_death_is_final_until_the_node_registers_again(devices):
+    devices.register(registration(), 0.0)
+    devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.0, now=0.0)
+    devices.probed("end-0", "first-one", Probe.REFUSED, began=0.1, now=0.1)
+    devices.heard("end-0", "first-one", 0.2)
+    devices.forgive(1.0)
+    devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.2, now=0.2)
+    assert health(devices, "end-0", 0.2) is Health.DEAD
+    with pytest.raises(NotFound, match=r"process has ended.*register again"):
+        devices.heartbeat("end-0", beat(), 0.3)
+    devices.register(registration(), 0.4)
+    assert health(devices, "end-0", 0.4) is Health.ALIVE
+
+
+def test_a_heartbeat_outlives_a_probe_that_began_before_it(devices):
+    devices.register(registration(), 0.0)
+    devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.0, now=0.0)
+    devices.heartbeat("end-0", beat(), 1.2)
+    devices.probed("end-0", "first-one", Probe.REFUSED, began=1.1, now=1.3)
+    assert health(devices, "end-0", 1.3) is Health.ALIVE
+
+
+def test_a_node_that_heartbeats_but_makes_no_progress_is_not_alive_until_it_does(devices):
+    devices.register(registration(), 0.0)
+    devices.given("end-0", "first-one", 50, 1.0)
+    for now in (1.5, 3.0, 4.5, 5.9):
+        devices.heartbeat("end-0", beat(images_done=0), now)
+        assert health(devices, "end-0", now) is Health.ALIVE
+    devices.heartbeat("end-0", beat(images_done=0), 6.1)
+    assert health(devices, "end-0", 6.1) is Health.SUSPECT
+    assert not devices.keeps_tasks("end-0", 6.1)
+    assert devices.suspect(Tier.END, 6.1) == []
+    # Its tasks go to others. That is no reason to trust it again, a finished image is.
+    devices.settled("end-0", "first-one", 50, 6.1, answered=False)
+    devices.heartbeat("end-0", beat(images_done=0), 6.5)
+    assert health(devices, "end-0", 6.5) is Health.SUSPECT
+    devices.heartbeat("end-0", beat(images_done=1), 6.9)
+    assert health(devices, "end-0", 6.9) is Health.ALIVE
+    assert devices.get("end-0").owed == 0
+
+
+def test_an_upper_node_is_measured_by_what_it_says_of_itself(devices):
+    devices.register(registration("edge-0", tier=Tier.EDGE), 0.0)
+    for step in range(30):
+        devices.heartbeat("edge-0", beat(images_done=step, running_images=64, queued_images=500), step / 2)
+    assert health(devices, "edge-0", 14.5) is Health.ALIVE
+    for step in range(30, 42):
+        devices.heartbeat("edge-0", beat(images_done=29, running_images=64, queued_images=500), step / 2)
+    view = devices.view(20.5)[0]
+    assert (view.health, view.keeps_tasks) == (Health.SUSPECT, False)
+    assert view.reason == "no progress: 64 images for 6.0 s, at most 5.0 s expected"
+
+
+def test_a_node_that_had_nothing_to_do_is_not_late_with_new_work(devices):
+    devices.register(registration(), 0.0)
+    for step in range(1, 101):
+        devices.heartbeat("end-0", beat(), step / 2)
+    devices.given("end-0", "first-one", 50, 50.0)
+    assert health(devices, "end-0", 50.0) is Health.ALIVE
+    devices.settled("end-0", "first-one", 50, 50.1, answered=True)
+    devices.given("end-0", "first-one", 50, 50.2)
+    assert devices.get("end-0").owed == 50
+    assert health(devices, "end-0", 50.4) is Health.ALIVE
+
+
+def test_a_power_budget_lets_a_node_rest(devices):
+    devices.register(registration(images_per_minute=600), 0.0)
+    assert devices.charge("end-0", 50, 0.0) == pytest.approx(5.0)
+    devices.heartbeat("end-0", beat(), 1.0)
+    assert devices.alive(Tier.END, 1.0) == []
+    view = devices.view(1.0)[0]
+    assert (view.health, view.reason) == (
+        Health.ALIVE,
+        "heartbeats on time; rests for 4.0 s to keep to 600 images a minute",
+    )
+    for now in (2.0, 3.0, 4.0, 4.9):
+        devices.heartbeat("end-0", beat(), now)
+    assert devices.alive(Tier.END, 4.9) == []
+    assert len(devices.alive(Tier.END, 5.0)) == 1
+
+
+@given(st.floats(-1e6, 1e9), st.lists(st.floats(0.01, 2.0), max_size=20))
+def test_only_differences_of_the_schedulers_own_clock_count(offset_s, intervals):
+    """Whatever a node's clock says never gets here; where the scheduler's own begins changes nothing."""
+    verdicts = []
+    for begin in (0.0, offset_s):
+        devices, now = DeviceList(TIMES), begin
+        devices.register(registration(), now)
+        said = []
+        for interval_s in intervals:
+            now += interval_s
+            if devices.keeps_tasks("end-0", now):
+                devices.heartbeat("end-0", beat(), now)
+            said.append(devices.get("end-0").suspect_after_s)
+        verdicts.append(said)
+    assert verdicts[0] == pytest.approx(verdicts[1], abs=1e-3)
 
 
 def test_an_accusation_against_an_older_incarnation_means_nothing(devices):
@@ -118,7 +269,7 @@ def test_a_draining_node_gets_nothing_new_and_keeps_what_it_has(devices, by):
     devices.heartbeat("end-0", beat(), 0.2)
     assert health(devices, "end-0", 0.2) is Health.DRAINING
     assert devices.alive(Tier.END, 0.2) == []
-    assert devices.is_current("end-0", "first-one", 0.2)
+    assert devices.keeps_tasks("end-0", 0.2, incarnation="first-one")
 
 
 def test_a_node_that_was_set_aside_comes_back_by_itself(devices):
@@ -130,7 +281,7 @@ def test_a_node_that_was_set_aside_comes_back_by_itself(devices):
 
 def test_changes_are_told_once(devices):
     told: list[str] = []
-    devices.on_change = told.append
+    devices.listen(told.append)
     devices.register(registration(), 0.0)
     devices.register(registration("edge-0", tier=Tier.EDGE), 0.0)
     assert told == ["end-0", "edge-0"]

@@ -1,31 +1,161 @@
-"""The failure detector's verdicts."""
+"""The failure detector's verdicts, and the accrual detector under them."""
 
 from __future__ import annotations
 
-import pytest
+import math
+from dataclasses import replace
 
-from scheduler.health import LeaseTimes, judge
+import pytest
+from hypothesis import given, strategies as st
+
+from scheduler.health import (
+    Arrivals,
+    DetectorTimes,
+    Evidence,
+    Probe,
+    Work,
+    fit,
+    judge,
+    phi,
+    stalled_after_s,
+    suspect_after_s,
+)
+from scheduler.settings import SchedulerSettings
 from tierkit.types import Health
 
-TIMES = LeaseTimes(heartbeat_s=0.5, suspect_s=1.5, lease_s=3.0)
+TIMES = SchedulerSettings().detector_times
+ON_TIME = Evidence(silent_s=0.1, suspect_after_s=0.42)
+LATE = replace(ON_TIME, silent_s=0.45)
+REACHED = replace(ON_TIME, reached=True)
+STUCK = Work(images=50, idle_s=5.2, allowed_s=5.0)
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "accusation", "draining", "health", "reason"),
+    ("evidence", "health", "reason"),
     [
-        (0.0, None, False, Health.ALIVE, "on time"),
-        (1.5, None, False, Health.ALIVE, "on time"),
-        (1.51, None, False, Health.SUSPECT, "silent for 1.5 s"),
-        (3.0, None, False, Health.SUSPECT, "lease of 3.0 s"),
-        (3.01, None, False, Health.DEAD, "run out"),
-        (0.1, "connection refused", False, Health.SUSPECT, "connection refused"),
-        (3.01, "connection refused", False, Health.DEAD, "run out"),
-        (0.1, None, True, Health.DRAINING, "nothing new"),
-        (2.0, "slow", True, Health.DRAINING, "nothing new"),
-        (4.0, None, True, Health.DEAD, "run out"),
+        (ON_TIME, Health.ALIVE, "on time"),
+        (replace(ON_TIME, silent_s=0.42), Health.ALIVE, "on time"),
+        (LATE, Health.SUSPECT, "no heartbeat for 0.45 s, expected within 0.42 s"),
+        # The probe is the second opinion on silence.
+        (replace(LATE, reached=True, probe=Probe.ANSWERED), Health.SUSPECT, "answers the scheduler's probe"),
+        (replace(LATE, reached=True, probe=Probe.SILENT), Health.DEAD, "does not answer the scheduler's probe"),
+        (replace(LATE, reached=True, probe=Probe.REFUSED), Health.DEAD, "its process has ended"),
+        # A node whose heartbeats come may be slow to answer; one that refuses connections has ended.
+        (replace(REACHED, probe=Probe.SILENT), Health.ALIVE, "on time"),
+        (replace(REACHED, probe=Probe.REFUSED), Health.DEAD, "its process has ended"),
+        # One that was never reached stands behind a wall: its lease alone decides.
+        (replace(ON_TIME, probe=Probe.REFUSED), Health.ALIVE, "on time"),
+        (replace(LATE, probe=Probe.REFUSED), Health.SUSPECT, "refuses connections"),
+        (replace(LATE, silent_s=3.0, probe=Probe.SILENT), Health.SUSPECT, "does not answer"),
+        (replace(LATE, silent_s=3.01), Health.DEAD, "its lease of 3 s has run out"),
+        (replace(LATE, silent_s=3.01, reached=True, probe=Probe.ANSWERED), Health.DEAD, "run out"),
+        # Failed attempts.
+        (replace(ON_TIME, accusation="connection reset"), Health.SUSPECT, "connection reset"),
+        (replace(REACHED, accusation="connection reset", probe=Probe.SILENT), Health.SUSPECT, "connection reset"),
+        (replace(REACHED, accusation="connection reset", probe=Probe.REFUSED), Health.DEAD, "has ended"),
+        # A node that leaves closes its socket before it ends.
+        (replace(ON_TIME, draining=True), Health.DRAINING, "takes nothing new"),
+        (replace(ON_TIME, draining=True, accusation="reset"), Health.DRAINING, "takes nothing new"),
+        (replace(REACHED, draining=True, probe=Probe.REFUSED), Health.DRAINING, "takes nothing new"),
+        (replace(LATE, draining=True), Health.SUSPECT, "no heartbeat"),
+        (replace(LATE, draining=True, reached=True, probe=Probe.REFUSED), Health.DEAD, "has ended"),
+        # Heartbeats are not work.
+        (replace(ON_TIME, work=STUCK), Health.SUSPECT, "no progress: 50 images for 5.2 s, at most 5.0 s expected"),
+        (replace(ON_TIME, work=replace(STUCK, idle_s=4.9)), Health.ALIVE, "on time"),
+        (replace(ON_TIME, draining=True, work=STUCK), Health.SUSPECT, "no progress"),
+        (replace(LATE, silent_s=4.0, work=STUCK), Health.DEAD, "run out"),
     ],
 )
-def test_judge(silent_s, accusation, draining, health, reason):
-    found, why = judge(silent_s, TIMES, accusation=accusation, draining=draining)
-    assert found is health
-    assert reason in why
+def test_judge(evidence, health, reason):
+    verdict = judge(evidence, TIMES)
+    assert verdict.health is health
+    assert reason in verdict.reason
+    assert verdict.keeps_tasks == (health is not Health.DEAD and "no progress" not in reason)
+
+
+SEVERITY = [Health.ALIVE, Health.DRAINING, Health.SUSPECT, Health.DEAD]
+evidence = st.builds(
+    Evidence,
+    silent_s=st.floats(0, 5),
+    suspect_after_s=st.floats(0.05, 0.5),
+    probe=st.sampled_from([None, *Probe]),
+    reached=st.booleans(),
+    accusation=st.sampled_from([None, "reset"]),
+    draining=st.booleans(),
+    work=st.none() | st.builds(Work, images=st.just(50), idle_s=st.floats(0, 10), allowed_s=st.just(5.0)),
+)
+
+
+@given(evidence, st.floats(0, 5))
+def test_longer_silence_never_makes_a_node_healthier(one, more_s):
+    before, after = judge(one, TIMES), judge(replace(one, silent_s=one.silent_s + more_s), TIMES)
+    assert SEVERITY.index(after.health) >= SEVERITY.index(before.health)
+    assert before.keeps_tasks or not after.keeps_tasks
+
+
+@given(evidence)
+def test_no_node_is_dead_by_silence_alone_before_its_lease_is_over(one):
+    if one.silent_s <= TIMES.lease_s and one.probe in (None, Probe.ANSWERED):
+        assert judge(one, TIMES).health is not Health.DEAD
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "expected"),
+    [
+        (0.2, -math.log10(0.5)),
+        (0.2 + 0.04, -math.log10(0.158655)),  # one deviation
+        (0.2 + 3 * 0.04, -math.log10(0.00134990)),
+        (0.0, 0.0),
+        (60.0, 300.0),
+    ],
+)
+def test_phi_is_the_logarithm_of_the_normal_tail(silent_s, expected):
+    assert phi(silent_s, 0.2, 0.04) == pytest.approx(expected, abs=1e-5)
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.floats(0.05, 2), st.floats(0.04, 2))
+def test_phi_grows_with_silence(silent_s, more_s, mean_s, deviation_s):
+    assert 0 <= phi(silent_s, mean_s, deviation_s) <= phi(silent_s + more_s, mean_s, deviation_s) <= 300
+
+
+intervals = st.lists(st.floats(0, 3), min_size=1, max_size=100)
+
+
+@given(intervals)
+def test_the_threshold_on_silence_is_phi_8_within_its_bounds(history):
+    mean_s, deviation_s = fit(history, TIMES.heartbeat_s)
+    threshold_s = suspect_after_s(mean_s, deviation_s, TIMES)
+    assert TIMES.heartbeat_s < threshold_s <= TIMES.suspect_s
+    unbounded_s = suspect_after_s(mean_s, deviation_s, replace(TIMES, suspect_s=math.inf))
+    assert phi(unbounded_s, mean_s, deviation_s) == pytest.approx(8, abs=1e-3)
+
+
+@given(intervals, st.integers(1, 200))
+def test_a_late_burst_does_not_make_regular_heartbeats_suspect(history, burst):
+    arrivals = Arrivals(TIMES.heartbeat_s)
+    for interval_s in [*history, *[0.0] * burst]:
+        arrivals.add(interval_s)
+    assert suspect_after_s(*arrivals.fit(), TIMES) > 1.1 * TIMES.heartbeat_s
+
+
+def test_a_node_that_beats_regularly_is_suspect_earlier_than_an_irregular_one():
+    regular, irregular = Arrivals(0.2), Arrivals(0.2)
+    for number in range(100):
+        regular.add(0.2)
+        irregular.add(0.1 if number % 2 else 0.3)
+    times = replace(TIMES, suspect_s=10.0)
+    assert suspect_after_s(*regular.fit(), times) == pytest.approx(0.2 + 5.612 * 0.04, abs=1e-3)
+    assert suspect_after_s(*irregular.fit(), times) == pytest.approx(0.2 + 5.612 * 0.1, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("images", "ms_per_image", "expected_s"), [(50, 1.0, 5.0), (50, 7.41, 5.0), (64, 60.0, 38.4), (3000, 7.41, 222.3)]
+)
+def test_a_slow_node_is_given_time_for_what_it_owes(images, ms_per_image, expected_s):
+    assert stalled_after_s(images, ms_per_image, TIMES) == pytest.approx(expected_s)
+
+
+def test_the_defaults_keep_the_promise_of_one_second():
+    """From the last heartbeat: suspicion at `suspect_s` at the latest, a sweep of 0.05 s, then one probe."""
+    assert isinstance(TIMES, DetectorTimes)
+    assert TIMES.suspect_s + 0.05 + TIMES.probe_s < 1.0
