@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from terrace.console import health_text, node_order, plain_table, print_json, screen, tier_text
+from terrace.console import Column, Listing, health_text, node_order, print_json, screen, tier_text
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
 
 __all__ = ["app"]
@@ -27,7 +27,15 @@ def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> N
     if not devices:
         screen().print(f"no node has registered; start one with [bold]terrace end --scheduler {scheduler}[/bold]")
         return
-    table = plain_table("node", "tier", "health", "trusted", "queued", "done", "url", right=("queued", "done"))
+    table = Listing(
+        Column(title="node"),
+        Column(title="tier", rank=3),
+        Column(title="health", rank=1),
+        Column(title="trusted", rank=4),
+        Column(title="queued", rank=5, right=True),
+        Column(title="done", rank=6, right=True),
+        Column(title="url", rank=2),
+    )
     for device in devices:
         table.add_row(
             tier_text(device.node_id, device.tier),
@@ -38,7 +46,7 @@ def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> N
             f"{device.images_done:,}",
             device.url,
         )
-    screen().print(table)
+    screen().print(table, crop=False)
 
 
 @app.command()
@@ -47,6 +55,14 @@ def drain(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
     with connect(scheduler) as client:
         client.drain(node)
     screen().print(f"{node} gets no new tasks")
+
+
+@app.command()
+def resume(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
+    """Give a drained node tasks again."""
+    with connect(scheduler) as client:
+        client.resume(node)
+    screen().print(f"{node} gets tasks again")
 
 
 @app.command()
