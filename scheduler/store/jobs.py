@@ -23,7 +23,17 @@ from scheduler.work import Answer
 from tierkit.errors import Conflict, NotFound
 from tierkit.protocol import TASK_EVENTS
 
-__all__ = ["ImageFacts", "JobRow", "JobState", "JobStore", "NewJob", "StoredResult", "TaskRow", "is_job_id", "new_job_id"]
+__all__ = [
+    "ImageFacts",
+    "JobRow",
+    "JobState",
+    "JobStore",
+    "NewJob",
+    "StoredResult",
+    "TaskRow",
+    "is_job_id",
+    "new_job_id",
+]
 
 JobState = str
 """queued | running | completed | failed | cancelled; the last three are final."""
