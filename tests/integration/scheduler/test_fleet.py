@@ -55,6 +55,7 @@ class Fleet:
 @pytest.mark.timeout(120)
 async def test_a_real_fleet_answers_as_the_bare_networks_do_and_survives_killed_nodes(kit, settings, tmp_path):
     sample, manifest = read_sample(), load_manifest()
+    assert sample.fine is not None
     labels, pixels = sample.fine[:300], sample.images[:300]
     async with AsyncExitStack() as stack:
         fleet = Fleet(kit, settings)
