@@ -112,15 +112,16 @@ def test_a_wrong_command_line_is_one_sentence(
     ],
     ids=" ".join,
 )
-def test_no_scheduler_is_one_sentence_that_says_what_to_do(arguments: list[str]) -> None:
+def test_no_scheduler_is_one_sentence_that_says_what_to_do(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        command = [sys.executable, "-m", "terrace", *arguments, "--scheduler", url]
-        done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr == (
+        assert run([*arguments, "--scheduler", url]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
         f"terrace: no scheduler answers at {url}; start a fleet with 'terrace up',"
         " or name another scheduler with --scheduler or TERRACE_SCHEDULER.\n"
     )
