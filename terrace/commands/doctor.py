@@ -80,7 +80,7 @@ def _show(checks: list[Check], failed: int) -> None:
             if check.advice:
                 detail.append(f"\n→ {check.advice}", style=style)
             table.add_row(Text(mark, style=style), Text(check.name), detail)
-        console.print(Padding(table, (0, 0, 1, 2)))
+        console.print(Padding(table, (0, 0, 1, 2), expand=False))
     if failed:
         console.print(f"[bold red]{failed} {'thing needs' if failed == 1 else 'things need'} attention[/bold red]")
     else:

@@ -185,6 +185,16 @@ def test_doctor_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> 
     assert {"installation", "models", "data", "ports", "fleet"} == {check["group"] for check in report["checks"]}
 
 
+def test_doctor_does_not_fill_lines_up_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    run(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("onnxruntime" in line for line in lines)
+    assert max(map(len, lines)) < 500
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [("terrace do", "doctor"), ("terrace jobs ", "wait"), ("terrace classify --sche", "--scheduler")],
