@@ -68,11 +68,16 @@ class TaskEndpoint:
             {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
         )
         await _send_line(send, coarse, more=bool(task.upstreams))
+        answered: str = coarse.event
         if task.upstreams:
             # Only the upper node's time: when the client hangs up, the question to it is dropped as well.
             with cancelled_on_disconnect(scope):
                 event = await self._fine(task)
             await _send_line(send, event, more=False)
+            answered = event.event
+        elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
+        what = {"task": task_id, "images": len(task.images), "answer": answered, "ms": elapsed_ms}
+        log.info("task done", extra=what)
 
     async def _fine(self, task: Task) -> TaskEvent:
         try:

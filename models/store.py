@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import anyio
 
 from models.atomic import write_atomically
 from models.manifest import ModelEntry
-from tierkit.errors import WeightsError
+from tierkit.errors import SetupError, WeightsError
 
 __all__ = ["ModelStore"]
+
+log = logging.getLogger(__name__)
 
 Fetch = Callable[[str, str], AsyncIterator[bytes]]
 """`fetch(name, sha256)` yields the bytes of a weights file."""
@@ -31,23 +34,37 @@ class ModelStore:
         self._cache = cache
 
     def find(self, entry: ModelEntry) -> Path | None:
-        """Path of the entry's file with the right sha256, or None. A damaged file counts as absent."""
-        for path in (*(folder / entry.file for folder in self._folders), self._cached(entry)):
-            if _digest(path) == entry.sha256:
+        """Path of the entry's file with the right sha256, or None. A damaged file in the cache counts as absent.
+
+        Raises:
+            WeightsError: a given folder has the file, but damaged or unreadable. It is a person's to mend: another
+                one is not taken in its place.
+        """
+        for folder in self._folders:
+            path = folder / entry.file
+            found = _digest(path)
+            if found == entry.sha256:
                 return path
-        return None
+            if found is not None:
+                raise WeightsError(
+                    f"{path} is damaged, or of another version: its sha256 is {found}, in the manifest {entry.sha256}"
+                )
+        path = self._cached(entry)
+        return path if _digest(path) == entry.sha256 else None
 
     async def obtain(self, entry: ModelEntry, fetch: Fetch) -> Path:
         """Path of the entry's file; fetched, verified and kept where it is missing.
 
         Raises:
-            WeightsError: what was fetched is not the file of the manifest; nothing is kept.
+            WeightsError: what was fetched is not the file of the manifest; nothing is kept. Or as `find`.
             SetupError: the cache cannot be written.
         """
         found = await anyio.to_thread.run_sync(self.find, entry)
         if found is not None:
             return found
         path = self._cached(entry)
+        if await anyio.to_thread.run_sync(_discard, path):
+            log.warning("a damaged copy in the cache was thrown away", extra={"model": entry.name, "file": str(path)})
         digest, size = hashlib.sha256(), 0
         # Held in memory until it is verified (tens of megabytes): no wrong byte ever reaches the cache.
         blocks = bytearray()
@@ -73,8 +90,22 @@ class ModelStore:
 
 
 def _digest(path: Path) -> str | None:
+    """None where there is no such file. Raises WeightsError where it cannot be read."""
     try:
         with path.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as exc:
+        raise WeightsError(f"cannot read the weights file {path}: {exc.strerror}") from exc
+
+
+def _discard(path: Path) -> bool:
+    """Remove a file; whether there was one."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise SetupError(f"cannot remove the damaged {path}: {exc.strerror}") from exc
+    return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
+from fastapi.routing import APIRoute
 
 from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
@@ -23,13 +26,15 @@ from scheduler.service import CLASSIFY_MAX_IMAGES, Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.views import ImageResult, JobPage, JobView
 from tierkit import http_errors
-from tierkit.errors import InvalidInput, NotFound
+from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.logs import current_request_id
-from tierkit.protocol import NODE_ID_PATTERN, Heartbeat, Lease, Registration
+from tierkit.protocol import Heartbeat, Lease, NodeId, Registration
 from tierkit.service import Lifecycle
 from tierkit.types import Scheme
 
 __all__ = ["create_app"]
+
+_log = logging.getLogger(__name__)
 
 _HEADERS = {"X-Content-Type-Options": "nosniff"}
 _NDJSON = "application/x-ndjson"
@@ -88,11 +93,29 @@ def _scheduler(request: Request) -> Scheduler:
 
 Service = Annotated[Scheduler, Depends(_scheduler)]
 JobId = Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)]
-NodeName = Annotated[str, Path(pattern=NODE_ID_PATTERN)]
+NodeName = Annotated[NodeId, Path()]
 
-jobs = APIRouter(tags=["jobs"])
-fleet = APIRouter(tags=["fleet"])
-about = APIRouter(tags=["about"])
+
+def _check_query(request: Request) -> None:
+    """Refuse parameters that a route does not have: whoever misspells one would take the default for his choice."""
+    route: APIRoute = request.scope["route"]
+    if route.openapi_extra is _UPLOAD:
+        return  # policy fields, which the upload's reader checks together with those of the form
+    known = [field.alias for field in route.dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            names = f"known are {', '.join(known)}" if known else "there are none here"
+            raise InvalidInput(f"unknown parameter {name[:64]!r}: {f'did you mean {close[0]!r}?' if close else names}")
+        if given.count(name) > 1:
+            raise InvalidInput(f"the parameter {name!r} is given twice")
+
+
+_CHECKS = [Depends(_check_query)]
+jobs = APIRouter(tags=["jobs"], dependencies=_CHECKS)
+fleet = APIRouter(tags=["fleet"], dependencies=_CHECKS)
+about = APIRouter(tags=["about"], dependencies=_CHECKS)
 
 
 @jobs.post(
@@ -223,6 +246,13 @@ async def drain(scheduler: Service, node_id: NodeName) -> Response:
     return Response(status_code=204)
 
 
+@fleet.delete("/v1/devices/{node_id}/drain", status_code=204, summary="Give a drained node tasks again")
+async def resume(scheduler: Service, node_id: NodeName) -> Response:
+    """409: the node itself is shutting down."""
+    scheduler.devices.resume(node_id, time.monotonic())
+    return Response(status_code=204)
+
+
 @fleet.delete("/v1/devices/{node_id}", status_code=204, summary="Strike a node off the list")
 async def remove(
     scheduler: Service,
@@ -270,9 +300,13 @@ async def get_weights(
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers={"ETag": etag})
     folder = scheduler.settings.weights or weights_folder()
-    path = await asyncio.to_thread(ModelStore([folder], folder).find, entry)
+    try:
+        path = await asyncio.to_thread(ModelStore([folder], folder).find, entry)
+    except WeightsError as exc:
+        _log.error("weights cannot be given to nodes", extra={"model": name, "why": str(exc)})
+        raise NotFound(f"the weights of {name!r} are damaged here") from exc
     if path is None:
-        raise NotFound(f"the weights of {name!r} are not in {folder.name}, or damaged")
+        raise NotFound(f"the weights of {name!r} are not here")
     return FileResponse(path, media_type="application/octet-stream", headers={"ETag": etag, **_HEADERS})
 
 

@@ -265,6 +265,19 @@ class DeviceList:
         device.draining = True
         self._announce(device, now)
 
+    def resume(self, node_id: str, now: float) -> None:
+        """Take back `drain`.
+
+        Raises:
+            NotFound: no such node.
+            Conflict: the node itself is shutting down.
+        """
+        device = self.get(node_id)
+        if device.load is not None and device.load.draining:
+            raise Conflict(f"node {node_id!r} is shutting down by itself; start it again")
+        device.draining = False
+        self._announce(device, now)
+
     def remove(self, node_id: str, incarnation: str | None = None) -> None:
         """Strike a node off the list; its tasks go to others.
 
@@ -282,7 +295,7 @@ class DeviceList:
         """The node's record. Raises NotFound."""
         device = self._devices.get(node_id)
         if device is None:
-            raise NotFound(f"no node {node_id!r} on the device list: register first")
+            raise NotFound(f"no node {node_id!r} on the device list")
         return device
 
     def view(self, now: float) -> list[DeviceView]:

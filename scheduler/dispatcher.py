@@ -210,9 +210,12 @@ class Dispatcher:
             return False
         self._turn += 1
         self._last_used = choice.node_id
-        self._jobs[choice.job_id].last_served = self._turn
-        _log.debug("next task", extra={"job": choice.job_id, "node": choice.node_id, "why": choice.reason})
-        self._send(self._jobs[choice.job_id], self._devices.get(choice.node_id), now)
+        job = self._jobs[choice.job_id]
+        job.last_served = self._turn
+        if _log.isEnabledFor(logging.DEBUG):
+            what = {"task": job.task_id(job.ready[0]), "request_id": job.request_id(job.ready[0])}
+            _log.debug("next task", extra={**what, "node": choice.node_id, "why": choice.reason})
+        self._send(job, self._devices.get(choice.node_id), now)
         return True
 
     def _gathers_for(self, job: ActiveJob, now: float) -> bool:

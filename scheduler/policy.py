@@ -13,7 +13,7 @@ from tierkit.types import Privacy, Recovery, Scheme, UpstreamLoss
 
 __all__ = ["JobPolicy", "PolicyRequest", "read_policy", "settle"]
 
-Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600, allow_inf_nan=False)]
 
 
 class PolicyRequest(BaseModel):

@@ -29,7 +29,7 @@ from scheduler.progress import Progress
 from scheduler.settings import SchedulerSettings
 from scheduler.sinks import DurableSink, LiveSink
 from scheduler.store.commit import GroupCommit, Result
-from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, new_job_id
+from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, is_job_id, new_job_id
 from scheduler.views import CSV_COLUMNS, JobPage, JobView, Renderer, csv_lines, job_view, to_line
 from scheduler.work import ActiveJob, ActiveTask, Answer
 from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded
@@ -265,7 +265,9 @@ class Scheduler:
         return job_view(job, state=sink.state, reason=reason, figures=sink.figures, now=now)
 
     async def page(self, *, limit: int, cursor: str | None, state: str | None) -> JobPage:
-        """Jobs, newest first."""
+        """Jobs, newest first. Raises InvalidInput for a cursor that no page has given."""
+        if cursor is not None and not is_job_id(cursor):
+            raise InvalidInput(f"cursor is the next_cursor of the page before, not {cursor[:32]!r}")
         rows = await self._store.page(limit=limit + 1, before=cursor, state=state)
         shown = [await self._current(row) for row in rows[:limit]]
         return JobPage(jobs=[self._view(row) for row in shown], next_cursor=shown[-1].id if len(rows) > limit else None)

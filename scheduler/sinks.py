@@ -86,7 +86,7 @@ class DurableSink:
                 wait_s = min(longest_s, 2 * wait_s)
         self.state = final
         JOBS.labels(state=final).inc()
-        _log.info("job ended", extra={"job": self.job.id, "state": final, "why": why})
+        _log.info("job ended", extra={"job": self.job.id, "state": final, **({"why": why} if why else {})})
         self._on_end(self)
 
     def _conclude(self, state: str | None, reason: str) -> tuple[JobState, str]:

@@ -7,6 +7,7 @@ of the answer. That, and the key of the results table, is what makes answers exa
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackRea
 from tierkit.types import Recovery, Scheme, UpstreamLoss
 
 __all__ = ["ActiveJob", "ActiveTask", "Answer", "Sink"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,19 +196,19 @@ class ActiveJob:
                     task.has_coarse = True
                     self._hand_over(task, "coarse", "coarse", event, line, now)
                 if self.policy.scheme is Scheme.END:
-                    self._close(task, "coarse")
+                    self._close(task, "coarse", now)
                 elif not asked_upper and may_wait:
                     return False
                 elif not asked_upper:
                     detail = f"no upper node of scheme {self.policy.scheme} on the device list"
                     self._fall_back(task, "no_upstream", detail, now)
             case FineEvent():
-                self._close(task, "fine")
+                self._close(task, "fine", now)
                 self._hand_over(task, "final", "fine", event, line, now)
             case FallbackEvent() if may_wait and event.reason != "deadline":
                 return False
             case FallbackEvent():
-                self._close(task, "fallback")
+                self._close(task, "fallback", now)
                 self._hand_over(task, "final", "fallback", event, line, now)
         return True
 
@@ -217,18 +220,20 @@ class ActiveJob:
             self._fall_back(task, reason, detail, now)
             return
         event = ErrorEvent(task_id=self.task_id(task), error=f"deadline: {detail}" if reason == "deadline" else detail)
-        self._close(task, "failed")
+        self._close(task, "failed", now)
         self._hand_over(task, "final", "failed", event, event.model_dump_json(), now)
 
     def _fall_back(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
         event = FallbackEvent(task_id=self.task_id(task), reason=reason, detail=detail, tried=())
-        self._close(task, "fallback")
+        self._close(task, "fallback", now)
         self._hand_over(task, "final", "fallback", event, event.model_dump_json(), now)
 
-    def _close(self, task: ActiveTask, outcome: str) -> None:
+    def _close(self, task: ActiveTask, outcome: str, now: float) -> None:
         task.closed = True
         del self.open[task.index]
         TASKS.labels(outcome=outcome).inc()
+        what = {"job": self.job_id, "task": task.index, "request_id": self.request_id(task), "outcome": outcome}
+        _log.info("task done", extra={**what, "ms": round(_elapsed_ms(task, now), 3)})
 
     def _hand_over(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> None:
         self.sink.answer(
@@ -238,9 +243,13 @@ class ActiveJob:
                 images=task.images,
                 stage=stage,
                 kind=kind,
-                ms=0.0 if task.started is None else (now - task.started) * 1000,
+                ms=_elapsed_ms(task, now),
                 request_id=self.request_id(task),
                 event=event,
                 line=line,
             )
         )
+
+
+def _elapsed_ms(task: ActiveTask, now: float) -> float:
+    return 0.0 if task.started is None else (now - task.started) * 1000

@@ -24,7 +24,16 @@ from tierkit.client import Client, Device
 from tierkit.errors import SetupError, TerraceError, UpstreamUnavailable
 from tierkit.types import Health, Tier
 
-__all__ = ["Check", "Verdict", "check_data", "check_fleet", "check_installation", "check_port", "check_weights"]
+__all__ = [
+    "Check",
+    "Verdict",
+    "check_data",
+    "check_fleet",
+    "check_installation",
+    "check_port",
+    "check_weights",
+    "listens_here",
+]
 
 _PROBE_S = 3.0
 
@@ -122,6 +131,21 @@ def check_data(root: Path | None) -> Iterator[Check]:
     except TerraceError as exc:
         advice = "point TERRACE_DATA at the folder that holds cifar-100-python"
         yield Check(group=group, name="cifar100", verdict=Verdict.FAIL, detail=str(exc), advice=advice)
+
+
+def listens_here(url: str, port: int) -> bool:
+    """Whether a service at this URL is one on that port of this machine."""
+    parts = urlsplit(url)
+    if (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) != port:
+        return False
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(parts.hostname, 0, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe:
+                # Only an own address can be bound.
+                probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:

@@ -16,7 +16,7 @@ import typer.core
 import typer.main
 
 from terrace import __version__
-from tierkit.errors import TerraceError, UpstreamUnavailable
+from tierkit.errors import TerraceError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.orphan import die_with_parent
 
 __all__ = ["app", "main", "run"]
@@ -38,6 +38,7 @@ _COMMANDS = {
     "demo": _Command("terrace.commands.demo:app", "See it all work, in a few seconds.", _START),
     "up": _Command("terrace.commands.up:app", "Run a fleet on this machine until Ctrl-C.", _START),
     "doctor": _Command("terrace.commands.doctor:app", "Find out what is wrong, and what to do.", _START),
+    "sample": _Command("terrace.commands.sample:app", "Write pictures to try it with.", _START),
     "classify": _Command("terrace.commands.classify:app", "Classify files, folders, zips and arrays.", _USE),
     "jobs": _Command("terrace.commands.jobs:app", "List, follow, read and cancel jobs.", _USE),
     "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),
@@ -49,7 +50,11 @@ _COMMANDS = {
     "cloud": _Command("cloud_node.__main__:run", "The fine answer, from the largest network.", _SERVE),
 }
 
-_NO_SCHEDULER = "start a fleet with 'terrace up', or name another scheduler with --scheduler or TERRACE_SCHEDULER"
+_HINTS: dict[type[TerraceError], str] = {
+    UpstreamUnavailable: "start a fleet with 'terrace up', or name another scheduler with --scheduler or"
+    " TERRACE_SCHEDULER",
+    UpstreamTimeout: "it hangs or has too much to do: look at its log, or restart it (no job is lost)",
+}
 
 # Typer shows click's base class of usage errors only through its descendants, and brings its own click of late.
 _UsageError: Any = typer.BadParameter.__base__
@@ -117,7 +122,7 @@ def run(arguments: Sequence[str]) -> int:
         typer.echo(f"{path}: {_sentence(message)} See '{path} --help'.", err=True)
         return 2
     except TerraceError as exc:
-        hint = f"; {_NO_SCHEDULER}" if isinstance(exc, UpstreamUnavailable) else ""
+        hint = next((f"; {hint}" for kind, hint in _HINTS.items() if isinstance(exc, kind)), "")
         typer.echo(f"terrace: {_sentence(f'{exc}{hint}')}", err=True)
         return 1
     except (KeyboardInterrupt, typer.Abort):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +19,8 @@ from tierkit.types import Health, Tier
 
 __all__ = [
     "TIER_STYLES",
+    "Column",
+    "Listing",
     "health_text",
     "milliseconds",
     "node_order",
@@ -33,17 +38,96 @@ TIER_STYLES: dict[str, str] = {
     Tier.CLOUD: "magenta",
 }
 
+_UNBOUNDED_WIDTH = 10_000
+
 _HEALTH_STYLES = {Health.ALIVE: "green", Health.SUSPECT: "yellow", Health.DEAD: "red", Health.DRAINING: "yellow"}
 
 
 def screen(*, stderr: bool = False) -> Console:
-    """The terminal: standard output for results, standard error for what goes on meanwhile."""
-    return Console(stderr=stderr, highlight=False)
+    """The terminal: standard output for results, standard error for what goes on meanwhile.
+
+    Into a file or a pipe lines are as long as they are, unless `COLUMNS` says how wide the reader is.
+    """
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _UNBOUNDED_WIDTH
+    return console
 
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output, as a program reads it."""
     sys.stdout.write(to_json(value, indent=2).decode() + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a `Listing`."""
+
+    title: str
+    rank: int = 0
+    """Where the width does not suffice, the columns of the highest rank go first; those of rank 0 stay."""
+    right: bool = False
+    """Numbers stand at the right."""
+    min_width: int | None = None
+    max_width: int | None = None
+    """Longer texts end in an ellipsis, unless the width is unbounded."""
+
+
+class Listing:
+    """A plain table with one line per row in any width.
+
+    Nothing in it is ever wrapped, so that ids can be copied: a terminal too narrow for all columns gets fewer of them,
+    and one too narrow for the last of them wraps the lines by itself.
+    """
+
+    def __init__(self, *columns: Column) -> None:
+        self._columns = columns
+        self._rows: list[tuple[str | Text, ...]] = []
+
+    def add_row(self, *cells: str | Text) -> None:
+        """One cell per column."""
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table, width = self._fitted(console, options)
+        yield from console.render(table, options.update_width(width))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        _, width = self._fitted(console, options)
+        return Measurement(width, width)
+
+    def _fitted(self, console: Console, options: ConsoleOptions) -> tuple[Table, int]:
+        """The table of as many columns as fit, and its width."""
+        wide = options.max_width >= _UNBOUNDED_WIDTH
+        shown = list(self._columns)
+        while True:
+            table = self._table(shown, wide=wide)
+            width = Measurement.get(console, options.update_width(_UNBOUNDED_WIDTH), table).maximum
+            last = max(shown, key=lambda column: column.rank)
+            if width <= options.max_width or last.rank == 0:
+                return table, width
+            shown.remove(last)
+
+    def _table(self, shown: list[Column], *, wide: bool) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False)
+        for column in shown:
+            table.add_column(
+                column.title,
+                justify="right" if column.right else "left",
+                min_width=column.min_width,
+                max_width=None if wide else column.max_width,
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+        for row in self._rows:
+            table.add_row(
+                *(
+                    Text(cell) if isinstance(cell, str) else cell
+                    for column, cell in zip(self._columns, row, strict=True)
+                    if column in shown
+                )
+            )
+        return table
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -12,15 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from models.data import ImageSet
-from terrace.console import milliseconds, plain_table, tier_text
+from terrace.console import Column, Listing, milliseconds, tier_text
 from tierkit.client import CoarseAnswer, CoarseResults, Event, FallbackResults, FineAnswer, FineResults, ImageResult
 from tierkit.types import Tier
 
 __all__ = ["DemoScreen"]
 
 _EXAMPLES = 8
-_LABEL_WIDTH = 31
-"""Of the longest superclass name with its mark, so that the columns stand still while they fill."""
+_BAR_WIDTH = (8, 40)
+_BESIDE_BAR = 24
+_LABEL_WIDTH = (12, 31)
+"""Of a short and of the longest superclass name with its mark, so that the columns stand still while they fill."""
 _FINE_WIDTH = 15
 _OTHER_COLUMNS = 62
 
@@ -63,27 +65,31 @@ class DemoScreen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"fleet ready in {self._ready_s:.1f} s, {self._total:,} images are on their way\n", style="dim")
-        yield self._bars()
-        yield Padding(self._answers(max(12, min(_LABEL_WIDTH, options.max_width - _OTHER_COLUMNS))), (1, 0))
+        yield self._bars(max(_BAR_WIDTH[0], min(_BAR_WIDTH[1], options.max_width - _BESIDE_BAR)))
+        label_width = max(_LABEL_WIDTH[0], min(_LABEL_WIDTH[1], options.max_width - _OTHER_COLUMNS))
+        yield Padding(self._answers(label_width), (1, 0), expand=False)
 
     def _missing(self, index: int) -> Text:
         return Text("coarse stands" if index in self._standing else "…", style="dim")
 
-    def _bars(self) -> RenderableType:
+    def _bars(self, width: int) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         for name, style, answers in (("coarse", "cyan", self._coarse), ("fine", "magenta", self._fine)):
             bar = ProgressBar(
-                total=self._total, completed=len(answers), width=40, complete_style=style, finished_style=style
+                total=self._total, completed=len(answers), width=width, complete_style=style, finished_style=style
             )
             table.add_row(name, bar, Text(f"{len(answers):,}/{self._total:,}", style="dim"))
         return table
 
     def _answers(self, label_width: int) -> RenderableType:
-        table = plain_table("an image of", "coarse", "after", "fine", "after ", "by", right=("after", "after "))
-        table.columns[1].width = label_width
-        table.columns[3].min_width = _FINE_WIDTH
-        for column in table.columns:
-            column.no_wrap, column.overflow = True, "ellipsis"
+        table = Listing(
+            Column(title="an image of", rank=1, max_width=_FINE_WIDTH),
+            Column(title="coarse", min_width=label_width, max_width=label_width),
+            Column(title="after", rank=4, right=True),
+            Column(title="fine", min_width=_FINE_WIDTH, max_width=_FINE_WIDTH),
+            Column(title="after", rank=3, right=True),
+            Column(title="by", rank=2),
+        )
         for index in self._examples:
             truth = self._truth[index]
             coarse, fine = self._coarse.get(index), self._fine.get(index)

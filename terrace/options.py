@@ -15,6 +15,8 @@ __all__ = ["DEFAULT_PORT", "DEFAULT_URL", "Json", "SchedulerUrl", "Untrusted", "
 DEFAULT_PORT = 8070
 """Where `terrace up` puts the scheduler, and so where the other commands look for it."""
 
+_PATIENCE_S = 10.0
+
 SchedulerUrl = Annotated[
     str, typer.Option("--scheduler", envvar="TERRACE_SCHEDULER", metavar="URL", help="Where the scheduler listens.")
 ]
@@ -36,5 +38,6 @@ Untrusted = Annotated[
 
 
 def connect(url: str) -> Client:
-    """A client for one command: a person waits, so it gives up early."""
-    return Client(url, backoff=Backoff(attempts=3))
+    """A client for one command: a person waits, so it gives up early. What takes long (an upload, following a job) is
+    bounded by other means."""
+    return Client(url, timeout_s=_PATIENCE_S, backoff=Backoff(attempts=2))

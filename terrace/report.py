@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from terrace.console import milliseconds, node_order, percent, plain_table, tier_text
+from terrace.console import Column, Listing, milliseconds, node_order, percent, tier_text
 from tierkit.client import Job, JobState
 from tierkit.types import Scheme, Tier
 
@@ -17,11 +17,11 @@ _STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.C
 
 def job_summary(job: Job) -> RenderableType:
     """Everything that a finished (or running) job has to tell, in about fifteen lines."""
-    parts: list[RenderableType] = [headline(job), Padding(_answers(job), (1, 0, 0, 0))]
+    parts: list[RenderableType] = [headline(job), Padding(_answers(job), (1, 0, 0, 0), expand=False)]
     if job.by_node:
-        parts.append(Padding(_shares(job), (1, 0, 0, 0)))
+        parts.append(Padding(_shares(job), (1, 0, 0, 0), expand=False))
     if job.mapping:
-        parts.append(Padding(mapping_line(job), (1, 0, 0, 0)))
+        parts.append(Padding(mapping_line(job), (1, 0, 0, 0), expand=False))
     return Group(*parts)
 
 
@@ -63,7 +63,13 @@ def mapping_line(job: Job) -> Text:
 
 
 def _answers(job: Job) -> RenderableType:
-    table = plain_table("answer", "images", "accuracy", "p50", "p99", right=("images", "accuracy", "p50", "p99"))
+    table = Listing(
+        Column(title="answer"),
+        Column(title="images", rank=2, right=True),
+        Column(title="accuracy", right=True),
+        Column(title="p50", rank=1, right=True),
+        Column(title="p99", rank=3, right=True),
+    )
     table.add_row(
         "coarse",
         f"{job.answered_coarse:,}",
@@ -85,7 +91,13 @@ def _answers(job: Job) -> RenderableType:
 
 
 def _shares(job: Job) -> RenderableType:
-    table = plain_table("node", "tier", "coarse", "fine", "share", right=("coarse", "fine", "share"))
+    table = Listing(
+        Column(title="node"),
+        Column(title="tier", rank=1),
+        Column(title="coarse", right=True),
+        Column(title="fine", right=True),
+        Column(title="share", rank=2, right=True),
+    )
     shares = sorted(job.by_node.items(), key=lambda item: node_order(item[1].tier, item[0]))
     for node_id, share in shares:
         done, total = (

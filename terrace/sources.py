@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.data import read_cifar100, read_sample
-from tierkit.client import Images, Labels, list_images
+from tierkit.client import Images, Labels, list_images, shortened
 from tierkit.errors import InvalidInput
 
 __all__ = ["FOLDER_LABELS", "Source", "open_source"]
@@ -62,10 +63,11 @@ def _data_set(name: str, data: Path | None) -> Source:
 
 
 def _files(paths: Sequence[Path], labels: str | None) -> Source:
-    title = paths[0].name if len(paths) == 1 else f"{len(paths)} sources"
+    # A job's name has a limit; a file's has another.
+    title = shortened(paths[0].name) if len(paths) == 1 else f"{len(paths)} sources"
     if labels is None:
         return Source(title=title, images=[str(path) for path in paths], labels=None)
-    files = [found for path in paths for found in (list_images(path) if path.is_dir() else [path])]
+    files = [found for path in paths for found in (list_images(path) if os.path.isdir(path) else [path])]
     if packed := [file for file in files if file.suffix.lower() in (".zip", ".npz", ".npy")]:
         raise InvalidInput(f"--labels goes with image files and folders; put the labels of {packed[0]} into an .npz")
     if labels == FOLDER_LABELS:
@@ -79,8 +81,10 @@ def _read_labels(path: Path, files: Sequence[Path]) -> list[int | str | None]:
     """A JSON list, a CSV with the columns `name` and `label`, or a text file with one label per line."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"cannot read the labels in {path}: {exc}") from exc
+    except OSError as exc:
+        raise InvalidInput(f"cannot read the labels in {shortened(str(path))}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidInput(f"the labels in {path} are not text in UTF-8") from exc
     if path.suffix.lower() == ".csv":
         rows = list(csv.DictReader(text.splitlines()))
         if not rows or not {"name", "label"} <= rows[0].keys():

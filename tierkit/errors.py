@@ -21,7 +21,8 @@
         ├── ProviderUnavailable the execution provider asked for is not there
         ├── WeightsError        a weights file is missing, damaged or not the one in the manifest
         ├── DataError           a data set is missing, damaged or disagrees with its hierarchy
-        └── PortInUse           somebody else listens on this address
+        ├── PortInUse           somebody else listens on this address
+        └── ServiceFailed       a service of a fleet stopped before it was ready
 
 The HTTP layer has the one table from these classes to status codes (`tierkit.http_errors`).
 """
@@ -42,6 +43,7 @@ __all__ = [
     "Overloaded",
     "PortInUse",
     "ProviderUnavailable",
+    "ServiceFailed",
     "SetupError",
     "TerraceError",
     "TooLarge",
@@ -152,3 +154,11 @@ class DataError(SetupError):
 
 class PortInUse(SetupError):
     """Another process listens on this address."""
+
+
+class ServiceFailed(SetupError):
+    """A service of a fleet stopped before it was ready; `code` is its exit code, negative for a signal."""
+
+    def __init__(self, message: str, *, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code

@@ -120,5 +120,7 @@ def _on_http_exception(request: Request, exc: Exception) -> Response:
 
 def _on_validation_error(request: Request, exc: Exception) -> Response:
     errors: Sequence[Mapping[str, Any]] = getattr(exc, "errors", tuple)()
-    sentence = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors)
+    sentence = "; ".join(
+        f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}" for error in errors
+    )
     return JSONResponse({"error": sentence}, 422)

@@ -8,9 +8,11 @@ error at once and not a silent default.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -38,9 +40,11 @@ __all__ = [
     "Heartbeat",
     "Lease",
     "ModelOffer",
+    "NodeId",
     "Registration",
     "TaskEvent",
     "Upstream",
+    "checked_node_id",
 ]
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -54,7 +58,17 @@ UPSTREAM_HEADER = "Terrace-Upstream"
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
-NodeId = Annotated[str, Field(pattern=NODE_ID_PATTERN)]
+
+def checked_node_id(value: str) -> str:
+    """The node id itself. Raises ValueError with the rule in words."""
+    if not re.fullmatch(NODE_ID_PATTERN, value):
+        raise ValueError(
+            "must be 1 to 63 lower-case letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+        )
+    return value
+
+
+NodeId = Annotated[str, AfterValidator(checked_node_id), Field(json_schema_extra={"pattern": NODE_ID_PATTERN})]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Confidence = Annotated[float, Field(ge=0.0, le=1.0)]
 

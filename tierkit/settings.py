@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -36,7 +37,7 @@ from pydantic_settings import (
 )
 
 from tierkit.errors import SetupError
-from tierkit.protocol import NODE_ID_PATTERN
+from tierkit.protocol import checked_node_id
 
 __all__ = [
     "CommaSeparated",
@@ -59,6 +60,15 @@ def _split(value: object) -> object:
 def _checked_url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
+    try:
+        parts = urlsplit(value)
+        usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not value.isprintable() or " " in value:
+        raise ValueError("must name a host, and a port from 1 to 65535, such as http://10.0.0.1:8070")
+    if parts.query or parts.fragment:
+        raise ValueError("must end before ? or #")
     return value.rstrip("/")
 
 
@@ -148,7 +158,7 @@ class NodeSettings(ServiceSettings):
 
     service: ClassVar[str] = "node"
 
-    node_id: Annotated[str, Field(pattern=NODE_ID_PATTERN + "|^$")] = ""
+    node_id: str = ""
     """Name of this node in the device list: lower-case letters, digits, dots and dashes. Default: the tier and four
     random hex digits, such as end-3fa9."""
 
@@ -203,7 +213,7 @@ class NodeSettings(ServiceSettings):
     @field_validator("node_id", mode="after")
     @classmethod
     def _name_the_node(cls, value: str) -> str:
-        return value or f"{cls.service}-{secrets.token_hex(2)}"
+        return checked_node_id(value) if value else f"{cls.service}-{secrets.token_hex(2)}"
 
     @property
     def max_queue_delay_s(self) -> float:

@@ -7,6 +7,8 @@ few at a time.
 
 from __future__ import annotations
 
+import io
+import struct
 import zipfile
 import zlib
 from typing import IO
@@ -17,12 +19,16 @@ from numpy.typing import NDArray
 
 from scheduler.ingest.images import fit
 from scheduler.inputs import ImageWriter, Pixels
-from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
+from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
 
 __all__ = ["ArrayHeader", "append_images", "check_images", "read_header", "read_npy_images", "read_small"]
 
 _AT_ONCE_BYTES = 4 * 1024**2
 _MAX_SMALL_BYTES = 64 * 1024**2
+_MAX_HEADER_BYTES = 10_000
+"""As numpy has it: its parser takes quadratic time."""
+_LENGTHS = {(1, 0): struct.Struct("<H"), (2, 0): struct.Struct("<I")}
+_MAX_CODE_POINT = 0x10FFFF
 
 
 class ArrayHeader:
@@ -48,21 +54,29 @@ def read_header(file: IO[bytes], name: str) -> ArrayHeader:
 
     Raises:
         UnsupportedMedia: not a .npy file.
-        InvalidInput: an object array, a nonsensical header, or an array in Fortran order.
+        MalformedMessage: a nonsensical header.
+        InvalidInput: an object array, or an array in Fortran order.
     """
     try:
         version = npy.read_magic(file)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as exc:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
         raise UnsupportedMedia(f"{name}: not a .npy file") from exc
+    if version not in _LENGTHS:
+        raise UnsupportedMedia(f"{name}: .npy version {version[0]}.{version[1]} is not read here; 1.0 and 2.0 are")
+    length = _LENGTHS[version]
+    prefix = _read_exactly(file, length.size, name)
+    (header_bytes,) = length.unpack(prefix)
+    if header_bytes > _MAX_HEADER_BYTES:
+        raise InvalidInput(f"{name}: a .npy header of {header_bytes} bytes; {_MAX_HEADER_BYTES} are accepted")
+    text = io.BytesIO(prefix + _read_exactly(file, header_bytes, name))
     try:
         if version == (1, 0):
-            shape, fortran, dtype = npy.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran, dtype = npy.read_array_header_2_0(file)
+            shape, fortran, dtype = npy.read_array_header_1_0(text)
         else:
-            raise UnsupportedMedia(f"{name}: .npy version {version[0]}.{version[1]} is not read here; 1.0 and 2.0 are")
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, RecursionError, TypeError) as exc:
-        raise InvalidInput(f"{name}: damaged .npy header ({str(exc).splitlines()[0]})") from exc
+            shape, fortran, dtype = npy.read_array_header_2_0(text)
+    except Exception as exc:
+        # Python's own parser reads the literal: it fails with errors of a dozen classes, MemoryError among them.
+        raise MalformedMessage(f"{name}: damaged .npy header ({_first_line(exc)})") from exc
     if dtype.hasobject:
         raise InvalidInput(
             f"{name}: an array of Python objects; it would have to be unpickled, which is never done here"
@@ -130,7 +144,15 @@ def read_small(file: IO[bytes], name: str) -> NDArray[np.generic]:
         raise TooLarge(f"{name}: {header.bytes} bytes; {_MAX_SMALL_BYTES} are accepted")
     data = _read_exactly(file, header.bytes, name)
     _expect_end(file, name)
-    return np.frombuffer(data, header.dtype).reshape(header.shape)
+    try:
+        array = np.frombuffer(data, header.dtype).reshape(header.shape)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise InvalidInput(f"{name}: no array of labels or names ({_first_line(exc)})") from exc
+    if header.dtype.kind == "U":
+        points = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(header.dtype.byteorder))
+        if points.size and int(points.max()) > _MAX_CODE_POINT:
+            raise InvalidInput(f"{name}: damaged text")
+    return array
 
 
 def _read_exactly(file: IO[bytes], count: int, name: str) -> bytes:
@@ -148,5 +170,13 @@ def _read_exactly(file: IO[bytes], count: int, name: str) -> bytes:
 
 
 def _expect_end(file: IO[bytes], name: str) -> None:
-    if file.read(1):
+    try:
+        more = file.read(1)
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
+        raise InvalidInput(f"{name}: damaged ({exc})") from exc
+    if more:
         raise InvalidInput(f"{name}: more bytes than its header says")
+
+
+def _first_line(exc: Exception) -> str:
+    return next(iter(str(exc).splitlines()), type(exc).__name__)

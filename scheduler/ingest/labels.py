@@ -20,7 +20,9 @@ def labels_from_json(text: str | bytes, fine: Sequence[str]) -> Labels:
     """Labels from a JSON list. Raises InvalidInput."""
     try:
         values = json.loads(text)
-    except (ValueError, RecursionError) as exc:
+    except RecursionError as exc:
+        raise InvalidInput("labels: nested too deeply; a JSON list with one name, number or null per image") from exc
+    except ValueError as exc:
         raise InvalidInput(f"labels: not a JSON list ({exc})") from exc
     if not isinstance(values, list):
         raise InvalidInput("labels: must be a JSON list with one entry per image")

@@ -54,9 +54,12 @@ async def receive_upload(
         query: policy fields, for the forms of body that have no place for them (a form may use both).
 
     Raises:
-        UnsupportedMedia: a content type that is not accepted.
+        UnsupportedMedia: a content type that is not accepted, or a compressed body.
         InvalidInput and its kin: a wrong policy, form or header.
     """
+    coding = headers.get("content-encoding", "identity")
+    if coding.strip().lower() != "identity":
+        raise UnsupportedMedia(f"content encoding {coding[:32]!r}: send the body uncompressed")
     content_type = headers.get("content-type", "")
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
@@ -72,6 +75,8 @@ async def receive_upload(
     if kind in _FILES:
         await receive_body(stream, spool, name=_FILES[kind], content_type=kind)
         return Upload(policy=policy)
+    if not kind and "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
+        raise InvalidInput("the job has no images: send them as the body")
     raise UnsupportedMedia(f"the content type {kind[:64] or '(none)'} is not accepted; known: {', '.join(ACCEPTED)}")
 
 

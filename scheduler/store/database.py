@@ -17,6 +17,7 @@ from tierkit.errors import SetupError
 __all__ = ["last_seq", "open_database", "plain_reason"]
 
 _BUSY_TIMEOUT_MS = 10_000
+_KNOWN = "what works are sqlite+aiosqlite:///FILE and postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
 
 
 async def open_database(url: str) -> AsyncEngine:
@@ -25,11 +26,7 @@ async def open_database(url: str) -> AsyncEngine:
     Raises:
         SetupError: it cannot be opened or written, or a newer Terrace has made it.
     """
-    try:
-        engine = create_async_engine(url)
-    except (ArgumentError, ImportError) as exc:
-        raise SetupError(f"the database URL {url!r} cannot be used: {exc}") from exc
-    where = make_url(url).render_as_string(hide_password=True)
+    engine, where = _engine(url)
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _tune_sqlite)
         await asyncio.to_thread(_probe_sqlite, engine.url.database, where)
@@ -37,7 +34,7 @@ async def open_database(url: str) -> AsyncEngine:
         async with engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
             await _check_version(connection, where)
-    except SQLAlchemyError as exc:
+    except (SQLAlchemyError, OSError) as exc:
         await engine.dispose()
         raise SetupError(f"the database {where} cannot be opened for writing: {plain_reason(exc)}") from exc
     except BaseException:
@@ -52,9 +49,25 @@ async def last_seq(engine: AsyncEngine) -> int:
         return await connection.scalar(select(func.max(results.c.seq))) or 0
 
 
-def plain_reason(exc: SQLAlchemyError) -> str:
+def plain_reason(exc: SQLAlchemyError | OSError) -> str:
     """What the driver said, without the statement and SQLAlchemy's link."""
-    return str(getattr(exc, "orig", None) or exc).splitlines()[0]
+    return next(iter(str(getattr(exc, "orig", None) or exc).splitlines()), type(exc).__name__)
+
+
+def _engine(url: str) -> tuple[AsyncEngine, str]:
+    """An engine, and its URL as it may be shown: without the password."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # Neither the URL nor the error's text, which may repeat it: a password would stand in the log.
+        raise SetupError(f"the database URL is no URL; {_KNOWN}") from None
+    where = parsed.render_as_string(hide_password=True)
+    try:
+        return create_async_engine(parsed), where
+    except ImportError as exc:
+        raise SetupError(f"the database {where} needs a driver that is not installed: pip install {exc.name}") from exc
+    except (SQLAlchemyError, TypeError, ValueError) as exc:
+        raise SetupError(f"the database URL {where} has no driver or option that works here; {_KNOWN}") from exc
 
 
 async def _check_version(connection: AsyncConnection, where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,17 @@ from scheduler.work import Answer
 from tierkit.errors import Conflict, NotFound
 from tierkit.protocol import TASK_EVENTS
 
-__all__ = ["ImageFacts", "JobRow", "JobState", "JobStore", "NewJob", "StoredResult", "TaskRow", "new_job_id"]
+__all__ = [
+    "ImageFacts",
+    "JobRow",
+    "JobState",
+    "JobStore",
+    "NewJob",
+    "StoredResult",
+    "TaskRow",
+    "is_job_id",
+    "new_job_id",
+]
 
 JobState = str
 """queued | running | completed | failed | cancelled; the last three are final."""
@@ -105,6 +116,11 @@ class StoredResult:
 def new_job_id(now: float) -> str:
     """Twenty hex digits: milliseconds since 1970, then chance; ids sort by the time of submission."""
     return f"{int(now * 1000):012x}{secrets.token_hex(4)}"
+
+
+def is_job_id(text: str) -> bool:
+    """Whether `new_job_id` may have made it."""
+    return re.fullmatch("[0-9a-f]{20}", text) is not None
 
 
 class JobStore:

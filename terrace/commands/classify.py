@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from terrace.console import percent, plain_table, print_json, screen, tier_text
+from terrace.console import Column, Listing, percent, print_json, screen, tier_text
 from terrace.following import follow
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
 from terrace.report import job_summary
 from terrace.sources import FOLDER_LABELS, open_source
 from tierkit.client import ImageResult, Job
+from tierkit.errors import InvalidInput
 from tierkit.types import Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["app"]
@@ -22,6 +23,8 @@ app = typer.Typer(add_completion=False)
 
 _LISTED_IMAGES = 20
 """Up to so many images, each answer is shown; beyond, only what they come to."""
+
+_NAME_WIDTH = 32
 
 
 @app.command()
@@ -66,10 +69,12 @@ def classify(
     json: Json = False,
 ) -> None:
     """Classify images: a coarse answer at once, the fine one a little later."""
-    if out is not None and out.suffix.lower() not in (".jsonl", ".csv"):
-        raise typer.BadParameter("the name of the file must end in .jsonl or .csv", param_hint="--out")
+    if out is not None:
+        _check_out(out)
     source = open_source(sources, labels=labels, data=data)
     with connect(scheduler) as client:
+        # An upload may take minutes; whether anybody is there shows within seconds.
+        client.info()
         job = client.submit(
             source.images,
             labels=source.labels,
@@ -88,7 +93,11 @@ def classify(
             typer.echo(f"the job goes on without us: terrace jobs wait {job.id}", err=True)
             raise
         if out is not None:
-            client.save_results(job, out, format="csv" if out.suffix.lower() == ".csv" else "jsonl")
+            try:
+                client.save_results(job, out, format="csv" if out.suffix.lower() == ".csv" else "jsonl")
+            except OSError as exc:
+                hint = f"get the results with 'terrace jobs results {job.id}'"
+                raise InvalidInput(f"cannot write {out} ({exc.strerror}); {hint}") from exc
         few = job.images <= _LISTED_IMAGES
         results = list(client.results(job)) if few or (json and out is None) else []
     if json:
@@ -99,20 +108,43 @@ def classify(
         raise typer.Exit(1)
 
 
+def _check_out(out: Path) -> None:
+    """Before anything is sent: it would be a pity about the answers."""
+    if out.suffix.lower() not in (".jsonl", ".csv"):
+        raise typer.BadParameter("the name of the file must end in .jsonl or .csv", param_hint="--out")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no folder {folder}", param_hint="--out")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as exc:
+        raise typer.BadParameter(
+            f"the folder {folder} cannot be written to ({exc.strerror})", param_hint="--out"
+        ) from exc
+
+
 def _show(job: Job, results: list[ImageResult], out: Path | None) -> None:
     console = screen()
     if results:
-        console.print(answers_table(results))
+        console.print(answers_table(results), crop=False)
     console.print(job_summary(job))
     if out is not None:
-        console.print(f"results in {out}")
+        console.print(f"results in {out}", soft_wrap=True)
     else:
-        console.print(f"[dim]results: terrace jobs results {job.id}[/dim]")
+        console.print(f"[dim]results: terrace jobs results {job.id}[/dim]", soft_wrap=True)
 
 
-def answers_table(results: list[ImageResult]) -> Table:
+def answers_table(results: list[ImageResult]) -> Listing:
     """One line per image: its coarse and its fine answer."""
-    table = plain_table("image", "coarse", "", "fine", " ", "by", right=("", " "))
+    table = Listing(
+        Column(title="image", max_width=_NAME_WIDTH),
+        Column(title="coarse", rank=1),
+        Column(title="", rank=4, right=True),
+        Column(title="fine"),
+        Column(title=" ", rank=3, right=True),
+        Column(title="by", rank=2),
+    )
     for result in results:
         coarse, fine = result.coarse, result.fine
         table.add_row(

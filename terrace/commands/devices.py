@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from terrace.console import health_text, node_order, plain_table, print_json, screen, tier_text
+from terrace.console import Column, Listing, health_text, node_order, print_json, screen, tier_text
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
 
 __all__ = ["app"]
@@ -27,8 +27,16 @@ def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> N
     if not devices:
         screen().print(f"no node has registered; start one with [bold]terrace end --scheduler {scheduler}[/bold]")
         return
-    columns = ("node", "tier", "health", "reason", "trusted", "queued", "done", "url")
-    table = plain_table(*columns, right=("queued", "done"))
+    table = Listing(
+        Column(title="node"),
+        Column(title="tier", rank=4),
+        Column(title="health", rank=1),
+        Column(title="reason", rank=2, max_width=48),
+        Column(title="trusted", rank=5),
+        Column(title="queued", rank=6, right=True),
+        Column(title="done", rank=7, right=True),
+        Column(title="url", rank=3),
+    )
     for device in devices:
         table.add_row(
             tier_text(device.node_id, device.tier),
@@ -40,7 +48,7 @@ def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> N
             f"{device.images_done:,}",
             device.url,
         )
-    screen().print(table)
+    screen().print(table, crop=False)
 
 
 @app.command()
@@ -49,6 +57,14 @@ def drain(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
     with connect(scheduler) as client:
         client.drain(node)
     screen().print(f"{node} gets no new tasks")
+
+
+@app.command()
+def resume(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
+    """Give a drained node tasks again."""
+    with connect(scheduler) as client:
+        client.resume(node)
+    screen().print(f"{node} gets tasks again")
 
 
 @app.command()

@@ -11,7 +11,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from terrace.checks import Check, Verdict, check_data, check_fleet, check_installation, check_port, check_weights
+from terrace.checks import (
+    Check,
+    Verdict,
+    check_data,
+    check_fleet,
+    check_installation,
+    check_port,
+    check_weights,
+    listens_here,
+)
 from terrace.console import print_json, screen
 from terrace.options import DEFAULT_PORT, DEFAULT_URL, Json, connect
 
@@ -37,9 +46,12 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Examine the installation, the models, the ports, the scheduler and each node; exit code 1 if anything failed."""
-    with connect(scheduler or DEFAULT_URL) as client:
+    url = scheduler or DEFAULT_URL
+    with connect(url) as client:
         fleet = list(check_fleet(client, asked_for=scheduler is not None))
-    running = scheduler is None and any(check.name == "scheduler" and check.verdict is Verdict.OK for check in fleet)
+    # Only a scheduler that answers is followed by findings on its nodes.
+    answers = any(check.name != "scheduler" for check in fleet)
+    running = answers and listens_here(url, DEFAULT_PORT)
     checks = [
         *chain(check_installation(), check_weights(), check_data(data)),
         *check_port(DEFAULT_PORT, expect_scheduler=running),
@@ -68,7 +80,7 @@ def _show(checks: list[Check], failed: int) -> None:
             if check.advice:
                 detail.append(f"\n→ {check.advice}", style=style)
             table.add_row(Text(mark, style=style), Text(check.name), detail)
-        console.print(Padding(table, (0, 0, 1, 2)))
+        console.print(Padding(table, (0, 0, 1, 2), expand=False))
     if failed:
         console.print(f"[bold red]{failed} {'thing needs' if failed == 1 else 'things need'} attention[/bold red]")
     else:

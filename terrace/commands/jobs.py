@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic_core import to_json
 
-from terrace.console import plain_table, print_json, screen
+from terrace.console import Column, Listing, print_json, screen
 from terrace.following import follow
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
 from terrace.report import job_summary
@@ -20,6 +20,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, follow
 
 _PAGE = 200
 """What the API gives at a time."""
+
+_NAME_WIDTH = 24
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 
@@ -41,8 +43,14 @@ def list_jobs(
     if not page.jobs:
         screen().print("no jobs yet; submit one with [bold]terrace classify[/bold]")
         return
-    table = plain_table(
-        "job", "name", "state", "images", "coarse", "fine", "created", right=("images", "coarse", "fine")
+    table = Listing(
+        Column(title="job"),
+        Column(title="name", rank=3, max_width=_NAME_WIDTH),
+        Column(title="state", rank=1),
+        Column(title="images", rank=2, right=True),
+        Column(title="coarse", rank=6, right=True),
+        Column(title="fine", rank=5, right=True),
+        Column(title="created", rank=4),
     )
     for job in page.jobs:
         table.add_row(
@@ -54,9 +62,9 @@ def list_jobs(
             f"{job.answered_fine:,}",
             job.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if job.created_at else "",
         )
-    screen().print(table)
+    screen().print(table, crop=False)
     if page.next_cursor:
-        screen().print(f"[dim]older ones: terrace jobs list --cursor {page.next_cursor}[/dim]")
+        screen().print(f"[dim]older ones: terrace jobs list --cursor {page.next_cursor}[/dim]", soft_wrap=True)
 
 
 @app.command()
@@ -85,6 +93,8 @@ def results(
 def events(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
     """Follow the answers as they arrive, from the first one on; with --json one object per event and line."""
     with connect(scheduler) as client:
+        # No such job, or no scheduler, is told at once; one that goes away later may come back.
+        client.job(job)
         for event in client.events(job):
             lines = [_event_json(event)] if json else _event_lines(event)
             sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -16,7 +16,7 @@ from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
 from terrace.options import DEFAULT_PORT, Untrusted
 from terrace.stoppable import run_stoppable
-from tierkit.errors import DeadlineExceeded, SetupError
+from tierkit.errors import DeadlineExceeded, ServiceFailed
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch, local_plan, read_fleet_file
 from tierkit.types import Tier
 
@@ -58,7 +58,11 @@ def up(
         )
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
-    finished = run_stoppable(lambda: _run(plan, raw=log_format == "json"))
+    try:
+        finished = run_stoppable(lambda: _run(plan, raw=log_format == "json"))
+    except ServiceFailed as exc:
+        typer.echo(f"terrace up: {exc}", err=True)
+        raise typer.Exit(max(1, exc.code)) from exc
     if finished is not None:
         raise typer.Exit(finished)
 
@@ -71,12 +75,18 @@ def trusted_tiers(untrusted: Sequence[str]) -> list[str]:
 async def _run(plan: FleetPlan, *, raw: bool) -> int:
     """Until every service has ended; exit code 1, since nobody asked for that."""
     console, notes = screen(), screen(stderr=True)
-    painter = LogPainter({service.name: service.kind for service in plan.services})
+
+    kinds = {service.name: service.kind for service in plan.services}
+    painter = LogPainter(kinds)
+    starting = True
 
     task = asyncio.current_task()
     assert task is not None
 
     def show_line(name: str, line: str) -> None:
+        if starting and line.startswith(f"terrace {kinds[name]}: "):
+            # Why a service cannot start: said once, by the error that ends the launch.
+            return
         try:
             if raw:
                 console.out(line, highlight=False)
@@ -91,9 +101,11 @@ async def _run(plan: FleetPlan, *, raw: bool) -> int:
 
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
         async with launch(plan, Path(folder), on_line=show_line, on_exit=show_exit) as fleet:
+            starting = False
             if plan.scheduler is not None:
+                notes.print(f"the scheduler is at {fleet.scheduler_url}; nodes are joining", soft_wrap=True)
                 # Whoever reads the greeting may use the fleet. A node that fails meanwhile has been told of.
-                with suppress(DeadlineExceeded, SetupError):
+                with suppress(DeadlineExceeded, ServiceFailed):
                     await fleet.join(budget_s=_JOIN_BUDGET_S)
             notes.print(_greeting(fleet), soft_wrap=True)
             while fleet.alive:

@@ -2,21 +2,29 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
+from terrace.cli import run
+
 
 @pytest.fixture
-def terrace(fleet_url: str, workplace: Path) -> Any:
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "TERRACE_SCHEDULER": fleet_url, "COLUMNS": "120", "NO_COLOR": "1"}
-        command = [sys.executable, "-m", "terrace", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=50, env=environment)
+def terrace(
+    fleet_url: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., CompletedProcess[str]]:
+    """The command line, without a process of its own: the examples of docs/cli.md have that."""
+    monkeypatch.setenv("TERRACE_SCHEDULER", fleet_url)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def call(*arguments: str) -> CompletedProcess[str]:
+        code = run(arguments)
+        captured = capsys.readouterr()
+        return CompletedProcess(arguments, code, captured.out, captured.err)
 
     return call
 
@@ -71,6 +79,8 @@ def test_a_job_can_be_looked_at_later(terrace: Any) -> None:
     job = json.loads(terrace("classify", "photos/", "--json", "--name", "holiday").stdout)["job"]["id"]
     listed = json.loads(terrace("jobs", "list", "--json").stdout)["jobs"]
     assert {entry["id"]: entry["name"] for entry in listed}[job] == "holiday"
+    (row,) = [line for line in terrace("jobs", "list").stdout.splitlines() if job in line]
+    assert {"holiday", "completed", "3"} <= set(row.split()), "into a pipe whole, whatever its width"
     assert json.loads(terrace("jobs", "show", job, "--json").stdout)["state"] == "completed"
     assert json.loads(terrace("jobs", "wait", job, "--json").stdout)["id"] == job
     assert len(terrace("jobs", "results", job).stdout.splitlines()) == 3
@@ -111,7 +121,8 @@ def test_a_finished_job_cannot_be_cancelled(terrace: Any) -> None:
 def test_devices_are_listed(terrace: Any) -> None:
     devices = json.loads(terrace("devices", "list", "--json").stdout)["devices"]
     assert sorted(device["node_id"] for device in devices) == ["cloud-1", "edge-1", "end-1", "end-2"]
-    assert all(device["node_id"] in terrace("devices", "list").stdout for device in devices[:1])
+    rows = [line.split() for line in terrace("devices", "list").stdout.splitlines()[2:]]
+    assert {(row[0], row[-1]) for row in rows} == {(device["node_id"], device["url"]) for device in devices}
 
 
 def test_the_doctor_is_content(terrace: Any) -> None:

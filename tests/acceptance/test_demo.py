@@ -67,7 +67,7 @@ def test_the_answers_are_those_of_trained_networks(finished: subprocess.Complete
 
 
 def test_a_person_sees_answers_and_totals() -> None:
-    done = demo("--images", "60")
+    done = demo("--images", "60", "--end", "1", "--cloud", "0")
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("60 images", "60/60", "coarse", "fine", "end-1 → edge-1", "✓", "everything is stopped again"):
         assert word in done.stdout, word

@@ -1,4 +1,4 @@
-"""The examples of README and docs run as they stand: `sh` and `python` blocks, in order, one folder per page.
+"""The examples of README and docs run as they stand: `sh` and `python` blocks, in order, one empty folder per page.
 
 Blocks marked `console` show what cannot run here (other machines, root, a service that stays).
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.policy import PolicyRequest
 from tierkit import errors
 from tierkit.client import DEFAULT_URL
 
@@ -25,7 +26,8 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_run(page: str, fleet_url: str, workplace: Path) -> None:
+def test_examples_run(page: str, fleet_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     # `terrace` and `python` are those of this environment, the fleet is the one of the tests.
     environment = {
         **os.environ,
@@ -47,6 +49,18 @@ def run(command: list[str], environment: dict[str, str]) -> None:
     assert done.returncode == 0, f"{command[-1]}\n--- {done.returncode}\n{done.stdout}\n{done.stderr}"
     # curl ends well when the scheduler answers with an error; the examples must not.
     assert '{"error":' not in done.stdout, done.stdout + done.stderr
+
+
+def test_the_bounds_of_the_policy_are_told() -> None:
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| (.*) \|.*\|$", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    schema = PolicyRequest.model_json_schema()["properties"]
+    for name, field in schema.items():
+        for option in field.get("anyOf", [field]):
+            for bound in ("minimum", "maximum", "exclusiveMinimum", "maxLength"):
+                if bound in option and name != "task_deadline_s":
+                    assert f"{option[bound]:,.0f}" in rows[name], (name, bound)
 
 
 def test_the_errors_of_the_api_page_exist() -> None:

@@ -8,7 +8,7 @@ with Client("http://127.0.0.1:8070") as terrace:
 from tierkit.client.aio import DEFAULT_URL, AsyncClient
 from tierkit.client.blocking import Client
 from tierkit.client.http import Backoff
-from tierkit.client.uploads import IMAGE_SUFFIXES, Images, Labels, PolicyFields, list_images
+from tierkit.client.uploads import IMAGE_SUFFIXES, Images, Labels, PolicyFields, list_images, shortened
 from tierkit.client.views import (
     CoarseAnswer,
     CoarseResults,
@@ -50,4 +50,5 @@ __all__ = [
     "PolicyFields",
     "StateChange",
     "list_images",
+    "shortened",
 ]

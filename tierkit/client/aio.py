@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +13,7 @@ from urllib.parse import quote
 import anyio
 from anyio import to_thread
 
-from tierkit.client.http import Backoff, SchedulerHttp
+from tierkit.client.http import Backoff, Patience, SchedulerHttp
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
 from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload
 from tierkit.client.views import (
@@ -70,9 +69,9 @@ class AsyncClient:
 
         Args:
             url: where the scheduler listens.
-            timeout_s: bound of each call in total; of an upload, of each of its phases.
-            backoff: how often a failed call is tried again where that is safe, and how long a broken event stream is
-                taken up again.
+            timeout_s: bound of each call in total; of an upload, only of the connecting.
+            backoff: how often a failed call is tried again where that is safe, and how long a job is followed while
+                its scheduler is away.
         """
         self._http = SchedulerHttp(url, timeout_s=timeout_s, backoff=backoff or Backoff())
 
@@ -173,39 +172,37 @@ class AsyncClient:
     async def events(self, job: Job | str, *, budget_s: float | None = None) -> AsyncGenerator[Event, None]:
         """Follow a job from its beginning until its final state: coarse and fine answers as they arrive.
 
-        A broken connection is taken up again where it broke. The last event is the `StateChange` to the final state.
+        A broken connection is taken up again where it broke: until the budget ends; without one, for a minute after
+        the scheduler's last sign of life (`Backoff.outage_s`). The last event is the `StateChange` to the final state.
 
         Args:
             budget_s: `DeadlineExceeded` after this long.
 
         Raises:
-            Unavailable: the connection could not be taken up again within the client's backoff.
+            Unavailable: without a budget, the scheduler stayed away for longer than that.
         """
-        deadline = None if budget_s is None else time.monotonic() + budget_s
+        patience = Patience(self._http.backoff, budget_s)
         after: str | None = None
-        failures = 0
         while True:
             events = self._event_stream(job, after)
             try:
                 while True:
-                    with anyio.fail_after(_left_s(deadline)):
+                    with anyio.fail_after(patience.left_s):
                         raw = await anext(events, None)
                     if raw is None:
                         raise Unavailable(f"the scheduler at {self.url} ended the event stream in the middle")
-                    after, failures = raw.id, 0
+                    after = raw.id
+                    patience.sign_of_life()
                     event = _read_event(raw.kind, raw.data)
                     if event is not None:
                         yield event
                     if isinstance(event, StateChange) and event.job.done:
                         return
             except TimeoutError as exc:
-                raise DeadlineExceeded(f"{_id(job)} was not done within {budget_s:g} s") from exc
-            except (Unavailable, UpstreamTimeout):
-                failures += 1
-                if failures >= self._http.backoff.attempts:
-                    raise
-                pause_s, left_s = self._http.backoff.wait_s(failures), _left_s(deadline)
-                await anyio.sleep(pause_s if left_s is None else min(pause_s, left_s))
+                reason = f"; {patience.trouble}" if patience.trouble else ""
+                raise DeadlineExceeded(f"{_id(job)} was not done within {budget_s:g} s{reason}") from exc
+            except (Unavailable, UpstreamTimeout) as exc:
+                await patience.outlast(exc)
             finally:
                 await events.aclose()
 
@@ -214,6 +211,7 @@ class AsyncClient:
     ) -> AsyncGenerator[ImageResult, None]:
         """Every image once, as soon as nothing better will come for it (fine, fallback or failed)."""
         seen = set[int]()
+        patience = Patience(self._http.backoff, budget_s)
         async for event in self.events(job, budget_s=budget_s):
             if isinstance(event, FineResults | FallbackResults | FailedResults):
                 for result in event.results:
@@ -221,9 +219,16 @@ class AsyncClient:
                         seen.add(result.index)
                         yield result
         # A scheme without upper tiers ends with the coarse answers, a cancelled job with what it has.
-        async for result in self.results(job):
-            if result.index not in seen:
-                yield result
+        while True:
+            try:
+                async for result in self.results(job):
+                    if result.index not in seen:
+                        seen.add(result.index)
+                        yield result
+            except (Unavailable, UpstreamTimeout) as exc:
+                await patience.outlast(exc)
+            else:
+                return
 
     async def wait(self, job: Job | str, *, budget_s: float | None = None) -> Job:
         """Wait until the job is done, whichever way it ends; `DeadlineExceeded` after `budget_s`."""
@@ -245,6 +250,10 @@ class AsyncClient:
     async def drain(self, node_id: str) -> None:
         """Give a node no new tasks."""
         await self._http.request("POST", f"/v1/devices/{quote(node_id, safe='')}/drain", repeatable=True)
+
+    async def resume(self, node_id: str) -> None:
+        """Give a drained node tasks again; `Conflict` if it shuts down by itself."""
+        await self._http.request("DELETE", f"/v1/devices/{quote(node_id, safe='')}/drain", repeatable=True)
 
     async def remove(self, node_id: str) -> None:
         """Take a node from the device list; it comes back when it registers again."""
@@ -280,10 +289,6 @@ def _id(job: Job | str) -> str:
 def _path(job: Job | str) -> str:
     # Whatever a user typed as an id stays one segment of the path.
     return f"/v1/jobs/{quote(_id(job), safe='')}"
-
-
-def _left_s(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _read_event(kind: str, data: bytes) -> Event | None:

@@ -107,6 +107,7 @@ class Client:
     cancel = _blocking(AsyncClient.cancel)
     devices = _blocking(AsyncClient.devices)
     drain = _blocking(AsyncClient.drain)
+    resume = _blocking(AsyncClient.resume)
     remove = _blocking(AsyncClient.remove)
     mapping = _blocking(AsyncClient.mapping)
     info = _blocking(AsyncClient.info)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 
-__all__ = ["Backoff", "SchedulerHttp"]
+__all__ = ["Backoff", "Patience", "SchedulerHttp"]
 
 _ERRORS: dict[int, type[TerraceError]] = {
     400: InvalidInput,
@@ -46,22 +47,61 @@ _MAX_RETRY_AFTER_S = 30.0
 """A server may ask for a longer wait, but no caller wants to sit through it in silence."""
 
 _DECODING_S = 600.0
-"""The scheduler answers a submission when it has decoded all its pictures, which may take minutes."""
+"""The scheduler reads a submission as fast as it can store it, and answers when it has decoded all its pictures, which
+may take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How often and how long: at most `attempts` tries, between them a random wait below a doubling bound."""
+    """How often and how long: between the tries a random wait below a doubling bound."""
 
     attempts: int = 5
+    """Tries of one request at most."""
     first_s: float = 0.2
-    cap_s: float = 5.0
+    cap_s: float = 2.0
+    outage_s: float = 60.0
+    """How long a job is followed without a sign of its scheduler, where the call has no budget of its own."""
 
     def wait_s(self, failures: int, *, at_least_s: float = 0.0) -> float:
         """Seconds to wait after the given number of failures in a row (1 or more)."""
-        bound = min(self.cap_s, self.first_s * 2 ** (failures - 1))
+        bound = min(self.cap_s, self.first_s * 2 ** min(failures - 1, 30))
         # Full jitter: clients that lost the same server do not come back together.
         return max(at_least_s, random.uniform(self.first_s / 2, bound))
+
+
+class Patience:
+    """How long one call goes on while its scheduler is away: until its budget ends; without one, for `outage_s` after
+    the last sign of life."""
+
+    def __init__(self, backoff: Backoff, budget_s: float | None) -> None:
+        self._backoff = backoff
+        self._deadline = None if budget_s is None else time.monotonic() + budget_s
+        self._failures = 0
+        self._away_since = 0.0
+        self.trouble: TerraceError | None = None
+        """Why the latest try failed; None while all is well."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of the budget; None without one."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def sign_of_life(self) -> None:
+        """The scheduler has said something: the next failure is the first again."""
+        self._failures, self.trouble = 0, None
+
+    async def outlast(self, error: TerraceError) -> None:
+        """Wait until the next try is due; raises the error where there is none any more."""
+        now, left_s = time.monotonic(), self.left_s
+        self.trouble = error
+        if self._failures == 0:
+            self._away_since = now
+        self._failures += 1
+        if left_s is None:
+            left_s = self._away_since + self._backoff.outage_s - now
+        if left_s <= 0:
+            raise error
+        await anyio.sleep(min(self._backoff.wait_s(self._failures), left_s))
 
 
 class SchedulerHttp:
@@ -123,7 +163,6 @@ class SchedulerHttp:
                         params=params,
                         headers=headers,
                         upload=upload,
-                        read_timeout_s=max(_DECODING_S, self._timeout_s) if upload else None,
                     ) as response:
                         await response.aread()
                         return response
@@ -155,8 +194,12 @@ class SchedulerHttp:
             headers={**(upload.headers if upload else {}), **(headers or {})},
             content=upload.chunks() if upload else None,
         )
-        if read_timeout_s is not None:
-            request.extensions["timeout"] = {**request.extensions["timeout"], "read": read_timeout_s}
+        timeouts = request.extensions["timeout"]
+        if upload is not None:
+            patience_s = max(_DECODING_S, self._timeout_s)
+            request.extensions["timeout"] = {**timeouts, "read": patience_s, "write": patience_s}
+        elif read_timeout_s is not None:
+            request.extensions["timeout"] = {**timeouts, "read": read_timeout_s}
         with _translated(self.url):
             response = await self._http.send(request, stream=True)
             try:

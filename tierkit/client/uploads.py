@@ -24,7 +24,7 @@ from tierkit.model import Array
 from tierkit.oip import InferRequest, Tensor, encode_request
 from tierkit.types import Privacy, Recovery, Scheme, UpstreamLoss
 
-__all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images"]
+__all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 """What is picked up from a folder; a file named outright is sent whatever it is called."""
@@ -45,6 +45,9 @@ file, .zip, .npz, .npy or folder, encoded bytes, or a sequence of paths and byte
 Labels = Sequence[int | str | None] | Array
 
 _CHUNK_BYTES = 1 << 20
+_SHOWN_NAME = 120
+_SENT_NAME_BYTES = 1024
+"""Of a longer path the scheduler keeps so much, from its end; more than a few thousand bytes fit no form."""
 _MEDIA_TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -133,18 +136,29 @@ def _as_paths(images: Images) -> list[tuple[str, Path | bytes]] | None:
         if isinstance(item, bytes):
             entries.append((f"image-{position}", item))
         elif isinstance(item, str | os.PathLike):
-            path = Path(item)
-            if path.is_dir():
-                entries += [(found.relative_to(path).as_posix(), found) for found in list_images(path)]
-            elif path.is_file():
-                entries.append((path.name, path))
-            else:
-                raise InvalidInput(f"no such file or folder: {path}")
+            entries += _entries(Path(item))
         else:
             raise InvalidInput(
                 f"cannot send a {type(item).__name__} together with files: send them as jobs of their own"
             )
     return entries
+
+
+def _entries(path: Path) -> list[tuple[str, Path | bytes]]:
+    """One path of the user's: a file, or the pictures below a folder under their names in it."""
+    try:
+        if path.is_dir():
+            return [(found.relative_to(path).as_posix(), found) for found in list_images(path)]
+        if path.is_file():
+            return [(path.name, path)]
+    except OSError as exc:
+        raise InvalidInput(f"cannot read {shortened(str(path))}: {exc.strerror}") from exc
+    raise InvalidInput(f"no such file or folder: {shortened(str(path))}")
+
+
+def shortened(name: str) -> str:
+    """A name as a message can bear it: the beginning and the end of a very long one."""
+    return name if len(name) <= _SHOWN_NAME else f"{name[: _SHOWN_NAME // 2]}…{name[-_SHOWN_NAME // 2 :]}"
 
 
 def _as_array(images: Images) -> Array:
@@ -243,7 +257,8 @@ async def _content(part: _Part) -> AsyncIterator[bytes]:
 
 
 def _escape(name: str) -> str:
-    """A file name inside a quoted header value, as browsers do it."""
+    """A file name inside a quoted header value, as browsers do it; of a very long one the end."""
+    name = name.encode("utf-8", "replace")[-_SENT_NAME_BYTES:].decode("utf-8", "ignore")
     return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tierkit.client import AsyncClient, Backoff
-from tierkit.errors import DeadlineExceeded, SetupError, Unavailable
+from tierkit.errors import DeadlineExceeded, ServiceFailed, Unavailable
 from tierkit.fleet.plan import SCHEDULER, FleetPlan, ServicePlan
 from tierkit.orphan import PARENT_VARIABLE
 from tierkit.types import Health, Tier
@@ -88,7 +88,7 @@ class Fleet:
         """Start all services and wait until each says that it is ready: the scheduler first, then the nodes at once.
 
         Raises:
-            SetupError: a service stopped before it was ready; the message ends with what it said.
+            ServiceFailed: a service stopped before it was ready; the message ends with what it said.
             DeadlineExceeded: a service was not ready within the budget.
         """
         deadline = time.monotonic() + budget_s
@@ -183,7 +183,8 @@ class Fleet:
     def _check_alive(self, service: RunningService) -> None:
         if service.watcher is not None and service.watcher.done():
             said = service.last_lines[-1] if service.last_lines else "it said nothing"
-            raise SetupError(f"{_exit_of(service)}: {said.removeprefix(f'terrace {service.plan.kind}: ')}")
+            end = _exit_of(service)
+            raise ServiceFailed(f"{end}: {said.removeprefix(f'terrace {service.plan.kind}: ')}", code=end.code)
 
     async def _watch(self, service: RunningService) -> None:
         """Pass on what the service writes until it ends, then tell of its end unless we asked for it."""

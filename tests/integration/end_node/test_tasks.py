@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, StartEnd, images, to
+from tierkit.logs import current_request_id
 from tierkit.oip import InferResponse, Tensor, encode_response
 from tierkit.protocol import TASK_EVENTS, CoarseEvent, ErrorEvent, FineEvent
 from tierkit.testing import serve_app, wait_for
@@ -84,6 +86,24 @@ async def test_pixels_budget_and_request_id_reach_the_upper_node(end: RunningEnd
     assert seen["json"]["id"] == "task-1"
     assert seen["x-request-id"] == "request-1"
     assert 0 < float(seen["terrace-budget-ms"]) < 5000
+
+
+async def test_a_task_leaves_one_line_and_it_carries_the_request_id(
+    end: RunningEnd, upper: RunningUpper, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[tuple[str, str, str]] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        if record.getMessage() == "task done":
+            told.append((current_request_id(), vars(record)["task"], vars(record)["answer"]))
+        return True
+
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(note)
+    await end.answer(images(0, 1), to(upper.url))
+    await end.answer(images(0))
+    await wait_for(lambda: len(told) == 2)
+    assert told == [("request-1", "task-1", "fine"), ("request-1", "task-1", "coarse")]
 
 
 async def test_tasks_of_many_clients_keep_their_own_answers(end: RunningEnd, upper: RunningUpper) -> None:

@@ -15,8 +15,8 @@ from tierkit.testing import wait_for
 from tierkit.types import Health, Tier
 
 
-def plan(tmp_path: Path, **node: str) -> FleetPlan:
-    counts = {Tier.END: 2, Tier.EDGE: 1}
+def plan(tmp_path: Path, *, end: int = 2, edge: int = 1, **node: str) -> FleetPlan:
+    counts = {Tier.END: end, Tier.EDGE: edge}
     return local_plan(counts, scheduler={"port": 0, "state": tmp_path / "state"}, node=node)
 
 
@@ -83,7 +83,7 @@ async def test_a_node_that_dies_is_told_of_and_the_others_go_on(fleet: Fleet, ea
 
 async def test_a_service_that_cannot_start_stops_all_and_says_why(tmp_path: Path) -> None:
     processes: list[int] = []
-    wrong = plan(tmp_path, threads="many")
+    wrong = plan(tmp_path, end=1, edge=0, threads="many")
     with pytest.raises(SetupError, match=r"end-1 stopped with exit code 2: .*--threads is 'many'"):
         async with launch(wrong, tmp_path, on_line=lambda name, line: processes.append(len(line))):
             pytest.fail("the fleet must not come up")
@@ -104,7 +104,7 @@ async def test_an_error_in_the_block_still_stops_the_fleet(tmp_path: Path) -> No
 
 
 async def test_a_service_that_does_not_listen_to_reason_is_killed(tmp_path: Path) -> None:
-    async with launch(plan(tmp_path), tmp_path, stop_s=1.0) as fleet:
+    async with launch(plan(tmp_path, end=1, edge=0), tmp_path, stop_s=1.0) as fleet:
         stuck = fleet.services["end-1"]
         stuck.process.send_signal(signal.SIGSTOP)
     assert stuck.process.returncode == -signal.SIGKILL

@@ -14,7 +14,9 @@ from models.manifest import load_manifest, weights_folder
 from terrace.commands.models import app
 from tierkit.errors import DataError, InvalidInput, MissingExtra, NotFound
 
-NAMES = [entry.name for entry in load_manifest().models]
+
+def names() -> list[str]:
+    return [entry.name for entry in load_manifest().models]
 
 
 def invoke(*arguments: str, **environment: str):
@@ -24,21 +26,21 @@ def invoke(*arguments: str, **environment: str):
 def test_list_names_every_network():
     shown = invoke("list")
     assert shown.exit_code == 0
-    assert all(name in shown.output for name in NAMES)
-    assert [entry["name"] for entry in json.loads(invoke("list", "--json").stdout)] == NAMES
+    assert all(name in shown.output for name in names())
+    assert [entry["name"] for entry in json.loads(invoke("list", "--json").stdout)] == names()
 
 
 def test_show_tells_how_a_network_was_trained():
-    shown = invoke("show", NAMES[0])
+    shown = invoke("show", names()[0])
     assert "training epochs" in shown.output
-    assert json.loads(invoke("show", NAMES[0], "--json").stdout)["training"]["record"] == f"{NAMES[0]}.json"
-    with pytest.raises(NotFound, match=NAMES[0]):
+    assert json.loads(invoke("show", names()[0], "--json").stdout)["training"]["record"] == f"{names()[0]}.json"
+    with pytest.raises(NotFound, match=names()[0]):
         invoke("show", "vgg")
 
 
 def test_verify_passes_on_the_shipped_networks():
     assert invoke("verify").exit_code == 0
-    assert [verdict["ok"] for verdict in json.loads(invoke("verify", "--json").stdout)] == [True] * len(NAMES)
+    assert [verdict["ok"] for verdict in json.loads(invoke("verify", "--json").stdout)] == [True] * len(names())
 
 
 def test_verify_fails_on_a_changed_file_and_names_it(tmp_path: Path):
@@ -52,16 +54,16 @@ def test_verify_fails_on_a_changed_file_and_names_it(tmp_path: Path):
 
 def test_speed_measures_each_batch_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("models.speed._LEAST_S", 0.001)
-    (row,) = json.loads(invoke("speed", NAMES[0], "--batch", "1", "--batch", "4", "--json").stdout)
+    (row,) = json.loads(invoke("speed", names()[0], "--batch", "1", "--batch", "4", "--json").stdout)
     assert set(row["ms_per_image"]) == {"1", "4"}
-    assert NAMES[0] in invoke("speed", NAMES[0], "--batch", "2").output
+    assert names()[0] in invoke("speed", names()[0], "--batch", "2").output
 
 
 def test_eval_wants_names_or_all():
     with pytest.raises(InvalidInput, match="--all"):
         invoke("eval")
     with pytest.raises(InvalidInput, match="--all"):
-        invoke("eval", NAMES[0], "--all")
+        invoke("eval", names()[0], "--all")
 
 
 def test_eval_says_what_to_set_when_the_data_are_missing(tmp_path: Path):
@@ -71,7 +73,7 @@ def test_eval_says_what_to_set_when_the_data_are_missing(tmp_path: Path):
 
 @pytest.mark.skipif("TERRACE_DATA" not in os.environ, reason="needs CIFAR-100: set TERRACE_DATA")
 def test_eval_measures_what_the_manifest_says():
-    (row,) = json.loads(invoke("eval", NAMES[0], "--json").stdout)
+    (row,) = json.loads(invoke("eval", names()[0], "--json").stdout)
     entry = load_manifest().models[0]
     assert row["images"] == 10_000
     assert row["coarse_accuracy"] == pytest.approx(entry.coarse_accuracy, abs=0.002)
@@ -95,4 +97,4 @@ def test_without_torch_the_extra_is_named(command: str, monkeypatch: pytest.Monk
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"terrace\[train\]"):
-        invoke(command, NAMES[0], "--runs", str(tmp_path))
+        invoke(command, names()[0], "--runs", str(tmp_path))

@@ -181,3 +181,22 @@ async def test_connections_beyond_the_limit_free_their_places_by_themselves(star
 def resident_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /livez HTTP/1.1\r\nHost: node\r\n\r\nrubbish\r\n\r\n", 200),
+        (b"POST %b HTTP/1.1\r\nHost: node\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n", 400),
+        (None, 200),
+    ],
+    ids=["after a request without body", "amid chunks", "after a body"],
+)
+async def test_rubbish_does_not_cost_the_answer(running: Any, sent: bytes | None, status: int) -> None:
+    if sent is None:
+        sent = request(running).replace(b"Connection: close\r\n", b"") + b"{} and more\r\n\r\n"
+    sent = sent.replace(b"%b", running.infer_path.encode())
+    answer = await running.exchange(sent)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in answer.lower()
+    await assert_serves(running)

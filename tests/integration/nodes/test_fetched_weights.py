@@ -96,6 +96,20 @@ async def test_what_is_not_the_file_is_refused_and_not_kept(
     assert [path for path in bare.cache.rglob("*") if path.is_file()] == []
 
 
+async def test_damaged_weights_in_the_given_folder_stop_the_node(
+    server: FileServer, bare: EdgeSettings, entry: ModelEntry
+) -> None:
+    assert bare.weights is not None
+    damaged = bytearray(server.content)
+    damaged[1000:1010] = bytes(byte ^ 255 for byte in damaged[1000:1010])
+    (bare.weights / entry.file).write_bytes(damaged)
+    async with server.serve() as url:
+        for scheduler in (None, url):
+            with pytest.raises(WeightsError, match=rf"{entry.file} is damaged.*sha256"):
+                await load_models(bare.model_copy(update={"scheduler": scheduler}), Tier.END)
+    assert server.asked == 0
+
+
 async def test_nobody_has_the_weights(server: FileServer, bare: EdgeSettings) -> None:
     with pytest.raises(WeightsError, match="--scheduler"):
         await load_models(bare, Tier.END)

@@ -363,7 +363,7 @@ async def test_the_mapping_shows_pairs_reasons_and_the_formulas_with_their_figur
     assert edge["pairs"][0]["upstream"] == ["edge-0"]
 
 
-async def test_models_are_listed_and_served_by_digest(kit, settings, weights, tmp_path):
+async def test_models_are_listed_and_served_by_digest(kit, settings, weights, tmp_path, caplog):
     folder = shutil.copytree(weights, tmp_path / "weights")
     manifest = json.loads((folder / "manifest.json").read_text())
     content = b"weights of the small network"
@@ -383,7 +383,10 @@ async def test_models_are_listed_and_served_by_digest(kit, settings, weights, tm
         missing = await scheduler.http.get("/v1/models/middle/file")
         assert missing.status_code == 404
         (folder / "small.onnx").write_bytes(b"damaged")
-        assert (await scheduler.http.get("/v1/models/small/file")).status_code == 404
+        damaged = await scheduler.http.get("/v1/models/small/file")
+        assert (damaged.status_code, damaged.json()) == (404, {"error": "the weights of 'small' are damaged here"})
+    (record,) = [vars(record) for record in caplog.records if record.levelname == "ERROR"]
+    assert "small.onnx is damaged" in record["why"]
 
 
 async def test_info_says_what_a_client_needs(scheduler):

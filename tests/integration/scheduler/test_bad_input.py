@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import socket
@@ -293,3 +294,77 @@ async def test_errors_have_one_form(scheduler):
         await scheduler.http.get("/v1/jobs", params={"limit": 0}),
     ):
         assert list(json.loads(response.text)) == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/v1/jobs?frob=1", "unknown parameter 'frob': known are limit, cursor, state"),
+        ("/v1/jobs?limt=1", "unknown parameter 'limt': did you mean 'limit'?"),
+        ("/v1/jobs?limit=1&limit=2", "the parameter 'limit' is given twice"),
+        ("/v1/jobs?cursor=zzz", "cursor is the next_cursor of the page before, not 'zzz'"),
+        ("/v1/mapping?n_map=-1", "unknown parameter 'n_map': known are scheme, tasks"),
+        ("/v1/devices?tier=end", "unknown parameter 'tier': there are none here"),
+        ("/v1/info?x", "unknown parameter 'x': there are none here"),
+    ],
+)
+async def test_parameters_that_do_not_exist(scheduler, path, sentence):
+    response = await scheduler.http.get(path)
+    assert (response.status_code, response.json()) == (400, {"error": sentence})
+
+
+async def test_a_compressed_upload(kit, scheduler):
+    body = gzip.compress(png())
+    headers = {"Content-Type": "image/png", "Content-Encoding": "gzip"}
+    for route in ("/v1/jobs", "/v1/classify"):
+        response = await scheduler.http.post(route, content=body, headers=headers)
+        assert response.status_code == 415
+        assert response.json()["error"] == "content encoding 'gzip': send the body uncompressed"
+    await nothing_is_left(scheduler)
+
+
+async def test_nothing_at_all_as_an_upload(scheduler):
+    response = await scheduler.http.post("/v1/jobs")
+    assert response.status_code == 400
+    assert response.json()["error"] == "the job has no images: send them as the body"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+async def test_a_deadline_that_is_no_number(scheduler, value):
+    response = await scheduler.http.post(
+        f"/v1/jobs?deadline_s={value}", content=png(), headers={"Content-Type": "image/png"}
+    )
+    assert response.status_code == 400
+    assert response.json()["error"] == "deadline_s: Input should be a finite number"
+
+
+async def test_a_node_id_that_is_none_is_told_the_rule_in_words(scheduler):
+    response = await scheduler.http.post("/v1/devices/Edge_1/drain")
+    assert response.status_code == 422
+    assert "must be 1 to 63 lower-case letters" in response.json()["error"]
+    assert "[a-z" not in response.json()["error"]
+
+
+_POST = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nrubbish behind it\r\n\r\n", 200),
+        (_POST + b"Content-Length: %d\r\n\r\n%b{}" % (len(png()), png()), 202),
+        (_POST + b"Transfer-Encoding: chunked\r\n\r\nZZZ\r\n", 400),
+    ],
+    ids=["after a request without body", "after a body", "amid chunks"],
+)
+async def test_rubbish_after_a_request_does_not_cost_its_answer(scheduler, sent, status):
+    url = urlsplit(scheduler.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    try:
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+    finally:
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in answer.lower()

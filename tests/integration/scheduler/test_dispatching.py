@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -167,6 +168,38 @@ async def test_a_draining_device_finishes_what_it_has_and_gets_nothing_new(kit, 
         assert counts(view) == ("completed", 500, 0, 0, 0)
         assert len(leaving.tasks) == 3
         assert view["by_node"]["end-0"]["coarse_images"] == 150
+
+
+async def test_a_drained_device_is_given_tasks_again(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end:
+        assert (await scheduler.http.post("/v1/devices/end-0/drain")).status_code == 204
+        job = await scheduler.submit(kit.images(100), scheme="end")
+        assert (await scheduler.http.get("/v1/devices")).json()["devices"][0]["health"] == "draining"
+        assert end.tasks == []
+        assert (await scheduler.http.delete("/v1/devices/end-0/drain")).status_code == 204
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 100, 0, 0, 0)
+        # What drains because it is being stopped does so whatever the scheduler is told.
+        await scheduler.beat("end-0", end.incarnation, draining=True)
+        refused = await scheduler.http.delete("/v1/devices/end-0/drain")
+        assert refused.status_code == 409
+        assert "shutting down by itself" in refused.json()["error"]
+    assert (await scheduler.http.delete("/v1/devices/none/drain")).status_code == 404
+
+
+async def test_each_task_leaves_one_line_with_its_request_id(kit, scheduler, caplog):
+    caplog.set_level(logging.INFO)
+    async with kit.end(scheduler, "end-0"), kit.uppers(scheduler, "edge-0"):
+        job = await scheduler.submit(kit.images(100))
+        await scheduler.finished(job["id"])
+        results = await scheduler.results(job["id"])
+    lines = [vars(record) for record in caplog.records if record.message == "task done"]
+    assert {line["request_id"] for line in lines} == {result["request_id"] for result in results}
+    assert sorted((line["job"], line["task"], line["outcome"]) for line in lines) == [
+        (job["id"], task, "fine") for task in range(2)
+    ]
+    assert all(line["ms"] > 0 for line in lines)
+    (ended,) = [vars(record) for record in caplog.records if record.message == "job ended"]
+    assert "why" not in ended
 
 
 async def test_a_device_that_says_not_now_is_left_alone_and_blamed_for_nothing(kit, scheduler):

@@ -55,49 +55,51 @@ class Fleet:
 @pytest.mark.timeout(120)
 async def test_a_real_fleet_answers_as_the_bare_networks_do_and_survives_killed_nodes(kit, settings, tmp_path):
     sample, manifest = read_sample(), load_manifest()
+    assert sample.fine is not None
+    labels, pixels = sample.fine[:300], sample.images[:300]
     async with AsyncExitStack() as stack:
         fleet = Fleet(kit, settings)
         await fleet.start(stack, tmp_path)
         running = fleet.running
 
-        job = await running.submit(sample.images, labels=sample.fine)
+        job = await running.submit(pixels, labels=labels)
         view = await running.finished(job["id"])
         results = await running.results(job["id"])
         assert view["state"] == "completed"
-        assert view["answered_coarse"] == view["answered_fine"] == len(sample.images)
+        assert view["answered_coarse"] == view["answered_fine"] == len(pixels)
         assert set(view["by_node"]) == set(NODES)
         assert view["mapping"] == {"end-0": "edge-0", "end-1": "cloud-0"}
-        await asyncio.to_thread(check_against_bare_networks, results, sample, manifest)
+        await asyncio.to_thread(check_against_bare_networks, results, pixels, manifest)
         assert view["fine_accuracy"] == pytest.approx(
             np.mean([result["fine"]["label"] == result["true_fine"] for result in results])
         )
 
         # A killed end node and a killed edge node, both with work under way.
-        job = await running.submit(np.concatenate([sample.images] * 4), batch_size=20)
+        job = await running.submit(np.concatenate([pixels] * 4), batch_size=20)
         await wait_for(lambda: begun(running, job), what="the job to be under way")
         fleet.processes["end-1"].kill()
         fleet.processes["edge-0"].kill()
         view = await running.finished(job["id"])
         results = await running.results(job["id"])
         assert view["state"] == "completed"
-        assert (view["answered_coarse"], view["failed_images"]) == (4000, 0)
-        assert view["answered_fine"] + view["fallback"] == 4000
-        assert [result["index"] for result in results] == list(range(4000))
+        assert (view["answered_coarse"], view["failed_images"]) == (1200, 0)
+        assert view["answered_fine"] + view["fallback"] == 1200
+        assert [result["index"] for result in results] == list(range(1200))
         # What the edge node had is asked of the cloud by the end node: hardly anything falls back.
-        assert view["answered_fine"] > 3500
+        assert view["answered_fine"] > 1050
 
 
 async def begun(running, job) -> bool:
     return bool((await running.job(job["id"]))["answered_fine"] > 0)
 
 
-def check_against_bare_networks(results, sample, manifest) -> None:
+def check_against_bare_networks(results, pixels, manifest) -> None:
     """Each prediction equals that of the same network run directly on the same batch of 50."""
     networks = {tier: load_model(manifest.default_for(tier)) for tier in ("end", "edge", "cloud")}
-    for first in range(0, len(sample.images), 50):
+    for first in range(0, len(pixels), 50):
         batch = results[first : first + 50]
         tier = batch[0]["fine"]["tier"]
-        images = sample.images[first : first + 50]
+        images = pixels[first : first + 50]
         coarse = networks["end"].run({"images": images}, ["logits"])["logits"].argmax(axis=1)
         fine = networks[tier].run({"images": images}, ["logits"])["logits"].argmax(axis=1)
         assert [result["coarse"]["index"] for result in batch] == coarse.tolist()

@@ -17,6 +17,7 @@ from models.session import load_model
 from models.speed import measure_ms_per_image, probe_images
 from models.verify import verify_entry
 from tierkit.errors import DataError
+from tierkit.types import Tier
 
 PETS = Hierarchy.parse(
     {"name": "pets", "fine": ["cat", "lynx", "dog"], "superclasses": {"feline": ["cat", "lynx"], "canine": ["dog"]}},
@@ -96,9 +97,10 @@ def test_probe_images_fit_any_shape():
     assert probe_images((8, 9, 3)).shape == (256, 8, 9, 3)
 
 
-@pytest.mark.parametrize("entry", load_manifest().models, ids=lambda entry: entry.name)
-def test_the_shipped_networks_verify(entry):
-    verdict = verify_entry(entry, load_manifest(), weights_folder())
+@pytest.mark.parametrize("tier", Tier)
+def test_the_shipped_networks_verify(tier: Tier):
+    manifest = load_manifest()
+    verdict = verify_entry(manifest.default_for(tier), manifest, weights_folder())
     assert verdict.ok, verdict.detail
 
 

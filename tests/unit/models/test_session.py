@@ -12,9 +12,7 @@ from models.session import load_model, softmax, verify_file
 from models.split import extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, WeightsError
 from tierkit.model import Model, TensorSpec
-
-MANIFEST = load_manifest()
-NAMES = [entry.name for entry in MANIFEST.models]
+from tierkit.types import Tier
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +20,14 @@ def images():
     return read_sample().images[:60]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_network_is_a_model(name: str, images):
-    entry = MANIFEST.entry(name)
+@pytest.mark.parametrize("tier", Tier)
+def test_a_shipped_network_is_a_model(tier: Tier, images):
+    entry = load_manifest().default_for(tier)
     model = load_model(entry)
     assert isinstance(model, Model)
     assert model.inputs == (TensorSpec(name="images", datatype="UINT8", shape=(-1, *entry.input_shape)),)
     assert [spec.name for spec in model.outputs] == ["logits", "probabilities"]
-    assert model.labels["logits"] == MANIFEST.labels(entry)
+    assert model.labels["logits"] == load_manifest().labels(entry)
     assert model.sha256 == entry.sha256
     assert model.parameters["temperature"] == entry.temperature
     answer = model.run({"images": images}, ["logits", "probabilities"])
@@ -39,26 +37,26 @@ def test_a_shipped_network_is_a_model(name: str, images):
     np.testing.assert_array_equal(answer["probabilities"], softmax(answer["logits"], entry.temperature))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_only_what_is_asked_for_comes_back(name: str, images):
-    model = load_model(MANIFEST.entry(name))
+@pytest.mark.parametrize("tier", Tier)
+def test_only_what_is_asked_for_comes_back(tier: Tier, images):
+    model = load_model(load_manifest().default_for(tier))
     assert list(model.run({"images": images[:1]}, ["probabilities"])) == ["probabilities"]
     assert model.run({"images": images[:1]}, []) == {}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_batch_and_its_images_one_by_one_agree(name: str, images):
-    model = load_model(MANIFEST.entry(name))
+@pytest.mark.parametrize("tier", Tier)
+def test_a_batch_and_its_images_one_by_one_agree(tier: Tier, images):
+    model = load_model(load_manifest().default_for(tier))
     together = model.run({"images": images[:5]}, ["logits"])["logits"]
     alone = [model.run({"images": images[index : index + 1]}, ["logits"])["logits"][0] for index in range(5)]
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_head_and_tail_make_the_whole(name: str, images):
-    entry = MANIFEST.entry(name)
+@pytest.mark.parametrize("tier", Tier)
+def test_head_and_tail_make_the_whole(tier: Tier, images):
+    entry = load_manifest().default_for(tier)
     head, tail = load_model(entry, part="head"), load_model(entry, part="tail")
-    assert (head.name, tail.name) == (f"{name}-head", f"{name}-tail")
+    assert (head.name, tail.name) == (f"{entry.name}-head", f"{entry.name}-tail")
     assert head.outputs == tail.inputs
     assert head.outputs[0].shape == (-1, *entry.feature_shape)
     assert head.labels == {}
@@ -70,13 +68,13 @@ def test_head_and_tail_make_the_whole(name: str, images):
 
 
 def test_the_heads_are_the_encoders_of_the_design():
-    heads = {entry.tier: (entry.feature_shape, entry.head_parameters) for entry in MANIFEST.models}
+    heads = {entry.tier: (entry.feature_shape, entry.head_parameters) for entry in load_manifest().models}
     assert heads["edge"] == ((64, 16, 16), 9472)
     assert heads["cloud"] == ((16, 32, 32), 432)
 
 
 def test_a_changed_file_is_refused_by_name(tmp_path: Path):
-    entry = MANIFEST.models[0]
+    entry = load_manifest().models[0]
     content = bytearray((weights_folder() / entry.file).read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / entry.file).write_bytes(content)
@@ -86,13 +84,13 @@ def test_a_changed_file_is_refused_by_name(tmp_path: Path):
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(WeightsError, match=MANIFEST.models[0].file):
-        verify_file(MANIFEST.models[0], tmp_path)
+    with pytest.raises(WeightsError, match=load_manifest().models[0].file):
+        verify_file(load_manifest().models[0], tmp_path)
 
 
 def test_a_file_that_is_no_network_is_refused_by_name(tmp_path: Path):
     (tmp_path / "text.onnx").write_bytes(b"not a network")
-    entry = MANIFEST.models[0].with_file(tmp_path / "text.onnx", precision="int8")
+    entry = load_manifest().models[0].with_file(tmp_path / "text.onnx", precision="int8")
     for part in ("whole", "head", "tail"):
         with pytest.raises(WeightsError, match=r"text\.onnx"):
             load_model(entry, tmp_path, part=part)
@@ -101,17 +99,17 @@ def test_a_file_that_is_no_network_is_refused_by_name(tmp_path: Path):
 @pytest.mark.parametrize("change", [{"classes": 21}, {"input_shape": (64, 64, 3)}])
 def test_a_network_that_does_not_fit_its_entry_is_refused(change):
     with pytest.raises(WeightsError, match="does not fit its manifest entry"):
-        load_model(MANIFEST.models[0].model_copy(update=change))
+        load_model(load_manifest().models[0].model_copy(update=change))
 
 
 def test_a_number_of_labels_that_disagrees_with_the_network_is_refused():
     with pytest.raises(WeightsError, match="the hierarchy names 2"):
-        load_model(MANIFEST.models[0], labels=("cat", "dog"))
+        load_model(load_manifest().models[0], labels=("cat", "dog"))
 
 
 def test_a_provider_that_is_not_there_is_refused():
     with pytest.raises(ProviderUnavailable, match="cpu, cuda"):
-        load_model(MANIFEST.models[0], provider="tpu")
+        load_model(load_manifest().models[0], provider="tpu")
 
 
 def test_cuda_needs_its_extra():
@@ -120,7 +118,7 @@ def test_cuda_needs_its_extra():
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has CUDA")
     with pytest.raises(ProviderUnavailable, match="extra 'gpu'"):
-        load_model(MANIFEST.models[0], provider="cuda")
+        load_model(load_manifest().models[0], provider="cuda")
 
 
 def test_without_onnx_runtime_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -133,17 +131,17 @@ def test_without_onnx_runtime_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtra, match=r"terrace\[cpu\]"):
-        load_model(MANIFEST.models[0])
+        load_model(load_manifest().models[0])
 
 
 def test_a_truncated_network_cannot_be_cut():
-    content = (weights_folder() / MANIFEST.models[0].file).read_bytes()
+    content = (weights_folder() / load_manifest().models[0].file).read_bytes()
     with pytest.raises(WeightsError, match="cannot cut"):
         extract_part(content[: len(content) // 2], "tail")
 
 
 def test_the_parts_hold_each_weight_once():
-    entry = MANIFEST.default_for("edge")
+    entry = load_manifest().default_for("edge")
     content = (weights_folder() / entry.file).read_bytes()
     head, tail = extract_part(content, "head"), extract_part(content, "tail")
     assert len(head) < 100_000

@@ -55,10 +55,33 @@ async def test_a_given_folder_comes_first(tmp_path: Path, entry: ModelEntry):
     assert source.asked == []
 
 
-async def test_a_damaged_file_counts_as_absent(tmp_path: Path, entry: ModelEntry):
+async def test_a_damaged_file_in_a_given_folder_is_an_error_and_is_named(tmp_path: Path, entry: ModelEntry):
     (tmp_path / "net.onnx").write_bytes(CONTENT[:-1])
-    path = await ModelStore([tmp_path], tmp_path / "cache").obtain(entry, Source(CONTENT))
-    assert path.is_relative_to(tmp_path / "cache")
+    found = hashlib.sha256(CONTENT[:-1]).hexdigest()
+    source = Source(CONTENT)
+    with pytest.raises(WeightsError, match=rf"net\.onnx is damaged.*{found}.*{entry.sha256}"):
+        await ModelStore([tmp_path], tmp_path / "cache").obtain(entry, source)
+    assert source.asked == []
+
+
+async def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, entry: ModelEntry):
+    (tmp_path / "net.onnx").mkdir()
+    with pytest.raises(WeightsError, match=r"cannot read the weights file .*net\.onnx"):
+        ModelStore([tmp_path], tmp_path / "cache").find(entry)
+
+
+async def test_a_damaged_copy_in_the_cache_is_thrown_away_aloud_and_fetched_again(
+    tmp_path: Path, entry: ModelEntry, caplog: pytest.LogCaptureFixture
+):
+    store = ModelStore([], tmp_path / "cache")
+    path = await store.obtain(entry, Source(CONTENT))
+    assert caplog.records == []
+    path.write_bytes(CONTENT[:-1])
+    assert store.find(entry) is None
+    assert (await store.obtain(entry, Source(CONTENT))).read_bytes() == CONTENT
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == ("WARNING", "a damaged copy in the cache was thrown away")
+    assert vars(record)["file"] == str(path)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_heartbeat_after_the_lease_asks_for_a_new_registration(devices):
 
 
 def test_an_unknown_node_is_told_to_register(devices):
-    with pytest.raises(NotFound, match="register first"):
+    with pytest.raises(NotFound, match="on the device list"):
         devices.heartbeat("end-9", beat(), 0.0)
 
 

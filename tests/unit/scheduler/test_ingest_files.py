@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import struct
+import tempfile
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, strategies as st
 from PIL import Image
 
+from scheduler.ingest.arrays import read_header
 from scheduler.ingest.collect import Collector, IngestLimits
 from scheduler.ingest.images import ImageLimits, decode_image
 from scheduler.ingest.labels import labels_from_array, labels_from_json
 from scheduler.ingest.spool import Part, Spool
 from scheduler.inputs import MemoryWriter
-from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
+from tierkit.errors import InvalidInput, TerraceError, TooLarge, UnsupportedMedia
 from tierkit.oip import InferRequest, Tensor, encode_request
 
 SHAPE = (32, 32, 3)
@@ -264,7 +268,7 @@ def with_shape(shape: tuple[int, ...], payload: bytes = b"") -> bytes:
         (with_shape((1, 2000, 2000, 3)), TooLarge, "2000 x 2000 pixels"),
         (with_shape((-1, 32, 32, 3)), InvalidInput, "negative"),
         (b"\x93NUMPY\x01\x00\x10\x00{'descr': 1+1}  ", InvalidInput, "damaged .npy header"),
-        (b"\x93NUMPY\x01\x00\xff\xff{", InvalidInput, "damaged .npy header"),
+        (b"\x93NUMPY\x01\x00\xff\xff{", InvalidInput, "a .npy header of 65535 bytes"),
         (b"\x93NUMPY\x09\x00", UnsupportedMedia, "version 9.0"),
         (b"\x93NUMPY", UnsupportedMedia, "not a .npy file"),
     ],
@@ -460,3 +464,86 @@ def test_labels_come_from_one_place(tmp_path):
 def test_labels_of_some_files_leave_the_others_unknown(tmp_path):
     found = Collected(tmp_path, ("a.png", png()), ("x.npz", npz(images=images(2), labels=np.array([0, 1]))))
     assert found.labels == [-1, 0, 1]
+
+
+def npy_of(header: bytes, data: bytes = b"", *, version: tuple[int, int] = (1, 0)) -> bytes:
+    length = struct.pack("<H" if version == (1, 0) else "<I", len(header))
+    return b"\x93NUMPY" + bytes(version) + length + header + data
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr':'|u1','fortran_order':False,'shape':(" + b"(" * 5000,
+        b"{'descr':'|u1','fortran_order':False,'shape':" + b"-" * 9000 + b"1}",
+        b"{'descr':'|u1','fortran_order':False,'shape':(1,\"\"\"",
+        b"{'descr':'|u1','fortran_order':False,'shape':(1,2L\n\t 3",
+        b"{'descr':['\xff'],'fortran_order':False,'shape':()}",
+        b"{'descr':'|u1','fortran_order':False,'shape':(1,)}\0",
+        b"{1:2}",
+        b"",
+    ],
+    ids=["parentheses", "minus", "open string", "python 2", "not a type", "zero byte", "other keys", "empty"],
+)
+def test_a_header_that_no_parser_can_read(header: bytes):
+    for version in ((1, 0), (2, 0)):
+        with pytest.raises(InvalidInput, match=r"x\.npy: damaged .npy header \(.+\)"):
+            read_header(io.BytesIO(npy_of(header, version=version)), "x.npy")
+
+
+def test_a_long_header_is_refused_before_it_is_read():
+    file = io.BytesIO(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1) + bytes(1000))
+    with pytest.raises(InvalidInput, match=r"a .npy header of 4294967295 bytes; 10000 are accepted"):
+        read_header(file, "x.npy")
+    assert file.tell() == 12
+
+
+_PIECES = (
+    b"(",
+    b")",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b"'",
+    b'"',
+    b",",
+    b":",
+    b"-",
+    b"\\",
+    b"\n",
+    b"\0",
+    b"\xff",
+    b"L",
+    b"True",
+)
+
+
+@st.composite
+def damaged_headers(draw: st.DrawFn) -> bytes:
+    """A good header with a few pieces cut out, put in or many times repeated."""
+    descr = draw(st.sampled_from([b"'|u1'", b"'<U4'", b"'<i8'", b"'<U0'", b"'|V0'", b"'<M8[s]'", b"[('a','<i4')]"]))
+    shape = draw(st.sampled_from([b"()", b"(2,)", b"(1,32,32,3)", b"(0,2)", b"(-1,)", b"(%d,0)" % 10**30]))
+    header = b"{'descr': %b, 'fortran_order': False, 'shape': %b, }\n" % (descr, shape)
+    for _ in range(draw(st.integers(0, 3))):
+        at, cut = draw(st.integers(0, len(header))), draw(st.integers(0, 10))
+        put = draw(st.sampled_from(_PIECES) | st.binary(max_size=4)) * draw(st.sampled_from([0, 1, 2, 300, 5000]))
+        header = (header[:at] + put + header[at + cut :])[:60_000]
+    return header
+
+
+@pytest.mark.filterwarnings("ignore")  # numpy's and Python's parsers warn of odd headers
+@given(header=damaged_headers(), data=st.binary(max_size=64), version=st.sampled_from([(1, 0), (2, 0)]))
+@example(header=b"{'descr':'<U1','fortran_order':False,'shape':(1,)}", data=b"\xff" * 4, version=(1, 0))
+@example(header=b"{'descr':'<U0','fortran_order':False,'shape':(1,)}", data=b"", version=(1, 0))
+@example(header=b"{'descr':'<i4','fortran_order':False,'shape':(%d,0)}" % 2**70, data=b"", version=(1, 0))
+def test_a_damaged_array_is_refused_in_words_and_never_with_another_error(header, data, version):
+    whole = npy_of(header, data, version=version)
+    for upload in (whole, zipped(("images.npy", whole)), zipped(("images.npy", npy(images(1))), ("labels.npy", whole))):
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(TerraceError):
+            Collected(Path(folder), ("x", upload))
+
+
+def test_labels_that_are_nested_too_deeply():
+    with pytest.raises(InvalidInput, match="labels: nested too deeply"):
+        labels_from_json("[" * 100_000, FINE)

@@ -266,6 +266,29 @@ async def test_a_database_that_cannot_be_opened_is_a_setup_error(url):
         await open_database(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("postgresql+asyncpg://u:geheim@h:x1/x", "the database URL is no URL"),
+        ("geheim", "the database URL is no URL"),
+        ("sqlite:///x.db", r"the database URL sqlite:///x\.db has no driver"),
+        ("oracle+none://u:geheim@127.0.0.1/x", r"oracle\+none://u:\*\*\*@127\.0\.0\.1/x has no driver"),
+        (
+            "postgresql+asyncpg://u:geheim@127.0.0.1:1/x",
+            r"the database postgresql\+asyncpg://u:\*\*\*@127\.0\.0\.1:1/x",
+        ),
+    ],
+)
+async def test_a_wrong_database_url_is_one_sentence_without_its_password(url, sentence):
+    with pytest.raises(SetupError, match=sentence) as caught:
+        await open_database(url)
+    said = str(caught.value)
+    assert "geheim" not in said
+    assert "\n" not in said
+    if "127.0.0.1:1" not in url:
+        assert "sqlite+aiosqlite:///FILE and postgresql+asyncpg://" in said
+
+
 async def test_sqlite_keeps_a_write_ahead_log_and_full_durability(store):
     async with store.engine.connect() as connection:
         assert await connection.scalar(select(1)) == 1

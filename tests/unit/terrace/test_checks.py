@@ -12,7 +12,16 @@ from starlette.applications import Starlette
 
 from models.manifest import MANIFEST_NAME, weights_folder
 from terrace import __version__
-from terrace.checks import Check, Verdict, check_data, check_fleet, check_installation, check_port, check_weights
+from terrace.checks import (
+    Check,
+    Verdict,
+    check_data,
+    check_fleet,
+    check_installation,
+    check_port,
+    check_weights,
+    listens_here,
+)
 from tierkit.client import Client, Device
 from tierkit.errors import TerraceError, UpstreamError, UpstreamUnavailable
 from tierkit.testing import serve_app
@@ -108,6 +117,21 @@ def test_a_port_in_use(expect_scheduler: bool, verdict: Verdict) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         (check,) = check_port(taken.getsockname()[1], expect_scheduler=expect_scheduler)
     assert check.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:8070", True),
+        ("http://localhost:8070", True),
+        ("http://127.0.0.1:8071", False),
+        ("http://127.0.0.1", False),
+        ("http://192.0.2.1:8070", False),
+        ("http://no-such-host.invalid:8070", False),
+    ],
+)
+def test_whether_a_scheduler_is_one_of_this_machine(url: str, here: bool) -> None:
+    assert listens_here(url, 8070) is here
 
 
 def test_a_free_port() -> None:

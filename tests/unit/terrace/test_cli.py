@@ -5,12 +5,17 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from models.data import read_sample
 from scheduler.policy import PolicyRequest
 from scheduler.settings import SchedulerSettings
-from terrace import __version__
+from terrace import __version__, options
 from terrace.cli import run
 from terrace.options import DEFAULT_PORT, DEFAULT_URL
 from tierkit.client import PolicyFields
@@ -80,6 +85,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--images", "0"], "'--images'"),
         (["up", "--host", "pi"], "--host"),
         (["classify", "a.png", "--out", "results.xls"], "must end in .jsonl or .csv"),
+        (["classify", "sample", "--out", "absent/results.csv"], "there is no folder"),
+        (["classify", "sample", "--out", "/proc/results.csv"], "cannot be written to"),
         (["jobs", "shw"], "Did you mean 'show'?"),
     ],
 )
@@ -100,22 +107,58 @@ def test_a_wrong_command_line_is_one_sentence(
         ["jobs", "show", "x"],
         ["devices", "list"],
         ["devices", "drain", "end-1"],
+        ["devices", "resume", "end-1"],
         ["classify", "sample"],
     ],
     ids=" ".join,
 )
-def test_no_scheduler_is_one_sentence_that_says_what_to_do(arguments: list[str]) -> None:
+def test_no_scheduler_is_one_sentence_that_says_what_to_do(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        command = [sys.executable, "-m", "terrace", *arguments, "--scheduler", url]
-        done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr == (
+        assert run([*arguments, "--scheduler", url]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
         f"terrace: no scheduler answers at {url}; start a fleet with 'terrace up',"
         " or name another scheduler with --scheduler or TERRACE_SCHEDULER.\n"
     )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["devices", "list"], ["jobs", "events", "x"], ["classify", "sample"], ["doctor"]], ids=" ".join
+)
+def test_a_scheduler_that_hangs_is_one_sentence_within_seconds(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("terrace.options._PATIENCE_S", 0.2)
+    # As a stopped process: the system takes the connection, and nobody ever answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        assert run([*arguments, "--scheduler", url]) == 1
+    assert time.monotonic() - began < 5
+    captured = capsys.readouterr()
+    assert f"the scheduler at {url} took more than 0.2 s" in captured.err + captured.out
+    assert captured.err.count("\n") == (0 if arguments == ["doctor"] else 1)
+
+
+def test_commands_wait_no_longer_than_a_person() -> None:
+    assert options._PATIENCE_S == 10
+
+
+def test_a_sample_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sample", str(tmp_path / "new" / "photos"), "--count", "3"]) == 0
+    files = sorted((tmp_path / "new" / "photos").iterdir())
+    assert [file.name for file in files] == ["000-apple.png", "001-aquarium_fish.png", "002-baby.png"]
+    with Image.open(files[2]) as picture:
+        np.testing.assert_array_equal(np.asarray(picture), read_sample().images[2])
+    (tmp_path / "file").touch()
+    capsys.readouterr()
+    assert run(["sample", str(tmp_path / "file" / "photos")]) == 1
+    assert capsys.readouterr().err.startswith("terrace: cannot write into")
 
 
 def test_the_environment_names_the_scheduler(
@@ -140,6 +183,16 @@ def test_doctor_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> 
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] == all(check["verdict"] != "fail" for check in report["checks"])
     assert {"installation", "models", "data", "ports", "fleet"} == {check["group"] for check in report["checks"]}
+
+
+def test_doctor_does_not_fill_lines_up_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    run(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("onnxruntime" in line for line in lines)
+    assert max(map(len, lines)) < 500
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What people see: numbers in the right places, nothing lost in a narrow terminal."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from models.data import ImageSet
-from terrace.console import milliseconds, node_order, percent
+from terrace import console as console_module
+from terrace.console import Column, Listing, milliseconds, node_order, percent
 from terrace.demo_screen import DemoScreen
 from terrace.report import job_summary
 from tierkit.client import CoarseAnswer, CoarseResults, FineAnswer, FineResults, ImageResult, Job, JobState, NodeShare
@@ -66,12 +68,43 @@ def test_answers_appear_as_they_arrive(screen: DemoScreen) -> None:
     assert line.split() == ["sea", "✗", "fish", "12.3", "ms", "✓", "sea", "1,234", "ms", "edge-1"]
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
 def test_a_line_is_a_line_in_any_terminal(screen: DemoScreen, width: int) -> None:
     screen.take(FineResults(results=(result(0, coarse=1, fine=0), result(1, coarse=1, fine=1))))
     lines = seen(screen, width=width).splitlines()
     assert max(map(len, lines)) <= width
-    assert sum("edge-1" in line for line in lines) == 2
+    assert sum("✓ sea" in line for line in lines) == 1
+    assert sum("edge-1" in line for line in lines) == (2 if width >= 80 else 0)
+    (headings,) = [line for line in lines if "coarse  " in line and "fine" in line]
+    assert set(headings.split()) <= {"an", "image", "of", "coarse", "after", "fine", "by"}
+
+
+LISTING = Listing(Column(title="id"), Column(title="name", rank=2, max_width=8), Column(title="url", rank=1))
+LISTING.add_row("0192f3a4b5c6d7e8f901", "a long and telling name", "http://10.0.0.7:8070")
+
+
+@pytest.mark.parametrize(
+    ("width", "cells"),
+    [
+        (80, ["0192f3a4b5c6d7e8f901", "a long …", "http://10.0.0.7:8070"]),
+        (45, ["0192f3a4b5c6d7e8f901", "http://10.0.0.7:8070"]),
+        (30, ["0192f3a4b5c6d7e8f901"]),
+        (10, ["0192f3a4b5c6d7e8f901"]),
+        (10_000, ["0192f3a4b5c6d7e8f901", "a long and telling name", "http://10.0.0.7:8070"]),
+    ],
+)
+def test_a_listing_never_breaks_an_id(width: int, cells: list[str]) -> None:
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(LISTING, crop=False)
+    assert re.split(" {2,}", capture.get().splitlines()[-1].strip()) == cells
+
+
+def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console_module.screen().width == 10_000
+    monkeypatch.setenv("COLUMNS", "40")
+    assert console_module.screen().width == 40
 
 
 def test_a_job_in_short() -> None:

@@ -56,7 +56,8 @@ def test_files_of_labels(folder: Path, tmp_path: Path, name: str, text: str, exp
         (["sample"], "labels.json", "has labels already"),
         (["cifar100:test"], None, "TERRACE_DATA"),
         (["photos.zip"], "folders", "image files and folders"),
-        (["a.png"], "absent.json", "cannot read the labels"),
+        (["a.png"], "absent.json", r"^cannot read the labels in absent\.json: No such file or directory$"),
+        (["a.png"], "x" * 5000 + ".json", r"^cannot read the labels in x+…x+\.json: File name too long$"),
     ],
 )
 def test_contradictions_are_refused(sources: list[str], labels: str | None, message: str) -> None:

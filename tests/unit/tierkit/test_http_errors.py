@@ -34,6 +34,7 @@ TABLE = {
     errors.WeightsError: 500,
     errors.DataError: 500,
     errors.PortInUse: 500,
+    errors.ServiceFailed: 500,
     errors.TerraceError: 500,
 }
 

@@ -1,5 +1,6 @@
 """Where a setting comes from, and what is said when it is wrong."""
 
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -76,6 +77,36 @@ def test_an_error_names_the_setting_and_its_source(
         load_settings(EdgeLike, flags=flags, config=config)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("ftp://x", "must start with http:// or https://"),
+        ("http://127.0.0.1:99999", "a port from 1 to 65535"),
+        ("http://127.0.0.1:0", "a port from 1 to 65535"),
+        ("http://127.0.0.1:http", "a port from 1 to 65535"),
+        ("http://", "must name a host"),
+        ("http://:8070", "must name a host"),
+        ("http://[::1", "must name a host"),
+        ("http://a b", "must name a host"),
+        ("http://a?b=c", "must end before ? or #"),
+    ],
+)
+def test_a_url_that_nobody_can_be_reached_at(url: str, sentence: str) -> None:
+    with pytest.raises(SetupError, match=r"the flag --scheduler is .*" + re.escape(sentence)):
+        load_settings(NodeSettings, flags={"scheduler": url})
+
+
+@pytest.mark.parametrize("url", ["http://edge-1:8070/", "https://terrace.example/base", "http://[::1]:8070"])
+def test_a_url_that_is_one(url: str) -> None:
+    assert load_settings(NodeSettings, flags={"scheduler": url}).scheduler == url.rstrip("/")
+
+
+@pytest.mark.parametrize("node_id", ["Edge-1", "-edge", "edge 1", "a" * 64, "edge-1\n"])
+def test_a_wrong_node_id_is_told_the_rule_in_words(node_id: str) -> None:
+    with pytest.raises(SetupError, match=r"the flag --node-id .*must be 1 to 63 lower-case letters, digits, dots"):
+        load_settings(NodeSettings, flags={"node_id": node_id})
 
 
 @pytest.mark.parametrize(

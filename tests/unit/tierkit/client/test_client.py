@@ -7,6 +7,7 @@ import asyncio
 import gc
 import inspect
 import json
+import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ from tierkit.errors import (
 )
 from tierkit.testing import listening
 
-FAST = Backoff(attempts=3, first_s=0.001, cap_s=0.002)
+FAST = Backoff(attempts=3, first_s=0.001, cap_s=0.002, outage_s=0.05)
 PIXELS = np.zeros((2, 4, 4, 3), dtype=np.uint8)
 JOB = {"id": "j1", "state": "running", "scheme": "mapping", "images": 2, "tasks": 1, "a_later_field": 1}
 DONE = {**JOB, "state": "completed"}
@@ -296,11 +297,34 @@ async def test_a_stream_that_ends_early_is_taken_up_again(api: FakeApi, client: 
 
 
 async def test_a_stream_that_never_comes_back_is_given_up(api: FakeApi, client: AsyncClient) -> None:
-    api.on("GET /v1/jobs/j1/events", Reply(body=COARSE, cut=True), *[None] * 9)
+    api.on("GET /v1/jobs/j1/events", Reply(body=COARSE, cut=True), *[None] * 1000)
+    began = time.monotonic()
     with pytest.raises(UpstreamUnavailable):
         await drain(client)
-    # The first failure is that of the stream which brought an event; progress starts the count afresh.
-    assert len(api.requests) == FAST.attempts
+    assert time.monotonic() - began >= FAST.outage_s
+
+
+async def test_without_a_budget_a_job_is_followed_over_an_outage_of_a_minute() -> None:
+    assert (Backoff().outage_s, Backoff().cap_s) == (60, 2)
+    assert max(Backoff().wait_s(failures) for failures in (1, 10, 10_000)) <= 2
+
+
+@pytest.mark.parametrize("follow", [AsyncClient.events, AsyncClient.stream_results, AsyncClient.wait])
+async def test_with_a_budget_nothing_else_ends_the_patience(api: FakeApi, follow: Callable[..., Any]) -> None:
+    api.on("GET /v1/jobs/j1/events", *[None] * 20, Reply(body=COARSE, cut=True), *[None] * 20, Reply(body=FINE + STATE))
+    api.on("GET /v1/jobs/j1/results", None, Reply(body=ndjson(image(0), image(1))))
+    async with AsyncClient(api.url, backoff=Backoff(attempts=1, first_s=0.001, cap_s=0.002, outage_s=0)) as client:
+        followed = follow(client, "j1", budget_s=30)
+        if follow is AsyncClient.wait:
+            assert (await followed).done
+        else:
+            assert len([one async for one in followed]) == (3 if follow is AsyncClient.events else 2)
+
+
+async def test_results_go_on_where_they_broke(api: FakeApi, client: AsyncClient) -> None:
+    api.on("GET /v1/jobs/j1/events", Reply(body=COARSE + STATE))
+    api.on("GET /v1/jobs/j1/results", Reply(body=ndjson(image(0)), cut=True), Reply(body=ndjson(image(0), image(1))))
+    assert [result.index async for result in client.stream_results("j1")] == [0, 1]
 
 
 async def test_a_job_that_does_not_exist_is_not_asked_for_again(api: FakeApi, client: AsyncClient) -> None:
@@ -327,8 +351,10 @@ async def test_wait_has_a_budget(api: FakeApi, client: AsyncClient) -> None:
 
 async def test_the_budget_counts_while_the_scheduler_is_away(api: FakeApi) -> None:
     api.on("GET /v1/jobs/j1/events", *[None] * 5)
-    async with AsyncClient(api.url, backoff=Backoff(attempts=100, first_s=30, cap_s=60)) as client:
-        with pytest.raises(DeadlineExceeded):
+    async with AsyncClient(api.url, backoff=Backoff(first_s=30, cap_s=60)) as client:
+        with pytest.raises(
+            DeadlineExceeded, match=r"not done within 0\.05 s; the connection to the scheduler .* broke"
+        ):
             await client.wait("j1", budget_s=0.05)
 
 

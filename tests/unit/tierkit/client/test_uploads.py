@@ -51,6 +51,16 @@ async def form(upload: Upload) -> tuple[dict[str, str], list[tuple[str, bytes]]]
     return fields, files
 
 
+async def test_of_a_very_long_path_in_a_folder_the_end_is_sent(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["é" * 100] * 15, "apple.png")
+    deep.parent.mkdir(parents=True)
+    deep.write_bytes(b"png")
+    _, ((name, content),) = await form(build_upload(tmp_path, None, {}))
+    assert content == b"png"
+    assert deep.as_posix().endswith(name)
+    assert 1020 <= len(name.encode()) <= 1024
+
+
 async def test_an_array_goes_as_a_tensor_with_its_labels() -> None:
     upload = build_upload(PIXELS, [1, 2, 3], {"scheme": "mapping", "name": None})
     assert upload.params == {"scheme": "mapping"}
@@ -93,6 +103,7 @@ async def test_labels_by_name_go_in_a_form_beside_the_pixels() -> None:
         ([PIXELS[0], PIXELS[1, :2]], None, "different sizes"),
         (PIXELS, [1], "3 images came with 1 labels"),
         ("nowhere.png", None, "no such file"),
+        ("x" * 5000 + ".png", None, r"^cannot read x+…x+\.png: File name too long$"),
         (["nowhere.png", 3], None, "no such file"),
         ([b"png", 3], None, "int"),
     ],

@@ -1,0 +1,40 @@
+"""`terrace sample`: some of the bundled images as files, to try everything else with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from PIL import Image
+
+from models.data import read_sample
+from models.hierarchy import bundled_hierarchy
+from terrace.console import screen
+from tierkit.errors import DataError
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_SAMPLE_IMAGES = 1000
+
+
+@app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(help="Where to put them; made if need be.", file_okay=False)],
+    count: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="How many.")] = 10,
+) -> None:
+    """Write images of the bundled sample as PNG files, each named by its number and its class."""
+    images = read_sample().take(np.arange(count))
+    if images.fine is None:
+        raise DataError("the bundled sample has no labels")
+    classes = bundled_hierarchy(images.hierarchy_name).fine
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for index, (pixels, label) in enumerate(zip(images.images, images.fine, strict=True)):
+            Image.fromarray(pixels).save(folder / f"{index:03}-{classes[label]}.png")
+    except OSError as exc:
+        raise DataError(f"cannot write into {folder}: {exc.strerror or exc}") from exc
+    screen().print(f"{count} images in {folder}", soft_wrap=True)
