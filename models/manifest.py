@@ -52,6 +52,8 @@ class TrainingFacts(_Frozen):
     """Wall time of the training steps, on a machine that had other work too where `hardware` says so."""
     hardware: str
     teachers: tuple[str, ...] = ()
+    initial: str | None = None
+    """The run whose weights this one started from; epochs and minutes are those of this run alone."""
     data: str
     """Data set, and how much of it was trained on."""
 

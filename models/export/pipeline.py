@@ -25,7 +25,7 @@ from models.training.checkpoint import Checkpoint, load_checkpoint
 from models.training.config import TrainConfig
 from models.training.loop import averaged_network
 from models.training.networks import count_parameters
-from models.training.record import TrainingRecord, load_record, record_name
+from models.training.record import TrainingRecord, load_record, record_name, save_record
 from tierkit.errors import DataError, WeightsError
 from tierkit.model import Array
 
@@ -118,9 +118,7 @@ def quantize_run(
     entry = _measured(draft, model, test, dataset, temperature)
     say("measuring on the test set, FP32")
     entry = _measured_fp32(entry, source, test, dataset)
-    for name, kept in (("record.json", f"{entry.name}.json"), ("curves.png", f"{entry.name}.png")):
-        if (folder / name).is_file():
-            write_atomically(records / kept, (folder / name).read_bytes())
+    _keep_records(folder, run.config, records)
     write_atomically(weights / entry.file, content)
     save_manifest(
         Manifest(
@@ -131,6 +129,18 @@ def quantize_run(
         weights,
     )
     return entry
+
+
+def _keep_records(folder: Path, config: TrainConfig, records: Path) -> None:
+    """Copy record and curves of a run, and of the runs that its weights come from."""
+    name: str | None = config.name
+    while name is not None:
+        record = load_record(folder.parent / name)
+        save_record(record, records, record_name(name))
+        curves = folder.parent / name / "curves.png"
+        if curves.is_file():
+            write_atomically(records / f"{name}.png", curves.read_bytes())
+        name = record.config.initial
 
 
 def _open(folder: Path, dataset: Dataset) -> _Run:

@@ -56,6 +56,7 @@ class TrainingRecord(BaseModel):
             epochs=max(1, len(self.epochs)),
             minutes=round(self.minutes, 1),
             hardware=self.hardware,
+            initial=self.config.initial,
             teachers=self.config.teacher.runs if self.config.teacher else (),
             data=f"{self.data}: {self.train_images} training images, {self.held_out_images} more held out",
         )
@@ -99,10 +100,10 @@ def record_name(name: str) -> str:
     return f"{name}.json"
 
 
-def save_record(record: TrainingRecord, folder: Path) -> None:
-    """Write `record.json` into the run folder."""
+def save_record(record: TrainingRecord, folder: Path, file_name: str = _FILE) -> None:
+    """Write a record into `folder`; a run folder has it as `record.json`."""
     content = json.dumps(record.model_dump(mode="json"), indent=1)
-    write_atomically(folder / _FILE, (content + "\n").encode())
+    write_atomically(folder / file_name, (content + "\n").encode())
 
 
 def load_record(folder: Path) -> TrainingRecord:
