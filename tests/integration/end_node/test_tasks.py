@@ -93,16 +93,17 @@ async def test_a_task_leaves_one_line_and_it_carries_the_request_id(
 ) -> None:
     told: list[tuple[str, str, str]] = []
 
-    def note(record: logging.LogRecord) -> bool:
-        if record.getMessage() == "task done":
-            told.append((current_request_id(), vars(record)["task"], vars(record)["answer"]))
-        return True
+    class Note(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            if record.getMessage() == "task done":
+                told.append((current_request_id(), vars(record)["task"], vars(record)["answer"]))
+            return True
 
     caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(note)
-    await end.answer(images(0, 1), to(upper.url))
-    await end.answer(images(0))
-    await wait_for(lambda: len(told) == 2)
+    with caplog.filtering(Note()):  # pytest's handler outlives this test
+        await end.answer(images(0, 1), to(upper.url))
+        await end.answer(images(0))
+        await wait_for(lambda: len(told) == 2)
     assert told == [("request-1", "task-1", "fine"), ("request-1", "task-1", "coarse")]
 
 

@@ -306,7 +306,7 @@ async def test_a_slow_coarse_answer_is_asked_of_another_device(kit, settings):
 
 
 async def test_without_an_end_device_a_job_waits_until_its_deadline_and_says_so(kit, scheduler):
-    job = await scheduler.submit(kit.images(120), deadline_s=1.0)
+    job = await scheduler.submit(kit.images(120), scheme="end", deadline_s=1.0)
     view = await scheduler.job(job["id"])
     assert view["state"] == "queued"
     await wait_for(lambda: says(scheduler, job, "none has registered"), what="the reason")
