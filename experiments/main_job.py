@@ -109,9 +109,9 @@ def compare(results: Sequence[ImageResult], coarse: NDArray[np.int64], fine: NDA
     return Agreement(
         images=len(results),
         coarse_equal=sum(
-            result.coarse is not None and result.coarse.index == coarse[result.index] for result in results
+            result.coarse is not None and result.coarse.index == int(coarse[result.index]) for result in results
         ),
-        fine_equal=sum(result.fine is not None and result.fine.index == fine[result.index] for result in answered),
+        fine_equal=sum(result.fine is not None and result.fine.index == int(fine[result.index]) for result in answered),
         fine_answered=len(answered),
     )
 
@@ -148,7 +148,7 @@ async def _measure(
     samples: dict[str, list[float]] = {"fleet_s": [], "bare_s": [], "ratio": []}
     outcomes: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="terrace-main-job-") as folder:
-        plan = local_plan(counts, scheduler={"data": str(Path(folder) / "state"), "trusted": "end,edge,cloud"})
+        plan = local_plan(counts, scheduler={"state": str(Path(folder) / "state"), "trusted": "end,edge,cloud"})
         async with launch(plan, Path(folder), start_s=60) as fleet:
             await fleet.join(budget_s=30)
             routes: list[Route] = []
