@@ -210,11 +210,13 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
+import torch
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
 from models.training.config import TrainConfig
 from models.training.loop import Trainer
 
+torch.set_num_threads(int(sys.argv[5]))  # sums over another number of threads round otherwise
 stored = np.load(sys.argv[1])
 hierarchy = Hierarchy.load(Path(sys.argv[2]))
 config = TrainConfig.model_validate_json(Path(sys.argv[3]).read_text())
@@ -239,6 +241,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Path
     )
     (tmp_path / "config.json").write_text(config.model_dump_json())
     files = [str(tmp_path / name) for name in ("data.npz", "shapes.toml", "config.json", "killed")]
+    files.append(str(torch.get_num_threads()))
     done = subprocess.run([sys.executable, "-c", KILLED, *files], timeout=50, check=False, env={**os.environ})
     assert done.returncode == -signal.SIGKILL
     checkpoint = load_checkpoint(tmp_path / "killed" / "checkpoint.pt")
