@@ -103,6 +103,7 @@ class RunRecord:
 
     def write(self, folder: Path) -> Path:
         """Write the record into `folder` and return its path; an existing record is never overwritten."""
+        text = json.dumps(asdict(self), indent=1)  # first: what JSON cannot hold must leave no file behind
         folder.mkdir(parents=True, exist_ok=True)
         stem = f"{self.experiment}-{self.measured_at.replace(':', '').replace('+0000', 'Z')}"
         path = folder / f"{stem}.json"
@@ -112,7 +113,7 @@ class RunRecord:
             path = folder / f"{stem}-{number}.json"
         partial = path.with_suffix(".partial")
         with partial.open("w") as file:
-            json.dump(asdict(self), file, indent=1)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         partial.rename(path)

@@ -38,3 +38,10 @@ def test_spread_states_n_and_range() -> None:
 
 def test_outside_a_checkout_there_is_no_commit(tmp_path: Path) -> None:
     assert source_commit(tmp_path) is None
+
+
+def test_what_json_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
+    record = RunRecord(experiment="main-job", config={"odd": object()}, samples={}, results={})
+    with pytest.raises(TypeError):
+        record.write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
