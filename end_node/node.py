@@ -120,6 +120,15 @@ class EndNode(InferenceNode):
             probabilities = self._hierarchy.coarse_probabilities(probabilities)
         return coarse_event(task.task_id, self.settings.node_id, model.name, probabilities, result)
 
+    def check_images(self, task: Task) -> None:
+        """Whether the images are such as the node's networks take, for a task whose coarse answer is known.
+
+        Raises:
+            InvalidInput: they are not.
+        """
+        (images,) = self.default_runner.model.inputs
+        self.default_runner.check_request({images.name: task.images})
+
     async def fine(self, task: Task) -> FineEvent | FallbackEvent:
         """The fine answer of the first upper node that gives one, or why the coarse one has to stand.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.types import Receive, Scope, Send
 
@@ -17,12 +17,13 @@ from tierkit.logs import current_request_id
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Limits
 from tierkit.oip_server.request import announced_images, budget_s, read_request
-from tierkit.protocol import UPSTREAM_HEADER, ErrorEvent, TaskEvent
+from tierkit.protocol import STAGE_HEADER, UPSTREAM_HEADER, ErrorEvent, TaskEvent, Upstream
 
 __all__ = ["TaskEndpoint"]
 
 log = logging.getLogger(__name__)
 
+_STAGE = STAGE_HEADER.lower().encode()
 _UPSTREAM = UPSTREAM_HEADER.lower().encode()
 _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -44,8 +45,11 @@ class TaskEndpoint:
             headers = dict(scope["headers"])
             task_id = _task_id(scope)
             upstreams = read_upstreams(_text(headers, _UPSTREAM), self._settings.allowed_upstreams)
-            # Before the body is read: a node that is full says so at once.
-            self._node.default_runner.check_room(announced_images(headers, self._node.default_runner.model.inputs[0]))
+            wants_coarse = _wants_coarse(_text(headers, _STAGE), upstreams)
+            if wants_coarse:
+                # Before the body is read: a node that is full says so at once.
+                images = announced_images(headers, self._node.default_runner.model.inputs[0])
+                self._node.default_runner.check_room(images)
             body = await read_body(receive)
             request = read_request(
                 headers, body, limits=self._limits, raw_input=self._node.default_runner.model.inputs[0]
@@ -58,17 +62,23 @@ class TaskEndpoint:
                 deadline=arrived + (self._settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
             )
-            with cancelled_on_disconnect(scope):
-                coarse = await self._node.coarse(task)
+            if wants_coarse:
+                with cancelled_on_disconnect(scope):
+                    coarse = await self._node.coarse(task)
+            else:
+                self._node.check_images(task)
         except BaseException as exc:
             self._metrics.observe_request(time.perf_counter() - started, len(body), exc)
             raise
-        self._metrics.observe_request(time.perf_counter() - started, len(body), None)
+        if wants_coarse:  # else the model that these figures are about had nothing to do
+            self._metrics.observe_request(time.perf_counter() - started, len(body), None)
         await send(
             {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
         )
-        await _send_line(send, coarse, more=bool(task.upstreams))
-        answered: str = coarse.event
+        answered = ""
+        if wants_coarse:
+            await _send_line(send, coarse, more=bool(task.upstreams))
+            answered = coarse.event
         if task.upstreams:
             # Only the upper node's time: when the client hangs up, the question to it is dropped as well.
             with cancelled_on_disconnect(scope):
@@ -97,6 +107,14 @@ def _images(request: InferRequest) -> Array:
     if [tensor.name for tensor in request.inputs] != ["images"]:
         raise InvalidInput(f"a task has one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
     return request.inputs[0].data
+
+
+def _wants_coarse(stage: str | None, upstreams: Sequence[Upstream]) -> bool:
+    if stage not in (None, "all", "fine"):
+        raise InvalidInput(f"{STAGE_HEADER} is 'all' or 'fine', not {stage[:32]!r}")
+    if stage == "fine" and not upstreams:
+        raise InvalidInput(f"{STAGE_HEADER} 'fine' needs upper nodes to ask: name them in {UPSTREAM_HEADER}")
+    return stage != "fine"
 
 
 def _task_id(scope: Scope) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "BUDGET_HEADER",
     "NODE_ID_PATTERN",
     "REQUEST_ID_HEADER",
+    "STAGE_HEADER",
     "TASK_EVENTS",
     "UPSTREAMS",
     "UPSTREAM_HEADER",
@@ -55,6 +56,9 @@ BUDGET_HEADER = "Terrace-Budget-Ms"
 
 UPSTREAM_HEADER = "Terrace-Upstream"
 """JSON list of `Upstream`, in the order in which the end node shall try them; absent or [] for coarse only."""
+
+STAGE_HEADER = "Terrace-Stage"
+"""`fine`: the coarse answer is known, so the end node only asks the upper nodes; absent or `all`: both stages."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 

@@ -206,7 +206,7 @@ class ModelRunner:
             DeadlineExceeded: the model is too slow for this budget, or the budget was spent while it waited.
             Draining: the runner is closed or closes before the request's turn.
         """
-        images = self._check(inputs, outputs)
+        images = self.check_request(inputs, outputs)
         self._admit(images, budget_s)
         assert self._loop is not None  # _admit refuses before __aenter__
         now = time.perf_counter()
@@ -236,8 +236,8 @@ class ModelRunner:
         """
         self._admit(images, None)
 
-    def _check(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> int:
-        """Number of images, if the request fits the model."""
+    def check_request(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> int:
+        """Number of images, if the request fits the model. Raises InvalidInput."""
         specs = self.model.inputs
         if len(inputs) != len(specs) or any(spec.name not in inputs for spec in specs):
             raise InvalidInput(
@@ -378,7 +378,7 @@ class ModelRunner:
         self._post(self._deliver, jobs, results, record)
 
     def _check_finite(self, job: _Job) -> None:
-        """Here and not in `_check`: features of a batch are megabytes, and looking at them would hold up the loop."""
+        """Here and not in `check_request`: a look at megabytes of features would hold the loop up."""
         for name in self._float_inputs:
             if not np.isfinite(job.inputs[name]).all():
                 raise InvalidInput(f"input '{name}' holds NaN or infinity")

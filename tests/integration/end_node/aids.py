@@ -81,17 +81,22 @@ class RunningEnd:
         budget_s: float | None = 10.0,
         task_id: str = "task-1",
         request_id: str = "request-1",
+        stage: str | None = None,
     ) -> AbstractAsyncContextManager[httpx.Response]:
         """Send a task; the answer is read by the caller."""
         chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", batch),)))
         headers |= {"X-Request-Id": request_id, "Terrace-Upstream": UPSTREAMS.dump_json(upstreams).decode()}
+        if stage is not None:
+            headers["Terrace-Stage"] = stage
         if budget_s is not None:
             headers["Terrace-Budget-Ms"] = str(budget_s * 1000)
         return self.http.stream("POST", f"{self.url}/v1/tasks/{task_id}", content=b"".join(chunks), headers=headers)
 
-    async def answer(self, batch: Array, *upstreams: Upstream, budget_s: float | None = 10.0) -> list[TaskEvent]:
+    async def answer(
+        self, batch: Array, *upstreams: Upstream, budget_s: float | None = 10.0, stage: str | None = None
+    ) -> list[TaskEvent]:
         """All lines of the answer to a task."""
-        async with self.stream(batch, *upstreams, budget_s=budget_s) as response:
+        async with self.stream(batch, *upstreams, budget_s=budget_s, stage=stage) as response:
             await response.aread()
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/x-ndjson"

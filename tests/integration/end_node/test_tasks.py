@@ -48,6 +48,15 @@ async def test_without_upper_nodes_the_coarse_answer_is_all(end: RunningEnd) -> 
     assert isinstance(coarse, CoarseEvent)
 
 
+async def test_the_fine_stage_alone_is_relayed_without_the_own_network(end: RunningEnd, upper: RunningUpper) -> None:
+    end.model.entered.clear()  # set by the warm-up
+    (fine,) = await end.answer(images(0, 3), to(upper.url), stage="fine")
+    assert isinstance(fine, FineEvent)
+    assert fine.labels == (0, 3)
+    assert not end.model.entered.is_set()
+    assert [event.event for event in await end.answer(images(0), to(upper.url), stage="all")] == ["coarse", "fine"]
+
+
 async def test_a_task_that_comes_twice_is_answered_twice_alike(end: RunningEnd, upper: RunningUpper) -> None:
     first = await end.answer(images(1, 2), to(upper.url))
     second = await end.answer(images(1, 2), to(upper.url))
@@ -137,6 +146,8 @@ async def post(end: RunningEnd, headers: dict[str, str] | None = None, task_id: 
         (400, "Inference-Header-Content-Length must be a number", {"Inference-Header-Content-Length": "-1"}),
         (400, "body has 0 bytes", {"Inference-Header-Content-Length": "10"}),
         (400, "Terrace-Upstream cannot be read", {"Terrace-Upstream": "http://a"}),
+        (400, "Terrace-Stage is 'all' or 'fine', not 'coarse'", {"Terrace-Stage": "coarse"}),
+        (400, "Terrace-Stage 'fine' needs upper nodes to ask", {"Terrace-Stage": "fine"}),
     ],
 )
 async def test_a_wrong_head_is_refused(end: RunningEnd, status: int, sentence: str, headers: dict[str, str]) -> None:
@@ -145,9 +156,10 @@ async def test_a_wrong_head_is_refused(end: RunningEnd, status: int, sentence: s
     assert sentence in answer.json()["error"]
 
 
+@pytest.mark.parametrize("stage", ["all", "fine"])
 @pytest.mark.parametrize("batch", [np.zeros((1, 3, 3, 3), np.uint8), np.zeros((1, 2, 2, 3), np.float32)])
-async def test_images_of_another_kind_are_refused(end: RunningEnd, batch: Any) -> None:
-    async with end.stream(batch) as response:
+async def test_images_of_another_kind_are_refused(end: RunningEnd, upper: RunningUpper, batch: Any, stage: str) -> None:
+    async with end.stream(batch, to(upper.url), stage=stage) as response:
         await response.aread()
     assert response.status_code == 400
     assert "input 'images' of model 'coarse' is UINT8 [-1, 2, 2, 3]" in response.json()["error"]

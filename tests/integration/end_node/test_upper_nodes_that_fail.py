@@ -63,6 +63,17 @@ async def test_it_computes_longer_than_the_budget(end: RunningEnd, upper: Runnin
     assert event.reason == "upstream_timeout"
 
 
+async def test_without_its_own_answer_a_node_relays_to_the_next_one_or_says_why_not(
+    end: RunningEnd, upper: RunningUpper
+) -> None:
+    (fine,) = await end.answer(images(1), to(refused(), "edge-0"), to(upper.url), stage="fine")
+    assert isinstance(fine, FineEvent)
+    assert fine.node_id == "edge-1"
+    (event,) = await end.answer(images(1), to(refused()), stage="fine")
+    assert isinstance(event, FallbackEvent)
+    assert event.reason == "upstream_unavailable"
+
+
 async def test_it_has_no_such_model(end: RunningEnd, upper: RunningUpper) -> None:
     event = await fallback(end, to(upper.url, model="other"))
     assert event.reason == "upstream_error"
