@@ -13,5 +13,6 @@ class CloudSettings(NodeSettings):
     """A cloud node: serves the largest model to end devices that no edge node takes."""
 
     service: ClassVar[str] = "cloud"
+    takes_all_cores: ClassVar[bool] = True
 
     port: Port = 8073

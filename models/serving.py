@@ -51,7 +51,7 @@ async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
             entry,
             path.parent,
             provider=settings.provider,
-            threads=settings.threads,
+            threads=settings.cores,
             labels=manifest.labels(entry),
         )
         loaded.append(await anyio.to_thread.run_sync(load))

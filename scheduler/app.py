@@ -86,7 +86,8 @@ def _policy_parameters() -> list[dict[str, Any]]:
 _UPLOAD = {"requestBody": _BODY, "parameters": _policy_parameters()}
 
 
-def _scheduler(request: Request) -> Scheduler:
+# FastAPI sends plain functions to a thread, which costs more than what these do.
+async def _scheduler(request: Request) -> Scheduler:
     scheduler: Scheduler = request.app.state.scheduler
     return scheduler
 
@@ -96,7 +97,7 @@ JobId = Annotated[str, Path(description="As in `Location` and `id`.", max_length
 NodeName = Annotated[NodeId, Path()]
 
 
-def _check_query(request: Request) -> None:
+async def _check_query(request: Request) -> None:
     """Refuse parameters that a route does not have: whoever misspells one would take the default for his choice."""
     route: APIRoute = request.scope["route"]
     if route.openapi_extra is _UPLOAD:
@@ -196,13 +197,16 @@ async def get_events(
     scheduler: Service,
     job_id: JobId,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+    only: Annotated[
+        Literal["state"] | None, Query(description="Leave the results out: whoever waits for the end needs none.")
+    ] = None,
 ) -> StreamingResponse:
     """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, `state` carries the
     job. Ends after the final state."""
     after = last_event_id or "0"
     if not (after.isascii() and after.isdigit() and len(after) < 19):
         raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {after[:32]!r}")
-    events = await scheduler.events(job_id, after=int(after))
+    events = await (scheduler.states(job_id) if only else scheduler.events(job_id, after=int(after)))
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **_HEADERS}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 

@@ -351,6 +351,27 @@ class Scheduler:
                 if not batch and not await _came(news, _KEEP_ALIVE_S):
                     yield comment("waiting")
 
+    async def states(self, job_id: str) -> AsyncIterator[str]:
+        """Server-sent events of a job's states alone; ends with the final one. Raises NotFound, as `events`."""
+        await self._store.get(job_id)
+        return self._states(job_id)
+
+    async def _states(self, job_id: str) -> AsyncIterator[str]:
+        shown: str | None = None
+        with self.hub.follow(job_id) as news:
+            while not self.stopping:
+                news.clear()
+                sink = self._sinks.get(job_id)
+                state = sink.state if sink is not None else (await self._store.get(job_id)).state
+                if state != shown:
+                    shown = state
+                    # Number 0: whoever goes on from here with the results as well has seen none of them.
+                    yield server_sent("state", (await self.view(job_id)).model_dump_json(), number=0)
+                if sink is None:
+                    return
+                if not await _came(news, _KEEP_ALIVE_S):
+                    yield comment("waiting")
+
     # --- interactive requests -------------------------------------------------------------------------------------
 
     async def classify(

@@ -157,6 +157,8 @@ class NodeSettings(ServiceSettings):
     """What end, edge and cloud nodes can be told besides."""
 
     service: ClassVar[str] = "node"
+    takes_all_cores: ClassVar[bool] = False
+    """Whether a batch may use all cores unless `threads` says otherwise."""
 
     node_id: str = ""
     """Name of this node in the device list: lower-case letters, digits, dots and dashes. Default: the tier and four
@@ -181,8 +183,9 @@ class NodeSettings(ServiceSettings):
     provider: Literal["cpu", "cuda"] = "cpu"
     """Execution provider of ONNX Runtime; `cuda` needs the extra `gpu` and a device."""
 
-    threads: PositiveInt = 1
-    """Threads that one inference may use."""
+    threads: PositiveInt | None = None
+    """Cores that one batch may use at a time. Default: one on an end device, which has other things to do; on an edge
+    or cloud node all that the process may use."""
 
     max_batch_size: PositiveInt = 64
     """Most images in one inference; waiting requests are joined up to this size. Beyond some 64 a CPU core gains
@@ -214,6 +217,11 @@ class NodeSettings(ServiceSettings):
     @classmethod
     def _name_the_node(cls, value: str) -> str:
         return checked_node_id(value) if value else f"{cls.service}-{secrets.token_hex(2)}"
+
+    @property
+    def cores(self) -> int:
+        """Cores for one batch, the default filled in."""
+        return self.threads or (len(os.sched_getaffinity(0)) if self.takes_all_cores else 1)
 
     @property
     def max_queue_delay_s(self) -> float:

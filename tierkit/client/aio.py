@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -181,10 +182,17 @@ class AsyncClient:
         Raises:
             Unavailable: without a budget, the scheduler stayed away for longer than that.
         """
+        async with aclosing(self._follow(job, budget_s, {})) as events:
+            async for event in events:
+                yield event
+
+    async def _follow(
+        self, job: Job | str, budget_s: float | None, params: Mapping[str, str]
+    ) -> AsyncGenerator[Event, None]:
         patience = Patience(self._http.backoff, budget_s)
         after: str | None = None
         while True:
-            events = self._event_stream(job, after)
+            events = self._event_stream(job, after, params)
             try:
                 while True:
                     with anyio.fail_after(patience.left_s):
@@ -232,9 +240,10 @@ class AsyncClient:
 
     async def wait(self, job: Job | str, *, budget_s: float | None = None) -> Job:
         """Wait until the job is done, whichever way it ends; `DeadlineExceeded` after `budget_s`."""
-        async for event in self.events(job, budget_s=budget_s):
-            if isinstance(event, StateChange) and event.job.done:
-                return event.job
+        async with aclosing(self._follow(job, budget_s, {"only": "state"})) as events:
+            async for event in events:
+                if isinstance(event, StateChange) and event.job.done:
+                    return event.job
         raise UpstreamError(f"the scheduler at {self.url} ended the events of {_id(job)} without a final state")
 
     async def cancel(self, job: Job | str) -> Job:
@@ -271,12 +280,14 @@ class AsyncClient:
         response = await self._http.request("GET", path, repeatable=True)
         return parse(dict[str, Any], response.content)
 
-    async def _event_stream(self, job: Job | str, after: str | None) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _event_stream(
+        self, job: Job | str, after: str | None, params: Mapping[str, str]
+    ) -> AsyncGenerator[ServerSentEvent, None]:
         headers = {"Accept": "text/event-stream"}
         if after is not None:
             headers["Last-Event-ID"] = after
         async with self._http.stream(
-            "GET", f"{_path(job)}/events", headers=headers, read_timeout_s=_STREAM_SILENCE_S
+            "GET", f"{_path(job)}/events", params=params, headers=headers, read_timeout_s=_STREAM_SILENCE_S
         ) as response:
             async for event in iter_server_sent_events(iter_lines(response.aiter_bytes())):
                 yield event

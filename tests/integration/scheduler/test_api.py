@@ -122,6 +122,25 @@ async def test_an_event_stream_is_taken_up_again_where_it_broke(kit, scheduler):
     assert late["results"][0]["coarse"] is not None
 
 
+async def test_whoever_waits_for_the_end_gets_the_states_alone(kit, scheduler):
+    async with kit.end(scheduler, "end-0") as end:
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(120), scheme="end")
+        async with scheduler.http.stream("GET", f"/v1/jobs/{job['id']}/events", params={"only": "state"}) as response:
+            events = kit.read_events(response)
+            kind, _, first = await anext(events)
+            end.gate.set()
+            rest = [event async for event in events]
+    assert (kind, first["answered_coarse"]) == ("state", 0)
+    assert {kind for kind, _, _ in rest} == {"state"}
+    assert rest[-1][2]["state"] == "completed"
+    assert rest[-1][2]["answered_coarse"] == 120
+    # From here on, the whole stream: nothing has been seen of it.
+    assert [kind for kind, _, _ in await scheduler.events(job["id"], after=rest[-1][1])].count("coarse") == 3
+    wrong = await scheduler.http.get(f"/v1/jobs/{job['id']}/events", params={"only": "coarse"})
+    assert wrong.status_code == 422
+
+
 async def test_a_quiet_stream_is_kept_open(kit, scheduler, monkeypatch):
     monkeypatch.setattr("scheduler.service._KEEP_ALIVE_S", 0.02)
     job = await scheduler.submit(kit.images(1))

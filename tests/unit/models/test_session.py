@@ -10,7 +10,7 @@ from models.data import read_sample
 from models.manifest import load_manifest, weights_folder
 from models.session import load_model, softmax, verify_file
 from models.split import extract_part
-from tierkit.errors import MissingExtra, ProviderUnavailable, WeightsError
+from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 from tierkit.model import Model, TensorSpec
 from tierkit.types import Tier
 
@@ -50,6 +50,31 @@ def test_a_batch_and_its_images_one_by_one_agree(tier: Tier, images):
     together = model.run({"images": images[:5]}, ["logits"])["logits"]
     alone = [model.run({"images": images[index : index + 1]}, ["logits"])["logits"][0] for index in range(5)]
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("images_in_batch", [1, 7, 8, 9, 50])
+def test_slices_on_several_cores_give_what_one_core_gives(images, images_in_batch, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    entry = load_manifest().default_for(Tier.EDGE)
+    batch = {"images": images[:images_in_batch]}
+    one = load_model(entry, threads=1).run(batch, ["logits"])["logits"]
+    three = load_model(entry, threads=3).run(batch, ["logits"])["logits"]
+    assert three.shape == (images_in_batch, entry.classes)
+    np.testing.assert_allclose(three, one, rtol=1e-4, atol=1e-4)
+
+
+def test_a_slice_that_fails_fails_the_batch(images, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    model = load_model(load_manifest().default_for(Tier.EDGE), threads=2)
+    with pytest.raises(Exception, match="images"):
+        model.run({"images": images[:, :16]}, ["logits"])
+    assert model.run({"images": images}, ["logits"])["logits"].shape == (60, 100)
+
+
+def test_more_threads_than_cores_are_refused(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.raises(SetupError, match="3 threads are asked for, and this machine has 2 cores"):
+        load_model(load_manifest().default_for(Tier.END), threads=3)
 
 
 @pytest.mark.parametrize("tier", Tier)
