@@ -79,6 +79,15 @@ class Profile(_Part):
     path: Mapping[str, LinkSpec] = {}
     """By name of the path; paths that are not named are as this machine has them."""
 
+    def with_nodes(self, **counts: int) -> Profile:
+        """The same machines, other numbers of them: `with_nodes(end=3, edge=0)`."""
+        return self.model_copy(update={"nodes": self.nodes.model_copy(update=counts)})
+
+    def round_trip_s(self, path: str) -> float:
+        """Latency of a path, there and back: what the paper calls t^c."""
+        spec = self.path.get(path)
+        return 0.0 if spec is None else 2 * spec.delay_s
+
     @field_validator("path")
     @classmethod
     def _known_paths(cls, value: Mapping[str, LinkSpec]) -> Mapping[str, LinkSpec]:
@@ -117,17 +126,20 @@ def address_of(tier: Tier, number: int) -> str:
     return f"127.0.{_THIRD_BYTE[tier]}.{number}"
 
 
-def write_links(profile: Profile, asks: str, path: Path) -> bool:
-    """Write the file for the setting `links` of the services that ask, "scheduler" or a tier.
+def write_links(profile: Profile, asks: str, path: Path, *, number: int = 0) -> bool:
+    """Write the file for the setting `links` of a service that asks, "scheduler" or a tier.
 
     Each end device has a link of its own from the scheduler. What an end device sends up shares one link per tier.
+
+    Args:
+        number: of the service among those that ask alike; each draws other random numbers.
 
     Returns:
         Whether there is any link; without one nothing is written.
     """
     links = list(_links(profile, asks))
     if links:
-        path.write_text("\n".join([f"seed = {profile.seed}", *links]), encoding="utf-8")
+        path.write_text("\n".join([f"seed = {profile.seed + number}", *links]), encoding="utf-8")
     return bool(links)
 
 

@@ -19,7 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunRecord", "Spread", "host_facts", "source_commit", "spread"]
+from tierkit.errors import SetupError
+
+__all__ = ["RunRecord", "Spread", "host_facts", "read_record", "source_commit", "spread"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +97,27 @@ class RunRecord:
     config: Mapping[str, Any]
     samples: Mapping[str, Sequence[float]]
     results: Mapping[str, Any]
+    points: Sequence[Mapping[str, Any]] = ()
+    """Raw figures that belong together, one run each: its conditions, and what was measured under them."""
+    state: str = "complete"
+    """complete | interrupted (what was measured until then is here) | invalid (`notes` say why)"""
+    notes: Sequence[str] = ()
+    """What a reader of the figures must know."""
     seed: int | None = None
     command: Sequence[str] = field(default_factory=lambda: [Path(sys.argv[0]).name, *sys.argv[1:]])
     commit: str | None = field(default_factory=source_commit)
     host: Mapping[str, Any] = field(default_factory=host_facts)
     measured_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
-    def write(self, folder: Path) -> Path:
-        """Write the record into `folder` and return its path; an existing record is never overwritten."""
+    def write(self, folder: Path, *, stem: str | None = None) -> Path:
+        """Write the record into `folder` and return its path; an existing record is never overwritten.
+
+        Args:
+            stem: of the file's name. Default: the experiment and the time.
+        """
         text = json.dumps(asdict(self), indent=1)  # first: what JSON cannot hold must leave no file behind
         folder.mkdir(parents=True, exist_ok=True)
-        stem = f"{self.experiment}-{self.measured_at.replace(':', '').replace('+0000', 'Z')}"
+        stem = stem or f"{self.experiment}-{self.measured_at.replace(':', '').replace('+0000', 'Z')}"
         path = folder / f"{stem}.json"
         number = 1
         while path.exists():
@@ -118,3 +130,21 @@ class RunRecord:
             os.fsync(file.fileno())
         partial.rename(path)
         return path
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record as its fields.
+
+    Raises:
+        SetupError: the file cannot be read, is cut off, or is no record.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SetupError(f"cannot read the record {path}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise SetupError(f"{path} is no whole record: {exc}") from exc
+    missing = {"experiment", "config", "points", "state"} - set(fields if isinstance(fields, dict) else ())
+    if missing:
+        raise SetupError(f"{path} is no record of an experiment: it has no {', '.join(sorted(missing))}")
+    return {str(name): value for name, value in fields.items()}

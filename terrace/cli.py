@@ -44,6 +44,7 @@ _COMMANDS = {
     "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),
     "models": _Command("terrace.commands.models:app", "The networks: list, check, measure, make.", _USE),
     "bench": _Command("terrace.commands.bench:app", "Measure latency and throughput under load.", _USE),
+    "experiment": _Command("terrace.commands.experiment:app", "Measure the paper's tables and figures.", _USE),
     "scheduler": _Command("scheduler.__main__:run", "Takes jobs, keeps the device list, spreads the work.", _SERVE),
     "end": _Command("end_node.__main__:run", "The coarse answer, next to where images arise.", _SERVE),
     "edge": _Command("edge_node.__main__:run", "The fine answer, near by.", _SERVE),

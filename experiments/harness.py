@@ -1,0 +1,303 @@
+"""What all experiments have in common: a run that collects points, its folder, its record, and what is made of it.
+
+An experiment measures points (`Run.add`), one dictionary each: the conditions, and the figures. Everything that is
+shown comes from the record alone, by the experiment's pure functions, so a table or a plot can be made again at any
+time. A run folder holds
+
+    record.json    the points, how they came about, and the rows derived from them
+    table.md       the rows
+    *.png, *.svg   the plots
+    services.log   what the services wrote
+
+A run that is stopped keeps what it has measured; one in which a service died unasked is marked invalid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TextIO
+
+from experiments.plots import Figures
+from experiments.profile import Profile
+from experiments.record import RunRecord, read_record
+from experiments.testbed import Network, plan_fleet, prepare_networks, read_tasks
+from models.data import ImageSet
+from tierkit.client import AsyncClient
+from tierkit.errors import MissingExtra, ServiceFailed, TerraceError
+from tierkit.fleet import Exit, Fleet, FleetPlan, launch
+
+__all__ = ["RECORD", "Experiment", "Outcome", "Request", "Run", "Table", "execute", "new_folder", "publish"]
+
+RECORD = "record.json"
+
+TASKS, QUICK_TASKS = 200, 40
+"""The CIFAR-100 test set in tasks of 50, and a fifth of it."""
+
+_TICK_S = 0.5
+_START_S = 60.0
+_JOIN_S = 30.0
+
+Record = Mapping[str, Any]
+Point = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows as text, for Markdown and for the terminal."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.headings, ["---"] * len(self.headings), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One experiment: how it is measured, and what is made of its record."""
+
+    name: str
+    summary: str
+    """What it shows, in a line."""
+    measure: Callable[[Run], Awaitable[None]]
+    rows: Callable[[Record], list[dict[str, Any]]]
+    """The results, from points and configuration: what `--json` prints."""
+    table: Callable[[Record], Table]
+    """The rows in words."""
+    draw: Callable[[Record, Figures], None]
+    profile: str = "paper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for."""
+
+    profile_name: str
+    profile: Profile
+    quick: bool = False
+    seed: int = 0
+    tasks: int | None = None
+    """Of 50 images; None for the whole test set, or a fifth of it when it shall be quick."""
+    data: Path | None = None
+
+
+Tell = Callable[[str, float, float], None]
+"""Called with what is being done, the seconds of work that are done, and those of all (as expected beforehand)."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run of an experiment, as its `measure` sees it."""
+
+    request: Request
+    folder: Path
+    """For files that only the run needs."""
+    tell: Tell
+    log: TextIO
+    config: dict[str, Any] = field(default_factory=dict)
+    """Whatever else decides about the figures; goes into the record."""
+    points: list[Point] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    invalid: str = ""
+    """Why the figures cannot be trusted."""
+    expected_s: float = 0.0
+    """How long all steps take; set by the experiment before the first one, for the time left."""
+    _done_s: float = 0.0
+    _fleets: int = 0
+    _images: ImageSet | None = None
+
+    @property
+    def profile(self) -> Profile:
+        return self.request.profile
+
+    @property
+    def tasks(self) -> int:
+        return self.request.tasks or (QUICK_TASKS if self.request.quick else TASKS)
+
+    @property
+    def images(self) -> ImageSet:
+        """The images of all tasks."""
+        if self._images is None:
+            self._images, said = read_tasks(self.tasks, self.request.data)
+            self.note(said)
+        return self._images
+
+    def note(self, text: str) -> None:
+        """Say something once that every reader of the figures must know."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def add(self, **point: Any) -> None:
+        """Keep what was measured."""
+        self.points.append(point)
+
+    @asynccontextmanager
+    async def step(self, label: str, expected_s: float) -> AsyncIterator[None]:
+        """A part of the work that takes about so long; the progress goes on meanwhile."""
+
+        async def tick() -> None:
+            began = time.monotonic()
+            while True:
+                self.tell(label, self._done_s + min(expected_s, time.monotonic() - began), self.expected_s)
+                await asyncio.sleep(_TICK_S)
+
+        ticking = asyncio.create_task(tick(), name="progress")
+        try:
+            yield
+        finally:
+            ticking.cancel()
+        self._done_s += expected_s
+        self.tell(label, self._done_s, self.expected_s)
+
+    def networks(self, profile: Profile) -> list[Network]:
+        """The networks of a fleet like this, ready to be served; the record says how they come by their answers."""
+        prepared = prepare_networks(profile, self.images, self.folder)
+        for network in prepared:
+            self.note(str(network))
+        return prepared
+
+    @asynccontextmanager
+    async def fleet(
+        self, profile: Profile, networks: Sequence[Network], scheduler: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[tuple[Fleet, AsyncClient]]:
+        """A running fleet of this profile, all nodes in the device list.
+
+        Raises:
+            ServiceFailed: a service ended meanwhile; the run is invalid.
+        """
+        folder = self._next_folder()
+        plan = plan_fleet(profile, networks, folder, scheduler)
+        async with (
+            self.launched(plan, folder) as fleet,
+            AsyncClient(fleet.scheduler_url, timeout_s=_START_S) as client,
+        ):
+            yield fleet, client
+
+    @asynccontextmanager
+    async def launched(self, plan: FleetPlan, folder: Path, *, expects_exits: bool = False) -> AsyncIterator[Fleet]:
+        """As `fleet`, for a plan of one's own.
+
+        Args:
+            expects_exits: the experiment ends services itself, so that their ends are no news.
+        """
+        body = asyncio.current_task()
+        assert body is not None
+
+        def on_exit(end: Exit) -> None:
+            if not expects_exits and not self.invalid:
+                self.invalid = f"{end} during the measurement: {end.last_lines[-1] if end.last_lines else ''}"
+                body.cancel()
+
+        def on_line(name: str, line: str) -> None:
+            self.log.write(f"{name}  {line}\n")
+
+        try:
+            async with launch(plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S) as fleet:
+                await fleet.join(budget_s=_JOIN_S)
+                yield fleet
+        except asyncio.CancelledError:
+            if self.invalid and body.uncancel() == 0:
+                raise ServiceFailed(self.invalid) from None
+            raise
+
+    def _next_folder(self) -> Path:
+        self._fleets += 1
+        folder = self.folder / f"fleet-{self._fleets}"
+        folder.mkdir()
+        return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a run."""
+
+    folder: Path
+    record: Record
+    warnings: Sequence[str] = ()
+
+
+async def execute(experiment: Experiment, request: Request, out: Path, tell: Tell) -> Outcome:
+    """Measure, write the record, and make of it what can be shown. Being cancelled ends the measurement in good order,
+    not the rest.
+
+    Args:
+        out: folder for the run; when it exists it is kept, and the run's stands beside it.
+
+    Raises:
+        TerraceError: nothing could be measured.
+    """
+    folder = new_folder(out)
+    state = "complete"
+    with TemporaryDirectory(prefix="terrace-experiment-") as scratch, (folder / "services.log").open("w") as log:
+        run = Run(request=request, folder=Path(scratch), tell=tell, log=log)
+        try:
+            await experiment.measure(run)
+        except asyncio.CancelledError:
+            state = "interrupted"
+            run.note("stopped before its end; what was measured until then is here")
+            current = asyncio.current_task()
+            assert current is not None
+            current.uncancel()
+        except TerraceError as exc:
+            if not run.points:
+                raise
+            state = "invalid"
+            run.note(str(exc))
+    config = {
+        "profile": {"name": request.profile_name, **request.profile.model_dump(mode="json")},
+        "quick": request.quick,
+        "tasks": run.tasks,
+        **run.config,
+    }
+    fields: dict[str, Any] = {"config": config, "points": run.points, "notes": run.notes, "state": state}
+    record = RunRecord(
+        experiment=experiment.name,
+        samples={},
+        results={"rows": experiment.rows(fields)},
+        seed=request.seed,
+        **fields,
+    )
+    record.write(folder, stem=Path(RECORD).stem)
+    return publish(experiment, folder)
+
+
+def publish(experiment: Experiment, folder: Path) -> Outcome:
+    """Make table and plots of the record in a run folder, from the record alone."""
+    record = read_record(folder / RECORD)
+    notes = [f"- {note}" for note in record["notes"]]
+    heading = f"# {experiment.name}: {experiment.summary}"
+    state = "" if record["state"] == "complete" else f"**This run is {record['state']}.**\n\n"
+    facts = (
+        f"{record['measured_at']}, commit {record['commit']}, {record['host']['cores']} cores ({record['host']['cpu']})"
+    )
+    text = "\n".join([heading, "", state + experiment.table(record).markdown(), *notes, "", facts, ""])
+    (folder / "table.md").write_text(text, encoding="utf-8")
+    warnings: list[str] = []
+    if record["points"]:
+        try:
+            figures = Figures()
+        except MissingExtra as exc:
+            warnings.append(f"no plots: {exc}")
+        else:
+            experiment.draw(record, figures)
+            figures.save(folder)
+    return Outcome(folder=folder, record=record, warnings=warnings)
+
+
+def new_folder(wanted: Path) -> Path:
+    """Make a folder that did not exist: the one that is wanted, or one beside it."""
+    folder, number = wanted, 1
+    while True:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")

@@ -1,0 +1,87 @@
+"""How plots look: one style for all experiments, readable in grey and by colour-blind people. Needs the extra `plots`.
+
+Colours are those of Okabe and Ito (Color Universal Design, 2008), each with a marker of its own. What was measured is a
+full line; the paper's figures are dotted with hollow markers; bounds are dashed; formulas are dash-dotted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tierkit.errors import MissingExtra
+
+__all__ = ["Figures", "bound", "formula", "measured", "paper"]
+
+_LOOKS = (
+    ("#0072B2", "o"),
+    ("#D55E00", "s"),
+    ("#009E73", "^"),
+    ("#CC79A7", "D"),
+    ("#E69F00", "v"),
+    ("#56B4E9", "P"),
+    ("#000000", "X"),
+)
+
+
+def measured(number: int) -> dict[str, Any]:
+    """Options of matplotlib's `plot` and `errorbar` for the `number`-th thing that was measured."""
+    colour, marker = _LOOKS[number % len(_LOOKS)]
+    return {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.6, "linestyle": "-"}
+
+
+def paper(number: int) -> dict[str, Any]:
+    """The paper's figures for the same."""
+    return {**measured(number), "linestyle": ":", "linewidth": 1.2, "markerfacecolor": "white"}
+
+
+def bound(number: int | None = None) -> dict[str, Any]:
+    """What cannot be beaten, for one thing or for all."""
+    colour = "#000000" if number is None else _LOOKS[number % len(_LOOKS)][0]
+    return {"color": colour, "linestyle": "--", "linewidth": 1.1}
+
+
+def formula(number: int | None = None) -> dict[str, Any]:
+    """What a formula says, for one thing or for all."""
+    colour = "#777777" if number is None else _LOOKS[number % len(_LOOKS)][0]
+    return {"color": colour, "linestyle": "-.", "linewidth": 1.1}
+
+
+class Figures:
+    """The plots of one run; `save` writes each as PNG and SVG.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as exc:
+            raise MissingExtra("plots", "drawing plots") from exc
+        # The object interface: no global state, and no display needed.
+        self._figure_class: Any = Figure
+        self._figures: dict[str, Any] = {}
+
+    def panels(self, name: str, titles: Sequence[str], *, xlabel: str, ylabel: str) -> list[Any]:
+        """A plot of that file name with one panel per title, side by side on one scale; returns their axes."""
+        figure = self._figure_class(figsize=(0.6 + 6.2 * len(titles), 4.6), layout="constrained")
+        panels = list(figure.subplots(1, len(titles), sharey=True, squeeze=False)[0])
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set(title=title, xlabel=xlabel)
+            axes.grid(visible=True, alpha=0.3)
+        panels[0].set_ylabel(ylabel)
+        self._figures[name] = figure
+        return panels
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write them, and return the files."""
+        paths = []
+        for name, figure in self._figures.items():
+            for suffix in ("png", "svg"):
+                path = folder / f"{name}.{suffix}"
+                # Without the date, the same record gives the same file.
+                figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+                paths.append(path)
+        return paths

@@ -1,0 +1,304 @@
+"""Table 5 and figure 4 of the paper: how long a job takes when end devices fall silent in the middle of it.
+
+Eight end devices share the test set, scheme `end`. Each of `failures` devices falls silent when it has answered half of
+its share (12 tasks of 25): it is stopped (SIGSTOP), so its sockets stay open and nothing is refused. Between two runs
+the stopped ones go on, and all are idle again before the next job.
+
+The ideal time of the machines that were alive: with N_t tasks, N devices, f of which give k tasks each, and t seconds
+per task, the other devices do the rest in
+
+    (N_t - f k) / (N - f) * t
+
+The paper's Eq. 9 is the overhead of `reassign`: tasks sent to devices that had failed, times the time to notice that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import httpx
+
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures, bound, formula, measured, paper
+from experiments.record import spread
+from experiments.testbed import BATCH, task_s
+from models.data import ImageSet
+from tierkit.client import AsyncClient, CoarseResults, Job, JobState, StateChange
+from tierkit.errors import DeadlineExceeded, InvalidInput
+from tierkit.fleet import Fleet
+from tierkit.types import Health, Recovery, Scheme, Tier
+
+__all__ = ["FIGURE4", "PAPER_S", "TABLE5", "configured", "ideal_s"]
+
+PAPER_S: Mapping[str, Sequence[float | None]] = {
+    "none": (24.9, None, None, None, None, None, None),
+    "reassign": (25.7, 33.7, 43.2, 65.2, 92.8, 138.0, 226.0),
+    "monitor": (26.4, 27.2, 27.3, 27.7, 28.0, 30.7, 38.3),
+}
+"""The paper's Table 5, by number of failures; None where the job did not end."""
+
+COMMUNICATION_S = 0.5
+"""To connect to a device and have its acknowledgement (t_comm of Eq. 9)."""
+
+_JOB_BUDGET_S = 900.0
+_READY_BUDGET_S = 60.0
+_POLL_S = 0.02
+_START_S = 8.0
+_BETWEEN_S = 1.5
+_ATTEMPTS = re.compile(r'^terrace_scheduler_attempts_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
+_ANSWERED = ("ok", "late")
+
+
+def ideal_s(tasks: int, devices: int, failures: int, given: int, task_seconds: float) -> float:
+    """Seconds that the devices which stay alive need at least for what is left to them (see the module).
+
+    Args:
+        given: tasks that a device answers before it falls silent.
+    """
+    return (tasks - failures * given) / (devices - failures) * task_seconds
+
+
+def _expected_s(method: str, tasks: int, devices: int, failures: int, given: int, task_seconds: float) -> float:
+    """About how long a run takes, for the progress bar."""
+    if method == Recovery.NONE and failures:
+        return given * task_seconds + 1
+    alone_s = ideal_s(tasks, devices, failures, given, task_seconds)
+    if method == Recovery.REASSIGN:
+        # Each round over all devices sends a share of what is left to those that are silent.
+        return alone_s + COMMUNICATION_S * failures * (tasks / devices - given) * devices / (devices - failures)
+    return alone_s
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+async def _measure(run: Run, *, runs: int | None, failures: Sequence[int], methods: Sequence[Recovery]) -> None:
+    runs = runs or (1 if run.request.quick else 5)
+    profile = run.profile.with_nodes(edge=0, cloud=0)
+    devices, seconds = profile.nodes.end, task_s(profile, Tier.END)
+    if max(failures) >= devices:
+        raise InvalidInput(f"of {devices} end devices at most {devices - 1} can fail, not {max(failures)}")
+    given = run.tasks // devices // 2  # half of its share: 12 of 25
+    run.config |= {
+        "runs": runs,
+        "devices": devices,
+        "task_s": seconds,
+        "given": given,
+        "communication_s": COMMUNICATION_S,
+    }
+    turns = list(product(range(runs), failures, methods))
+    expected = [_expected_s(method, run.tasks, devices, number, given, seconds) for _, number, method in turns]
+    run.expected_s = _START_S + sum(expected) + _BETWEEN_S * len(turns)
+    async with AsyncExitStack() as stack:
+        async with run.step("starting the fleet", _START_S):
+            networks = await asyncio.to_thread(run.networks, profile)
+            fleet, client = await stack.enter_async_context(run.fleet(profile, networks))
+        ends = [node.name for node in fleet.plan.nodes]
+        for (repeat, number, method), expected_s in zip(turns, expected, strict=True):
+            doomed = random.Random(f"{run.request.seed}/{repeat}/{number}").sample(ends, number)
+            async with run.step(f"{method}, {number} failures, run {repeat + 1} of {runs}", expected_s + _BETWEEN_S):
+                job, attempts = await _one_run(fleet, client, run.images, method, doomed, given)
+                await _all_idle(client, devices)
+            run.add(
+                method=method,
+                failures=number,
+                repeat=repeat,
+                doomed=doomed,
+                state=job.state,
+                reason=job.reason,
+                seconds=job.elapsed_s,
+                answered_images=job.answered_coarse,
+                images_by_node={name: share.coarse_images for name, share in sorted(job.by_node.items())},
+                attempts=attempts,
+            )
+
+
+async def _one_run(
+    fleet: Fleet, client: AsyncClient, images: ImageSet, method: Recovery, doomed: Sequence[str], given: int
+) -> tuple[Job, dict[str, int]]:
+    """One job, whose doomed devices fall silent in its middle; all go on when it has ended."""
+    answered: Counter[str] = Counter()
+    before = await _attempts(client.url)
+    job = await client.submit(images.images, scheme=Scheme.END, recovery=method, batch_size=BATCH, name=method)
+    try:
+        async for event in client.events(job, budget_s=_JOB_BUDGET_S):
+            if isinstance(event, StateChange):
+                job = event.job
+            elif isinstance(event, CoarseResults) and (answer := event.results[0].coarse) is not None:
+                answered[answer.node] += 1
+                if answer.node in doomed and answered[answer.node] == given:
+                    fleet.services[answer.node].process.send_signal(signal.SIGSTOP)
+    finally:
+        for name in doomed:
+            fleet.services[name].process.send_signal(signal.SIGCONT)
+    after = await _attempts(client.url)
+    return job, {outcome: after[outcome] - before[outcome] for outcome in sorted(after)}
+
+
+async def _attempts(url: str) -> Counter[str]:
+    """How many attempts the scheduler has made, by outcome."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        text = (await http.get(f"{url}/metrics", timeout=_READY_BUDGET_S)).text
+    return Counter({outcome: int(float(count)) for outcome, count in _ATTEMPTS.findall(text)})
+
+
+async def _all_idle(client: AsyncClient, devices: int) -> None:
+    """Until every device is alive and has nothing left of the job before."""
+    deadline = time.monotonic() + _READY_BUDGET_S
+    while True:
+        idle = [
+            device
+            for device in await client.devices()
+            if device.health is Health.ALIVE and device.reached and not device.outstanding + device.queued_images
+        ]
+        if len(idle) == devices:
+            return
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"only {len(idle)} of {devices} end devices were ready after {_READY_BUDGET_S:g} s")
+        await asyncio.sleep(_POLL_S)
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    points = record["points"]
+    cells = dict.fromkeys((point["method"], point["failures"]) for point in points)
+    return [
+        _row([p for p in points if (p["method"], p["failures"]) == cell], record["config"])
+        for cell in sorted(cells, key=lambda cell: (list(PAPER_S).index(cell[0]), cell[1]))
+    ]
+
+
+def _row(points: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    """One cell of the table; `seconds` is the mean of its runs, None where a job did not complete."""
+    method, failures = points[0]["method"], points[0]["failures"]
+    failed = [point for point in points if point["state"] != JobState.COMPLETED]
+    times = spread([point["seconds"] for point in points])
+    # Under `none` nothing is sent again; the attempts that its failure cancels are no overhead.
+    lost = [sum(n for outcome, n in point["attempts"].items() if outcome not in _ANSWERED) for point in points]
+    alone_s = ideal_s(config["tasks"], config["devices"], failures, config["given"], config["task_s"])
+    papers = PAPER_S[method]
+    return {
+        "method": method,
+        "failures": failures,
+        "seconds": None if failed else round(times.mean, 3),
+        "ideal_seconds": round(alone_s, 3),
+        "runs": len(points),
+        "min_seconds": None if failed else times.minimum,
+        "max_seconds": None if failed else times.maximum,
+        "ratio": None if failed else round(times.mean / alone_s, 3),
+        "lost_sends": spread(lost).mean,
+        "eq9_seconds": round(spread(lost).mean * config["communication_s"], 3),
+        "failed_after_seconds": round(times.mean, 3) if failed else None,
+        "reason": failed[0]["reason"] if failed else "",
+        "paper_seconds": papers[failures] if failures < len(papers) else None,
+    }
+
+
+def _table(record: Record) -> Table:
+    config = record["config"]
+    theirs = " (paper)" if _is_papers(config) else ""
+    cells = {(row["method"], row["failures"]): row for row in _rows(record)}
+    rows = []
+    for failures in sorted({failures for _, failures in cells}):
+        none, reassign, monitor = (cells.get((method, failures)) for method in PAPER_S)
+        some = none or reassign or monitor
+        assert some is not None
+        rows.append(
+            [
+                str(failures),
+                _seconds(none, config),
+                _seconds(reassign, config),
+                "-" if reassign is None else f"{reassign['ideal_seconds'] + reassign['eq9_seconds']:.1f}",
+                _seconds(monitor, config),
+                f"{some['ideal_seconds']:.1f}",
+                "-" if monitor is None or monitor["ratio"] is None else f"{monitor['ratio']:.2f}",
+            ]
+        )
+    return Table(
+        headings=(
+            "failures",
+            f"none, s{theirs}",
+            f"reassign, s{theirs}",
+            "ideal + Eq. 9, s",
+            f"monitor, s{theirs}",
+            "ideal, s",
+            "monitor / ideal",
+        ),
+        rows=rows,
+    )
+
+
+def _is_papers(config: Mapping[str, Any]) -> bool:
+    """Whether this is the paper's job on the paper's machines, so that the figures can be compared."""
+    return (config["tasks"], config["devices"], config["task_s"]) == (200, 8, 0.3705)
+
+
+def _seconds(row: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
+    if row is None:
+        return "-"
+    theirs = f" ({'Inf' if row['paper_seconds'] is None else row['paper_seconds']})" if _is_papers(config) else ""
+    if row["seconds"] is None:
+        return f"failed after {row['failed_after_seconds']:.1f}{theirs}"
+    spread_text = f" [{row['min_seconds']:.1f}, {row['max_seconds']:.1f}]" if row["runs"] > 1 else ""
+    return f"{row['seconds']:.1f}{spread_text}{theirs}"
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    rows, config = _rows(record), record["config"]
+    title = f"{config['tasks']} tasks on {config['devices']} end devices, mean of {config['runs']} run(s)"
+    (axes,) = figures.panels("figure4", [title], xlabel="end devices that fall silent", ylabel="time to finish (s)")
+    for number, method in enumerate(PAPER_S):
+        shown = [row for row in rows if row["method"] == method and row["seconds"] is not None]
+        if shown:
+            failures, means = [row["failures"] for row in shown], [row["seconds"] for row in shown]
+            error = [
+                [row["seconds"] - row["min_seconds"] for row in shown],
+                [row["max_seconds"] - row["seconds"] for row in shown],
+            ]
+            axes.errorbar(failures, means, yerr=error, capsize=3, label=f"{method}", **measured(number))
+        if _is_papers(config) and (known := [(f, s) for f, s in enumerate(PAPER_S[method]) if s is not None]):
+            axes.plot(*zip(*known, strict=True), label=f"{method}, paper", **paper(number))
+    if reassigned := [row for row in rows if row["method"] == Recovery.REASSIGN]:
+        sums = [row["ideal_seconds"] + row["eq9_seconds"] for row in reassigned]
+        axes.plot([row["failures"] for row in reassigned], sums, label="ideal + Eq. 9", **formula(1))
+    alone = {row["failures"]: row["ideal_seconds"] for row in rows}
+    axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **bound())
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def configured(
+    *, runs: int | None = None, failures: Sequence[int] = range(7), methods: Sequence[Recovery] = tuple(Recovery)
+) -> Experiment:
+    """The experiment with other numbers.
+
+    Args:
+        runs: of each cell; None for 5, or 1 when it shall be quick.
+        failures: numbers of devices that fall silent.
+    """
+    return replace(TABLE5, measure=partial(_measure, runs=runs, failures=failures, methods=methods))
+
+
+TABLE5 = Experiment(
+    name="table5",
+    summary="time to finish against the number of end devices that fall silent",
+    measure=partial(_measure, runs=None, failures=range(7), methods=tuple(Recovery)),
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+)
+FIGURE4 = replace(TABLE5, name="figure4")

@@ -1,0 +1,146 @@
+"""The fleet of an experiment: real services as processes of this machine, as fast and as far apart as a profile says.
+
+Every node listens on a loopback address of its own (`profile.address_of`) and has its own file of links. Where the
+speed of a tier is emulated, the real answers of its network to the very images are computed beforehand, and the record
+says so: the nodes share the cores of this machine, and a batch that waits for one would be later than on a machine of
+its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.profile import Profile, address_of, write_links
+from models.data import ImageSet, read_cifar100, read_sample
+from models.manifest import load_manifest
+from models.session import load_model
+from tierkit.emulation import Answers
+from tierkit.fleet import SCHEDULER, FleetPlan, ServicePlan
+from tierkit.model import Array, Model
+from tierkit.types import Tier
+
+__all__ = ["BATCH", "Network", "plan_fleet", "prepare_networks", "read_tasks", "task_s"]
+
+BATCH = 50
+"""Images of a task, as in the paper."""
+
+_SPEED_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How a tier comes by its answers in an experiment."""
+
+    tier: Tier
+    name: str
+    real_ms_per_image: float
+    """On one core of this machine, now."""
+    emulated_ms_per_image: float | None
+    answers: Path | None
+    """Computed beforehand; None where the network really runs."""
+
+    def __str__(self) -> str:
+        if self.emulated_ms_per_image is None:
+            return f"{self.tier}: {self.name} at its real speed ({self.real_ms_per_image:.2f} ms/image on one core)"
+        return (
+            f"{self.tier}: {self.name} at an emulated {self.emulated_ms_per_image:g} ms/image (really "
+            f"{self.real_ms_per_image:.2f}), its real answers to these images computed beforehand"
+        )
+
+
+def read_tasks(tasks: int, data: Path | None) -> tuple[ImageSet, str]:
+    """So many tasks of 50 test images, and which images they are.
+
+    Args:
+        data: folder with CIFAR-100; without it, the bundled sample of its test set.
+    """
+    images = read_sample() if data is None else read_cifar100("test", data)
+    wanted = tasks * BATCH
+    source = "the bundled sample of CIFAR-100 test images" if data is None else "the CIFAR-100 test set"
+    if wanted > len(images):
+        source += f" of {len(images):,}, repeated"
+    return images.take(np.arange(wanted) % len(images)), f"{wanted:,} images: {source}"
+
+
+def task_s(profile: Profile, tier: Tier) -> float:
+    """Emulated seconds that a task takes on a node of a tier (the paper's t^p)."""
+    ms = profile.compute_ms_per_image.of(tier)
+    if ms is None:
+        raise ValueError(f"the tier {tier} has no emulated speed")
+    return ms * BATCH / 1000
+
+
+def prepare_networks(profile: Profile, images: ImageSet, folder: Path) -> list[Network]:
+    """The networks of the profile's tiers, with their answers where their speed is emulated; files go into `folder`."""
+    return [_prepare(profile, tier, images, folder) for tier in Tier if profile.nodes.of(tier)]
+
+
+def _prepare(profile: Profile, tier: Tier, images: ImageSet, folder: Path) -> Network:
+    entry = load_manifest().default_for(tier)
+    real_ms = _real_ms(load_model(entry), images.images[:BATCH])
+    emulated_ms = profile.compute_ms_per_image.of(tier)
+    answers: Path | None = None
+    if emulated_ms is not None:
+        answers = folder / f"{entry.name}-{len(images)}.npz"
+        if not answers.exists():
+            distinct = list({image.tobytes(): index for index, image in enumerate(images.images)}.values())
+            model = load_model(entry, threads=os.cpu_count() or 1)
+            Answers.compute(model, images.images[distinct], batch=BATCH).save(answers)
+    return Network(
+        tier=tier, name=entry.name, real_ms_per_image=real_ms, emulated_ms_per_image=emulated_ms, answers=answers
+    )
+
+
+def _real_ms(model: Model, batch: Array) -> float:
+    """Milliseconds per image: the smallest of a few runs, since the others have other programs' time in them."""
+    best_s = math.inf
+    for _ in range(_SPEED_RUNS):
+        began = time.perf_counter()
+        model.run({"images": batch}, ["logits"])
+        best_s = min(best_s, time.perf_counter() - began)
+    return best_s * 1000 / len(batch)
+
+
+def plan_fleet(
+    profile: Profile, networks: Sequence[Network], folder: Path, scheduler: Mapping[str, Any] | None = None
+) -> FleetPlan:
+    """The services of a profile; their links files are written into `folder`.
+
+    Args:
+        folder: must be empty; the scheduler's database goes there as well.
+        scheduler: settings of the scheduler beside those that the profile gives. It trusts all tiers, and knows the
+            latencies of the profile for the paper's formulas.
+    """
+    settings = {
+        "port": "0",
+        "state": str(folder / "state"),
+        "trusted": ",".join(Tier),
+        "end_link_s": f"{profile.round_trip_s('scheduler-end'):g}",
+        "edge_link_s": f"{profile.round_trip_s('end-edge'):g}",
+        "cloud_link_s": f"{profile.round_trip_s('end-cloud'):g}",
+        **{name: str(value) for name, value in (scheduler or {}).items()},
+        **_links(profile, SCHEDULER, folder, 0),
+    }
+    services = [ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=settings)]
+    for network in networks:
+        for number in range(1, profile.nodes.of(network.tier) + 1):
+            node = {"host": address_of(network.tier, number), **_links(profile, network.tier, folder, number)}
+            if network.emulated_ms_per_image is not None:
+                node["emulate_ms_per_image"] = f"{network.emulated_ms_per_image:g}"
+            if network.answers is not None:
+                node["emulate_answers"] = str(network.answers)
+            services.append(ServicePlan(name=f"{network.tier}-{number}", kind=network.tier, settings=node))
+    return FleetPlan(services=tuple(services))
+
+
+def _links(profile: Profile, asks: str, folder: Path, number: int) -> dict[str, str]:
+    path = folder / f"links-{asks}-{number}.toml"
+    return {"links": str(path)} if write_links(profile, asks, path, number=number) else {}

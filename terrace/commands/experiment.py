@@ -1,0 +1,133 @@
+"""`terrace experiment`: the paper's tables and figures, and what else a fleet costs on given machines and links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from experiments import table5
+from experiments.harness import Experiment, Outcome, Request, execute, new_folder
+from experiments.profile import read_profile
+from terrace.console import plain_table, print_json, screen
+from terrace.options import Json
+from terrace.stoppable import run_stoppable
+from tierkit.errors import InvalidInput
+from tierkit.types import Recovery
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Measure the paper's tables and figures, and other costs."
+)
+
+ProfileName = Annotated[
+    str, typer.Option("--profile", metavar="NAME|FILE", help="Machines and links: a name, or a TOML file of your own.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the run; one that exists is kept, and the run's stands beside it.", file_okay=False),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A fifth of the test set, fewer repeats.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")]
+Tasks = Annotated[int | None, typer.Option(min=8, help="Tasks of 50 images. Default: 200; 40 with --quick.")]
+Data = Annotated[
+    Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder with CIFAR-100; without it, the bundled sample.")
+]
+Runs = Annotated[int | None, typer.Option(min=1, help="Runs of each cell. Default: 5; 1 with --quick.")]
+Failures = Annotated[str, typer.Option(metavar="N,N,...", help="How many devices fall silent.")]
+Methods = Annotated[list[Recovery] | None, typer.Option("--method", help="Only this method; may be repeated.")]
+
+_INVALID, _INTERRUPTED = 1, 130
+
+
+@app.command("table5", help="Time to finish against devices that fall silent, for three methods (table 5, figure 4).")
+@app.command("figure4", help="The same as table5.")
+def table5_command(
+    runs: Runs = None,
+    failures: Failures = "0,1,2,3,4,5,6",
+    methods: Methods = None,
+    profile: ProfileName = "paper",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    tasks: Tasks = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    experiment = table5.configured(runs=runs, failures=_numbers(failures), methods=methods or tuple(Recovery))
+    _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
+
+
+def _request(profile: str, quick: bool, seed: int, tasks: int | None, data: Path | None) -> Request:
+    machines = read_profile(profile).model_copy(update={"seed": seed})
+    return Request(profile_name=profile, profile=machines, quick=quick, seed=seed, tasks=tasks, data=data)
+
+
+def _run(experiments: Sequence[Experiment], request: Request, out: Path | None, *, json: bool) -> None:
+    """Run them one after the other, each into a folder of its own, until one is stopped or cannot be trusted."""
+    began = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+    whole = new_folder(out or Path("runs", f"all-{began}")) if len(experiments) > 1 else None
+    found: dict[str, Any] = {}
+    for experiment in experiments:
+        folder = whole / experiment.name if whole else out or Path("runs", f"{experiment.name}-{began}")
+        outcome = _execute(experiment, request, folder)
+        found[experiment.name] = outcome.record["results"]["rows"]
+        if not json:
+            _show(experiment, outcome)
+        for warning in outcome.warnings:
+            screen(stderr=True).print(f"[yellow]note[/yellow]  {warning}")
+        if (state := outcome.record["state"]) != "complete":
+            screen(stderr=True).print(f"[red]{state}[/red]: {outcome.record['notes'][-1]}", soft_wrap=True)
+            break
+    if json:
+        print_json(found if whole else found[experiments[0].name])
+    if state != "complete":
+        raise typer.Exit(_INTERRUPTED if state == "interrupted" else _INVALID)
+
+
+def _execute(experiment: Experiment, request: Request, folder: Path) -> Outcome:
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        console=screen(stderr=True),
+        transient=True,
+    )
+    with progress:
+        bar = progress.add_task(experiment.name, total=None)
+
+        def tell(label: str, done_s: float, all_s: float) -> None:
+            progress.update(bar, description=f"{experiment.name}: {label}", completed=done_s, total=all_s)
+
+        outcome = run_stoppable(lambda: execute(experiment, request, folder, tell))
+    if outcome is None:
+        raise typer.Exit(_INTERRUPTED)
+    return outcome
+
+
+def _show(experiment: Experiment, outcome: Outcome) -> None:
+    table = experiment.table(outcome.record)
+    shown = plain_table(*table.headings, right=tuple(table.headings[1:]))
+    for row in table.rows:
+        shown.add_row(*row)
+    console = screen()
+    console.print(f"[bold]{experiment.name}[/bold]  {experiment.summary}")
+    console.print(shown)
+    for note in outcome.record["notes"]:
+        console.print(f"[dim]{note}[/dim]", soft_wrap=True)
+    console.print(f"[dim]record, table and plots: {outcome.folder}[/dim]", soft_wrap=True)
+
+
+def _numbers(text: str) -> list[int]:
+    """ "0,1,2" as numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidInput(f"{text!r} is no list of numbers: write such as 0,1,6")
+    return sorted({int(part) for part in parts})

@@ -1,0 +1,136 @@
+"""What every run of an experiment keeps to: folders, records, interruptions. The experiments here measure nothing."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.harness import RECORD, Experiment, Record, Request, Run, Table, execute, new_folder, publish
+from experiments.plots import Figures, bound, formula, measured, paper
+from experiments.profile import read_profile
+from experiments.record import read_record
+from tierkit.errors import DeadlineExceeded, SetupError
+
+REQUEST = Request(profile_name="paper", profile=read_profile("paper"), seed=3, quick=True)
+
+
+async def measure_two(run: Run) -> None:
+    run.config["note"] = "two points"
+    run.expected_s = 2.0
+    for value in (1.0, 2.0):
+        async with run.step(f"point {value}", 1.0):
+            run.add(x=value, seconds=value)
+
+
+def rows(record: Record) -> list[dict[str, float]]:
+    return [{"x": point["x"], "twice": 2 * point["seconds"]} for point in record["points"]]
+
+
+def table(record: Record) -> Table:
+    return Table(headings=("x", "twice"), rows=[[str(row["x"]), str(row["twice"])] for row in rows(record)])
+
+
+def draw(record: Record, figures: Figures) -> None:
+    left, right = figures.panels("curve", ["left", "right"], xlabel="x", ylabel="time (s)")
+    xs = [point["x"] for point in record["points"]]
+    left.plot(xs, xs, label="ours", **measured(0))
+    left.plot(xs, xs, label="paper", **paper(0))
+    right.plot(xs, xs, label="bound", **bound())
+    right.plot(xs, xs, label="formula", **formula(1))
+
+
+EXPERIMENT = Experiment(name="two", summary="two points", measure=measure_two, rows=rows, table=table, draw=draw)
+
+
+def ignore(label: str, done_s: float, all_s: float) -> None: ...
+
+
+async def test_a_run_leaves_record_table_and_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+    told: list[tuple[str, float, float]] = []
+    outcome = await execute(EXPERIMENT, REQUEST, tmp_path / "run", lambda *words: told.append(words))
+    assert {path.name for path in outcome.folder.iterdir()} == {
+        RECORD,
+        "table.md",
+        "curve.png",
+        "curve.svg",
+        "services.log",
+    }
+    record = read_record(outcome.folder / RECORD)
+    assert (record["state"], record["seed"], record["experiment"]) == ("complete", 3, "two")
+    assert record["points"] == [{"x": 1.0, "seconds": 1.0}, {"x": 2.0, "seconds": 2.0}]
+    assert record["config"]["profile"]["compute_ms_per_image"]["end"] == 7.41
+    assert (record["config"]["tasks"], record["config"]["note"]) == (40, "two points")
+    assert record["results"]["rows"][1] == {"x": 2.0, "twice": 4.0}
+    assert "| 2.0 | 4.0 |" in (outcome.folder / "table.md").read_text()
+    assert told[-1] == ("point 2.0", 2.0, 2.0)
+
+
+async def test_table_and_plots_come_from_the_record_alone(tmp_path: Path) -> None:
+    outcome = await execute(EXPERIMENT, REQUEST, tmp_path / "run", ignore)
+    first = {path.name: path.read_bytes() for path in outcome.folder.iterdir()}
+    for name in first:
+        if name != RECORD:
+            (outcome.folder / name).unlink()
+    publish(EXPERIMENT, outcome.folder)
+    assert {path.name for path in outcome.folder.iterdir()} == set(first) - {"services.log"}
+    assert (outcome.folder / "table.md").read_bytes() == first["table.md"]
+
+
+async def test_a_stopped_run_keeps_what_it_has_measured(tmp_path: Path) -> None:
+    async def stopped(run: Run) -> None:
+        run.add(x=1.0, seconds=1.0)
+        running.cancel()
+        await asyncio.Event().wait()
+
+    running = asyncio.create_task(execute(replace(EXPERIMENT, measure=stopped), REQUEST, tmp_path / "run", ignore))
+    record = (await running).record
+    assert (record["state"], len(record["points"])) == ("interrupted", 1)
+    assert "**This run is interrupted.**" in (tmp_path / "run" / "table.md").read_text()
+
+
+async def test_a_failure_after_the_first_point_marks_the_run_invalid(tmp_path: Path) -> None:
+    async def failing(run: Run) -> None:
+        run.add(x=1.0, seconds=1.0)
+        raise DeadlineExceeded("the job was not done within 9 s")
+
+    record = (await execute(replace(EXPERIMENT, measure=failing), REQUEST, tmp_path / "run", ignore)).record
+    assert (record["state"], record["notes"]) == ("invalid", ["the job was not done within 9 s"])
+
+
+async def test_a_failure_before_the_first_point_is_an_error(tmp_path: Path) -> None:
+    async def failing(run: Run) -> None:
+        raise DeadlineExceeded("not ready")
+
+    with pytest.raises(DeadlineExceeded, match="not ready"):
+        await execute(replace(EXPERIMENT, measure=failing), REQUEST, tmp_path / "run", ignore)
+
+
+def test_a_folder_that_exists_is_kept_and_the_run_stands_beside_it(tmp_path: Path) -> None:
+    first = new_folder(tmp_path / "deep" / "run")
+    (first / "mine").touch()
+    assert new_folder(first) == tmp_path / "deep" / "run-2"
+    assert new_folder(first) == tmp_path / "deep" / "run-3"
+    assert [path.name for path in first.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"experiment": "two", "con', "is no whole record"),
+        ("[]", "is no record of an experiment: it has no config, experiment, points, state"),
+        (json.dumps({"experiment": "x", "config": {}, "state": "complete"}), "it has no points"),
+    ],
+)
+def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / RECORD
+    path.write_text(text)
+    with pytest.raises(SetupError, match=sentence):
+        read_record(path)
+
+
+def test_a_record_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="cannot read the record"):
+        read_record(tmp_path / RECORD)
