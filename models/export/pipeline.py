@@ -17,10 +17,11 @@ from models.dataset import Dataset
 from models.evaluate import logits_of, score
 from models.export.quantize import quantize_onnx
 from models.export.to_onnx import export_onnx
+from models.held_out import hold_out
 from models.manifest import MANIFEST_NAME, Manifest, ModelEntry, load_manifest, merge_entry, save_manifest
 from models.session import OnnxModel, load_model
 from models.split import FEATURES, Part
-from models.training.batches import Statistics, hold_out
+from models.training.batches import Statistics
 from models.training.checkpoint import Checkpoint, load_checkpoint
 from models.training.config import TrainConfig
 from models.training.loop import averaged_network

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from models.data import ImageSet
 from models.training.config import TrainConfig
-from tierkit.errors import DataError
 
-__all__ = ["Batch", "BatchSource", "Split", "Statistics", "hold_out", "normalise", "statistics"]
+__all__ = ["Batch", "BatchSource", "Statistics", "normalise", "statistics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +29,6 @@ class Statistics:
 
     mean: int
     std: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """Indices of the images that are trained on, and of those held out."""
-
-    train: np.ndarray
-    held_out: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +55,6 @@ def statistics(images: np.ndarray) -> Statistics:
     variance = float((counts * (values - mean) ** 2).sum() / counts.sum())
     # Images of one flat colour have no spread; dividing by one leaves them at zero.
     return Statistics(mean=mean, std=variance**0.5 or 1.0)
-
-
-def hold_out(fine: np.ndarray, per_class: int) -> Split:
-    """Hold out the last `per_class` images of each class, in data set order.
-
-    Raises:
-        DataError: a class has no image left to train on.
-    """
-    held: list[np.ndarray] = []
-    for label in np.unique(fine):
-        members = np.flatnonzero(fine == label)
-        if len(members) <= per_class:
-            raise DataError(f"class {int(label)} has {len(members)} training images; {per_class} are to be held out")
-        held.append(members[-per_class:])
-    held_out = np.sort(np.concatenate(held))
-    return Split(train=np.setdiff1d(np.arange(len(fine)), held_out), held_out=held_out)
 
 
 def normalise(images: Tensor, known: Statistics) -> Tensor:

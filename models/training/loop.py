@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from models.data import ImageSet
+from models.held_out import hold_out
 from models.hierarchy import Hierarchy
-from models.training.batches import BatchSource, Statistics, hold_out, normalise
+from models.training.batches import BatchSource, Statistics, normalise
 from models.training.checkpoint import Checkpoint, EpochRow, load_checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.gemm_conv import use_matrix_products

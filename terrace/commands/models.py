@@ -1,7 +1,7 @@
 """`terrace models`: the networks that ship, how good and how fast they are, and how they are made.
 
-`list`, `show`, `verify`, `eval` and `speed` need ONNX Runtime alone; `train`, `export` and `quantize` need the extra
-`train`.
+`list`, `show`, `verify`, `eval`, `speed` and `tune-escalation` need ONNX Runtime alone; `train`, `export` and
+`quantize` need the extra `train`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from models.dataset import CIFAR100, Dataset
+from models.escalation import Tuning
 from models.evaluate import evaluate
 from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
 from models.session import load_model
 from models.speed import measure_ms_per_image, probe_images
+from models.tuning import Target, TuningReport, tune_weights
 from models.verify import verify_entry
 from terrace.console import percent, plain_table, print_json, screen, tier_text
 from terrace.options import Json
@@ -196,6 +206,66 @@ def speed(
     screen().print("[dim]milliseconds per image[/dim]")
 
 
+@app.command("tune-escalation")
+def tune_escalation(
+    data: Data = None,
+    dataset: DatasetName = CIFAR100,
+    weights: Weights = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the training records, which gets the curves; `records` beside the weights."),
+    ] = None,
+    relative_accuracy: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Accuracy to aim at, as a share of the upper network's own; 0.99 unless given."),
+    ] = None,
+    target_accuracy: Annotated[
+        float | None, typer.Option(min=0.01, max=1, help="In place of that, the fine accuracy itself.")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the images that may go up.")] = 0.5,
+    test: Annotated[bool, typer.Option(help="Measure the chosen thresholds on the test set.")] = True,
+    provider: Provider = "cpu",
+    threads: Threads = 1,
+    json: Json = False,
+) -> None:
+    """Choose how sure an answer must be to stand, on images held out of training, and store it with the weights."""
+    if relative_accuracy is not None and target_accuracy is not None:
+        raise InvalidInput("--relative-accuracy and --target-accuracy say one thing in two ways: give one of them")
+    folder = weights or weights_folder()
+    size = load_manifest(folder).models[0].input_shape[:2]
+    with _progress("image") as progress:
+        bars: dict[str, TaskID] = {}
+
+        def advance(what: str, images: int, of: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=of)
+            progress.advance(bars[what], images)
+
+        report = tune_weights(
+            folder,
+            Dataset.open(dataset, data, size=size),
+            records or folder.parent / "records",
+            Target(
+                accuracy=target_accuracy or relative_accuracy or 0.99, relative=target_accuracy is None, budget=budget
+            ),
+            test=test,
+            provider=provider,
+            threads=threads,
+            report=advance,
+        )
+    if json:
+        print_json(
+            {
+                "data": report.tuning.data,
+                "thresholds": _operating_points(report.tuning),
+                "test": [asdict(outcome) for outcome in report.test],
+                "files": [str(path) for path in report.files],
+            }
+        )
+        return
+    _print_tuning(report)
+
+
 @app.command()
 def train(
     name: Name,
@@ -293,6 +363,63 @@ def quantize(
         f"ECE {entry.ece_before:.3f} before and {entry.ece_after:.3f} after temperature {entry.temperature:.2f}",
         soft_wrap=True,
     )
+
+
+def _operating_points(tuning: Tuning) -> list[dict[str, Any]]:
+    return [
+        {
+            "gate": f"{gate.lower.tier}-{gate.upper.tier}",
+            "answers": gate.answers,
+            "escalate": escalate,
+            "aim": aim,
+            **point.model_dump(mode="json"),
+            "upper_accuracy": gate.upper_accuracy,
+        }
+        for gate in tuning.gates
+        for escalate, aim, point in (
+            ("threshold", tuning.relative_accuracy, gate.for_accuracy(tuning.relative_accuracy)),
+            ("budget", tuning.budget, gate.for_budget(tuning.budget)),
+        )
+    ]
+
+
+def _print_tuning(report: TuningReport) -> None:
+    out = screen()
+    numbers = ("aim", "margin below", "goes up", "accuracy", "relative")
+    table = plain_table("gate", "escalate", "answers", *numbers, right=numbers)
+    for row in _operating_points(report.tuning):
+        table.add_row(
+            row["gate"],
+            row["escalate"],
+            row["answers"],
+            f"{row['aim']:g}",
+            f"{row['below']:.4f}",
+            percent(row["share"]),
+            percent(row["accuracy"]),
+            f"{row['accuracy'] / row['upper_accuracy']:.4f}",
+        )
+    out.print(f"[bold]Chosen on[/bold] {report.tuning.data}")
+    out.print(table)
+    if report.test:
+        tiers = ("end", "edge", "cloud")
+        figures = ("to cloud", *(f"stays: {tier}" for tier in tiers), "fine", "coarse", "relative")
+        table = plain_table("escalate", "from", *figures, right=figures)
+        for outcome in report.test:
+            table.add_row(
+                outcome.escalate,
+                outcome.escalate_from,
+                percent(outcome.went_to.get("cloud")),
+                *(percent(outcome.stayed_at.get(tier)) for tier in tiers),
+                percent(outcome.fine_accuracy),
+                percent(outcome.coarse_accuracy),
+                f"{outcome.relative_accuracy:.4f}",
+            )
+        out.print(f"\n[bold]Measured on[/bold] {report.test[0].images:,} test images, which had no part in the choice")
+        out.print(table)
+    for path in report.files:
+        out.print(f"[dim]{path}[/dim]", soft_wrap=True)
+    if not report.plot:
+        out.print("[dim]no plot: that needs the extra 'plots' (pip install 'terrace\\[plots]')[/dim]")
 
 
 class _TrainingDisplay:

@@ -1,5 +1,6 @@
 """`docs/models.md` says what the manifest says, and its example runs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -33,3 +34,21 @@ def test_the_example_runs():
 def test_each_shipped_network_has_its_record():
     for entry in load_manifest().models:
         assert (ROOT / "models" / "records" / entry.training.record).is_file()
+
+
+def test_the_escalation_page_says_what_the_record_says():
+    page = (ROOT / "docs" / "escalation.md").read_text(encoding="utf-8")
+    rows = {}
+    for line in re.findall(r"^\| (?:accuracy|budget) .*$", page, flags=re.MULTILINE):
+        aim, lowest, below, *figures = [cell.strip() for cell in line.strip("|").split("|")]
+        rows["threshold" if aim.startswith("accuracy") else "budget", lowest] = [below, *figures]
+    record = json.loads((ROOT / "models" / "records" / "escalation.json").read_bytes())
+    for found in record["test"]:
+        below = ", ".join(f"{threshold:.3f}" for threshold in found["thresholds"].values())
+        shares = [found["went_to"]["edge"], found["went_to"]["cloud"]]
+        shares += [found["stayed_at"]["end"], found["stayed_at"]["edge"]]
+        fine = "-" if found["fine_accuracy"] is None else f"{found['fine_accuracy']:.4f}"
+        accuracies = [fine, f"{found['coarse_accuracy']:.4f}", f"{found['relative_accuracy']:.4f}"]
+        expected = [below, *(f"{share:.1%}".replace(".0%", "%").replace("%", " %") for share in shares), *accuracies]
+        assert rows[found["escalate"], found["escalate_from"]] == expected
+    assert len(rows) == len(record["test"])

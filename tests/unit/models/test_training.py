@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from models.data import ImageSet
+from models.held_out import hold_out
 from models.hierarchy import Hierarchy
 from tierkit.errors import Conflict, DataError, InvalidInput, SetupError, WeightsError
 from tierkit.model import Array
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from models.training.batches import BatchSource, hold_out, normalise, statistics  # noqa: E402
+from models.training.batches import BatchSource, normalise, statistics  # noqa: E402
 from models.training.checkpoint import load_checkpoint  # noqa: E402
 from models.training.config import TrainConfig, bundled_config, bundled_configs, load_config  # noqa: E402
 from models.training.loop import Progress, Trainer  # noqa: E402
@@ -82,17 +83,6 @@ def source(data: ImageSet, **changes) -> BatchSource:
     config = make_config(**changes)
     split = hold_out(fine_of(data), config.held_out_per_class)
     return BatchSource(data, split.train, config, torch.device("cpu"))
-
-
-def test_held_out_images_are_the_last_of_each_class():
-    split = hold_out(np.array([0, 1, 0, 1, 0, 1]), 1)
-    assert split.held_out.tolist() == [4, 5]
-    assert split.train.tolist() == [0, 1, 2, 3]
-
-
-def test_a_class_that_would_be_left_without_images_is_named():
-    with pytest.raises(DataError, match="class 1 has 1"):
-        hold_out(np.array([0, 0, 1]), 1)
 
 
 def test_normalised_images_have_no_mean_and_unit_variance(data: ImageSet):
