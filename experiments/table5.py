@@ -57,7 +57,7 @@ _POLL_S = 0.02
 _START_S = 8.0
 _BETWEEN_S = 1.5
 _ATTEMPTS = re.compile(r'^terrace_scheduler_attempts_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
-_ANSWERED = ("ok", "late")
+_ANSWERED = ("ok", "late", "cancelled")
 
 
 def ideal_s(tasks: int, devices: int, failures: int, given: int, task_seconds: float) -> float:

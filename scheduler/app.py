@@ -24,7 +24,7 @@ from scheduler.reports import DevicePage, MappingReport, device_page, info, mapp
 from scheduler.runtime import open_scheduler
 from scheduler.service import CLASSIFY_MAX_IMAGES, Scheduler
 from scheduler.settings import SchedulerSettings
-from scheduler.views import ImageResult, JobPage, JobView
+from scheduler.views import AttemptPage, ImageResult, JobPage, JobView
 from tierkit import http_errors
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.logs import current_request_id
@@ -185,6 +185,18 @@ async def get_results(
     state, pieces = await scheduler.results(job_id, form=format)
     media_type = "text/csv; charset=utf-8" if format == "csv" else _NDJSON
     return StreamingResponse(pieces, media_type=media_type, headers={"Terrace-Job-State": state, **_HEADERS})
+
+
+@jobs.get("/v1/jobs/{job_id}/attempts", response_model=AttemptPage, summary="Who tried which task, and what came of it")
+async def get_attempts(
+    scheduler: Service,
+    job_id: JobId,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    cursor: Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")] = None,
+    task: Annotated[int | None, Query(ge=0, le=999_999_999, description="Only those of this task.")] = None,
+) -> AttemptPage:
+    """By task, then in the order in which they began; with those under way."""
+    return await scheduler.attempts(job_id, limit=limit, cursor=cursor, task=task)
 
 
 @jobs.get(

@@ -13,12 +13,13 @@ import httpx
 from pydantic import ValidationError
 
 from scheduler.inputs import Pixels
-from tierkit.errors import Overloaded, UpstreamError
+from tierkit.errors import Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http_client import calling
 from tierkit.oip import Chunks, InferRequest, Tensor, encode_request
 from tierkit.protocol import (
     BUDGET_HEADER,
     REQUEST_ID_HEADER,
+    STAGE_HEADER,
     TASK_EVENTS,
     UPSTREAM_HEADER,
     UPSTREAMS,
@@ -30,7 +31,7 @@ from tierkit.protocol import (
     Upstream,
 )
 
-__all__ = ["Order", "send_task"]
+__all__ = ["Order", "acknowledged", "may_have_held", "send_task"]
 
 _MAX_LINE_BYTES = 256 * 1024
 _MAX_REFUSAL_BYTES = 1000
@@ -49,6 +50,8 @@ class Order:
     upstreams: tuple[Upstream, ...]
     coarse_classes: int
     fine_classes: int
+    coarse_known: bool = False
+    """Whether only the fine answer is wanted; there must be `upstreams` then."""
 
 
 async def send_task(
@@ -74,6 +77,8 @@ async def send_task(
     }
     if order.upstreams:
         headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
+    if order.coarse_known:
+        headers[STAGE_HEADER] = "fine"
     url = f"{order.url}/v1/tasks/{order.task_id}"
     async with (
         calling(order.node_id, budget_s=None),
@@ -90,6 +95,26 @@ async def send_task(
             yield expected.check(line), line
         if not expected.complete:
             raise UpstreamError(f"{order.node_id} broke off its answer after {expected.stage}")
+
+
+async def acknowledged(http: httpx.AsyncClient, node_id: str, url: str, *, budget_s: float) -> None:
+    """Ask a device whether it is there, before it gets a task.
+
+    Raises:
+        UpstreamUnavailable: the connection was refused or broke, or there was no answer of any kind within `budget_s`.
+        UpstreamError: it has no usable address.
+    """
+    try:
+        async with calling(node_id, budget_s=budget_s):
+            await http.get(f"{url}/livez")
+    except UpstreamTimeout as exc:
+        raise UpstreamUnavailable(f"{node_id} did not acknowledge within {budget_s:g} s") from exc
+
+
+def may_have_held(error: Exception | None) -> bool:
+    """Whether the connection broke when the device may have had the task; a refused one never brought it there."""
+    refused = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+    return isinstance(error, UpstreamUnavailable) and not isinstance(error.__cause__, refused)
 
 
 async def _stream(chunks: Chunks) -> AsyncIterator[bytes]:
@@ -140,7 +165,7 @@ class _Expected:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._asked = {upstream.node_id: upstream for upstream in order.upstreams}
-        self._has_coarse = False
+        self._has_coarse = order.coarse_known
         self.complete = False
 
     @property

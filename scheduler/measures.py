@@ -8,7 +8,8 @@ __all__ = ["ATTEMPTS", "COMMITS", "DEVICES", "JOBS", "OUTSTANDING", "TASKS"]
 
 ATTEMPTS = Counter(
     "terrace_scheduler_attempts_total",
-    "Attempts of tasks on end devices, by outcome: ok, refused (503), unreachable, error, lost, rerouted, late.",
+    "Attempts of tasks on end devices, by outcome: ok, refused (503), unreachable, error, lost, fallback, "
+    "rerouted, cancelled, late.",
     ["outcome"],
 )
 TASKS = Counter(

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tierkit.protocol import CoarseEvent, FineEvent, TaskEvent
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, TaskEvent
 from tierkit.types import Tier
 
 __all__ = ["Progress"]
+
+_RANGES_SHOWN = 20
 
 
 class Progress:
@@ -31,6 +33,8 @@ class Progress:
         self.answered_fine = 0
         self.fallback = 0
         self.failed_images = 0
+        self._quarantined: list[tuple[int, int]] = []
+        """First image and number of images of each task that is given to no node any more."""
         self._by_node: dict[str, dict[str, Any]] = {}
         self._latencies: dict[str, list[tuple[float, int]]] = {"coarse": [], "fine": []}
         self._right = {"coarse": 0, "fine": 0, "coarse_from_fine": 0}
@@ -53,6 +57,14 @@ class Progress:
             self.fallback += images
         else:
             self.failed_images += images
+        if _is_quarantine(event):
+            self._quarantined.append((first_image, images))
+
+    def quarantined_ranges(self) -> str:
+        """Which images are quarantined, such as "50-99, 200-249"; "" for none."""
+        shown = [f"{first}-{first + images - 1}" for first, images in sorted(self._quarantined)]
+        more = len(shown) - _RANGES_SHOWN
+        return ", ".join(shown[:_RANGES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
     def summary(self) -> dict[str, Any]:
         """The figures by their names in the job API."""
@@ -61,6 +73,7 @@ class Progress:
             "answered_fine": self.answered_fine,
             "fallback": self.fallback,
             "failed_images": self.failed_images,
+            "quarantined_images": sum(images for _, images in self._quarantined),
             "coarse_accuracy": _share(self._right["coarse"], self._known["coarse"]),
             "fine_accuracy": _share(self._right["fine"], self._known["fine"]),
             "coarse_from_fine_accuracy": _share(self._right["coarse_from_fine"], self._known["fine"]),
@@ -81,6 +94,15 @@ class Progress:
         self._right[what] += int(np.count_nonzero(known & (wanted == np.asarray(answers, np.int32))))
         if what in self._known:
             self._known[what] += int(np.count_nonzero(known))
+
+
+def _is_quarantine(event: TaskEvent) -> bool:
+    match event:
+        case FallbackEvent():
+            return event.reason == "quarantined"
+        case ErrorEvent():
+            return event.error.startswith("quarantined:")
+    return False
 
 
 def _share(part: int, whole: int) -> float | None:

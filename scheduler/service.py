@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +31,17 @@ from scheduler.settings import SchedulerSettings
 from scheduler.sinks import DurableSink, LiveSink
 from scheduler.store.commit import GroupCommit, Result
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, is_job_id, new_job_id
-from scheduler.views import CSV_COLUMNS, JobPage, JobView, Renderer, csv_lines, job_view, to_line
+from scheduler.views import (
+    CSV_COLUMNS,
+    AttemptPage,
+    JobPage,
+    JobView,
+    Renderer,
+    attempt_view,
+    csv_lines,
+    job_view,
+    to_line,
+)
 from scheduler.work import ActiveJob, ActiveTask, Answer
 from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded
 from tierkit.types import Scheme
@@ -228,7 +239,12 @@ class Scheduler:
             last_stage = "coarse" if job.policy.scheme is Scheme.END and "coarse" in answers else "final"
             if last_stage not in answers:
                 task = ActiveTask(
-                    index=index, first_image=row.first_image, images=row.images, failed_attempts=row.failed_attempts
+                    index=index,
+                    first_image=row.first_image,
+                    images=row.images,
+                    attempts=row.attempts,
+                    failed_attempts=row.failed_attempts,
+                    errors=row.errors,
                 )
                 task.has_coarse = "coarse" in answers
                 open_tasks.append(task)
@@ -271,6 +287,30 @@ class Scheduler:
         rows = await self._store.page(limit=limit + 1, before=cursor, state=state)
         shown = [await self._current(row) for row in rows[:limit]]
         return JobPage(jobs=[self._view(row) for row in shown], next_cursor=shown[-1].id if len(rows) > limit else None)
+
+    async def attempts(self, job_id: str, *, limit: int, cursor: str | None, task: int | None) -> AttemptPage:
+        """The attempts of a job, those under way included, by task and number.
+
+        Raises:
+            NotFound: no such job.
+            InvalidInput: a cursor that no page has given.
+        """
+        after = (-1, 0) if cursor is None else _attempt_cursor(cursor)
+        job = await self._store.get(job_id)
+        # First those under way: one that ends in between is found in the database then, or comes with a later reading.
+        running = [
+            report
+            for report in self.dispatcher.attempts(job_id)
+            if (report.task, report.number) > after and task in (None, report.task)
+        ]
+        ended = await self._store.attempts_after(job_id, *after, limit=limit + 1, only_task=task)
+        by_number = {(report.task, report.number): report for report in (*running, *ended)}
+        found = [by_number[key] for key in sorted(by_number)]
+        shown = found[:limit]
+        return AttemptPage(
+            attempts=[attempt_view(report, batch_size=job.policy.batch_size, images=job.images) for report in shown],
+            next_cursor=f"{shown[-1].task}-{shown[-1].number}" if len(found) > limit else None,
+        )
 
     async def cancel(self, job_id: str) -> JobView:
         """End a job; returns when that is durable. Raises NotFound, or Conflict when it has ended already."""
@@ -461,6 +501,13 @@ class Scheduler:
     async def purge(self) -> int:
         """Forget jobs whose retention is over; returns how many."""
         return await self._store.purge(time.time() - self.settings.retention_s)
+
+
+def _attempt_cursor(text: str) -> tuple[int, int]:
+    if re.fullmatch("[0-9]{1,9}-[0-9]{1,9}", text, re.ASCII) is None:
+        raise InvalidInput(f"cursor is the next_cursor of the page before, not {text[:32]!r}")
+    task, _, number = text.partition("-")
+    return int(task), int(number)
 
 
 def _group(answer: Answer, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -82,6 +82,19 @@ class SchedulerSettings(ServiceSettings):
     max_attempts: Annotated[int, Field(ge=1, le=5)] = 5
     """Attempts that may fail before a task is given up."""
 
+    retries_per_s: PositiveFloat = 20.0
+    """Retries and hedges that each job may make per second; more of them wait."""
+
+    retry_burst: PositiveInt = 100
+    """Retries and hedges that a job may make at once, while it has made few."""
+
+    hedge: bool = False
+    """Make a second attempt of a task that takes longer than 95 % of its job's tasks on the same device, where another
+    device has nothing to do; the first answer counts."""
+
+    acknowledge_s: PositiveFloat = 0.5
+    """Seconds in which a device must acknowledge a task of a job with recovery=reassign (t_comm of the paper)."""
+
     max_images: PositiveInt = 100_000
     """Most images in one job."""
 

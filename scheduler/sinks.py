@@ -12,7 +12,7 @@ from scheduler.measures import JOBS
 from scheduler.progress import Progress
 from scheduler.store.commit import GroupCommit, Result
 from scheduler.store.jobs import JobRow, JobState, JobStore
-from scheduler.work import ActiveTask, Answer
+from scheduler.work import Answer, AttemptReport
 from tierkit.errors import Unavailable
 
 __all__ = ["DurableSink", "LiveSink"]
@@ -66,8 +66,8 @@ class DurableSink:
             answer.event, kind=answer.kind, ms=answer.ms, first_image=answer.first_image, images=answer.images
         )
 
-    def attempt_failed(self, task: ActiveTask, error: str) -> None:
-        self._store.attempt_failed(self.job.id, task.index, task.failed_attempts, error)
+    def attempted(self, report: AttemptReport) -> None:
+        self._store.attempted(self.job.id, report)
 
     async def ended(self, state: str | None, reason: str) -> None:
         await self._commit.flush()
@@ -93,12 +93,13 @@ class DurableSink:
         """Completed when at least one image has an answer, failed when none has; `reason` says what is missing."""
         if state is not None:
             return state, reason
-        failed = self.progress.failed_images
-        if failed == 0:
-            return "completed", ""
-        missing = f"{failed} of {self.job.images} images have no answer; their results say why"
-        text = f"{reason}; {missing}" if reason else missing
-        return ("completed" if self.progress.answered_coarse else "failed"), text
+        failed, quarantined = self.progress.failed_images, self.progress.quarantined_ranges()
+        parts = [reason] if reason and failed else []
+        if failed:
+            parts.append(f"{failed} of {self.job.images} images have no answer; their results say why")
+        if quarantined:
+            parts.append(f"quarantined, since nodes died with them: images {quarantined}")
+        return ("completed" if self.progress.answered_coarse or not failed else "failed"), "; ".join(parts)
 
 
 class LiveSink:
@@ -113,8 +114,8 @@ class LiveSink:
     def answer(self, answer: Answer) -> None:
         self._queue.put_nowait(answer)
 
-    def attempt_failed(self, task: ActiveTask, error: str) -> None:
-        """The dispatcher logs it; the client gets the answer of the next attempt."""
+    def attempted(self, report: AttemptReport) -> None:
+        """Nothing is stored; the client gets the answer of the next attempt."""
 
     async def ended(self, state: str | None, reason: str) -> None:
         self._queue.put_nowait((state or "completed", reason))

@@ -17,11 +17,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from models.hierarchy import Hierarchy
 from scheduler.store.jobs import ImageFacts, JobRow
-from scheduler.work import Answer
+from scheduler.work import Answer, AttemptReport
 from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent
 from tierkit.types import Privacy, Scheme, Tier
 
-__all__ = ["CSV_COLUMNS", "ImageResult", "JobPage", "JobView", "Renderer", "csv_lines", "job_view", "to_line"]
+__all__ = [
+    "CSV_COLUMNS",
+    "AttemptPage",
+    "AttemptView",
+    "ImageResult",
+    "JobPage",
+    "JobView",
+    "Renderer",
+    "attempt_view",
+    "csv_lines",
+    "job_view",
+    "to_line",
+]
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -100,6 +112,7 @@ class JobView(BaseModel):
     answered_fine: int
     fallback: int = Field(description="Images whose coarse answer stands.")
     failed_images: int = Field(description="Images without any answer.")
+    quarantined_images: int = Field(0, description="Images of tasks that no node gets any more: three died with them.")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -123,6 +136,59 @@ class JobPage(BaseModel):
 
     jobs: list[JobView]
     next_cursor: str | None = Field(description="For the next page; null on the last one.")
+
+
+class AttemptView(BaseModel):
+    """One attempt of a task on an end device."""
+
+    task: int
+    attempt: int = Field(description="From 1, in the order in which the attempts of this task began.")
+    first_image: int
+    images: int
+    node: str
+    incarnation: str
+    tier: Tier
+    upstream: str | None = Field(description="The upper node that the device was to ask first.")
+    stage: Literal["all", "fine"] = Field(
+        description="fine: the coarse answer was known, only the fine one was asked for."
+    )
+    hedge: bool = Field(description="Made beside another attempt that took too long.")
+    outcome: str = Field(
+        description="running, ok, refused, unreachable, lost, error, fallback, rerouted, cancelled or late (jobs.md)."
+    )
+    reason: str
+    started_at: datetime
+    ended_at: datetime | None
+    ms: float | None = Field(description="From its start to its end.")
+
+
+class AttemptPage(BaseModel):
+    """Attempts by task and number."""
+
+    attempts: list[AttemptView]
+    next_cursor: str | None = Field(description="For the next page; null on the last one.")
+
+
+def attempt_view(report: AttemptReport, *, batch_size: int, images: int) -> AttemptView:
+    """An attempt as shown, of a job with so many images, `batch_size` per task."""
+    first, ended = report.task * batch_size, report.ended_at
+    return AttemptView(
+        task=report.task,
+        attempt=report.number,
+        first_image=first,
+        images=min(batch_size, images - first),
+        node=report.node_id,
+        incarnation=report.incarnation,
+        tier=report.tier,
+        upstream=report.upstream,
+        stage=report.stage,  # type: ignore[arg-type]  # there are no others
+        hedge=report.hedge,
+        outcome=report.outcome,
+        reason=report.reason,
+        started_at=_time(report.started_at),
+        ended_at=None if ended is None else _time(ended),
+        ms=None if ended is None else round(1000 * (ended - report.started_at), 3),
+    )
 
 
 def job_view(row: JobRow, *, state: str, reason: str, figures: Mapping[str, Any], now: float) -> JobView:

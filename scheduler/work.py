@@ -16,10 +16,11 @@ from typing import Protocol
 from scheduler.inputs import Pixels
 from scheduler.measures import TASKS
 from scheduler.policy import JobPolicy
+from scheduler.retry import RetryBudget, is_suspect
 from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, TaskEvent
-from tierkit.types import Recovery, Scheme, UpstreamLoss
+from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
 
-__all__ = ["ActiveJob", "ActiveTask", "Answer", "Sink"]
+__all__ = ["FAILED_OUTCOMES", "ActiveJob", "ActiveTask", "Answer", "AttemptReport", "Sink"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,37 @@ class Answer:
     """`event` as it came over the wire."""
 
 
+FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")
+"""Of attempts that count among those that a task may fail; `AttemptReport.outcome` explains them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """One attempt of a task, at its end or as it is now."""
+
+    task: int
+    number: int
+    """From 1, in the order in which the task's attempts began."""
+    node_id: str
+    incarnation: str
+    tier: Tier
+    upstream: str | None
+    """The upper node that the device was to ask first."""
+    stage: str
+    """all | fine: whether the coarse answer was known already"""
+    hedge: bool
+    """Whether it was made beside one that took too long."""
+    outcome: str
+    """running | ok | refused (the device said "not now") | unreachable | lost (the device died, left or got stuck with
+    it) | error (a wrong answer, or none in time) | fallback (the upper nodes failed) | rerouted (the upper node left)
+    | cancelled (another attempt was quicker, or the job ended) | late (it failed when the task was closed already)"""
+    reason: str
+    """Why; "" for ok."""
+    started_at: float
+    """Wall clock, seconds since 1970."""
+    ended_at: float | None
+
+
 class Sink(Protocol):
     """Where the answers of a job go: the database for a job, the waiting client for an interactive request."""
 
@@ -52,8 +84,8 @@ class Sink(Protocol):
     def answer(self, answer: Answer) -> None:
         """Called once per stage of a task. Never waits: `Dispatcher` sends no new tasks while too much is unwritten."""
 
-    def attempt_failed(self, task: ActiveTask, error: str) -> None:
-        """One more attempt of a task has failed."""
+    def attempted(self, report: AttemptReport) -> None:
+        """An attempt has ended. Never waits."""
 
     async def ended(self, state: str | None, reason: str) -> None:
         """Nothing more will come. `state` None: as the answers say. Returns when that is durable."""
@@ -66,9 +98,17 @@ class ActiveTask:
     index: int
     first_image: int
     images: int
+    attempts: int = 0
+    """Made so far, those under way included."""
+    under_way: int = 0
+    """More than one when a straggler has been hedged."""
     failed_attempts: int = 0
+    errors: int = 0
+    """Those of the failed ones that the device itself is to blame for: it answered nonsense, or not in time."""
     tried: set[str] = field(default_factory=set)
-    """End devices on which an attempt of this task failed."""
+    """Nodes of any tier with which an attempt of this task failed: others are better."""
+    deaths: set[str] = field(default_factory=set)
+    """Nodes that died with it at its present stage."""
     started: float | None = None
     """When it was sent for the first time."""
     not_before: float = 0.0
@@ -112,6 +152,13 @@ class ActiveJob:
         self.interactive = interactive
         self.ready = deque(tasks)
         self.delayed: list[ActiveTask] = []
+        """A heap by `not_before`."""
+        self.held: list[ActiveTask] = []
+        """Their delay is over, but they wait for an upper node, or for their turn as suspects."""
+        self.retries: RetryBudget | None = None
+        """What retries are paid from; None for no limit."""
+        self.sending = False
+        """Whether a task is being sent and nothing else may be, with recovery `reassign`."""
         self.open = {task.index: task for task in self.ready}
         self.regardless: frozenset[str] | None = None
         """End devices of the job's beginning, for recovery `reassign`."""
@@ -125,6 +172,8 @@ class ActiveJob:
         self.mapping: dict[str, str] = {}
         """Upper node by end device, as last used."""
         self._request_id = request_id
+        self._suspect: ActiveTask | None = None
+        """The one suspect that may be on its way."""
 
     def task_id(self, task: ActiveTask) -> str:
         return f"{self.job_id}-{task.index}"
@@ -137,7 +186,12 @@ class ActiveJob:
 
     def next_task(self) -> ActiveTask | None:
         """The task that goes next, without taking it."""
-        return self.ready[0] if self.ready and not self.ending else None
+        return self.ready[0] if self.ready and not self.ending and not self.sending else None
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that are not on their way."""
+        return len(self.ready) + len(self.delayed) + len(self.held)
 
     def begin(self, now: float) -> ActiveTask:
         """Take the next task to be sent now."""
@@ -155,24 +209,48 @@ class ActiveJob:
         """Let a task wait before it is sent again."""
         task.not_before = until
         heapq.heappush(self.delayed, task)
+        if self._suspect is task:
+            self._suspect = None
 
     def wake_delayed(self, now: float, *, has_upstream: bool) -> None:
-        """Make tasks ready whose wait is over; those that wait for an upper node only when there is one."""
-        held: list[ActiveTask] = []
+        """Make tasks ready whose wait is over. Those that lack only the fine answer need an upper node: without one
+        they wait for it or, as the policy says, are closed by their coarse answer. Suspects go one at a time."""
+        due, self.held = self.held, []
         while self.delayed and self.delayed[0].not_before <= now:
-            task = heapq.heappop(self.delayed)
-            if self.waits_for_upstream(task) and not has_upstream:
-                held.append(task)
+            due.append(heapq.heappop(self.delayed))
+        for task in due:
+            if task.closed:
+                continue
+            if task.has_coarse and not has_upstream:
+                if self.no_upper(task, now):
+                    self.held.append(task)
+            elif is_suspect(task.deaths) and not self._claim_suspect(task):
+                self.held.append(task)
             elif self.policy.recovery is Recovery.REASSIGN:
                 self.ready.append(task)  # after all tasks have been assigned once (section 3.6 of the paper)
             else:
                 self.ready.appendleft(task)
-        for task in held:
-            heapq.heappush(self.delayed, task)
 
-    def waits_for_upstream(self, task: ActiveTask) -> bool:
-        """Whether all that the task lacks is a fine answer that the job wants to wait for."""
-        return task.has_coarse and task.upstream_waits > 0
+    def _claim_suspect(self, task: ActiveTask) -> bool:
+        present = self._suspect
+        if present is not None and not present.closed and is_suspect(present.deaths):
+            return False
+        self._suspect = task
+        return True
+
+    @property
+    def waits_for_upstream(self) -> bool:
+        """Whether a task lacks nothing but a fine answer for which there is no upper node now."""
+        return any(task.has_coarse for task in self.held)
+
+    def no_upper(self, task: ActiveTask, now: float) -> bool:
+        """There is no upper node for a task that has its coarse answer. Returns whether it shall wait for one; if not,
+        it is closed."""
+        if self.policy.on_upstream_loss is UpstreamLoss.WAIT:
+            return True
+        detail = f"no upper node of scheme {self.policy.scheme} on the device list"
+        self._fall_back(task, "no_upstream", detail, now)
+        return False
 
     def deadline_of(self, task: ActiveTask, now: float) -> float:
         """When the task must have its final answer; it counts from its first dispatch."""
@@ -182,35 +260,39 @@ class ActiveJob:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def take(self, task: ActiveTask, event: TaskEvent, line: str, now: float, *, asked_upper: bool) -> bool:
-        """Take a line of an attempt's answer. Returns False when the task shall wait for an upper node.
+        """Take a line of an attempt's answer. Returns False when the upper nodes failed or none was there, and the
+        coarse answer shall not stand yet.
 
         Args:
             asked_upper: whether the attempt named upper nodes.
         """
         if task.closed or self.ending:
             return True
-        may_wait = self.policy.on_upstream_loss is UpstreamLoss.WAIT
+        may_retry = self.policy.on_upstream_loss is UpstreamLoss.WAIT or self.policy.recovery is not Recovery.NONE
         match event:
             case CoarseEvent():
+                task.deaths.clear()  # whoever answers has not died of it
                 if not task.has_coarse:
                     task.has_coarse = True
                     self._hand_over(task, "coarse", "coarse", event, line, now)
                 if self.policy.scheme is Scheme.END:
                     self._close(task, "coarse", now)
-                elif not asked_upper and may_wait:
-                    return False
                 elif not asked_upper:
-                    detail = f"no upper node of scheme {self.policy.scheme} on the device list"
-                    self._fall_back(task, "no_upstream", detail, now)
+                    return not self.no_upper(task, now)
             case FineEvent():
                 self._close(task, "fine", now)
                 self._hand_over(task, "final", "fine", event, line, now)
-            case FallbackEvent() if may_wait and event.reason != "deadline":
+            case FallbackEvent() if may_retry and event.reason != "deadline":
                 return False
             case FallbackEvent():
-                self._close(task, "fallback", now)
-                self._hand_over(task, "final", "fallback", event, line, now)
+                self.stand(task, event, line, now)
         return True
+
+    def stand(self, task: ActiveTask, event: FallbackEvent, line: str, now: float) -> None:
+        """The coarse answer stands, for the reason that the end device has given."""
+        if not task.closed:
+            self._close(task, "fallback", now)
+            self._hand_over(task, "final", "fallback", event, line, now)
 
     def give_up(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
         """No (further) answer will come: the coarse one stands, or the task has failed."""
@@ -219,14 +301,14 @@ class ActiveJob:
         if task.has_coarse:
             self._fall_back(task, reason, detail, now)
             return
-        event = ErrorEvent(task_id=self.task_id(task), error=f"deadline: {detail}" if reason == "deadline" else detail)
+        named = reason in ("deadline", "quarantined")
+        event = ErrorEvent(task_id=self.task_id(task), error=f"{reason}: {detail}" if named else detail)
         self._close(task, "failed", now)
         self._hand_over(task, "final", "failed", event, event.model_dump_json(), now)
 
     def _fall_back(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
         event = FallbackEvent(task_id=self.task_id(task), reason=reason, detail=detail, tried=())
-        self._close(task, "fallback", now)
-        self._hand_over(task, "final", "fallback", event, event.model_dump_json(), now)
+        self.stand(task, event, event.model_dump_json(), now)
 
     def _close(self, task: ActiveTask, outcome: str, now: float) -> None:
         task.closed = True

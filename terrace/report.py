@@ -41,6 +41,7 @@ def headline(job: Job) -> Text:
         for count, what in (
             (job.fallback, "with the coarse answer standing"),
             (job.failed_images, "failed"),
+            (job.quarantined_images, "quarantined"),
             (job.resized_images, "resized"),
         )
         if count

@@ -137,7 +137,9 @@ class Upstream(_Message):
     model: str
 
 
-FallbackReason = Literal["no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline"]
+FallbackReason = Literal[
+    "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline", "quarantined"
+]
 
 
 class CoarseEvent(_Message):

@@ -20,11 +20,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.measures import COMMITS
 from scheduler.store.database import plain_reason
-from scheduler.store.tables import results
-from scheduler.work import Answer
+from scheduler.store.tables import attempts, results
+from scheduler.work import Answer, AttemptReport
 from tierkit.errors import Unavailable
 
-__all__ = ["GroupCommit", "Result"]
+__all__ = ["Attempted", "GroupCommit", "Result"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,17 @@ class Result:
     answer: Answer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempted:
+    """An attempt that has ended, on its way into the database."""
+
+    job_id: str
+    report: AttemptReport
+
+
+Item = Result | Attempted | Executable
+
+
 class GroupCommit:
     """The only writer of the database. `run()` must be running for anything to be written.
 
@@ -59,7 +70,7 @@ class GroupCommit:
         """Called with each group of results once it is durable, in order of their numbers."""
         self._engine = engine
         self._next_seq = next_seq
-        self._queue: asyncio.Queue[Result | Executable | asyncio.Future[None]] = asyncio.Queue()
+        self._queue: asyncio.Queue[Item | asyncio.Future[None]] = asyncio.Queue()
         self._write_lock = asyncio.Lock()
         self.refused: str | None = None
         """Why the database does not accept results at the moment."""
@@ -69,8 +80,8 @@ class GroupCommit:
         """Whether so much waits to be written that no new work should be begun."""
         return self._queue.qsize() > _CONGESTED
 
-    def put(self, item: Result | Executable) -> None:
-        """Queue a result, or a statement that changes what it belongs to. Order is kept."""
+    def put(self, item: Item) -> None:
+        """Queue a result, an attempt, or a statement that changes what they belong to."""
         self._queue.put_nowait(item)
 
     async def flush(self) -> None:
@@ -109,11 +120,12 @@ class GroupCommit:
                 if isinstance(item, asyncio.Future) and not item.done():
                     item.set_result(None)
 
-    async def _commit(self, items: Sequence[Result | Executable]) -> None:
+    async def _commit(self, items: Sequence[Item]) -> None:
         if not items:
             return
         group = [item for item in items if isinstance(item, Result)]
-        changes = [item for item in items if not isinstance(item, Result)]
+        ended = [_attempt_row(item) for item in items if isinstance(item, Attempted)]
+        changes = [item for item in items if not isinstance(item, Result | Attempted)]
         numbered = list(enumerate(group, start=self._next_seq))
         rows = [_row(seq, result) for seq, result in numbered]
         wait_s, longest_s = _RETRY_S
@@ -122,6 +134,8 @@ class GroupCommit:
                 async with self._write_lock, self._engine.begin() as connection:
                     if rows:
                         await connection.execute(insert(results), rows)
+                    if ended:
+                        await connection.execute(insert(attempts), ended)
                     for change in changes:
                         await connection.execute(change)
                 break
@@ -139,6 +153,25 @@ class GroupCommit:
         COMMITS.inc()
         self._next_seq += len(group)
         self.on_commit(numbered)
+
+
+def _attempt_row(item: Attempted) -> dict[str, object]:
+    report = item.report
+    return {
+        "job_id": item.job_id,
+        "task": report.task,
+        "number": report.number,
+        "node_id": report.node_id,
+        "incarnation": report.incarnation,
+        "tier": report.tier,
+        "upstream": report.upstream,
+        "stage": report.stage,
+        "hedge": report.hedge,
+        "outcome": report.outcome,
+        "reason": report.reason,
+        "started_at": report.started_at,
+        "ended_at": report.ended_at,
+    }
 
 
 def _row(seq: int, result: Result) -> dict[str, object]:

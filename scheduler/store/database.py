@@ -6,12 +6,12 @@ import asyncio
 import sqlite3
 from typing import Any
 
-from sqlalchemy import event, func, insert, select, update
+from sqlalchemy import event, func, insert, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from scheduler.store.tables import SCHEMA_VERSION, metadata, properties, results
+from scheduler.store.tables import SCHEMA_VERSION, UPGRADES, metadata, properties, results
 from tierkit.errors import SetupError
 
 __all__ = ["last_seq", "open_database", "plain_reason"]
@@ -21,7 +21,8 @@ _KNOWN = "what works are sqlite+aiosqlite:///FILE and postgresql+asyncpg://USER:
 
 
 async def open_database(url: str) -> AsyncEngine:
-    """An engine on a database that holds the present tables; creates them in an empty one.
+    """An engine on a database that holds the present tables; creates them in an empty one, and brings those of an older
+    Terrace up to date.
 
     Raises:
         SetupError: it cannot be opened or written, or a newer Terrace has made it.
@@ -78,6 +79,13 @@ async def _check_version(connection: AsyncConnection, where: str) -> None:
         raise SetupError(
             f"the database {where} was made by a newer Terrace (schema {found}, this one knows {SCHEMA_VERSION}): "
             "update Terrace or use another --state folder"
+        )
+    else:
+        for version in range(int(found), SCHEMA_VERSION):
+            for statement in UPGRADES[version]:
+                await connection.execute(text(statement))
+        await connection.execute(
+            update(properties).where(properties.c.name == "schema_version").values(value=str(SCHEMA_VERSION))
         )
     # Writing something shows at start, and not at the first job, that the database is read-only.
     await connection.execute(update(properties).values(value=properties.c.value))

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import case, delete, func, insert, select, tuple_, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.policy import JobPolicy
-from scheduler.store.commit import GroupCommit
-from scheduler.store.tables import jobs, results, tasks
-from scheduler.work import Answer
+from scheduler.store.commit import Attempted, GroupCommit
+from scheduler.store.tables import attempts, jobs, results, tasks
+from scheduler.work import FAILED_OUTCOMES, Answer, AttemptReport
 from tierkit.errors import Conflict, NotFound
 from tierkit.protocol import TASK_EVENTS
+from tierkit.types import Tier
 
 __all__ = [
     "ImageFacts",
@@ -102,7 +103,11 @@ class TaskRow:
     task: int
     first_image: int
     images: int
-    failed_attempts: int
+    attempts: int = 0
+    """Rows of it; each failed one with a number of its own."""
+    failed_attempts: int = 0
+    errors: int = 0
+    """Those of the failed ones whose outcome was `error`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +171,6 @@ class JobStore:
                 "task": index,
                 "first_image": start,
                 "images": min(size, job.images - start),
-                "failed_attempts": 0,
-                "last_error": None,
             }
             for index, start in enumerate(starts)
         ]
@@ -221,14 +224,47 @@ class JobStore:
         )
 
     async def tasks_of(self, job_id: str) -> list[TaskRow]:
-        query = select(tasks).where(tasks.c.job_id == job_id).order_by(tasks.c.task)
+        """The tasks of a job in order, with what their attempts add up to."""
+        made = (
+            select(
+                attempts.c.task,
+                func.max(attempts.c.number).label("attempts"),
+                func.sum(case((attempts.c.outcome.in_(FAILED_OUTCOMES), 1), else_=0)).label("failed_attempts"),
+                func.sum(case((attempts.c.outcome == "error", 1), else_=0)).label("errors"),
+            )
+            .where(attempts.c.job_id == job_id)
+            .group_by(attempts.c.task)
+        )
         async with self._engine.connect() as connection:
-            return [
-                TaskRow(
-                    task=row.task, first_image=row.first_image, images=row.images, failed_attempts=row.failed_attempts
-                )
-                for row in await connection.execute(query)
-            ]
+            counts = {row.task: row for row in await connection.execute(made)}
+            query = select(tasks).where(tasks.c.job_id == job_id).order_by(tasks.c.task)
+            rows = (await connection.execute(query)).all()
+        return [
+            TaskRow(
+                task=row.task,
+                first_image=row.first_image,
+                images=row.images,
+                attempts=count.attempts if (count := counts.get(row.task)) else 0,
+                failed_attempts=count.failed_attempts if count else 0,
+                errors=count.errors if count else 0,
+            )
+            for row in rows
+        ]
+
+    async def attempts_after(
+        self, job_id: str, task: int, number: int, *, limit: int, only_task: int | None = None
+    ) -> list[AttemptReport]:
+        """Up to `limit` attempts of a job that have ended, by task and number, from the one after (`task`, `number`)
+        on."""
+        query = select(attempts).where(
+            attempts.c.job_id == job_id, tuple_(attempts.c.task, attempts.c.number) > tuple_(task, number)
+        )
+        if only_task is not None:
+            query = query.where(attempts.c.task == only_task)
+        query = query.order_by(attempts.c.task, attempts.c.number).limit(limit)
+        async with self._engine.connect() as connection:
+            rows = (await connection.execute(query)).mappings().all()
+        return [_attempt(row) for row in rows]
 
     async def results_after(self, job_id: str, seq: int, *, limit: int) -> list[StoredResult]:
         """Up to `limit` results of a job with numbers above `seq`, in the order in which they were committed."""
@@ -264,13 +300,9 @@ class JobStore:
         changed = {"state": "running", "reason": "", "started_at": func.coalesce(jobs.c.started_at, at)}
         self._commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
-    def attempt_failed(self, job_id: str, task: int, failed_attempts: int, error: str) -> None:
-        """Count an attempt; written with the next group of results."""
-        self._commit.put(
-            update(tasks)
-            .where(tasks.c.job_id == job_id, tasks.c.task == task)
-            .values(failed_attempts=failed_attempts, last_error=error)
-        )
+    def attempted(self, job_id: str, report: AttemptReport) -> None:
+        """An attempt has ended; written with the next group of results."""
+        self._commit.put(Attempted(job_id=job_id, report=report))
 
     async def finished(
         self, job_id: str, *, state: JobState, reason: str, at: float, summary: Mapping[str, Any]
@@ -290,6 +322,7 @@ class JobStore:
         for job_id in old:
 
             async def write(connection: AsyncConnection, job_id: str = job_id) -> None:
+                await connection.execute(delete(attempts).where(attempts.c.job_id == job_id))
                 await connection.execute(delete(results).where(results.c.job_id == job_id))
                 await connection.execute(delete(tasks).where(tasks.c.job_id == job_id))
                 await connection.execute(delete(jobs).where(jobs.c.id == job_id))
@@ -322,6 +355,11 @@ class JobStore:
             )
             for row in rows
         ]
+
+
+def _attempt(row: RowMapping) -> AttemptReport:
+    values = {name: value for name, value in row.items() if name != "job_id"}
+    return AttemptReport(**{**values, "tier": Tier(row["tier"])})
 
 
 def _job(row: RowMapping) -> JobRow:

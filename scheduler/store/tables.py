@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -20,9 +21,14 @@ from sqlalchemy import (
     Text,
 )
 
-__all__ = ["SCHEMA_VERSION", "jobs", "metadata", "properties", "results", "tasks"]
+__all__ = ["SCHEMA_VERSION", "UPGRADES", "attempts", "jobs", "metadata", "properties", "results", "tasks"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+UPGRADES = {
+    1: ("ALTER TABLE terrace_tasks DROP COLUMN failed_attempts", "ALTER TABLE terrace_tasks DROP COLUMN last_error"),
+}
+"""Statements that turn a database of this version into one of the next; new tables are created by themselves."""
 
 metadata = MetaData()
 
@@ -66,9 +72,26 @@ tasks = Table(
     Column("task", Integer, primary_key=True),
     Column("first_image", Integer, nullable=False),
     Column("images", Integer, nullable=False),
-    # Survives a restart, so that a task that nobody can do is given up after the same number of attempts.
-    Column("failed_attempts", Integer, nullable=False),
-    Column("last_error", Text),
+)
+
+# One row per attempt that has ended. It outlives a restart, so a task that nobody can do is given up after the same
+# number of attempts.
+attempts = Table(
+    "terrace_attempts",
+    metadata,
+    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
+    Column("task", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("node_id", String(63), nullable=False),
+    Column("incarnation", String(64), nullable=False),
+    Column("tier", String(8), nullable=False),
+    Column("upstream", String(63)),  # the upper node that was to be asked first
+    Column("stage", String(8), nullable=False),  # all | fine
+    Column("hedge", Boolean, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("started_at", Float(53), nullable=False),
+    Column("ended_at", Float(53), nullable=False),
 )
 
 results = Table(

@@ -21,7 +21,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, follow
 _PAGE = 200
 """What the API gives at a time."""
 
+_ATTEMPTS_PAGE = 1000
+
 _NAME_WIDTH = 24
+_REASON_WIDTH = 60
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 
@@ -72,6 +75,48 @@ def show(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) 
     """One job: how far it is, how well it did, who answered."""
     with connect(scheduler) as client:
         _print_job(client.job(job), json)
+
+
+@app.command()
+def attempts(
+    job: JobId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    limit: Annotated[int, typer.Option(min=1, max=_ATTEMPTS_PAGE, help="How many, by task.")] = 200,
+    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
+    task: Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")] = None,
+    json: Json = False,
+) -> None:
+    """Who tried which task of a job, and what came of it."""
+    with connect(scheduler) as client:
+        page = client.attempts(job, limit=limit, cursor=cursor, task=task)
+    if json:
+        print_json(page)
+        return
+    table = Listing(
+        Column(title="task", right=True),
+        Column(title="attempt", right=True),
+        Column(title="node"),
+        Column(title="upstream", rank=3),
+        Column(title="stage", rank=4),
+        Column(title="outcome"),
+        Column(title="ms", rank=2, right=True),
+        Column(title="reason", rank=1, max_width=_REASON_WIDTH),
+    )
+    for each in page.attempts:
+        table.add_row(
+            str(each.task),
+            f"{each.attempt} (hedge)" if each.hedge else str(each.attempt),
+            each.node,
+            each.upstream or "",
+            each.stage,
+            each.outcome,
+            "" if each.ms is None else f"{each.ms:,.1f}",
+            each.reason,
+        )
+    screen().print(table, crop=False)
+    if page.next_cursor:
+        more = f"more: terrace jobs attempts {job} --cursor {page.next_cursor}"
+        screen().print(f"[dim]{more}[/dim]", soft_wrap=True)
 
 
 @app.command()

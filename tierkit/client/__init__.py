@@ -10,6 +10,8 @@ from tierkit.client.blocking import Client
 from tierkit.client.http import Backoff
 from tierkit.client.uploads import IMAGE_SUFFIXES, Images, Labels, PolicyFields, list_images, shortened
 from tierkit.client.views import (
+    Attempt,
+    AttemptPage,
     CoarseAnswer,
     CoarseResults,
     Device,
@@ -30,6 +32,8 @@ __all__ = [
     "DEFAULT_URL",
     "IMAGE_SUFFIXES",
     "AsyncClient",
+    "Attempt",
+    "AttemptPage",
     "Backoff",
     "Client",
     "CoarseAnswer",

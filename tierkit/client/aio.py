@@ -18,6 +18,7 @@ from tierkit.client.http import Backoff, Patience, SchedulerHttp
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
 from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload
 from tierkit.client.views import (
+    AttemptPage,
     CoarseResults,
     Device,
     DeviceList,
@@ -245,6 +246,18 @@ class AsyncClient:
                 if isinstance(event, StateChange) and event.job.done:
                     return event.job
         raise UpstreamError(f"the scheduler at {self.url} ended the events of {_id(job)} without a final state")
+
+    async def attempts(
+        self, job: Job | str, *, limit: int = 200, cursor: str | None = None, task: int | None = None
+    ) -> AttemptPage:
+        """One page of who tried which task and what came of it; `next_cursor` of a page asks for the next."""
+        params: dict[str, str | int] = {"limit": limit}
+        if cursor:
+            params["cursor"] = cursor
+        if task is not None:
+            params["task"] = task
+        response = await self._http.request("GET", f"{_path(job)}/attempts", repeatable=True, params=params)
+        return parse(AttemptPage, response.content)
 
     async def cancel(self, job: Job | str) -> Job:
         """Stop a job; `Conflict` if it is done already."""

@@ -104,6 +104,7 @@ class Client:
     events = _iterating(AsyncClient.events)
     stream_results = _iterating(AsyncClient.stream_results)
     wait = _blocking(AsyncClient.wait)
+    attempts = _blocking(AsyncClient.attempts)
     cancel = _blocking(AsyncClient.cancel)
     devices = _blocking(AsyncClient.devices)
     drain = _blocking(AsyncClient.drain)

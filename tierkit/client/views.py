@@ -18,6 +18,8 @@ from tierkit.errors import UpstreamError
 from tierkit.types import Health, Scheme, Tier
 
 __all__ = [
+    "Attempt",
+    "AttemptPage",
     "CoarseAnswer",
     "CoarseResults",
     "Device",
@@ -126,6 +128,8 @@ class Job:
     answered_fine: int = 0
     fallback: int = 0
     failed_images: int = 0
+    quarantined_images: int = 0
+    """Images of tasks that no node gets any more, since three different ones died with them."""
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -154,6 +158,39 @@ class JobPage:
     """One page of the list of jobs, newest first."""
 
     jobs: tuple[Job, ...]
+    next_cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt of a task of a job on an end device."""
+
+    task: int
+    attempt: int
+    """From 1, in the order in which the attempts of this task began."""
+    first_image: int
+    images: int
+    node: str
+    incarnation: str
+    tier: Tier
+    upstream: str | None = None
+    """The upper node that the device was to ask first."""
+    stage: str = "all"
+    """all | fine: whether the coarse answer was known already"""
+    hedge: bool = False
+    outcome: str
+    """running | ok | refused | unreachable | lost | error | fallback | rerouted | cancelled | late"""
+    reason: str = ""
+    started_at: datetime
+    ended_at: datetime | None = None
+    ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPage:
+    """One page of the attempts of a job, by task."""
+
+    attempts: tuple[Attempt, ...]
     next_cursor: str | None = None
 
 

@@ -24,7 +24,7 @@ from models.hierarchy import bundled_hierarchy
 from scheduler.app import create_app
 from scheduler.settings import SchedulerSettings
 from tierkit.oip import BINARY_HEADER, InferRequest, Tensor, decode_request, encode_request, parse_header_length
-from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Upstream
+from tierkit.protocol import STAGE_HEADER, UPSTREAM_HEADER, UPSTREAMS, Upstream
 from tierkit.testing import serve_app
 
 SHAPE = (32, 32, 3)
@@ -84,13 +84,16 @@ class FakeEnd:
     """An end node that speaks the task protocol and classifies by the first bytes of an image.
 
     The fine class of an image is its first byte modulo 100, the coarse one the superclass of that. `script` may change
-    any answer: it gets (task id, upstreams, lines) and returns the lines to send, or a response of its own.
+    any answer: it gets (task id, upstreams, lines) and returns the lines to send, or a response of its own. Coarse
+    lines are left out where the fine stage alone is asked for.
     """
 
     node_id: str
     url: str = ""
     tasks: list[str] = field(default_factory=list)
     routes: list[tuple[str, ...]] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+    """"all" or "fine", by task."""
     script: Callable[[FakeEnd, str, tuple[Upstream, ...], list[dict[str, Any]]], Awaitable[Any]] | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Answers wait for it; open unless a test closes it."""
@@ -112,7 +115,9 @@ class FakeEnd:
         body = await request.body()
         images = decode_request(body, parse_header_length(request.headers[BINARY_HEADER])).inputs[0].data
         upstreams = UPSTREAMS.validate_json(request.headers.get(UPSTREAM_HEADER, "[]"))
+        stage = request.headers.get(STAGE_HEADER, "all")
         self.tasks.append(task_id)
+        self.stages.append(stage)
         assert request.client is not None
         self.ports.add(request.client.port)
         self.routes.append(tuple(upstream.node_id for upstream in upstreams))
@@ -128,10 +133,12 @@ class FakeEnd:
             if isinstance(made, Response):
                 return made
             lines = made
+        if stage == "fine":
+            lines = [line for line in lines if isinstance(line, str) or line["event"] != "coarse"]
 
         async def stream() -> AsyncIterator[bytes]:
             for number, line in enumerate(lines):
-                if number:
+                if number or stage == "fine":
                     await self.fine_gate.wait()
                 yield (line if isinstance(line, str) else json.dumps(line)).encode() + b"\n"
 

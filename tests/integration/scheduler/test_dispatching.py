@@ -383,6 +383,7 @@ async def test_nobody_waits_for_an_upper_node_that_fell_silent(kit, scheduler, l
         view = await scheduler.finished(job["id"])
     assert counts(view) == ("completed", 100, 100, 0, 0)
     assert set(view["by_node"]) == {"end-0", "cloud-0"}
+    assert end.stages == ["all", "all", "fine", "fine"]
 
 
 async def test_a_job_that_waits_for_upper_nodes_gives_a_silent_one_up_in_time(kit, settings):
@@ -403,10 +404,11 @@ async def test_the_reason_of_a_fallback_comes_from_the_device(kit, scheduler):
         fallback = {"reason": "upstream_timeout", "detail": "edge-0 was silent", "tried": ["edge-0"]}
         return [lines[0], {"event": "fallback", "task_id": task_id, **fallback}]
 
-    async with kit.end(scheduler, "end-0", script=script), kit.uppers(scheduler, "edge-0"):
+    async with kit.end(scheduler, "end-0", script=script) as end, kit.uppers(scheduler, "edge-0"):
         job = await scheduler.submit(kit.images(50))
         assert counts(await scheduler.finished(job["id"])) == ("completed", 50, 0, 50, 0)
         assert (await scheduler.results(job["id"]))[7]["fallback"] == "upstream_timeout: edge-0 was silent"
+        assert end.stages == ["all", "fine", "fine", "fine", "fine"]
 
 
 async def test_jobs_share_the_fleet_and_an_interactive_request_overtakes_them(kit, settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -20,10 +21,10 @@ from scheduler.store.commit import GroupCommit, Result
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobStore, NewJob, new_job_id
 from scheduler.store.tables import properties
-from scheduler.work import Answer
+from scheduler.work import Answer, AttemptReport
 from tierkit.errors import Conflict, NotFound, SetupError, Unavailable
 from tierkit.protocol import CoarseEvent
-from tierkit.types import Scheme
+from tierkit.types import Scheme, Tier
 
 
 class Store:
@@ -206,15 +207,59 @@ async def test_an_idempotency_key_is_unique(store):
     assert await store.jobs.by_idempotency_key("other") is None
 
 
-async def test_changes_keep_their_place_among_the_answers(store):
+async def test_a_job_begins_once(store):
     job = await store.jobs.add(new_job())
     store.jobs.started(job.id, 5.0)
-    store.jobs.attempt_failed(job.id, 1, 4, "it broke")
     store.jobs.started(job.id, 9.0)
     await store.commit.flush()
     found = await store.jobs.get(job.id)
     assert (found.state, found.started_at) == ("running", 5.0)
-    assert [row.failed_attempts for row in await store.jobs.tasks_of(job.id)] == [0, 4, 0]
+
+
+def attempt(task: int, number: int, outcome: str) -> AttemptReport:
+    return AttemptReport(
+        task=task,
+        number=number,
+        node_id="end-0",
+        incarnation="12345678",
+        tier=Tier.END,
+        upstream=None if task else "edge-0",
+        stage="all",
+        hedge=number == 2,
+        outcome=outcome,
+        reason="" if outcome == "ok" else "it broke",
+        started_at=1.5,
+        ended_at=2.5,
+    )
+
+
+async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
+    job = await store.jobs.add(new_job())
+    made = [attempt(0, 1, "error"), attempt(0, 2, "refused"), attempt(0, 3, "lost"), attempt(2, 1, "ok")]
+    for report in reversed(made):
+        store.jobs.attempted(job.id, report)
+    await store.commit.flush()
+    rows = await store.jobs.tasks_of(job.id)
+    assert [(row.attempts, row.failed_attempts, row.errors) for row in rows] == [(3, 2, 1), (0, 0, 0), (1, 0, 0)]
+    assert await store.jobs.attempts_after(job.id, 0, 0, limit=10) == made
+    assert await store.jobs.attempts_after(job.id, 0, 2, limit=1) == made[2:3]
+    assert await store.jobs.attempts_after(job.id, 0, 0, limit=10, only_task=2) == made[3:]
+
+
+async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path):
+    async with opened(tmp_path / "x.db") as store:
+        job = await store.jobs.add(new_job())
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as old:
+        old.executescript(
+            """DROP TABLE terrace_attempts;
+            ALTER TABLE terrace_tasks ADD COLUMN failed_attempts INTEGER NOT NULL DEFAULT 0;
+            ALTER TABLE terrace_tasks ADD COLUMN last_error TEXT;
+            UPDATE terrace_properties SET value = '1' WHERE name = 'schema_version';"""
+        )
+    for _ in range(2):
+        async with opened(tmp_path / "x.db") as store:
+            assert [row.images for row in await store.jobs.tasks_of(job.id)] == [50, 50, 20]
+            await store.jobs.add(new_job())
 
 
 async def test_only_unfinished_jobs_are_taken_up_and_only_old_ones_purged(store):
@@ -240,7 +285,7 @@ def test_job_ids_sort_by_time():
 async def test_a_database_of_a_newer_terrace_is_refused(tmp_path):
     async with opened(tmp_path / "x.db") as store, store.engine.begin() as connection:
         await connection.execute(update(properties).values(value="99"))
-    with pytest.raises(SetupError, match=r"newer Terrace \(schema 99, this one knows 1\): update Terrace or use"):
+    with pytest.raises(SetupError, match=r"newer Terrace \(schema 99, this one knows 2\): update Terrace or use"):
         await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
 
 

@@ -8,7 +8,7 @@ import pytest
 from scheduler.policy import JobPolicy
 from scheduler.progress import Progress
 from scheduler.sinks import DurableSink
-from scheduler.work import ActiveJob, ActiveTask, Answer
+from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.errors import Unavailable
 from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
@@ -27,7 +27,7 @@ class Told:
     def answer(self, answer: Answer) -> None:
         self.answers.append((answer.task, answer.stage, answer.kind))
 
-    def attempt_failed(self, task: ActiveTask, error: str) -> None:
+    def attempted(self, report: AttemptReport) -> None:
         raise AssertionError("not here")
 
     async def ended(self, state: str | None, reason: str) -> None:
@@ -102,7 +102,8 @@ def test_scheme_end_is_closed_by_the_coarse_answer():
     ("loss", "events", "asked_upper", "done", "kinds"),
     [
         (UpstreamLoss.FALLBACK, (COARSE,), False, [True], ["coarse", "fallback"]),
-        (UpstreamLoss.FALLBACK, (COARSE, LOST), True, [True, True], ["coarse", "fallback"]),
+        (UpstreamLoss.FALLBACK, (COARSE, LOST), True, [True, False], ["coarse"]),
+        (UpstreamLoss.FALLBACK, (COARSE, LATE), True, [True, True], ["coarse", "fallback"]),
         (UpstreamLoss.WAIT, (COARSE,), False, [False], ["coarse"]),
         (UpstreamLoss.WAIT, (COARSE, LOST), True, [True, False], ["coarse"]),
         (UpstreamLoss.WAIT, (COARSE, LATE), True, [True, True], ["coarse", "fallback"]),
@@ -139,13 +140,51 @@ def test_a_task_that_waits_for_an_upper_node_stays_until_there_is_one():
     active, _ = job(tasks=2, on_upstream_loss=UpstreamLoss.WAIT)
     waiting, failed = active.begin(0.0), active.begin(0.0)
     take(active, waiting, COARSE, asked_upper=False)
-    waiting.upstream_waits = 1
     active.delay(waiting, 1.0)
     active.delay(failed, 1.0)
     active.wake_delayed(2.0, has_upstream=False)
-    assert (list(active.ready), active.delayed) == ([failed], [waiting])
+    assert (list(active.ready), active.held, active.waiting) == ([failed], [waiting], 2)
+    assert active.waits_for_upstream
     active.wake_delayed(2.0, has_upstream=True)
     assert list(active.ready) == [waiting, failed]
+
+
+def test_without_an_upper_node_a_task_that_is_tried_again_is_closed_by_its_coarse_answer():
+    active, told = job(tasks=1)
+    task = active.begin(0.0)
+    take(active, task, COARSE, LOST)
+    active.delay(task, 1.0)
+    active.wake_delayed(2.0, has_upstream=False)
+    assert told.answers == [(0, "coarse", "coarse"), (0, "final", "fallback")]
+    assert (active.waiting, active.open) == (0, {})
+
+
+def test_with_recovery_none_the_first_failure_of_the_upper_nodes_counts():
+    active, told = job(tasks=1, recovery=Recovery.NONE)
+    assert take(active, active.begin(0.0), COARSE, LOST) == [True, True]
+    assert told.answers[-1] == (0, "final", "fallback")
+
+
+def test_suspects_go_one_at_a_time():
+    active, _ = job(tasks=3)
+    first, second, innocent = (active.begin(0.0) for _ in range(3))
+    for task in (first, second):
+        task.deaths.update({"end-0", "end-1"})
+    for task in (first, second, innocent):
+        active.delay(task, 1.0)
+    active.wake_delayed(1.0, has_upstream=True)
+    assert set(active.ready) == {first, innocent}
+    for _ in range(2):
+        active.begin(1.0)
+    active.delay(first, 2.0)  # it killed nobody, but failed
+    active.wake_delayed(2.0, has_upstream=True)
+    assert list(active.ready) == [second]
+    active.begin(2.0)
+    active.wake_delayed(3.0, has_upstream=True)
+    assert list(active.ready) == []
+    take(active, second, COARSE)  # whoever answers has not died of it
+    active.wake_delayed(3.0, has_upstream=True)
+    assert list(active.ready) == [first]
 
 
 def test_a_tasks_deadline_counts_from_its_first_dispatch_and_ends_with_the_job():

@@ -1,0 +1,524 @@
+"""The attempts that are under way, and what follows each when it ends.
+
+Each attempt is an asyncio task: it sends the task to one end device and takes the lines of the answer. It decides
+nothing; `_on_done` does, once, in one step:
+
+    all that was asked for               -> ok
+    the task has been answered meanwhile -> cancelled (its connection is closed, which the device and the upper node
+                                            that it asks notice)
+    "not now" (503)                      -> refused: again elsewhere, and no attempt counts as failed
+    connection refused or broken         -> unreachable
+    its device died, left or is stuck    -> lost
+    nonsense, or no coarse answer in time-> error
+    the upper nodes failed               -> fallback: the fine stage alone is tried again, or the coarse answer stands
+    the upper node left                  -> rerouted: the fine stage alone goes to another at once
+
+A failed attempt is made again on another device, after a random wait and when the job's retry budget has a token for
+it. With recovery `none` it ends the job; with `reassign` the task goes to the end of the line.
+
+Poison: a task that was on `retry.POISON_NODES` different nodes when they died is given up. A node whose process ends
+breaks the connection before anybody knows that it is dead, so tasks whose connection broke are remembered until the
+device list has made up its mind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import httpx
+
+from scheduler.attempt import Order, acknowledged, may_have_held, send_task
+from scheduler.devices import Device, DeviceList
+from scheduler.fleet import Fleet
+from scheduler.mapping import Node
+from scheduler.measures import ATTEMPTS, OUTSTANDING
+from scheduler.retry import backoff_s, hedge_after_s, is_poison
+from scheduler.settings import SchedulerSettings
+from scheduler.work import ActiveJob, ActiveTask, AttemptReport
+from tierkit.errors import NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
+from tierkit.protocol import FallbackEvent, FallbackReason
+from tierkit.types import Health, Recovery, Tier, UpstreamLoss
+
+__all__ = ["Attempts"]
+
+_log = logging.getLogger(__name__)
+
+_UPSTREAM_WAIT_BASE_S, _UPSTREAM_WAIT_CAP_S = 0.2, 5.0
+_AFTER_FINAL_S = 1.0
+"""How long an answer stream may go on after its final line before the connection is given up."""
+_DURATIONS = 100
+"""Attempts per job and device whose duration is remembered, for hedging."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Attempt:
+    job: ActiveJob
+    task: ActiveTask
+    device: Device
+    upstreams: tuple[Node, ...]
+    number: int
+    hedge: bool
+    started: float
+    started_at: float
+    fine_only: bool
+    lost: str | None = None
+    """Why the scheduler itself has given it up: its device has left the list, or is stuck."""
+    owed: bool = True
+    """Whether the device itself owes its answer; what it waits for from an upper node is not its own work."""
+    reroute: bool = False
+    """The upper node that it was to ask has left the list."""
+    sending: bool = False
+    """Whether its device has not acknowledged it yet, with recovery `reassign`."""
+    dropped: str | None = None
+    """Why nobody waits for it any more."""
+    lacks_fine: bool = False
+    """The coarse answer is there; the fine one shall come from an upper node that failed or is not there."""
+    fallback: tuple[FallbackEvent, str] | None = None
+    """What the device said of that, and how it came."""
+
+    @property
+    def node_id(self) -> str:
+        return self.device.node_id
+
+    @property
+    def answered(self) -> bool:
+        """Whether nothing more is expected of it."""
+        return self.task.closed or self.lacks_fine
+
+
+@dataclass(slots=True)
+class _Durations:
+    """Seconds from the dispatch to the end of attempts, by job and device."""
+
+    by_job: dict[str, dict[str, deque[float]]] = field(default_factory=dict)
+
+    def add(self, attempt: _Attempt, seconds: float) -> None:
+        devices = self.by_job.setdefault(attempt.job.job_id, {})
+        devices.setdefault(attempt.node_id, deque(maxlen=_DURATIONS)).append(seconds)
+
+    def straggles_after_s(self, attempt: _Attempt) -> float | None:
+        return hedge_after_s(self.by_job.get(attempt.job.job_id, {}).get(attempt.node_id, ()))
+
+
+class Attempts:
+    """All attempts that are under way.
+
+    Args:
+        settings: deadlines, attempts, budgets.
+        devices: the device list; its changes are to be told to `on_device_change`.
+        fleet: routes over it.
+        http: for the end devices.
+        classes: how many coarse and fine classes there are.
+        clock: monotonic.
+        chance: of the jitter in waits.
+        wake: called when something may be sent that could not be before.
+        fail_job: ends a job as failed, with a reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: SchedulerSettings,
+        devices: DeviceList,
+        fleet: Fleet,
+        http: httpx.AsyncClient,
+        classes: tuple[int, int],
+        clock: Callable[[], float],
+        chance: random.Random,
+        wake: Callable[[], None],
+        fail_job: Callable[[ActiveJob, str], None],
+    ) -> None:
+        self._settings = settings
+        self._devices = devices
+        self._fleet = fleet
+        self._http = http
+        self._coarse_classes, self._fine_classes = classes
+        self._clock = clock
+        self._chance = chance
+        self._wake = wake
+        self._fail_job = fail_job
+        self._running: dict[asyncio.Task[Exception | None], _Attempt] = {}
+        self._outstanding: defaultdict[str, int] = defaultdict(int)
+        self._broken: dict[tuple[str, str], list[tuple[ActiveJob, ActiveTask]]] = {}
+        """By node and incarnation: tasks that it may have had when a connection to it broke."""
+        self._durations = _Durations()
+
+    def outstanding(self, node_id: str) -> int:
+        """Tasks that an end device has now."""
+        return self._outstanding.get(node_id, 0)
+
+    def of(self, job_id: str) -> list[AttemptReport]:
+        """The attempts of a job that are under way."""
+        return [
+            _report(attempt, outcome="running", reason="", ended_at=None)
+            for attempt in self._running.values()
+            if attempt.job.job_id == job_id
+        ]
+
+    def start(
+        self,
+        group: asyncio.TaskGroup,
+        job: ActiveJob,
+        task: ActiveTask,
+        device: Device,
+        upstreams: tuple[Node, ...],
+        *,
+        hedge: bool = False,
+    ) -> None:
+        """Send a task to a device. Where the coarse answer is known, the upper nodes alone are asked."""
+        now = self._clock()
+        task.attempts += 1
+        task.under_way += 1
+        attempt = _Attempt(
+            job=job,
+            task=task,
+            device=device,
+            upstreams=tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried)),
+            number=task.attempts,
+            hedge=hedge,
+            started=now,
+            started_at=time.time(),
+            fine_only=task.has_coarse,
+            owed=not task.has_coarse,
+        )
+        if attempt.owed:
+            self._devices.given(device.node_id, device.incarnation, task.images, now)
+        for node_id in (device.node_id, *(node.node_id for node in attempt.upstreams[:1])):
+            if rest_s := self._devices.charge(node_id, task.images, now):
+                asyncio.get_running_loop().call_later(rest_s, self._wake)
+        self._outstanding[device.node_id] += 1
+        OUTSTANDING.labels(node=device.node_id).inc()
+        if job.policy.recovery is Recovery.REASSIGN:
+            job.sending = attempt.sending = True
+        running = group.create_task(self._attempt(attempt), name=f"attempt {job.task_id(task)}")
+        self._running[running] = attempt
+        running.add_done_callback(self._on_done)
+
+    def stop(self, job: ActiveJob) -> None:
+        """Cancel all attempts of a job that is ending."""
+        self._durations.by_job.pop(job.job_id, None)
+        for running, attempt in self._running.items():
+            if attempt.job is job and not attempt.task.closed:
+                running.cancel()
+
+    def on_device_change(self, node_id: str) -> None:
+        """Give up the attempts that wait for a node that is no longer to be counted on."""
+        now = self._clock()
+        for running, attempt in self._running.items():
+            if attempt.lost is not None or attempt.task.closed:
+                continue
+            if attempt.node_id == node_id:
+                incarnation = attempt.device.incarnation
+                if not self._devices.keeps_tasks(node_id, now, incarnation=incarnation):
+                    view = self._devices.view_of(node_id, incarnation, now)
+                    attempt.lost = f"{node_id} left the device list" if view is None else f"{node_id}: {view.reason}"
+                    running.cancel()
+            elif (
+                attempt.upstreams
+                and not attempt.reroute
+                and attempt.upstreams[0].node_id == node_id
+                and not self._devices.keeps_tasks(node_id, now)
+            ):
+                # Whoever waits for a node that fell silent would wait until the budget is spent. The coarse answer, if
+                # it is still to come, comes first.
+                attempt.reroute = True
+                if not attempt.owed:
+                    running.cancel()
+        self._judge_broken(node_id, now)
+
+    def stragglers(self, now: float) -> Iterator[tuple[ActiveJob, ActiveTask, frozenset[str], float]]:
+        """Attempts that may be hedged: job, task, the nodes that it is with, and when it is (or was) due for that."""
+        for attempt in self._running.values():
+            job, task = attempt.job, attempt.task
+            alone = task.under_way == 1 and not attempt.answered and not job.ending
+            if not alone or job.policy.recovery is not Recovery.MONITOR:
+                continue
+            after_s = self._durations.straggles_after_s(attempt)
+            if after_s is not None:
+                nodes = (attempt.node_id, *(node.node_id for node in attempt.upstreams[:1]))
+                yield job, task, frozenset(nodes), attempt.started + after_s
+
+    # --- one attempt ----------------------------------------------------------------------------------------------
+
+    async def _attempt(self, attempt: _Attempt) -> Exception | None:
+        """Send the task and take the answers; returns what went wrong."""
+        job, task = attempt.job, attempt.task
+        now = self._clock()
+        deadline = job.deadline_of(task, now)
+        if job.policy.on_upstream_loss is UpstreamLoss.WAIT:
+            # The task may wait for as long as the job; one silent upper node may not hold it for so long.
+            deadline = min(deadline, now + self._settings.task_deadline_s)
+        first_s = self._settings.coarse_timeout_s
+        order = Order(
+            task_id=job.task_id(task),
+            request_id=job.request_id(task),
+            node_id=attempt.node_id,
+            url=attempt.device.registration.url,
+            pixels=job.pixels[task.first_image : task.first_image + task.images],
+            upstreams=self._fleet.upstreams(attempt.upstreams),
+            coarse_classes=self._coarse_classes,
+            fine_classes=self._fine_classes,
+            coarse_known=attempt.fine_only,
+        )
+        limit = asyncio.timeout_at(deadline if attempt.fine_only else min(deadline, now + first_s))
+        try:
+            async with limit:
+                if job.policy.recovery is Recovery.REASSIGN:
+                    await self._acknowledged(attempt)
+                async with aclosing(send_task(self._http, order, budget_s=deadline - now)) as lines:
+                    async for event, line in lines:
+                        now = self._clock()
+                        self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
+                        self._take_off(attempt, now, answered=True)
+                        if not job.take(task, event, line, now, asked_upper=bool(attempt.upstreams)):
+                            attempt.lacks_fine = True
+                            attempt.fallback = (event, line) if isinstance(event, FallbackEvent) else None
+                        if task.closed:
+                            self._drop_others(attempt)
+                        limit.reschedule(now + _AFTER_FINAL_S if attempt.answered else deadline)
+                        self._wake()
+                        if attempt.reroute and not attempt.answered:
+                            return UpstreamUnavailable(f"{attempt.upstreams[0].node_id} left the device list")
+        except TimeoutError:
+            if attempt.answered:
+                return None
+            if limit.when() != deadline:
+                return UpstreamError(f"{attempt.node_id} gave no coarse answer within {first_s:g} s")
+            if deadline < job.deadline_of(task, now):
+                attempt.lacks_fine = True
+            else:
+                said = f"no final answer within {job.policy.task_deadline_s:g} s"
+                self._give_up(attempt, "deadline", said)
+        except TerraceError as exc:
+            return exc
+        except Exception as exc:
+            # One task must not take down all jobs; whatever it is, it is logged and the task has attempts left.
+            _log.exception("unexpected error in an attempt", extra={"task": job.task_id(task)})
+            return exc
+        return None
+
+    async def _acknowledged(self, attempt: _Attempt) -> None:
+        """The sending of a task with recovery `reassign`: nothing else of its job is sent meanwhile, and a device that
+        does not acknowledge costs `acknowledge_s` (Eq. 9 of the paper)."""
+        try:
+            url = attempt.device.registration.url
+            await acknowledged(self._http, attempt.node_id, url, budget_s=self._settings.acknowledge_s)
+        finally:
+            attempt.job.sending = attempt.sending = False
+            self._wake()
+
+    def _drop_others(self, winner: _Attempt) -> None:
+        """The task is answered: whoever else is at it need not go on."""
+        if winner.task.under_way < 2:
+            return
+        for running, attempt in self._running.items():
+            if attempt.task is winner.task and attempt is not winner:
+                attempt.dropped = "answered by another attempt"
+                running.cancel()
+
+    def _give_up(self, attempt: _Attempt, reason: FallbackReason, detail: str) -> None:
+        attempt.job.give_up(attempt.task, reason, detail, self._clock())
+        self._drop_others(attempt)
+
+    def _take_off(self, attempt: _Attempt, now: float, *, answered: bool) -> None:
+        if attempt.owed:
+            attempt.owed = False
+            device = attempt.device
+            self._devices.settled(device.node_id, device.incarnation, attempt.task.images, now, answered=answered)
+
+    # --- what follows ---------------------------------------------------------------------------------------------
+
+    def _on_done(self, running: asyncio.Task[Exception | None]) -> None:
+        attempt = self._running.pop(running)
+        job, task, now = attempt.job, attempt.task, self._clock()
+        self._take_off(attempt, now, answered=False)
+        task.under_way -= 1
+        if attempt.sending:
+            job.sending = False  # cancelled before it began
+        self._outstanding[attempt.node_id] -= 1
+        OUTSTANDING.labels(node=attempt.node_id).dec()
+        self._wake()
+        if not running.cancelled():
+            error = running.result()
+        elif attempt.lost is not None or attempt.reroute:
+            error = UpstreamUnavailable(attempt.lost or f"{attempt.upstreams[0].node_id} left the device list")
+        elif attempt.dropped or job.ending:
+            self._tell(attempt, "cancelled", attempt.dropped or "the job has ended")
+            return
+        else:
+            return  # the service stops: the task is as if it had never been sent
+        outcome, reason = self._settle(attempt, error, now)
+        self._tell(attempt, outcome, reason)
+
+    def _tell(self, attempt: _Attempt, outcome: str, reason: str) -> None:
+        ATTEMPTS.labels(outcome=outcome).inc()
+        ended_at = attempt.started_at + self._clock() - attempt.started
+        attempt.job.sink.attempted(_report(attempt, outcome=outcome, reason=reason, ended_at=ended_at))
+
+    def _settle(self, attempt: _Attempt, error: Exception | None, now: float) -> tuple[str, str]:
+        """Decide what follows an attempt; returns its outcome in one word, and why."""
+        job, task = attempt.job, attempt.task
+        reason = (
+            "" if error is None else str(error) if isinstance(error, TerraceError) else f"internal error: {error!r}"
+        )
+        if task.closed or job.ending:
+            if error is None and self._settings.hedge and not job.ending:
+                self._durations.add(attempt, now - attempt.started)
+            return ("ok" if error is None else "late"), reason
+        if attempt.reroute and task.has_coarse and attempt.lost is None:
+            self._blame(job, task, attempt.upstreams[0].node_id, now)
+            self._again(attempt, now)
+            return "rerouted", reason
+        if isinstance(error, Overloaded):
+            # A refusal at the door is no attempt: the device does not know what is in the task.
+            wait_s = error.retry_after_s * self._chance.uniform(1.0, 1.5)
+            self._devices.set_aside(attempt.node_id, attempt.device.incarnation, now + wait_s)
+            asyncio.get_running_loop().call_later(wait_s, self._wake)
+            self._again(attempt, now)
+            return "refused", reason
+        if attempt.lacks_fine:
+            return self._without_fine(attempt, now)
+        task.tried.add(attempt.node_id)
+        outcome = "error"
+        if attempt.lost is not None:
+            outcome = "lost"
+            self._blame(job, task, attempt.node_id, now)
+        elif isinstance(error, UpstreamUnavailable):
+            outcome = "unreachable"
+            if may_have_held(error):
+                self._suspect(attempt.node_id, attempt.device.incarnation, job, task)
+            self._devices.accuse(attempt.node_id, attempt.device.incarnation, reason, now)
+        else:
+            task.errors += 1
+        self._failed(attempt, reason, now)
+        return outcome, reason
+
+    def _without_fine(self, attempt: _Attempt, now: float) -> tuple[str, str]:
+        """The coarse answer is there, and no upper node has given the fine one."""
+        job, task = attempt.job, attempt.task
+        event, line = attempt.fallback or (None, "")
+        if event is not None:
+            task.tried.update(event.tried)
+            for node_id in event.tried:
+                self._suspect_upper(node_id, job, task, now)
+        if task.closed:
+            pass  # quarantined by that
+        elif job.policy.on_upstream_loss is UpstreamLoss.WAIT:
+            wait_s = min(_UPSTREAM_WAIT_CAP_S, _UPSTREAM_WAIT_BASE_S * 2**task.upstream_waits)
+            task.upstream_waits += 1
+            self._again(attempt, now + wait_s * self._chance.uniform(0.5, 1.0))
+        elif event is not None:
+            task.failed_attempts += 1
+            left = task.failed_attempts < self._settings.max_attempts
+            if left and self._fleet.has_upstream(job.policy.scheme, now):
+                self._retry(attempt, now)
+            elif not task.under_way:
+                job.stand(task, event, line, now)
+        return ("ok", "") if event is None else ("fallback", f"{event.reason}: {event.detail}")
+
+    def _failed(self, attempt: _Attempt, error: str, now: float) -> None:
+        """Try again elsewhere, give the task up, or end the job."""
+        job, task = attempt.job, attempt.task
+        task.failed_attempts += 1
+        what = {"task": job.task_id(task), "failed_attempts": task.failed_attempts, "why": error}
+        _log.warning("an attempt failed", extra=what)
+        recovery = job.policy.recovery
+        # Going round over the devices of the beginning, dead ones included, may come past them any number of times.
+        counted = task.errors if recovery is Recovery.REASSIGN else task.failed_attempts
+        if task.closed:
+            return  # quarantined
+        if recovery is Recovery.NONE:
+            self._fail_job(job, f"task {task.index} failed on {attempt.node_id} (recovery=none): {error}")
+        elif counted < self._settings.max_attempts:
+            self._retry(attempt, now)
+        elif not task.under_way:
+            detail = f"given up after {task.failed_attempts} attempts; the last: {error}"
+            job.give_up(task, "upstream_unavailable", detail, now)
+
+    def _retry(self, attempt: _Attempt, now: float) -> None:
+        job, task = attempt.job, attempt.task
+        if task.under_way:
+            return  # the other attempt goes on
+        paid_in_s = 0.0
+        if job.retries is not None and job.policy.recovery is Recovery.MONITOR:
+            paid_in_s = job.retries.take(now)
+        wait_s = backoff_s(task.failed_attempts) * self._chance.uniform(0.5, 1.0)
+        job.delay(task, now + max(paid_in_s, wait_s))
+
+    def _again(self, attempt: _Attempt, at: float) -> None:
+        if not attempt.task.under_way and not attempt.task.closed:
+            attempt.job.delay(attempt.task, at)
+
+    # --- poison ---------------------------------------------------------------------------------------------------
+
+    def _suspect(self, node_id: str, incarnation: str, job: ActiveJob, task: ActiveTask) -> None:
+        """Remember that a connection broke while the node may have had the task."""
+        self._broken.setdefault((node_id, incarnation), []).append((job, task))
+
+    def _suspect_upper(self, node_id: str, job: ActiveJob, task: ActiveTask, now: float) -> None:
+        try:
+            incarnation = self._devices.get(node_id).incarnation
+        except NotFound:
+            return
+        if self._devices.keeps_tasks(node_id, now):
+            self._suspect(node_id, incarnation, job, task)
+        else:
+            self._blame(job, task, node_id, now)
+
+    def _judge_broken(self, node_id: str, now: float) -> None:
+        """The device list has news of a node: was the broken connection its end?"""
+        for key in [key for key in self._broken if key[0] == node_id]:
+            view = self._devices.view_of(*key, now)
+            if view is not None and view.health is not Health.ALIVE and view.keeps_tasks:
+                continue  # not decided yet
+            tasks = self._broken.pop(key)
+            if view is None or not view.keeps_tasks:
+                for job, task in tasks:
+                    self._blame(job, task, node_id, now)
+
+    def _blame(self, job: ActiveJob, task: ActiveTask, node_id: str, now: float) -> None:
+        """The node died with the task on it. Off the list by an operator's command is no death."""
+        if job.policy.recovery is not Recovery.MONITOR or task.closed or job.ending or not self._known(node_id):
+            return
+        task.deaths.add(node_id)
+        if not is_poison(task.deaths):
+            return
+        nodes = ", ".join(sorted(task.deaths))
+        detail = f"{len(task.deaths)} nodes died or got stuck with it ({nodes}); no other gets it"
+        _log.error("a task is quarantined", extra={"task": job.task_id(task), "why": detail})
+        job.give_up(task, "quarantined", detail, now)
+        for running, attempt in self._running.items():
+            if attempt.task is task:
+                attempt.dropped = "the task is quarantined"
+                running.cancel()
+
+    def _known(self, node_id: str) -> bool:
+        try:
+            self._devices.get(node_id)
+        except NotFound:
+            return False
+        return True
+
+
+def _report(attempt: _Attempt, *, outcome: str, reason: str, ended_at: float | None) -> AttemptReport:
+    return AttemptReport(
+        task=attempt.task.index,
+        number=attempt.number,
+        node_id=attempt.node_id,
+        incarnation=attempt.device.incarnation,
+        tier=Tier.END,
+        upstream=attempt.upstreams[0].node_id if attempt.upstreams else None,
+        stage="fine" if attempt.fine_only else "all",
+        hedge=attempt.hedge,
+        outcome=outcome,
+        reason=reason,
+        started_at=attempt.started_at,
+        ended_at=ended_at,
+    )

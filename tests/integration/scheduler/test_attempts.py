@@ -1,0 +1,196 @@
+"""What is tried again, where, how often, and what is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.integration.scheduler.test_dispatching import counts, has
+from tierkit.testing import listening, wait_for
+
+
+async def test_upper_nodes_that_fail_are_asked_again_through_another_device_without_the_coarse_work(kit, scheduler):
+    async def cut_off(end, task_id, upstreams, lines):
+        tried = [upstream.node_id for upstream in upstreams]
+        fallback = {"reason": "upstream_unavailable", "detail": "refused", "tried": tried}
+        return [lines[0], {"event": "fallback", "task_id": task_id, **fallback}]
+
+    async with (
+        kit.end(scheduler, "end-0", script=cut_off) as lonely,
+        kit.end(scheduler, "end-1") as other,
+        kit.uppers(scheduler, "edge-0", "cloud-0"),
+    ):
+        job = await scheduler.submit(kit.images(200))
+        view = await scheduler.finished(job["id"])
+    assert counts(view) == ("completed", 200, 200, 0, 0)
+    assert (lonely.stages + other.stages).count("all") == 4
+    assert "all" in lonely.stages
+    assert "fine" in other.stages
+
+
+async def test_an_upper_node_with_which_a_task_failed_comes_last_the_next_time(kit, scheduler):
+    async def script(end, task_id, upstreams, lines):
+        if len(end.tasks) > 1:
+            return lines
+        fallback = {"reason": "upstream_error", "detail": "500", "tried": [upstreams[0].node_id]}
+        return [lines[0], {"event": "fallback", "task_id": task_id, **fallback}]
+
+    async with kit.end(scheduler, "end-0", script=script) as end, kit.uppers(scheduler, "edge-0", "cloud-0"):
+        job = await scheduler.submit(kit.images(50))
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 50, 50, 0, 0)
+    assert end.routes == [("edge-0", "cloud-0"), ("cloud-0", "edge-0")]
+
+
+async def test_the_last_upper_node_gone_the_coarse_answer_stands_at_once(kit, scheduler):
+    async def script(end, task_id, upstreams, lines):
+        await scheduler.http.delete("/v1/devices/edge-0")
+        fallback = {"reason": "upstream_unavailable", "detail": "refused", "tried": ["edge-0"]}
+        return [lines[0], {"event": "fallback", "task_id": task_id, **fallback}]
+
+    async with kit.end(scheduler, "end-0", script=script) as end:
+        await scheduler.register("edge-0", "edge")
+        job = await scheduler.submit(kit.images(50))
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 50, 0, 50, 0)
+        assert end.stages == ["all"]
+
+
+async def test_after_a_restart_only_the_fine_stage_is_left(kit, settings):
+    async with AsyncExitStack() as nodes, kit.scheduler(settings) as scheduler:
+        end = await nodes.enter_async_context(kit.end(scheduler, "end-0"))
+        await nodes.enter_async_context(kit.uppers(scheduler, "edge-0"))
+        end.fine_gate.clear()
+        job = await scheduler.submit(kit.images(100))
+        await wait_for(lambda: has(scheduler, job, ("running", 100, 0, 0, 0)), what="all coarse answers")
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.end(scheduler, "end-0") as end,
+        kit.uppers(scheduler, "edge-0"),
+    ):
+        view = await scheduler.finished(job["id"])
+    assert counts(view) == ("completed", 100, 100, 0, 0)
+    assert end.stages == ["fine", "fine"]
+
+
+class Killers:
+    """End nodes that one of the tasks kills: the connection breaks, then nobody listens any more."""
+
+    def __init__(self, poison: str) -> None:
+        self.poison = poison
+        self.dead: list[str] = []
+
+    async def script(self, end, task_id, upstreams, lines):
+        if end.node_id in self.dead:
+            await asyncio.Event().wait()
+        if task_id.endswith(self.poison):
+            self.dead.append(end.node_id)
+            end.beats.cancel()
+            await asyncio.Event().wait()
+        return lines
+
+
+async def test_a_task_that_kills_its_nodes_is_quarantined_and_the_rest_completes(kit, scheduler):
+    killers = Killers("-3")
+    async with AsyncExitStack() as nodes:
+        for number in range(5):
+            await nodes.enter_async_context(kit.end(scheduler, f"end-{number}", script=killers.script))
+        job = await scheduler.submit(kit.images(1000), scheme="end")
+        view = await scheduler.finished(job["id"])
+        results = await scheduler.results(job["id"])
+    assert counts(view) == ("completed", 950, 0, 0, 50)
+    assert view["quarantined_images"] == 50
+    assert view["reason"].endswith("quarantined, since nodes died with them: images 150-199")
+    assert len(killers.dead) == 3
+    errors = {result["index"]: result["error"] for result in results if result["error"]}
+    assert sorted(errors) == list(range(150, 200))
+    assert errors[150].startswith("quarantined: 3 nodes died or got stuck with it (")
+
+
+async def test_the_end_of_a_connection_counts_as_death_once_the_node_is_known_to_be_dead(kit, scheduler):
+    """A killed node breaks its connections before anybody knows that it is dead."""
+    async with AsyncExitStack() as nodes:
+        broken = []
+
+        async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            broken.append(writer)
+            writer.close()
+
+        for number in range(3):
+            url = await nodes.enter_async_context(listening(die))
+            await scheduler.register(f"end-{number}", "end", url=url)
+        job = await scheduler.submit(kit.images(50), scheme="end")
+        view = await scheduler.finished(job["id"])
+    assert counts(view) == ("failed", 0, 0, 0, 50)
+    assert view["quarantined_images"] == 50
+
+
+async def test_a_node_that_was_taken_off_the_list_has_not_died(kit, scheduler):
+    async with AsyncExitStack() as nodes:
+        ends = [await nodes.enter_async_context(kit.end(scheduler, f"end-{number}")) for number in range(4)]
+        for end in ends[:3]:
+            end.gate.clear()
+            end.beats.cancel()
+        job = await scheduler.submit(kit.images(50), scheme="end")
+        for _ in range(3):
+            await wait_for(lambda: any(end.waiting for end in ends[:3]), what="the task")
+            holder = next(end for end in ends[:3] if end.waiting)
+            await scheduler.http.delete(f"/v1/devices/{holder.node_id}")
+            holder.gate.set()
+            if ends[3].tasks:
+                break
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 50, 0, 0, 0)
+
+
+@pytest.mark.parametrize("silent", [0, 1, 3])
+async def test_reassign_sends_one_after_the_other_and_pays_for_each_silent_device(kit, settings, silent):
+    async def never(reader, writer):
+        await asyncio.Event().wait()
+
+    settings = settings.model_copy(update={"acknowledge_s": 0.1})
+    async with AsyncExitStack() as nodes:
+        scheduler = await nodes.enter_async_context(kit.scheduler(settings))
+        for number in range(silent):
+            url = await nodes.enter_async_context(listening(never))
+            incarnation = await scheduler.register(f"end-{number}", "end", url=url)
+            beats = asyncio.create_task(scheduler.keep_alive(f"end-{number}", "end", incarnation, url=url))
+            nodes.callback(beats.cancel)
+        for number in range(silent, 4):
+            await nodes.enter_async_context(kit.end(scheduler, f"end-{number}"))
+        job = await scheduler.submit(kit.images(200), scheme="end", recovery="reassign", batch_size=25)
+        view = await scheduler.finished(job["id"])
+        attempts = (await scheduler.http.get(f"/v1/jobs/{job['id']}/attempts")).json()["attempts"]
+    assert counts(view) == ("completed", 200, 0, 0, 0)
+    sent_in_vain = sum(attempt["outcome"] == "unreachable" for attempt in attempts)
+    assert sent_in_vain >= 2 * silent
+    assert view["elapsed_s"] >= 0.1 * sent_in_vain  # Eq. 9
+
+
+@pytest.mark.parametrize("stage", ["coarse", "fine"])
+async def test_a_straggler_is_hedged_on_an_idle_device_and_the_loser_is_dropped(kit, settings, stage):
+    slow_task = "-35"
+
+    async def script(end, task_id, upstreams, lines):
+        if task_id.endswith(slow_task) and stage == "coarse":
+            await asyncio.Event().wait()
+        if task_id.endswith(slow_task):
+            end.fine_gate.clear()
+        return lines
+
+    async with (
+        kit.scheduler(settings.model_copy(update={"hedge": True, "window": 1})) as scheduler,
+        kit.end(scheduler, "end-0", script=script) as slow,
+        kit.end(scheduler, "end-1") as other,
+        kit.uppers(scheduler, "edge-0", "cloud-0"),
+    ):
+        other.gate.clear()
+        job = await scheduler.submit(kit.images(360), batch_size=10)
+        await wait_for(lambda: len(slow.tasks) == 35, what="the straggler")
+        other.gate.set()
+        view = await scheduler.finished(job["id"])
+        attempts = (await scheduler.http.get(f"/v1/jobs/{job['id']}/attempts")).json()["attempts"]
+    assert counts(view) == ("completed", 360, 360, 0, 0)
+    last = [(each["node"], each["outcome"], each["hedge"]) for each in attempts if each["task"] == 35]
+    assert last == [("end-0", "cancelled", False), ("end-1", "ok", True)]
+    assert other.stages[-1] == ("all" if stage == "coarse" else "fine")
