@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.model import Array
 from tierkit.oip import InferResponse
-from tierkit.protocol import CoarseEvent, FineEvent, Upstream
+from tierkit.protocol import CoarseEvent, FineEvent, StageAnswer, Upstream
 from tierkit.runner import RunResult
 
-__all__ = ["check_probabilities", "coarse_event", "fine_event"]
+__all__ = ["check_probabilities", "coarse_event", "fine_event", "stage_answer"]
 
 _SUM_TOLERANCE = 1e-3
 """A float32 softmax over 100 classes is within 1e-5 of 1; half precision would be within 1e-3."""
@@ -36,19 +38,39 @@ def fine_event(
 ) -> FineEvent:
     """The finer answer, from an upper node's class probabilities, `[n, F]`; the superclass is the one whose classes'
     probabilities add up to the most, which need not be that of the best class."""
-    labels, confidences = _best(probabilities)
-    coarse_labels, coarse_confidences = _best(hierarchy.coarse_probabilities(probabilities))
     return FineEvent(
         task_id=task_id,
         node_id=upstream.node_id,
         tier=upstream.tier,
         model=upstream.model,
-        labels=labels,
-        confidences=confidences,
-        coarse_labels=coarse_labels,
-        coarse_confidences=coarse_confidences,
         round_trip_ms=round_trip_s * 1000,
+        **_both_levels(probabilities, hierarchy),
     )
+
+
+def stage_answer(
+    upstream: Upstream, indices: Array, probabilities: Array, hierarchy: Hierarchy, *, round_trip_s: float
+) -> StageAnswer:
+    """The finer answer as one stage of several, for the images at `indices`, int64 `[n]`, of a task."""
+    return StageAnswer(
+        tier=upstream.tier,
+        node_id=upstream.node_id,
+        model=upstream.model,
+        indices=tuple(indices.tolist()),
+        round_trip_ms=round_trip_s * 1000,
+        **_both_levels(probabilities, hierarchy),
+    )
+
+
+def _both_levels(probabilities: Array, hierarchy: Hierarchy) -> dict[str, Any]:
+    labels, confidences = _best(probabilities)
+    coarse_labels, coarse_confidences = _best(hierarchy.coarse_probabilities(probabilities))
+    return {
+        "labels": labels,
+        "confidences": confidences,
+        "coarse_labels": coarse_labels,
+        "coarse_confidences": coarse_confidences,
+    }
 
 
 def check_probabilities(response: InferResponse, *, images: int, classes: int) -> Array:

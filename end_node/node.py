@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from prometheus_client import Histogram
 
-from end_node.answers import check_probabilities, coarse_event, fine_event
+from end_node.answers import check_probabilities, coarse_event, fine_event, stage_answer
+from end_node.routing import Below, going_up
 from end_node.settings import EndSettings
 from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
@@ -20,7 +21,17 @@ from tierkit.model import Array, Model
 from tierkit.node import InferenceNode
 from tierkit.oip import InferRequest, RequestedOutput, Tensor
 from tierkit.oip_client import OipClient
-from tierkit.protocol import CoarseEvent, FallbackEvent, FallbackReason, FineEvent, Upstream
+from tierkit.protocol import (
+    CoarseEvent,
+    FallbackEvent,
+    FallbackReason,
+    FineEvent,
+    RoutedEvent,
+    Stage,
+    StageAnswer,
+    StageLoss,
+    Upstream,
+)
 from tierkit.service import Lifecycle
 from tierkit.types import Tier
 
@@ -51,9 +62,29 @@ class Task:
     """UINT8 `[n, h, w, 3]`."""
     upstreams: tuple[Upstream, ...]
     """Upper nodes to ask for the fine answer, in this order; none where the coarse answer is all that is wanted."""
+    stages: tuple[Stage, ...] = ()
+    """Tiers to which the unsure images go, one after the other; none where all images go to one node together."""
     deadline: float
     """On the node's clock (`time.monotonic`), after which no answer is of use."""
     request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Got:
+    """An upper node's answer."""
+
+    upstream: Upstream
+    probabilities: Array
+    round_trip_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failed:
+    """No upper node answered, and why."""
+
+    reason: FallbackReason
+    detail: str
+    tried: tuple[str, ...]
 
 
 class EndNode(InferenceNode):
@@ -104,8 +135,8 @@ class EndNode(InferenceNode):
         await super().__aexit__(kind, error, traceback)
         await self._http.aclose()
 
-    async def coarse(self, task: Task) -> CoarseEvent:
-        """The coarse answer, from the node's own model.
+    async def coarse(self, task: Task) -> tuple[CoarseEvent, Array]:
+        """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.
 
         Raises:
             TerraceError: as `ModelRunner.infer`.
@@ -118,7 +149,7 @@ class EndNode(InferenceNode):
         probabilities = result.outputs[_OUTPUT]
         if self._sums_up:
             probabilities = self._hierarchy.coarse_probabilities(probabilities)
-        return coarse_event(task.task_id, self.settings.node_id, model.name, probabilities, result)
+        return coarse_event(task.task_id, self.settings.node_id, model.name, probabilities, result), probabilities
 
     def check_images(self, task: Task) -> None:
         """Whether the images are such as the node's networks take, for a task whose coarse answer is known.
@@ -135,25 +166,65 @@ class EndNode(InferenceNode):
         Each attempt may take an equal share of what is left for it and those after it, so that one node that hangs
         does not use up the time of the others; the last one has all that is left.
         """
+        got = await self._ask_in_turn(task, task.images, task.upstreams, later=0)
+        if isinstance(got, _Failed):
+            return FallbackEvent(task_id=task.task_id, reason=got.reason, detail=got.detail, tried=got.tried)
+        return fine_event(task.task_id, got.upstream, got.probabilities, self._hierarchy, round_trip_s=got.round_trip_s)
+
+    async def escalated(self, task: Task, coarse: Array | None) -> RoutedEvent:
+        """The finer answers of the images that are unsure, tier after tier as the task's stages say.
+
+        Args:
+            coarse: probabilities of the coarse answer, `[n, superclasses]`; None where it is known to the sender alone.
+        """
+        answers: list[StageAnswer] = []
+        losses: list[StageLoss] = []
+        below = Below.of_all(len(task.images), coarse)
+        for number, stage in enumerate(task.stages):
+            going = going_up(stage, below)
+            if not len(going):
+                break  # nothing goes further up
+            images = task.images if len(going) == len(task.images) else task.images[going]
+            nodes = [upstream for upstream in task.upstreams if upstream.tier is stage.tier]
+            above = {after.tier for after in task.stages[number + 1 :]}
+            later = sum(upstream.tier in above for upstream in task.upstreams)
+            got = await self._ask_in_turn(task, images, nodes, later=later)
+            if isinstance(got, _Failed):
+                indices = tuple(going.tolist())
+                losses.append(
+                    StageLoss(tier=stage.tier, indices=indices, reason=got.reason, detail=got.detail, tried=got.tried)
+                )
+                below = Below(answered=going[:0], probabilities=None, lost=going)
+            else:
+                answers.append(
+                    stage_answer(got.upstream, going, got.probabilities, self._hierarchy, round_trip_s=got.round_trip_s)
+                )
+                below = Below(answered=going, probabilities=got.probabilities, lost=going[:0])
+        return RoutedEvent(task_id=task.task_id, answers=tuple(answers), losses=tuple(losses))
+
+    async def _ask_in_turn(
+        self, task: Task, images: Array, upstreams: Sequence[Upstream], *, later: int
+    ) -> _Got | _Failed:
+        """Ask these nodes until one answers. `later`: how many more may have to be asked after them."""
         tried: list[str] = []
         failures: list[str] = []
         reason: FallbackReason = "deadline"
-        for index, upstream in enumerate(task.upstreams):
+        for index, upstream in enumerate(upstreams):
             remaining_s = task.deadline - self.clock()
             if remaining_s <= 0:
                 break
             tried.append(upstream.node_id)
             try:
-                event = await self._ask(task, upstream, remaining_s / (len(task.upstreams) - index))
+                got = await self._ask(task, images, upstream, remaining_s / (len(upstreams) + later - index))
             except TerraceError as exc:
                 reason = _reason(exc)
                 failures.append(f"{upstream.node_id}: {exc}")
                 self._tell(upstream.node_id, reason, str(exc))
             else:
                 self._tell(upstream.node_id, None, "")
-                return event
+                return got
         detail = "; ".join(failures) or "the budget was spent before an upper node could be asked"
-        return FallbackEvent(task_id=task.task_id, reason=reason, detail=detail, tried=tuple(tried))
+        return _Failed(reason=reason, detail=detail, tried=tuple(tried))
 
     def _tell(self, upstream: str, reason: FallbackReason | None, why: str) -> None:
         """Log when an upper node begins to fail, fails in another way, or is well again; not for each task."""
@@ -168,20 +239,18 @@ class EndNode(InferenceNode):
         self._failing[upstream] = reason
         log.warning("no fine answers from an upper node", extra={"upstream": upstream, "reason": reason, "why": why})
 
-    async def _ask(self, task: Task, upstream: Upstream, budget_s: float) -> FineEvent:
+    async def _ask(self, task: Task, images: Array, upstream: Upstream, budget_s: float) -> _Got:
         started = self.clock()
         outcome = "cancelled"
         try:
             response = await self._upstream.infer(
                 upstream.url,
                 upstream.model,
-                InferRequest(
-                    inputs=(Tensor("images", task.images),), outputs=(RequestedOutput(_OUTPUT),), id=task.task_id
-                ),
+                InferRequest(inputs=(Tensor("images", images),), outputs=(RequestedOutput(_OUTPUT),), id=task.task_id),
                 budget_s=budget_s,
                 request_id=task.request_id,
             )
-            probabilities = check_probabilities(response, images=len(task.images), classes=len(self._hierarchy.fine))
+            probabilities = check_probabilities(response, images=len(images), classes=len(self._hierarchy.fine))
             outcome = "fine"
         except TerraceError as exc:
             outcome = _reason(exc)
@@ -189,7 +258,7 @@ class EndNode(InferenceNode):
         finally:
             round_trip_s = self.clock() - started
             _escalation_duration.labels(upstream.tier, outcome).observe(round_trip_s)
-        return fine_event(task.task_id, upstream, probabilities, self._hierarchy, round_trip_s=round_trip_s)
+        return _Got(upstream=upstream, probabilities=probabilities, round_trip_s=round_trip_s)
 
 
 def _reason(error: TerraceError) -> FallbackReason:

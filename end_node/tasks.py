@@ -10,19 +10,20 @@ from collections.abc import Mapping, Sequence
 from starlette.types import Receive, Scope, Send
 
 from end_node.node import EndNode, Task
-from end_node.upstreams import read_upstreams
+from end_node.upstreams import read_stages, read_upstreams
 from tierkit.asgi import cancelled_on_disconnect, read_body
 from tierkit.errors import InvalidInput
 from tierkit.logs import current_request_id
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Limits
 from tierkit.oip_server.request import announced_images, budget_s, read_request
-from tierkit.protocol import STAGE_HEADER, UPSTREAM_HEADER, ErrorEvent, TaskEvent, Upstream
+from tierkit.protocol import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, ErrorEvent, TaskEvent, Upstream
 
 __all__ = ["TaskEndpoint"]
 
 log = logging.getLogger(__name__)
 
+_ESCALATION = ESCALATION_HEADER.lower().encode()
 _STAGE = STAGE_HEADER.lower().encode()
 _UPSTREAM = UPSTREAM_HEADER.lower().encode()
 _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -46,6 +47,7 @@ class TaskEndpoint:
             task_id = _task_id(scope)
             upstreams = read_upstreams(_text(headers, _UPSTREAM), self._settings.allowed_upstreams)
             wants_coarse = _wants_coarse(_text(headers, _STAGE), upstreams)
+            stages = read_stages(_text(headers, _ESCALATION), upstreams, coarse_known=not wants_coarse)
             if wants_coarse:
                 # Before the body is read: a node that is full says so at once.
                 images = announced_images(headers, self._node.default_runner.model.inputs[0])
@@ -59,12 +61,14 @@ class TaskEndpoint:
                 task_id=task_id,
                 images=_images(request),
                 upstreams=upstreams,
+                stages=stages,
                 deadline=arrived + (self._settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
             )
+            probabilities = None
             if wants_coarse:
                 with cancelled_on_disconnect(scope):
-                    coarse = await self._node.coarse(task)
+                    coarse, probabilities = await self._node.coarse(task)
             else:
                 self._node.check_images(task)
         except BaseException as exc:
@@ -82,15 +86,17 @@ class TaskEndpoint:
         if task.upstreams:
             # Only the upper node's time: when the client hangs up, the question to it is dropped as well.
             with cancelled_on_disconnect(scope):
-                event = await self._fine(task)
+                event = await self._fine(task, probabilities)
             await _send_line(send, event, more=False)
             answered = event.event
         elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
         what = {"task": task_id, "images": len(task.images), "answer": answered, "ms": elapsed_ms}
         log.info("task done", extra=what)
 
-    async def _fine(self, task: Task) -> TaskEvent:
+    async def _fine(self, task: Task, coarse: Array | None) -> TaskEvent:
         try:
+            if task.stages:
+                return await self._node.escalated(task, coarse)
             return await self._node.fine(task)
         except Exception:
             # The status has been sent; the stream itself must say that it does not end as it should.

@@ -1,19 +1,23 @@
-"""Where a task may go after its coarse answer: what its sender asks for, checked. Pure."""
+"""Where a task may go after its coarse answer, and which of its images: what its sender asks for, checked. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tierkit.errors import Forbidden, InvalidInput
-from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Upstream
+from tierkit.protocol import ESCALATION, ESCALATION_HEADER, UPSTREAM_HEADER, UPSTREAMS, Stage, Upstream
+from tierkit.types import Tier
 
-__all__ = ["MAX_UPSTREAMS", "read_upstreams"]
+__all__ = ["MAX_UPSTREAMS", "read_stages", "read_upstreams"]
 
 MAX_UPSTREAMS = 16
 """More would be a list of targets rather than a route."""
+
+_T = TypeVar("_T")
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -34,12 +38,7 @@ def read_upstreams(header: str | None, allowed: Sequence[str]) -> tuple[Upstream
     """
     if header is None:
         return ()
-    try:
-        upstreams = UPSTREAMS.validate_json(header)
-    except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"{UPSTREAM_HEADER} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from exc
+    upstreams = _read(UPSTREAMS, UPSTREAM_HEADER, header)
     if len(upstreams) > MAX_UPSTREAMS:
         raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")
     for upstream in upstreams:
@@ -47,6 +46,47 @@ def read_upstreams(header: str | None, allowed: Sequence[str]) -> tuple[Upstream
         if allowed and not any(_is_below(parts, urlsplit(prefix)) for prefix in allowed):
             raise Forbidden(f"this node may not send images to {upstream.url}; --allowed-upstreams lists where it may")
     return upstreams
+
+
+def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_known: bool) -> tuple[Stage, ...]:
+    """The tiers to which the unsure images of a task go, one after the other; none where all go up together.
+
+    Args:
+        header: value of `ESCALATION_HEADER`.
+        upstreams: of the same request.
+        coarse_known: whether the coarse answer is not to be computed.
+
+    Raises:
+        InvalidInput: it cannot be read; the tiers do not rise from the edge on; a tier has no upper node, or an upper
+            node no stage; or the first threshold is about a coarse answer that is not to be computed.
+    """
+    if header is None:
+        return ()
+    stages = _read(ESCALATION, ESCALATION_HEADER, header)
+    tiers = [stage.tier for stage in stages]
+    if tiers not in ([Tier.EDGE], [Tier.CLOUD], [Tier.EDGE, Tier.CLOUD]):
+        given = ", ".join(tiers) or "nothing"
+        raise InvalidInput(f"{ESCALATION_HEADER} goes from edge to cloud, or has one of the two; it has {given}")
+    named = {upstream.tier for upstream in upstreams}
+    if named != set(tiers):
+        raise InvalidInput(
+            f"{ESCALATION_HEADER} has the tiers {', '.join(tiers)}, {UPSTREAM_HEADER} nodes of "
+            f"{', '.join(sorted(named)) or 'none'}: each tier needs a node, and each node a tier"
+        )
+    if coarse_known and stages[0].below is not None:
+        raise InvalidInput(
+            f"the threshold of the first tier in {ESCALATION_HEADER} is about the coarse answer: ask for both stages"
+        )
+    return stages
+
+
+def _read(adapter: TypeAdapter[_T], name: str, header: str) -> _T:
+    try:
+        return adapter.validate_json(header)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise InvalidInput(f"{name} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from exc
 
 
 def _plain(url: str) -> SplitResult:

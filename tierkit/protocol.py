@@ -27,6 +27,8 @@ from tierkit.types import Tier
 
 __all__ = [
     "BUDGET_HEADER",
+    "ESCALATION",
+    "ESCALATION_HEADER",
     "NODE_ID_PATTERN",
     "REQUEST_ID_HEADER",
     "STAGE_HEADER",
@@ -43,6 +45,10 @@ __all__ = [
     "ModelOffer",
     "NodeId",
     "Registration",
+    "RoutedEvent",
+    "Stage",
+    "StageAnswer",
+    "StageLoss",
     "TaskEvent",
     "Upstream",
     "checked_node_id",
@@ -59,6 +65,10 @@ UPSTREAM_HEADER = "Terrace-Upstream"
 
 STAGE_HEADER = "Terrace-Stage"
 """`fine`: the coarse answer is known, so the end node only asks the upper nodes; absent or `all`: both stages."""
+
+ESCALATION_HEADER = "Terrace-Escalation"
+"""JSON list of `Stage`, from the lowest: only those images go up a tier of which the answer below is unsure. The nodes
+to ask are those of the stage's tier in `UPSTREAM_HEADER`. Absent: all images go to the first of these that answers."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -137,6 +147,16 @@ class Upstream(_Message):
     model: str
 
 
+class Stage(_Message):
+    """A tier that is asked about the images that are unsure below it."""
+
+    tier: Tier
+    below: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    """Images go up whose margin below (largest minus second largest probability) is smaller than this; None: all."""
+    spare: bool = True
+    """Whether the images that the stage before this one should have answered, but did not, go up as well."""
+
+
 FallbackReason = Literal[
     "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline", "quarantined"
 ]
@@ -171,6 +191,46 @@ class FineEvent(_Message):
     round_trip_ms: NonNegativeFloat
 
 
+class StageAnswer(_Message):
+    """What one upper node answered of a task: as `FineEvent`, for the images at `indices`."""
+
+    tier: Tier
+    node_id: NodeId
+    model: str
+    indices: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    """Positions in the task, rising."""
+    labels: tuple[NonNegativeInt, ...]
+    confidences: tuple[Confidence, ...]
+    coarse_labels: tuple[NonNegativeInt, ...]
+    coarse_confidences: tuple[Confidence, ...]
+    round_trip_ms: NonNegativeFloat
+
+
+class StageLoss(_Message):
+    """Images that should have gone up to a tier of which no node answered: the answer from below stands."""
+
+    tier: Tier
+    indices: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    reason: FallbackReason
+    detail: str
+    tried: tuple[NodeId, ...]
+
+
+class RoutedEvent(_Message):
+    """The finer answers of a task whose images went up one by one, as sure as they were.
+
+    The answer of an image is the one of the highest tier that has it in its `indices`. Images in none of them stay with
+    their coarse answer: because it was sure, or (where a loss names them) because no node of the tier answered.
+    """
+
+    event: Literal["routed"] = "routed"
+    task_id: str
+    answers: tuple[StageAnswer, ...]
+    """By tier, rising."""
+    losses: tuple[StageLoss, ...]
+    """By tier, rising."""
+
+
 class FallbackEvent(_Message):
     """In place of the fine answer: the coarse one stands, and this is why."""
 
@@ -189,9 +249,12 @@ class ErrorEvent(_Message):
     error: str
 
 
-TaskEvent = Annotated[CoarseEvent | FineEvent | FallbackEvent | ErrorEvent, Field(discriminator="event")]
+TaskEvent = Annotated[CoarseEvent | FineEvent | RoutedEvent | FallbackEvent | ErrorEvent, Field(discriminator="event")]
 TASK_EVENTS: TypeAdapter[TaskEvent] = TypeAdapter(TaskEvent)
 """Reads one line of an answer stream."""
+
+ESCALATION: TypeAdapter[tuple[Stage, ...]] = TypeAdapter(tuple[Stage, ...])
+"""Reads and writes the escalation header."""
 
 UPSTREAMS: TypeAdapter[tuple[Upstream, ...]] = TypeAdapter(tuple[Upstream, ...])
 """Reads and writes the upstream header."""

@@ -15,7 +15,7 @@ from edge_node.settings import EdgeSettings
 from models.hierarchy import Hierarchy
 from tierkit.model import Array, TensorSpec
 from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import TASK_EVENTS, UPSTREAMS, TaskEvent, Upstream
+from tierkit.protocol import ESCALATION, TASK_EVENTS, UPSTREAMS, Stage, TaskEvent, Upstream
 from tierkit.service import Lifecycle
 from tierkit.testing import serve_app
 from tierkit.types import Tier
@@ -82,10 +82,13 @@ class RunningEnd:
         task_id: str = "task-1",
         request_id: str = "request-1",
         stage: str | None = None,
+        escalation: tuple[Stage, ...] | None = None,
     ) -> AbstractAsyncContextManager[httpx.Response]:
         """Send a task; the answer is read by the caller."""
         chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", batch),)))
         headers |= {"X-Request-Id": request_id, "Terrace-Upstream": UPSTREAMS.dump_json(upstreams).decode()}
+        if escalation is not None:
+            headers["Terrace-Escalation"] = ESCALATION.dump_json(escalation).decode()
         if stage is not None:
             headers["Terrace-Stage"] = stage
         if budget_s is not None:
@@ -93,10 +96,16 @@ class RunningEnd:
         return self.http.stream("POST", f"{self.url}/v1/tasks/{task_id}", content=b"".join(chunks), headers=headers)
 
     async def answer(
-        self, batch: Array, *upstreams: Upstream, budget_s: float | None = 10.0, stage: str | None = None
+        self,
+        batch: Array,
+        *upstreams: Upstream,
+        budget_s: float | None = 10.0,
+        stage: str | None = None,
+        escalation: tuple[Stage, ...] | None = None,
     ) -> list[TaskEvent]:
         """All lines of the answer to a task."""
-        async with self.stream(batch, *upstreams, budget_s=budget_s, stage=stage) as response:
+        asked = self.stream(batch, *upstreams, budget_s=budget_s, stage=stage, escalation=escalation)
+        async with asked as response:
             await response.aread()
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/x-ndjson"
