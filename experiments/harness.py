@@ -74,6 +74,8 @@ class Experiment:
     """The rows in words."""
     draw: Callable[[Record, Figures], None]
     profile: str = "paper"
+    one_row: bool = False
+    """Whether there is a single row, which `--json` then prints bare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments import table5
+from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, new_folder
 from experiments.profile import read_profile
 from terrace.console import plain_table, print_json, screen
@@ -63,6 +64,21 @@ def table5_command(
     _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
 
 
+@app.command("chaos", help="Kill, stop and cut off services under load, and count what gets lost.")
+def chaos_command(
+    faults: Annotated[int | None, typer.Option(min=1, help="Default: 1,000; 60 with --quick.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="At least so many. Default: 20; 2 with --quick.")] = None,
+    profile: ProfileName = "native",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of 50 images in each job.")] = 20,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    _run([chaos.configured(faults=faults, jobs=jobs)], _request(profile, quick, seed, tasks, data), out, json=json)
+
+
 def _request(profile: str, quick: bool, seed: int, tasks: int | None, data: Path | None) -> Request:
     machines = read_profile(profile).model_copy(update={"seed": seed})
     return Request(profile_name=profile, profile=machines, quick=quick, seed=seed, tasks=tasks, data=data)
@@ -76,7 +92,8 @@ def _run(experiments: Sequence[Experiment], request: Request, out: Path | None, 
     for experiment in experiments:
         folder = whole / experiment.name if whole else out or Path("runs", f"{experiment.name}-{began}")
         outcome = _execute(experiment, request, folder)
-        found[experiment.name] = outcome.record["results"]["rows"]
+        rows = outcome.record["results"]["rows"]
+        found[experiment.name] = rows[0] if experiment.one_row else rows
         if not json:
             _show(experiment, outcome)
         for warning in outcome.warnings:

@@ -1,0 +1,364 @@
+"""`terrace experiment chaos`: jobs run without a pause while services are killed, stopped and cut off.
+
+Two jobs are always under way, each with another scheme, and in turns with on_upstream_loss `fallback` and `wait`. Up to
+three faults happen at a time, each when its target holds work. When all faults are over, what is under way may finish.
+Then every image is counted: answered once, with the answer that the bare network of the tier gives, and with
+`wait` with a fine one.
+
+A silent or killed node counts for the detection time only where the scheduler was well at the time, and the fault
+lasted until the node was dead in the device list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.chaos.faults import Fault, Kind, plan_faults
+from experiments.chaos.verdict import tally
+from experiments.chaos.world import Sight, World, behind_relays, small_disk
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures
+from experiments.testbed import BATCH, plan_fleet
+from models.manifest import load_manifest
+from models.session import load_model
+from tierkit.client import AsyncClient, CoarseResults, FallbackResults, FineResults, ImageResult, Job, StateChange
+from tierkit.errors import TerraceError
+from tierkit.fleet import SCHEDULER
+from tierkit.types import Scheme, Tier, UpstreamLoss
+
+__all__ = ["CHAOS", "configured", "percentile"]
+
+FAULTS, QUICK_FAULTS = 1000, 60
+_JOBS, _QUICK_JOBS = 20, 2
+_NODES = {"end": 3, "edge": 2, "cloud": 1}
+_AT_ONCE = 3
+_JOBS_AT_ONCE = 2
+_SCHEMES = (Scheme.MAPPING, Scheme.END_EDGE, Scheme.END_CLOUD)
+_FAULT_S = 0.45
+"""About how long a fault takes, for the progress bar."""
+_START_S = 15.0
+_END_S = 20.0
+_JOB_BUDGET_S = 300.0
+_PATIENCE_S = 120.0
+_PAUSE_S = 0.2
+
+
+def percentile(samples: Sequence[float], share: float) -> float | None:
+    """The smallest sample that so great a share of all (0 to 1) does not exceed; None without samples."""
+    ranked = sorted(samples)
+    return ranked[max(0, -int(-share * len(ranked) // 1) - 1)] if ranked else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Truth:
+    """What the bare networks answer to a job's images."""
+
+    coarse: NDArray[Any]
+    fine: Mapping[Tier, NDArray[Any]]
+
+
+def _truth(images: NDArray[np.uint8]) -> _Truth:
+    def labels(tier: Tier) -> NDArray[Any]:
+        model = load_model(load_manifest().default_for(tier), threads=os.cpu_count() or 1)
+        batches = [images[at : at + BATCH] for at in range(0, len(images), BATCH)]
+        return np.concatenate([model.run({"images": b}, ["logits"])["logits"].argmax(axis=1) for b in batches])
+
+    return _Truth(coarse=labels(Tier.END), fine={tier: labels(tier) for tier in (Tier.EDGE, Tier.CLOUD)})
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+async def _measure(run: Run, *, faults: int | None, jobs: int | None) -> None:
+    quick = run.request.quick
+    count, least = faults or (QUICK_FAULTS if quick else FAULTS), jobs or (_QUICK_JOBS if quick else _JOBS)
+    profile = run.profile.with_nodes(**_NODES)
+    run.config |= {"faults": count, "jobs": least, "nodes": _NODES, "images_per_job": len(run.images)}
+    run.expected_s = _START_S + count * _FAULT_S + _END_S
+    state = run.folder / "disk"
+    async with AsyncExitStack() as stack:
+        async with run.step("starting the fleet", _START_S):
+            truth = await asyncio.to_thread(_truth, run.images.images)
+            disk = stack.enter_context(small_disk(state))
+            if not disk:
+                run.note("the disk was never full: a small disk of its own for the scheduler takes root")
+            networks = await asyncio.to_thread(run.networks, profile)
+            folder = run.folder / "fleet"
+            folder.mkdir()
+            settings = {"state": str(state / "scheduler"), "n_map": "1", "max_unfinished_jobs": 10}
+            plan, relays = await stack.enter_async_context(
+                behind_relays(plan_fleet(profile, networks, folder, settings))
+            )
+            fleet = await stack.enter_async_context(run.launched(plan, folder, expects_exits=True))
+            sight = Sight(fleet.scheduler_url)
+            looking = asyncio.create_task(sight.run(), name="sight")
+            stack.callback(looking.cancel)
+        nodes = [[node.name for node in plan.nodes if node.kind == tier] for tier in Tier]
+        world = World(fleet, relays, sight, state / "scheduler")
+        plan_of_faults = plan_faults(run.request.seed, count, scheduler=SCHEDULER, nodes=nodes, disk=disk)
+        load = _Load(run, fleet.scheduler_url, truth, least)
+        await _run_both(run, world, plan_of_faults, load)
+
+
+async def _run_both(run: Run, world: World, plan: Sequence[Fault], load: _Load) -> None:
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for number in range(_JOBS_AT_ONCE):
+            group.create_task(load.run(), name=f"jobs {number}")
+        async with run.step("faults", len(plan) * _FAULT_S):
+            await _inflict(run, world, plan)
+        run.config["faults_s"] = round(time.monotonic() - began, 1)
+        load.enough = True
+    async with run.step("what is left", _END_S):
+        await load.check_list()
+    run.config["seconds"] = round(time.monotonic() - began, 1)
+
+
+async def _inflict(run: Run, world: World, plan: Sequence[Fault]) -> None:
+    """All faults of the plan, several at a time, but never two on one service."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+    held: dict[str, asyncio.Lock] = {}
+    turns = itertools.count(1)
+
+    async def one(fault: Fault) -> None:
+        async with held.setdefault(fault.target, asyncio.Lock()):
+            try:
+                outcome = await world.inflict(fault)
+                while not outcome["struck"]:
+                    # No work has passed there: the same again, when there is some.
+                    outcome = await world.inflict(fault)
+            finally:
+                slots.release()
+        run.add(what="fault", number=next(turns), **asdict(fault), **outcome)
+
+    async with asyncio.TaskGroup() as group:
+        for fault in plan:
+            await slots.acquire()
+            group.create_task(one(fault), name=f"{fault.kind} {fault.target}")
+
+
+class _Load:
+    """Jobs one after the other, for as long as there are faults, and so many at least."""
+
+    def __init__(self, run: Run, url: str, truth: _Truth, least: int) -> None:
+        self.enough = False
+        """No further job is begun."""
+        self._run = run
+        self._url = url
+        self._truth = truth
+        self._least = least
+        self._numbers = itertools.count()
+        self._accepted: set[str] = set()
+
+    async def run(self) -> None:
+        while True:
+            number = next(self._numbers)
+            if self.enough and number >= self._least:
+                return
+            await self._job(number)
+
+    async def _job(self, number: int) -> None:
+        scheme = _SCHEMES[number % len(_SCHEMES)]
+        loss = list(UpstreamLoss)[number // len(_SCHEMES) % len(UpstreamLoss)]
+        point: dict[str, Any] = {"what": "job", "number": number, "scheme": scheme, "on_upstream_loss": loss}
+        images = self._run.images
+        began = time.monotonic()
+        told: Counter[tuple[str, int]] = Counter()
+        refusals: Counter[str] = Counter()
+        async with AsyncClient(self._url, timeout_s=_PATIENCE_S) as client:
+            try:
+                job = await _insist(
+                    refusals,
+                    lambda: client.submit(
+                        images.images,
+                        scheme=scheme,
+                        on_upstream_loss=loss,
+                        batch_size=BATCH,
+                        idempotency_key=f"{self._run.request.seed}-{number}",
+                    ),
+                )
+                self._accepted.add(job.id)
+                job = await self._follow(client, job, told)
+                results = await _insist(refusals, lambda: _all_results(client, job))
+            except TerraceError as exc:
+                self._run.add(**point, state="unfinished", reason=str(exc), refusals=dict(refusals))
+                return
+        counts = tally(len(images), results, told, self._truth.coarse, self._truth.fine)
+        self._run.add(
+            **point,
+            job=job.id,
+            state=job.state,
+            reason=job.reason,
+            seconds=round(time.monotonic() - began, 3),
+            refusals=dict(refusals),
+            **asdict(counts),
+        )
+
+    async def _follow(self, client: AsyncClient, job: Job, told: Counter[tuple[str, int]]) -> Job:
+        async for event in client.events(job, budget_s=_JOB_BUDGET_S):
+            match event:
+                case StateChange():
+                    job = event.job
+                case CoarseResults(results=results):
+                    told.update(("coarse", result.index) for result in results)
+                case FineResults(results=results) | FallbackResults(results=results):
+                    told.update(("final", result.index) for result in results)
+        return job
+
+    async def check_list(self) -> None:
+        """Count the scheduler's own list: no job too many, none without an end."""
+        async with AsyncClient(self._url, timeout_s=_PATIENCE_S) as client:
+            listed: list[Job] = []
+            cursor: str | None = None
+            while True:
+                page = await client.jobs(limit=50, cursor=cursor)
+                listed += page.jobs
+                if (cursor := page.next_cursor) is None:
+                    break
+        self._run.add(
+            what="list",
+            jobs=len(listed),
+            unknown=len({job.id for job in listed} - self._accepted),
+            unfinished=sum(not job.done for job in listed),
+        )
+
+
+async def _all_results(client: AsyncClient, job: Job) -> list[ImageResult]:
+    return [result async for result in client.results(job)]
+
+
+async def _insist(refusals: Counter[str], call: Any) -> Any:
+    """Try again while the scheduler is away or in trouble, as a user would, for at most two minutes."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return await call()
+        except TerraceError as exc:
+            refusals[type(exc).__name__] += 1
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_PAUSE_S)
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    points = record["points"]
+    faults = [point for point in points if point["what"] == "fault"]
+    jobs = [point for point in points if point["what"] == "job"]
+    ended = [point for point in jobs if "images" in point]
+    waited = [point for point in ended if point["on_upstream_loss"] == UpstreamLoss.WAIT]
+    lists = [point for point in points if point["what"] == "list"]
+    detected = {
+        kind: [p["detection_s"] for p in faults if p["kind"] == kind and p.get("detection_s") is not None]
+        for kind in (Kind.KILL, Kind.STOP)
+    }
+    images = sum(point["images"] for point in ended)
+    fallback = sum(point["fallback"] for point in ended)
+
+    def total(name: str) -> int:
+        return sum(point[name] for point in ended)
+
+    def figure(kind: Kind, share: float) -> float | None:
+        value = percentile(detected[kind], share)
+        return None if value is None else round(value, 3)
+
+    both = percentile([*detected[Kind.KILL], *detected[Kind.STOP]], 0.99)
+    return [
+        {
+            "faults": len(faults),
+            "at_work": sum(point["at_work"] for point in faults),
+            "by_kind": dict(sorted(Counter(point["kind"] for point in faults).items())),
+            "jobs": len(jobs),
+            "images": images,
+            "lost": total("lost"),
+            "duplicated": total("duplicated"),
+            "wrong": total("wrong"),
+            "unmarked": total("unmarked"),
+            "unfinished_jobs": len(jobs) - len(ended) + sum(point["unfinished"] for point in lists),
+            "unknown_jobs": sum(point["unknown"] for point in lists),
+            "fallback": fallback,
+            "fallback_share": round(fallback / images, 4) if images else None,
+            "wait_images": sum(point["images"] for point in waited),
+            "wait_without_fine": sum(point["images"] - point["fine"] for point in waited),
+            "detection_p99_s": None if both is None else round(both, 3),
+            "detections": len(detected[Kind.KILL]) + len(detected[Kind.STOP]),
+            "kill_p99_s": figure(Kind.KILL, 0.99),
+            "stop_p99_s": figure(Kind.STOP, 0.99),
+            "refusals": dict(sum((Counter(point["refusals"]) for point in jobs), Counter())),
+        }
+    ]
+
+
+def _table(record: Record) -> Table:
+    (row,) = _rows(record)
+    shown = {
+        "faults": f"{row['faults']:,}, {row['at_work']:,} of them on work under way",
+        "of each kind": ", ".join(f"{kind} {count}" for kind, count in row["by_kind"].items()),
+        "jobs / images": f"{row['jobs']:,} / {row['images']:,}",
+        "images lost": f"{row['lost']:,}",
+        "images answered twice": f"{row['duplicated']:,}",
+        "answers that differ from the bare network's": f"{row['wrong']:,}",
+        "jobs without an end": f"{row['unfinished_jobs']:,}",
+        "coarse answers that stand (marked)": f"{row['fallback']:,} ({row['fallback_share'] or 0:.1%})",
+        "with `wait`: images without a fine answer": f"{row['wait_without_fine']:,} of {row['wait_images']:,}",
+        "detection, p99": _seconds(row["detection_p99_s"], row["detections"]),
+        "of a killed node": _seconds(row["kill_p99_s"]),
+        "of a silent node": _seconds(row["stop_p99_s"]),
+    }
+    return Table(headings=("", "counted"), rows=list(shown.items()))
+
+
+def _seconds(value: float | None, count: int | None = None) -> str:
+    return "-" if value is None else f"{value:.2f} s" + (f" (n = {count})" if count is not None else "")
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    """When each fault was noticed: how many of the killed and silent nodes were dead in the device list by then."""
+    (axes,) = figures.panels(
+        "detection", ["Time until a node is dead in the device list"], xlabel="seconds", ylabel="share of the nodes"
+    )
+    for kind, colour, style in ((Kind.KILL, "#0072B2", "-"), (Kind.STOP, "#D55E00", "--")):
+        samples = sorted(
+            p["detection_s"]
+            for p in record["points"]
+            if p["what"] == "fault" and p["kind"] == kind and p.get("detection_s") is not None
+        )
+        if samples:
+            shares = [(rank + 1) / len(samples) for rank in range(len(samples))]
+            label = f"{'killed' if kind is Kind.KILL else 'silent'} (n = {len(samples)})"
+            axes.step(samples, shares, where="post", color=colour, linestyle=style, label=label)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.02)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+
+
+def configured(*, faults: int | None = None, jobs: int | None = None) -> Experiment:
+    """The experiment with other numbers: of faults, and of jobs at least."""
+    return replace(CHAOS, measure=partial(_measure, faults=faults, jobs=jobs))
+
+
+CHAOS = Experiment(
+    name="chaos",
+    summary="what gets lost when services are killed, stopped and cut off under load",
+    measure=partial(_measure, faults=None, jobs=None),
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+    profile="native",
+    one_row=True,
+)

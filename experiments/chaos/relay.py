@@ -1,0 +1,198 @@
+"""A TCP relay in front of a service, which does to its connections what a bad network does.
+
+The relay reads no protocol but this much of HTTP: a client says nothing more until it is answered, so what it has sent
+since the last answer is one request. It holds at most one such request per connection, for a duplicate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass, field
+
+from experiments.chaos.faults import Direction, Kind
+
+__all__ = ["Relay"]
+
+_CHUNK_BYTES = 64 * 1024
+_HELD_BYTES = 1 << 20
+_CONNECT_S = 2.0
+_SECOND_S = 10.0
+"""How long the answer to a duplicate may take; nobody waits for it."""
+
+
+@dataclass(slots=True)
+class _Armed:
+    kind: Kind
+    direction: Direction
+    seconds: float
+    struck: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    request: bytearray = field(default_factory=bytearray)
+    """What the client has sent since the last answer; its beginning, when it is very long."""
+    request_bytes: int = 0
+    answered: bool = False
+
+    def end(self, *, reset: bool) -> None:
+        for writer in (self.client, self.server):
+            if reset and (raw := writer.get_extra_info("socket")) is not None and raw.fileno() >= 0:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if reset:
+                writer.transport.abort()
+            else:
+                writer.close()
+
+
+class Relay:
+    """Listens on an address of its own and passes everything on to the service, until told otherwise.
+
+    Args:
+        target: host and port of the service.
+        work_bytes: a request of fewer bytes (a probe) is not the work that a fault is to strike.
+    """
+
+    def __init__(self, target: tuple[str, int], *, work_bytes: int) -> None:
+        self._target = target
+        self._work_bytes = work_bytes
+        self._server: asyncio.Server | None = None
+        self._address = (target[0], 0)
+        self._connections: set[_Connection] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._armed: _Armed | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._address[0]}:{self._address[1]}"
+
+    async def open(self) -> None:
+        """Take connections (again), always on the same port."""
+        if self._server is None:
+            self._server = await asyncio.start_server(self._serve, *self._address)
+            self._address = self._server.sockets[0].getsockname()[:2]
+
+    def refuse(self) -> None:
+        """Take no connections, and reset those that stand."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self._connections):
+            connection.end(reset=True)
+
+    async def close(self) -> None:
+        """End it for good."""
+        self.refuse()
+        for pump in list(self._pumps):
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def strike(self, kind: Kind, direction: Direction, seconds: float, *, budget_s: float) -> bool:
+        """Do this to the next piece of work that passes; False when none has passed within the budget."""
+        armed = self._armed = _Armed(kind, direction, seconds)
+        try:
+            async with asyncio.timeout(budget_s):
+                await armed.struck.wait()
+        except TimeoutError:
+            return False
+        finally:
+            if self._armed is armed:
+                self._armed = None
+        return True
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                server_reader, server_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        connection = _Connection(writer, server_writer)
+        self._connections.add(connection)
+        pumps = [
+            asyncio.create_task(self._pump(reader, server_writer, connection, Direction.REQUEST)),
+            asyncio.create_task(self._pump(server_reader, writer, connection, Direction.ANSWER)),
+        ]
+        self._pumps.update(pumps)
+        for pump in pumps:
+            pump.add_done_callback(self._pumps.discard)
+        try:
+            # Whichever side ends first, the other has nothing to say any more: HTTP knows no half-open connection.
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            connection.end(reset=False)
+            self._connections.discard(connection)
+
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connection: _Connection,
+        direction: Direction,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(_CHUNK_BYTES):
+                self._note(connection, chunk, direction)
+                armed = self._armed
+                if armed is not None and connection.request_bytes >= self._work_bytes and self._meant(armed, direction):
+                    self._armed = None
+                    passes = await self._strike(armed, connection, writer, chunk)
+                    armed.struck.set()
+                    if not passes:
+                        return
+                writer.write(chunk)
+                await writer.drain()
+
+    def _note(self, connection: _Connection, chunk: bytes, direction: Direction) -> None:
+        if direction is Direction.ANSWER:
+            connection.answered = True
+            return
+        if connection.answered:
+            connection.request.clear()
+            connection.request_bytes, connection.answered = 0, False
+        connection.request_bytes += len(chunk)
+        if connection.request_bytes <= _HELD_BYTES:
+            connection.request += chunk
+
+    @staticmethod
+    def _meant(armed: _Armed, direction: Direction) -> bool:
+        # A request can be sent again only when it is complete, which the first piece of its answer shows.
+        return direction is (Direction.ANSWER if armed.kind is Kind.DUPLICATE else armed.direction)
+
+    async def _strike(self, armed: _Armed, connection: _Connection, writer: asyncio.StreamWriter, chunk: bytes) -> bool:
+        """Whether the piece passes all the same."""
+        match armed.kind:
+            case Kind.RESET:
+                connection.end(reset=True)
+                return False
+            case Kind.CUT:
+                writer.write(chunk[: len(chunk) // 2])
+                await writer.drain()
+                return False
+            case Kind.DELAY:
+                armed.struck.set()
+                await asyncio.sleep(armed.seconds)
+            case Kind.DUPLICATE if connection.request_bytes <= _HELD_BYTES:
+                second = asyncio.create_task(self._send_again(bytes(connection.request)))
+                self._pumps.add(second)
+                second.add_done_callback(self._pumps.discard)
+        return True
+
+    async def _send_again(self, request: bytes) -> None:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_SECOND_S):
+                reader, writer = await asyncio.open_connection(*self._target)
+                try:
+                    writer.write(request)
+                    await writer.drain()
+                    while await reader.read(_CHUNK_BYTES):
+                        pass
+                finally:
+                    writer.close()
