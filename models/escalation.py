@@ -123,7 +123,8 @@ class Gate(_Frozen):
             InvalidInput: the target cannot be reached; says what can.
         """
         target = relative * self.upper_accuracy
-        short = [index for index, accuracy in enumerate(self.accuracy) if accuracy < target - 1e-9]
+        # The curve is stored rounded.
+        short = [index for index, accuracy in enumerate(self.accuracy) if accuracy < target - 10**-_DIGITS]
         first = short[-1] + 1 if short else 0
         if first == len(self.accuracy):
             raise InvalidInput(

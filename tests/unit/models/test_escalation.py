@@ -93,6 +93,11 @@ def test_touching_the_target_by_chance_is_not_reaching_it():
     assert wavy.for_accuracy(1.0).share == pytest.approx(0.6)
 
 
+def test_what_the_upper_network_itself_has_can_be_reached_whatever_its_digits():
+    third = gate([0.0, 0.0, 0.0], [0, 0, 0], [1, 0, 0])
+    assert third.for_accuracy(1.0).share == 1
+
+
 def test_more_than_the_upper_network_has_cannot_be_reached():
     with pytest.raises(InvalidInput, match=r"1\.2 times .* of 'high' \(0\.9000\) cannot be reached.* it is 0\.7500"):
         FOUR.for_accuracy(1.2)

@@ -92,7 +92,7 @@ def test_every_image_has_one_answer(rows, relative: float, budget: float, escala
             max(share for tier, share in found.went_to.items() if (tier, lowest) != ("edge", "edge")) <= budget + 1e-9
         )
     elif lowest is Tier.EDGE:
-        assert found.relative_accuracy >= relative - 1e-6
+        assert found.relative_accuracy >= relative - 1e-5
 
 
 def test_no_rule_beats_the_oracle_nor_is_the_curve_beside_its_ends():
