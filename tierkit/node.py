@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from tierkit import http_errors
+from tierkit.asgi import DirectRoutes
 from tierkit.emulation import emulate
 from tierkit.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.http_client import open_client
@@ -21,7 +22,7 @@ from tierkit.inference_thread import InferenceThread
 from tierkit.metrics import ModelMetrics
 from tierkit.model import Model
 from tierkit.oip import Limits
-from tierkit.oip_server import oip_routes
+from tierkit.oip_server import InferEndpoint, oip_routes
 from tierkit.protocol import ModelOffer, Registration
 from tierkit.runner import ModelRunner
 from tierkit.service import Lifecycle, reachable_url
@@ -141,14 +142,16 @@ def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette
         async with node:
             yield
 
+    infer = InferEndpoint(node.runners, node.metrics, Limits(max_body_bytes=node.settings.max_body_bytes))
     oip = oip_routes(
         node.runners,
-        limits=Limits(max_body_bytes=node.settings.max_body_bytes),
-        metrics=node.metrics,
+        infer,
         ready=lambda: node.lifecycle.ready and not node.lifecycle.draining,
         version=node.version,
         server_name=f"terrace-{node.tier}",
     )
     app = Starlette(routes=[*oip, *routes], lifespan=lifespan)
-    http_errors.install(app)
+    direct = {f"/v2/models/{name}/infer": (infer, {"model": name}) for name in node.runners}
+    app.add_middleware(DirectRoutes, endpoints=direct)
+    http_errors.install(app)  # around it: its endpoints raise their errors
     return app

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from tierkit.errors import MalformedMessage, TooLarge
 from tierkit.model import Array, TensorSpec
 from tierkit.oip.datatypes import BYTES, dtype_of
 from tierkit.oip.encode import BINARY_HEADER
-from tierkit.oip.messages import InferRequest, InferResponse, RequestedOutput, Tensor
+from tierkit.oip.messages import InferRequest, InferResponse, Parameters, RequestedOutput, Tensor
 
 __all__ = ["Limits", "decode_request", "decode_response", "parse_header_length"]
 
@@ -24,6 +25,10 @@ _MAX_DIMENSION = 2**63 - 1
 _MAX_NAME = 256
 _MAX_STRINGS = 2**16
 """Elements of a BYTES tensor, each of which becomes a Python object; class names are the only strings here."""
+
+_REMEMBERED_BYTES = 1024
+"""JSON parts of requests up to this length are remembered: a client sends the same one with all its requests of one
+size, and reading it costs several times what reading the tensors behind it does."""
 
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
 """What may stand in the JSON of a tensor, by numpy's kind of its type."""
@@ -80,15 +85,15 @@ def decode_request(
     if header_length == 0 and raw_input is not None:
         _check_size(body, limits)
         return InferRequest(inputs=(Tensor(raw_input.name, _rows(body, raw_input)),))
-    head, payload = _split(body, header_length, limits)
-    parameters = _parameters(head, "the request")
-    binary_output = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
+    text, payload = _split(body, header_length, limits)
+    read = _remembered_request_head if len(payload) and len(text) <= _REMEMBERED_BYTES else _request_head
+    head = read(text, limits.max_tensors)
     return InferRequest(
-        inputs=_tensors(head, "inputs", payload, limits),
-        outputs=_requested_outputs(head, limits),
-        id=_text(head.get("id", ""), "id"),
-        parameters=parameters,
-        binary_output=binary_output,
+        inputs=_tensors(head.inputs, payload),
+        outputs=head.outputs,
+        id=head.id,
+        parameters=head.parameters,
+        binary_output=head.binary_output,
     )
 
 
@@ -96,11 +101,12 @@ def decode_response(
     body: bytes | bytearray | memoryview, header_length: int | None, *, limits: Limits = _DEFAULT_LIMITS
 ) -> InferResponse:
     """Read a response; arguments and errors as for `decode_request`."""
-    head, payload = _split(body, header_length, limits)
+    text, payload = _split(body, header_length, limits)
+    head = _json_object(text)
     return InferResponse(
         model_name=_text(head.get("model_name", ""), "model_name"),
         model_version=_text(head.get("model_version", ""), "model_version"),
-        outputs=_tensors(head, "outputs", payload, limits),
+        outputs=_tensors(_tensor_heads(head, "outputs", limits.max_tensors), payload),
         id=_text(head.get("id", ""), "id"),
         parameters=_parameters(head, "the response"),
     )
@@ -114,9 +120,8 @@ def _check_size(body: bytes | bytearray | memoryview, limits: Limits) -> None:
         raise TooLarge(f"a body of {len(body)} bytes; at most {limits.max_body_bytes} are accepted")
 
 
-def _split(
-    body: bytes | bytearray | memoryview, header_length: int | None, limits: Limits
-) -> tuple[dict[str, Any], memoryview]:
+def _split(body: bytes | bytearray | memoryview, header_length: int | None, limits: Limits) -> tuple[bytes, memoryview]:
+    """The JSON part and what follows it."""
     _check_size(body, limits)
     length = len(body) if header_length is None else header_length
     if not 0 <= length <= len(body):
@@ -124,7 +129,7 @@ def _split(
     if length > limits.max_json_bytes:
         raise TooLarge(f"{length} bytes of JSON; at most {limits.max_json_bytes} are accepted: send tensors as binary")
     view = memoryview(body)
-    return _json_object(bytes(view[:length])), view[length:]
+    return bytes(view[:length]), view[length:]
 
 
 def _json_object(text: bytes) -> dict[str, Any]:
@@ -152,6 +157,33 @@ def _refuse_constant(name: str) -> NoReturn:
 _JSON = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
+@dataclass(frozen=True, slots=True)
+class _RequestHead:
+    """The JSON part of a request. Shared by all requests that have the same one."""
+
+    inputs: tuple[_TensorHead, ...]
+    outputs: tuple[RequestedOutput, ...]
+    id: str
+    parameters: Parameters
+    binary_output: bool
+
+
+def _request_head(text: bytes, max_tensors: int) -> _RequestHead:
+    head = _json_object(text)
+    parameters = _parameters(head, "the request")
+    binary_output = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
+    return _RequestHead(
+        inputs=_tensor_heads(head, "inputs", max_tensors),
+        outputs=_requested_outputs(head, max_tensors),
+        id=_text(head.get("id", ""), "id"),
+        parameters=parameters,
+        binary_output=binary_output,
+    )
+
+
+_remembered_request_head = lru_cache(maxsize=256)(_request_head)
+
+
 # --- small values ---
 
 
@@ -177,12 +209,12 @@ def _name(entry: dict[str, Any], key: str, seen: set[str]) -> str:
     return name
 
 
-def _entries(head: dict[str, Any], key: str, limits: Limits) -> list[dict[str, Any]]:
+def _entries(head: dict[str, Any], key: str, max_tensors: int) -> list[dict[str, Any]]:
     entries = head.get(key)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise MalformedMessage(f"{key!r} must be a list of objects")
-    if len(entries) > limits.max_tensors:
-        raise TooLarge(f"{len(entries)} {key}; at most {limits.max_tensors} are accepted")
+    if len(entries) > max_tensors:
+        raise TooLarge(f"{len(entries)} {key}; at most {max_tensors} are accepted")
     return entries
 
 
@@ -195,12 +227,12 @@ def _parameters(entry: dict[str, Any], what: str) -> dict[str, str | int | float
     return parameters
 
 
-def _requested_outputs(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ...]:
+def _requested_outputs(head: dict[str, Any], max_tensors: int) -> tuple[RequestedOutput, ...]:
     if "outputs" not in head:
         return ()
     seen: set[str] = set()
     outputs = []
-    for entry in _entries(head, "outputs", limits):
+    for entry in _entries(head, "outputs", max_tensors):
         name = _name(entry, "outputs", seen)
         parameters = _parameters(entry, f"output {name!r}")
         binary = parameters.pop("binary_data", None)
@@ -220,11 +252,23 @@ def _requested_outputs(head: dict[str, Any], limits: Limits) -> tuple[RequestedO
 # --- tensors ---
 
 
-def _tensors(head: dict[str, Any], key: str, payload: memoryview, limits: Limits) -> tuple[Tensor, ...]:
+@dataclass(frozen=True, slots=True)
+class _TensorHead:
+    """What the JSON part says of a tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    datatype: str
+    parameters: Parameters
+    size: int | None
+    """Bytes behind the JSON part; None: it is `data`."""
+    data: Any
+
+
+def _tensor_heads(head: dict[str, Any], key: str, max_tensors: int) -> tuple[_TensorHead, ...]:
     seen: set[str] = set()
-    tensors = []
-    start = 0
-    for entry in _entries(head, key, limits):
+    heads = []
+    for entry in _entries(head, key, max_tensors):
         name = _name(entry, key, seen)
         shape = _shape(entry.get("shape"), name)
         datatype = _text(entry.get("datatype"), f"the datatype of {name!r}")
@@ -232,20 +276,31 @@ def _tensors(head: dict[str, Any], key: str, payload: memoryview, limits: Limits
         size = parameters.pop("binary_data_size", None)
         if (size is None) == ("data" not in entry):
             raise MalformedMessage(f"tensor {name!r} needs either 'data' or a binary_data_size")
-        if size is None:
-            data = _from_json(entry["data"], shape, datatype, name)
+        if size is not None and (type(size) is not int or size < 0):
+            raise MalformedMessage(f"tensor {name!r} claims {str(size)[:32]} bytes")
+        heads.append(_TensorHead(name, shape, datatype, parameters, size, entry.get("data")))
+    if not heads:
+        raise MalformedMessage(f"{key!r} is empty")
+    return tuple(heads)
+
+
+def _tensors(heads: Sequence[_TensorHead], payload: memoryview) -> tuple[Tensor, ...]:
+    tensors = []
+    start = 0
+    for head in heads:
+        if head.size is None:
+            data = _from_json(head.data, head.shape, head.datatype, head.name)
         else:
-            if type(size) is not int or not 0 <= size <= len(payload) - start:
+            end = start + head.size
+            if end > len(payload):
                 raise MalformedMessage(
-                    f"tensor {name!r} claims {str(size)[:32]} bytes where {len(payload) - start} follow the JSON part"
+                    f"tensor {head.name!r} claims {head.size} bytes where {len(payload) - start} follow the JSON part"
                 )
-            data = _from_bytes(payload[start : start + size], shape, datatype, name)
-            start += size
-        tensors.append(Tensor(name, data, parameters))
+            data = _from_bytes(payload[start:end], head.shape, head.datatype, head.name)
+            start = end
+        tensors.append(Tensor(head.name, data, head.parameters))
     if start != len(payload):
         raise MalformedMessage(f"{len(payload) - start} bytes follow the last tensor")
-    if not tensors:
-        raise MalformedMessage(f"{key!r} is empty")
     return tuple(tensors)
 
 

@@ -30,10 +30,15 @@ class InferEndpoint:
 
     Plain ASGI, and not a function of a framework's `Request`: at several thousand requests a second on one core each
     layer costs more than decoding, queueing and encoding together.
+
+    Args:
+        models: runners by model name.
+        metrics: by model name, for each of `models`.
+        limits: what a request may cost to read.
     """
 
-    def __init__(self, models: Models, metrics: Mapping[str, ModelMetrics], limits: Limits) -> None:
-        self._models = models
+    def __init__(self, models: Mapping[str, ModelRunner], metrics: Mapping[str, ModelMetrics], limits: Limits) -> None:
+        self._models = Models(models)
         self._metrics = metrics
         self._limits = limits
 

@@ -8,8 +8,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tierkit.metrics import ModelMetrics
-from tierkit.oip import Limits
 from tierkit.oip_server import describe
 from tierkit.oip_server.infer import InferEndpoint
 from tierkit.oip_server.lookup import Models
@@ -22,9 +20,8 @@ EXTENSIONS = ("binary_tensor_data", "classification", "statistics", "model_confi
 
 def oip_routes(
     models: Mapping[str, ModelRunner],
+    infer: InferEndpoint,
     *,
-    limits: Limits,
-    metrics: Mapping[str, ModelMetrics],
     ready: Callable[[], bool],
     version: str,
     server_name: str = "terrace",
@@ -33,8 +30,7 @@ def oip_routes(
 
     Args:
         models: runners by model name.
-        limits: what a request may cost to read.
-        metrics: by model name, for each of `models`.
+        infer: answers the inference requests.
         ready: whether the node takes requests now.
         version: of the server, as its metadata shows it.
         server_name: likewise.
@@ -65,7 +61,6 @@ def oip_routes(
     async def all_statistics(_request: Request) -> Response:
         return JSONResponse({"model_stats": [describe.statistics(runner) for runner in found]})
 
-    infer = InferEndpoint(found, metrics, limits)
     model = "/v2/models/{model}"
     version_of = model + "/versions/{version}"
     return [

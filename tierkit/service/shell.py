@@ -7,8 +7,8 @@ there yet.
 from __future__ import annotations
 
 import logging
+import random
 import re
-import secrets
 import time
 from collections.abc import Callable
 
@@ -27,6 +27,9 @@ log = logging.getLogger("tierkit.access")
 
 _VALID_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
+_ids = random.Random()
+"""Request ids need not be secret, only different: the system's randomness is a system call, in which the interpreter's
+lock may go to the inference thread, for each request."""
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -101,4 +104,4 @@ def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == _REQUEST_ID and _VALID_REQUEST_ID.fullmatch(value):
             return str(value, "ascii")
-    return secrets.token_hex(8)
+    return f"{_ids.getrandbits(64):016x}"

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
-from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.asgi import DirectRoutes, cancelled_on_disconnect, read_body
 from tierkit.service.exchange import ON_DISCONNECT
 
 
@@ -98,3 +98,27 @@ async def test_a_task_cancelled_from_elsewhere_stays_cancelled() -> None:
 async def test_an_error_inside_comes_out_as_it_is() -> None:
     with pytest.raises(KeyError), cancelled_on_disconnect(Client().scope):
         raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("scope", "answered_by"),
+    [
+        ({"type": "http", "method": "POST", "path": "/v2/models/m/infer"}, ("endpoint", {"model": "m"})),
+        ({"type": "http", "method": "GET", "path": "/v2/models/m/infer"}, ("app", None)),
+        ({"type": "http", "method": "POST", "path": "/v2/models/n/infer"}, ("app", None)),
+        ({"type": "lifespan"}, ("app", None)),
+    ],
+)
+async def test_direct_routes(scope: Scope, answered_by: tuple[str, object]) -> None:
+    asked: list[tuple[str, object]] = []
+
+    async def endpoint(scope: Scope, _receive: Receive, _send: Send) -> None:
+        asked.append(("endpoint", scope["path_params"]))
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        asked.append(("app", scope.get("path_params")))
+
+    async def send(_message: Message) -> None: ...
+
+    await DirectRoutes(app, {"/v2/models/m/infer": (endpoint, {"model": "m"})})(scope, sends([]), send)
+    assert asked == [answered_by]

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as npst
 
-from tierkit.errors import MalformedMessage
+from tierkit.errors import MalformedMessage, TooLarge
 from tierkit.oip import (
     BINARY_HEADER,
     DATATYPES,
     Chunks,
     InferRequest,
     InferResponse,
+    Limits,
     RequestedOutput,
     Tensor,
     decode_request,
@@ -167,6 +168,17 @@ def test_a_tensor_at_an_odd_address_is_copied_to_where_it_can_be_read() -> None:
     decoded = decode_request(bytearray(body), len(head)).inputs[0].data
     assert decoded.flags.aligned
     assert decoded.tolist() == [1.5, -2.5]
+
+
+def test_requests_with_the_same_json_part_have_their_own_tensors_and_are_checked_each() -> None:
+    head = b'{"inputs":[{"name":"x","shape":[2],"datatype":"UINT8","parameters":{"binary_data_size":2}}]}'
+    decoded = [decode_request(head + payload, len(head)) for payload in (b"ab", b"cd")]
+    assert [request.inputs[0].data.tobytes() for request in decoded] == [b"ab", b"cd"]
+    for payload, sentence in ((b"e", "claims 2 bytes where 1 follow"), (b"efg", "1 bytes follow the last tensor")):
+        with pytest.raises(MalformedMessage, match=sentence):
+            decode_request(head + payload, len(head))
+    with pytest.raises(TooLarge, match="at most 0"):
+        decode_request(head + b"ab", len(head), limits=Limits(max_tensors=0))
 
 
 def test_arrays_that_are_not_contiguous_or_big_endian_are_written_in_the_right_order() -> None:
