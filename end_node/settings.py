@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import PositiveFloat
 
-from tierkit.settings import CommaSeparated, NodeSettings, Port
+from tierkit.settings import CommaSeparatedUrls, NodeSettings, Port
 
 __all__ = ["EndSettings"]
 
@@ -21,6 +21,6 @@ class EndSettings(NodeSettings):
     task_budget_s: PositiveFloat = 30.0
     """Seconds that a task may take in all where its sender names no budget."""
 
-    allowed_upstreams: CommaSeparated = ()
+    allowed_upstreams: CommaSeparatedUrls = ()
     """URLs, comma-separated, below which an upper node must lie for this node to send images there, such as
     http://10.0.0.5:8072. Default: any, as the scheduler says."""

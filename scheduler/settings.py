@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from scheduler.health import DetectorTimes
+from tierkit.protocol import NODE_ID_PATTERN
 from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath
 from tierkit.types import Scheme
 
@@ -115,6 +117,14 @@ class SchedulerSettings(ServiceSettings):
 
     retention_s: PositiveFloat = 7 * 24 * 3600.0
     """Seconds for which finished jobs and their results are kept."""
+
+    @field_validator("trusted")
+    @classmethod
+    def _tiers_and_node_ids(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(NODE_ID_PATTERN, name):
+                raise ValueError(f"{name!r} is no tier (end, edge, cloud), and no node id")
+        return value
 
     @field_validator("suspect_s", "lease_s")
     @classmethod

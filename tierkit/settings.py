@@ -41,6 +41,7 @@ from tierkit.protocol import checked_node_id
 
 __all__ = [
     "CommaSeparated",
+    "CommaSeparatedUrls",
     "HttpUrl",
     "NodeSettings",
     "Port",
@@ -81,6 +82,9 @@ CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 HttpUrl = Annotated[str, AfterValidator(_checked_url)]
 """An http or https URL, without the slash at its end."""
+
+CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], NoDecode, BeforeValidator(_split)]
+"""URLs, given as `CommaSeparated` names are."""
 
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 """A path in which ~ stands for the home directory."""
@@ -294,7 +298,8 @@ def _read_table(service: str, config: Path | None) -> Mapping[str, object]:
 
 def _sentence(settings_class: type[ServiceSettings], error: ErrorDetails, origin: Mapping[str, str]) -> str:
     name = str(error["loc"][0])
-    where = origin[name]
+    # A default can be wrong beside another setting that was given.
+    where = origin.get(name, f"the default of {name}")
     if error["type"] == "extra_forbidden":
         close = difflib.get_close_matches(name, settings_class.model_fields, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(settings_class.model_fields)}"
