@@ -16,7 +16,8 @@ nothing; `_on_done` does, once, in one step:
 A failed attempt is made again on another device, after a random wait and when the job's retry budget has a token for
 it. With recovery `none` it ends the job; with `reassign` the task goes to the end of the line.
 
-Poison: a task that was on `retry.POISON_NODES` different nodes when they died is given up. A node whose process ends
+Poison: a task that was on `retry.POISON_NODES` different nodes when they died is given up, unless as many nodes died
+without it. A node whose process ends
 breaks the connection before anybody knows that it is dead, so tasks whose connection broke are remembered until the
 device list has made up its mind.
 """
@@ -39,7 +40,7 @@ from scheduler.devices import Device, DeviceList
 from scheduler.fleet import Fleet
 from scheduler.mapping import Node
 from scheduler.measures import ATTEMPTS, OUTSTANDING
-from scheduler.retry import backoff_s, hedge_after_s, is_poison
+from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
 from tierkit.errors import NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
@@ -148,6 +149,9 @@ class Attempts:
         self._outstanding: defaultdict[str, int] = defaultdict(int)
         self._broken: dict[tuple[str, str], list[tuple[ActiveJob, ActiveTask]]] = {}
         """By node and incarnation: tasks that it may have had when a connection to it broke."""
+        self._deaths = DeathLog()
+        self._down: set[str] = set()
+        """Nodes whose present death is in the log."""
         self._durations = _Durations()
 
     def outstanding(self, node_id: str) -> int:
@@ -211,6 +215,7 @@ class Attempts:
     def on_device_change(self, node_id: str) -> None:
         """Give up the attempts that wait for a node that is no longer to be counted on."""
         now = self._clock()
+        self._note_death(node_id, now)
         for running, attempt in self._running.items():
             if attempt.lost is not None or attempt.task.closed:
                 continue
@@ -458,6 +463,19 @@ class Attempts:
 
     # --- poison ---------------------------------------------------------------------------------------------------
 
+    def _note_death(self, node_id: str, now: float) -> None:
+        if not self._known(node_id) or self._devices.keeps_tasks(node_id, now):
+            self._down.discard(node_id)
+        elif node_id not in self._down:
+            self._down.add(node_id)
+            held = [
+                attempt.task
+                for attempt in self._running.values()
+                if node_id in (attempt.node_id, *(node.node_id for node in attempt.upstreams[:1]))
+            ]
+            held += [task for key, tasks in self._broken.items() if key[0] == node_id for _, task in tasks]
+            self._deaths.add(now, [task.deaths for task in held])
+
     def _suspect(self, node_id: str, incarnation: str, job: ActiveJob, task: ActiveTask) -> None:
         """Remember that a connection broke while the node may have had the task."""
         self._broken.setdefault((node_id, incarnation), []).append((job, task))
@@ -488,7 +506,7 @@ class Attempts:
         if job.policy.recovery is not Recovery.MONITOR or task.closed or job.ending or not self._known(node_id):
             return
         task.deaths.add(node_id)
-        if not is_poison(task.deaths):
+        if not is_poison(task.deaths, self._deaths.unexplained(now)):
             return
         nodes = ", ".join(sorted(task.deaths))
         detail = f"{len(task.deaths)} nodes died or got stuck with it ({nodes}); no other gets it"

@@ -11,12 +11,14 @@ A hedge is a second attempt of a task that has been on its device for longer tha
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 __all__ = [
     "POISON_NODES",
     "SUSPECT_NODES",
+    "DeathLog",
     "RetryBudget",
     "backoff_s",
     "hedge_after_s",
@@ -33,7 +35,31 @@ SUSPECT_NODES = 2
 """A task that so many nodes died with is a suspect. The suspects of a job go one at a time: whoever was merely beside
 the one that kills is answered then, and only the one that kills can lose its third node."""
 POISON_NODES = 3
-"""A task that so many different nodes died with is given to no other."""
+"""A task that so many different nodes died with is given to no other, unless nodes die without it as well."""
+_REMEMBERED_S = 60.0
+_REMEMBERED = 64
+
+
+@dataclass(slots=True)
+class DeathLog:
+    """The deaths of nodes in the last minute, to tell a task that kills from a fleet that is dying anyway."""
+
+    _deaths: deque[tuple[float, tuple[Collection[str], ...]]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def add(self, now: float, held: Iterable[Collection[str]]) -> None:
+        """A node has died.
+
+        Args:
+            held: of each task that was on it, the nodes that died with that task; the collections themselves, since
+                what they hold later decides whether they explain this death.
+        """
+        self._deaths.append((now, tuple(held)))
+
+    def unexplained(self, now: float) -> int:
+        """Deaths of the last minute with no suspect on the node."""
+        return sum(
+            at >= now - _REMEMBERED_S and not any(is_suspect(deaths) for deaths in held) for at, held in self._deaths
+        )
 
 
 @dataclass(slots=True)
@@ -85,6 +111,7 @@ def is_suspect(deaths: Collection[str]) -> bool:
     return len(deaths) >= SUSPECT_NODES
 
 
-def is_poison(deaths: Collection[str]) -> bool:
-    """Whether a task that these nodes died with is given up for good."""
-    return len(deaths) >= POISON_NODES
+def is_poison(deaths: Collection[str], unexplained: int) -> bool:
+    """Whether a task that these nodes died with is given up for good. As many deaths without it prove its innocence:
+    where nodes die anyway, one that is unlucky must not be taken for one that kills."""
+    return len(deaths) >= max(POISON_NODES, unexplained + 1)

@@ -280,6 +280,7 @@ class ActiveJob:
                 elif not asked_upper:
                     return not self.no_upper(task, now)
             case FineEvent():
+                task.deaths.clear()
                 self._close(task, "fine", now)
                 self._hand_over(task, "final", "fine", event, line, now)
             case FallbackEvent() if may_retry and event.reason != "deadline":
