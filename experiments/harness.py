@@ -73,7 +73,6 @@ class Experiment:
     table: Callable[[Record], Table]
     """The rows in words."""
     draw: Callable[[Record, Figures], None]
-    profile: str = "paper"
     one_row: bool = False
     """Whether there is a single row, which `--json` then prints bare."""
 
@@ -161,34 +160,54 @@ class Run:
 
     def networks(self, profile: Profile) -> list[Network]:
         """The networks of a fleet like this, ready to be served; the record says how they come by their answers."""
-        prepared = prepare_networks(profile, self.images, self.folder)
+        prepared = prepare_networks(profile, lambda: self.images, self.folder)
         for network in prepared:
             self.note(str(network))
         return prepared
 
     @asynccontextmanager
     async def fleet(
-        self, profile: Profile, networks: Sequence[Network], scheduler: Mapping[str, Any] | None = None
+        self,
+        profile: Profile,
+        networks: Sequence[Network],
+        scheduler: Mapping[str, Any] | None = None,
+        *,
+        expects_exits: bool = False,
+        watch: Callable[[str, str], None] = lambda name, line: None,
     ) -> AsyncIterator[tuple[Fleet, AsyncClient]]:
         """A running fleet of this profile, all nodes in the device list.
+
+        Args:
+            scheduler: its settings beside those of the profile.
+            expects_exits, watch: as `launched`.
 
         Raises:
             ServiceFailed: a service ended meanwhile; the run is invalid.
         """
-        folder = self._next_folder()
+        self._fleets += 1
+        folder = self.folder / f"fleet-{self._fleets}"
+        folder.mkdir()
         plan = plan_fleet(profile, networks, folder, scheduler)
         async with (
-            self.launched(plan, folder) as fleet,
+            self.launched(plan, folder, expects_exits=expects_exits, watch=watch) as fleet,
             AsyncClient(fleet.scheduler_url, timeout_s=_START_S) as client,
         ):
             yield fleet, client
 
     @asynccontextmanager
-    async def launched(self, plan: FleetPlan, folder: Path, *, expects_exits: bool = False) -> AsyncIterator[Fleet]:
+    async def launched(
+        self,
+        plan: FleetPlan,
+        folder: Path,
+        *,
+        expects_exits: bool = False,
+        watch: Callable[[str, str], None] = lambda name, line: None,
+    ) -> AsyncIterator[Fleet]:
         """As `fleet`, for a plan of one's own.
 
         Args:
             expects_exits: the experiment ends services itself, so that their ends are no news.
+            watch: called with the name of a service and a line that it wrote.
         """
         body = asyncio.current_task()
         assert body is not None
@@ -200,6 +219,7 @@ class Run:
 
         def on_line(name: str, line: str) -> None:
             self.log.write(f"{name}  {line}\n")
+            watch(name, line)
 
         try:
             async with launch(plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S) as fleet:
@@ -209,12 +229,6 @@ class Run:
             if self.invalid and body.uncancel() == 0:
                 raise ServiceFailed(self.invalid) from None
             raise
-
-    def _next_folder(self) -> Path:
-        self._fleets += 1
-        folder = self.folder / f"fleet-{self._fleets}"
-        folder.mkdir()
-        return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,14 +274,13 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
         **run.config,
     }
     fields: dict[str, Any] = {"config": config, "points": run.points, "notes": run.notes, "state": state}
-    record = RunRecord(
-        experiment=experiment.name,
-        samples={},
-        results={"rows": experiment.rows(fields)},
-        seed=request.seed,
-        **fields,
-    )
-    record.write(folder, stem=Path(RECORD).stem)
+    rows: list[dict[str, Any]] = []
+    try:
+        rows = experiment.rows(fields)
+    finally:  # should the analysis fail, what was measured is not lost
+        results = {"rows": rows}
+        record = RunRecord(experiment=experiment.name, samples={}, results=results, seed=request.seed, **fields)
+        record.write(folder, stem=Path(RECORD).stem)
     return publish(experiment, folder)
 
 

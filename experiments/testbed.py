@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,10 @@ class Network:
 
     def __str__(self) -> str:
         if self.emulated_ms_per_image is None:
-            return f"{self.tier}: {self.name} at its real speed ({self.real_ms_per_image:.2f} ms/image on one core)"
+            return f"{self.tier}: {self.name} at its real speed"
         return (
             f"{self.tier}: {self.name} at an emulated {self.emulated_ms_per_image:g} ms/image (really "
-            f"{self.real_ms_per_image:.2f}), its real answers to these images computed beforehand"
+            f"{self.real_ms_per_image:.2f} on one core), its real answers to these images computed beforehand"
         )
 
 
@@ -78,22 +78,27 @@ def task_s(profile: Profile, tier: Tier) -> float:
     return ms * BATCH / 1000
 
 
-def prepare_networks(profile: Profile, images: ImageSet, folder: Path) -> list[Network]:
-    """The networks of the profile's tiers, with their answers where their speed is emulated; files go into `folder`."""
+def prepare_networks(profile: Profile, images: Callable[[], ImageSet], folder: Path) -> list[Network]:
+    """The networks of the profile's tiers, with their answers where their speed is emulated; files go into `folder`.
+
+    Args:
+        images: gives those that the fleet will be asked about; called where answers are needed.
+    """
     return [_prepare(profile, tier, images, folder) for tier in Tier if profile.nodes.of(tier)]
 
 
-def _prepare(profile: Profile, tier: Tier, images: ImageSet, folder: Path) -> Network:
+def _prepare(profile: Profile, tier: Tier, images: Callable[[], ImageSet], folder: Path) -> Network:
     entry = load_manifest().default_for(tier)
-    real_ms = _real_ms(load_model(entry), images.images[:BATCH])
+    real_ms = _real_ms(load_model(entry), read_sample().images[:BATCH])
     emulated_ms = profile.compute_ms_per_image.of(tier)
     answers: Path | None = None
     if emulated_ms is not None:
-        answers = folder / f"{entry.name}-{len(images)}.npz"
+        answers = folder / f"{entry.name}.npz"
         if not answers.exists():
-            distinct = list({image.tobytes(): index for index, image in enumerate(images.images)}.values())
+            asked = images().images
+            distinct = list({image.tobytes(): index for index, image in enumerate(asked)}.values())
             model = load_model(entry, threads=os.cpu_count() or 1)
-            Answers.compute(model, images.images[distinct], batch=BATCH).save(answers)
+            Answers.compute(model, asked[distinct], batch=BATCH).save(answers)
     return Network(
         tier=tier, name=entry.name, real_ms_per_image=real_ms, emulated_ms_per_image=emulated_ms, answers=answers
     )

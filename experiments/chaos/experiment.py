@@ -359,6 +359,5 @@ CHAOS = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
-    profile="native",
     one_row=True,
 )

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments import table5
+from experiments import heartbeat, table5
 from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, new_folder
 from experiments.profile import read_profile
+from experiments.table1 import TABLE1, TABLE3
+from experiments.table2 import TABLE2
 from terrace.console import plain_table, print_json, screen
 from terrace.options import Json
 from terrace.stoppable import run_stoppable
@@ -46,8 +48,8 @@ Methods = Annotated[list[Recovery] | None, typer.Option("--method", help="Only t
 _INVALID, _INTERRUPTED = 1, 130
 
 
-@app.command("table5", help="Time to finish against devices that fall silent, for three methods (table 5, figure 4).")
 @app.command("figure4", help="The same as table5.")
+@app.command("table5")
 def table5_command(
     runs: Runs = None,
     failures: Failures = "0,1,2,3,4,5,6",
@@ -60,6 +62,7 @@ def table5_command(
     data: Data = None,
     json: Json = False,
 ) -> None:
+    """Time to finish against devices that fall silent, for three methods."""
     experiment = table5.configured(runs=runs, failures=_numbers(failures), methods=methods or tuple(Recovery))
     _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
 
@@ -77,6 +80,58 @@ def chaos_command(
     json: Json = False,
 ) -> None:
     _run([chaos.configured(faults=faults, jobs=jobs)], _request(profile, quick, seed, tasks, data), out, json=json)
+
+
+@app.command("table1")
+def table1_command(
+    out: Out = None, quick: Quick = False, tasks: Tasks = None, data: Data = None, json: Json = False
+) -> None:
+    """Inference time of each network on the hardware of each tier, accuracy and size."""
+    _run([TABLE1], _request("native", quick, 0, tasks, data), out, json=json)
+
+
+@app.command("table2")
+def table2_command(
+    profile: ProfileName = "paper",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of each row. Default: 50; 10 with --quick.")] = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Inference and processing time on each tier, with and without the latency of the links."""
+    _run([TABLE2], _request(profile, quick, seed, tasks, data), out, json=json)
+
+
+@app.command("table3")
+def table3_command(out: Out = None, json: Json = False) -> None:
+    """Output, parameters and size of the encoders."""
+    _run([TABLE3], _request("native", False, 0, None, None), out, json=json)
+
+
+@app.command("heartbeat")
+def heartbeat_command(
+    times: Annotated[
+        int | None, typer.Option(min=1, help="How often a node ends, for each interval. Default: 20; 5 with --quick.")
+    ] = None,
+    interval: Annotated[
+        list[float] | None,
+        typer.Option(min=0.01, max=60, help="Heartbeat interval in seconds; may be repeated. Default: 0.05 to 2."),
+    ] = None,
+    mode: Annotated[
+        list[heartbeat.Mode] | None, typer.Option(help="stop: SIGSTOP, it falls silent (default); kill: SIGKILL.")
+    ] = None,
+    profile: ProfileName = "native",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """The heartbeat interval against detection time and cost."""
+    modes = mode or (heartbeat.Mode.STOP,)
+    experiment = heartbeat.configured(times=times, intervals=interval, modes=modes)
+    _run([experiment], _request(profile, quick, seed, None, None), out, json=json)
 
 
 def _request(profile: str, quick: bool, seed: int, tasks: int | None, data: Path | None) -> Request:

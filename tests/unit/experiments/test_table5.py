@@ -27,8 +27,8 @@ RECORD = {
         point("monitor", 6, 25.0, lost=18),
         point("none", 1, 5.5, "failed", lost=1),
         point("none", 1, 5.7, "failed", lost=1),
-        point("reassign", 6, 180.0, error=300),
-        point("reassign", 6, 182.0, error=310),
+        point("reassign", 6, 180.0, unreachable=300, lost=18),
+        point("reassign", 6, 182.0, unreachable=310),
     ],
 }
 
@@ -39,7 +39,11 @@ def test_rows_are_means_in_the_order_of_the_paper() -> None:
     assert (monitor["seconds"], monitor["runs"], monitor["ideal_seconds"]) == (24.5, 2, 23.712)
     assert (monitor["min_seconds"], monitor["max_seconds"]) == (24.0, 25.0)
     assert monitor["ratio"] == pytest.approx(24.5 / 23.712, abs=1e-3)
-    assert (reassign["lost_sends"], reassign["eq9_seconds"], reassign["paper_seconds"]) == (305.0, 152.5, 226.0)
+    assert (reassign["unacknowledged_sends"], reassign["eq9_seconds"], reassign["paper_seconds"]) == (
+        305.0,
+        152.5,
+        226.0,
+    )
 
 
 def test_a_job_that_failed_has_no_time_but_a_reason() -> None:

@@ -1,0 +1,306 @@
+"""The heartbeat interval: how soon a silent or killed node is dead in the device list, and what the heartbeats cost.
+
+A scheduler and end nodes run on this machine. One end node after the other is stopped (SIGSTOP: silent, its sockets
+stay open) or killed (SIGKILL), at a random moment between two heartbeats, and the device list is read until it says
+"dead". Then the node goes on (SIGCONT) or is started again, and the next one has its turn when all are alive. The other
+times of the scheduler grow with the interval where it is longer than the default.
+
+Each sample counts from the signal to the answer of the device list that says so first, so it is at most one reading
+(a few milliseconds) too long. When the scheduler's log tells of more deaths of a node than it had turns, nobody caused
+the others. The shutdown of the fleet does not count: a node that is told to stop closes its socket, and may be found
+dead by that. The cost is measured while nothing else happens: processor time, and the bytes that a node reads and
+writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures, measured
+from experiments.profile import Profile
+from experiments.testbed import Network
+from scheduler.settings import SchedulerSettings
+from tierkit.client import AsyncClient
+from tierkit.errors import DeadlineExceeded
+from tierkit.fleet import SCHEDULER, Fleet, RunningService
+from tierkit.types import Health
+
+__all__ = ["HEARTBEAT", "Mode", "configured", "percentile", "times_for"]
+
+_INTERVALS_S, _QUICK_INTERVALS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0), (0.05, 0.2, 1.0)
+_TIMES, _QUICK_TIMES = 20, 5
+_NODES = 2
+_READ_S = 0.002
+_BUDGET_S = 60.0
+_COST_S, _QUICK_COST_S = 10.0, 2.0
+_START_S = 5.0
+_LOG_S = 0.5
+"""How far the scheduler's log may be behind its device list."""
+_CPU = ("scheduler_cpu_percent", "node_cpu_percent")
+_DEAD = re.compile(r" (\S+) is dead: (.*)$")
+
+
+class Mode(StrEnum):
+    """How a node ends."""
+
+    STOP = "stop"
+    KILL = "kill"
+
+
+def times_for(heartbeat_s: float) -> dict[str, float]:
+    """Settings of the scheduler for a heartbeat interval: `suspect_s` and `lease_s` in the proportions of the defaults,
+    but never below them, for what delays a heartbeat does not get shorter with the interval."""
+    default = SchedulerSettings()
+    factor = max(1.0, heartbeat_s / default.heartbeat_s)
+    return {"heartbeat_s": heartbeat_s, "suspect_s": factor * default.suspect_s, "lease_s": factor * default.lease_s}
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The smallest sample that so great a share of all (0 to 1) does not exceed."""
+    ranked = sorted(samples)
+    return ranked[max(0, -int(-share * len(ranked) // 1) - 1)]
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+async def _measure(run: Run, *, times: int | None, intervals: Sequence[float] | None, modes: Sequence[Mode]) -> None:
+    quick = run.request.quick
+    times = times or (_QUICK_TIMES if quick else _TIMES)
+    intervals = intervals or (_QUICK_INTERVALS_S if quick else _INTERVALS_S)
+    cost_s = _QUICK_COST_S if quick else _COST_S
+    run.config |= {"times": times, "intervals_s": list(intervals), "nodes": _NODES, "cost_s": cost_s}
+    turns = list(product(intervals, modes))
+    each = [_START_S + cost_s + times * _turn_s(heartbeat_s) for heartbeat_s, _ in turns]
+    run.expected_s = sum(each)
+    chance = random.Random(run.request.seed)
+    machines = run.profile.with_nodes(end=_NODES, edge=0, cloud=0)
+    networks = await asyncio.to_thread(run.networks, machines)
+    for (heartbeat_s, mode), expected_s in zip(turns, each, strict=True):
+        async with run.step(f"{mode}, a heartbeat each {heartbeat_s:g} s", expected_s):
+            await _interval(run, machines, networks, mode, heartbeat_s, chance)
+
+
+def _turn_s(heartbeat_s: float) -> float:
+    """About how long it takes until a node is dead and alive again."""
+    return 4 * heartbeat_s + 0.5 + 2 * times_for(heartbeat_s)["suspect_s"]
+
+
+async def _interval(
+    run: Run, machines: Profile, networks: Sequence[Network], mode: Mode, heartbeat_s: float, chance: random.Random
+) -> None:
+    ended: Counter[str] = Counter()
+    died: Counter[str] = Counter()
+    deaths: list[dict[str, Any]] = []
+
+    def watch(name: str, line: str) -> None:
+        if name == SCHEDULER and (found := _DEAD.search(line)):
+            died[found[1]] += 1
+            deaths.append({"node": found[1], "reason": found[2], "caused": died[found[1]] <= ended[found[1]]})
+
+    conditions = {"mode": mode, "heartbeat_s": heartbeat_s}
+    settings = {name: f"{value:g}" for name, value in times_for(heartbeat_s).items()}
+    expects_exits = mode is Mode.KILL
+    async with run.fleet(machines, networks, settings, expects_exits=expects_exits, watch=watch) as (fleet, client):
+        names = [node.name for node in fleet.plan.nodes]
+        run.add(
+            kind="cost",
+            **conditions,
+            **await _cost(fleet.services[SCHEDULER], fleet.services[names[0]], run.config["cost_s"]),
+        )
+        for turn in range(run.config["times"]):
+            # Some heartbeats for the detector to learn from, and any moment between two of them.
+            await asyncio.sleep(heartbeat_s * chance.uniform(3, 5))
+            victim = names[turn % len(names)]
+            ended[victim] += 1
+            seconds = await _end_one(fleet, client, fleet.services[victim], mode)
+            run.add(kind="detection", **conditions, node=victim, seconds=seconds)
+        await asyncio.sleep(_LOG_S)
+        for death in deaths:
+            run.add(kind="death", **conditions, **death)
+
+
+async def _end_one(fleet: Fleet, client: AsyncClient, node: RunningService, mode: Mode) -> float:
+    """Seconds to the verdict; the node is back when this returns."""
+    began = time.perf_counter()
+    node.process.send_signal(signal.SIGSTOP if mode is Mode.STOP else signal.SIGKILL)
+    try:
+        await _until(client, node.name, Health.DEAD)
+        seconds = time.perf_counter() - began
+    finally:
+        if mode is Mode.STOP:
+            node.process.send_signal(signal.SIGCONT)
+    if mode is Mode.KILL:
+        await fleet.restart(node.name, budget_s=_BUDGET_S)
+    await _until(client, node.name, Health.ALIVE)
+    return seconds
+
+
+async def _until(client: AsyncClient, node_id: str, health: Health) -> None:
+    """Until the node has this health; an alive one has been reached by the scheduler as well."""
+    deadline = time.monotonic() + _BUDGET_S
+    while True:
+        device = next((device for device in await client.devices() if device.node_id == node_id), None)
+        if device is not None and device.health is health and (device.reached or health is Health.DEAD):
+            return
+        if time.monotonic() > deadline:
+            seen = device.health if device else "not in the device list"
+            raise DeadlineExceeded(f"{node_id} is {seen} and not {health} after {_BUDGET_S:g} s")
+        await asyncio.sleep(_READ_S)
+
+
+async def _cost(scheduler: RunningService, node: RunningService, while_s: float) -> dict[str, float]:
+    """Processor time in percent of one core and bytes per second of a node, while only heartbeats happen."""
+    pids = {"scheduler": scheduler.process.pid, "node": node.process.pid}
+    before, began = {name: _spent(pid) for name, pid in pids.items()}, time.perf_counter()
+    await asyncio.sleep(while_s)
+    elapsed_s = time.perf_counter() - began
+    after = {name: _spent(pid) for name, pid in pids.items()}
+    figures = {f"{name}_cpu_percent": 100 * (after[name][0] - before[name][0]) / elapsed_s for name in pids}
+    return {**figures, "node_bytes_per_s": (after["node"][1] - before["node"][1]) / elapsed_s}
+
+
+def _spent(pid: int) -> tuple[float, int]:
+    """Seconds of processor time, and bytes read and written, of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    io = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(io["rchar"]) + int(io["wchar"])
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    points = record["points"]
+    cells = dict.fromkeys((point["mode"], point["heartbeat_s"]) for point in points)
+    return [_row([p for p in points if (p["mode"], p["heartbeat_s"]) == cell]) for cell in sorted(cells)]
+
+
+def _row(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    seconds = [point["seconds"] for point in points if point["kind"] == "detection"]
+    cost = next((point for point in points if point["kind"] == "cost"), {})
+    return {
+        "mode": points[0]["mode"],
+        "heartbeat_s": points[0]["heartbeat_s"],
+        "n": len(seconds),
+        "p50_s": round(percentile(seconds, 0.5), 4) if seconds else None,
+        "p99_s": round(percentile(seconds, 0.99), 4) if seconds else None,
+        "max_s": round(max(seconds), 4) if seconds else None,
+        "false_deaths": sum(point["kind"] == "death" and not point["caused"] for point in points),
+        "scheduler_cpu_percent": round(cost["scheduler_cpu_percent"], 2) if cost else None,
+        "node_cpu_percent": round(cost["node_cpu_percent"], 2) if cost else None,
+        "node_bytes_per_s": round(cost["node_bytes_per_s"]) if cost else None,
+    }
+
+
+def _table(record: Record) -> Table:
+    nodes = record["config"]["nodes"]
+    return Table(
+        headings=(
+            "interval, s",
+            "node",
+            "n",
+            "median, s",
+            "p99, s",
+            "slowest, s",
+            "deaths nobody caused",
+            f"scheduler, % of a core for {nodes} nodes",
+            "node, % of a core",
+            "node, bytes/s",
+        ),
+        rows=[
+            [
+                f"{row['heartbeat_s']:g}",
+                {Mode.STOP: "silent", Mode.KILL: "killed"}[Mode(row["mode"])],
+                str(row["n"]),
+                *("-" if row[name] is None else f"{row[name]:.2f}" for name in ("p50_s", "p99_s", "max_s")),
+                str(row["false_deaths"]),
+                *("-" if row[name] is None else f"{row[name]:.1f}" for name in _CPU),
+                "-" if row["node_bytes_per_s"] is None else f"{row['node_bytes_per_s']:,}",
+            ]
+            for row in _rows(record)
+        ],
+    )
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    rows = _rows(record)
+    intervals = sorted({row["heartbeat_s"] for row in rows})
+    n = max(row["n"] for row in rows)
+    title = f"median of {n}, and from the fastest to the slowest"
+    (axes,) = figures.panels("heartbeat", [title], xlabel="heartbeat interval (s)", ylabel="time until it is dead (s)")
+    for number, mode in enumerate(Mode):
+        shown = [row for row in rows if row["mode"] == mode and row["n"]]
+        if not shown:
+            continue
+        medians = [row["p50_s"] for row in shown]
+        fastest = [
+            min(p["seconds"] for p in record["points"] if p["kind"] == "detection" and _is(p, row)) for row in shown
+        ]
+        error = [
+            [median - least for median, least in zip(medians, fastest, strict=True)],
+            [row["max_s"] - row["p50_s"] for row in shown],
+        ]
+        name = {Mode.STOP: "falls silent (SIGSTOP)", Mode.KILL: "killed (SIGKILL)"}[mode]
+        axes.errorbar(
+            [row["heartbeat_s"] for row in shown], medians, yerr=error, capsize=3, label=name, **measured(number)
+        )
+    _scale(axes, intervals)
+    (axes,) = figures.panels(
+        "heartbeat-cost",
+        [f"nothing but heartbeats, for {record['config']['cost_s']:g} s"],
+        xlabel="heartbeat interval (s)",
+        ylabel="processor time (% of a core)",
+    )
+    costs = list({row["heartbeat_s"]: row for row in rows if row["node_cpu_percent"] is not None}.values())
+    for number, (name, label) in enumerate(zip(_CPU, (f"scheduler of {_NODES} nodes", "one node"), strict=True)):
+        axes.plot([row["heartbeat_s"] for row in costs], [row[name] for row in costs], label=label, **measured(number))
+    _scale(axes, intervals)
+
+
+def _scale(axes: Any, intervals: Sequence[float]) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(intervals, [f"{interval:g}" for interval in intervals])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _is(point: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    return (point["mode"], point["heartbeat_s"]) == (row["mode"], row["heartbeat_s"])
+
+
+def configured(
+    *, times: int | None = None, intervals: Sequence[float] | None = None, modes: Sequence[Mode] = (Mode.STOP,)
+) -> Experiment:
+    """The experiment with other numbers; None for 20 times and six intervals, or fewer when it shall be quick.
+
+    Args:
+        times: how often a node ends, for each interval.
+        intervals: seconds.
+    """
+    return replace(HEARTBEAT, measure=partial(_measure, times=times, intervals=intervals, modes=modes))
+
+
+HEARTBEAT = Experiment(
+    name="heartbeat",
+    summary="the heartbeat interval against detection time and cost",
+    measure=partial(_measure, times=None, intervals=None, modes=(Mode.STOP,)),
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+)

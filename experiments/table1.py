@@ -1,0 +1,275 @@
+"""Tables 1 and 3 of the paper: what each network costs on the hardware of each tier, and what its encoder would be.
+
+Table 1 feeds each network the images of the test set, batch by batch, with nothing around it: one core stands for an
+end device, two for an edge node, a GPU for the cloud where there is one. What the machine does not have is unmeasured.
+Accuracies come from the very same answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures, measured, paper
+from experiments.record import spread
+from experiments.testbed import BATCH
+from models.data import ImageSet
+from models.evaluate import score
+from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
+from models.session import OnnxModel, load_model
+from models.split import extract_part
+from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError
+from tierkit.types import Tier
+
+__all__ = ["PAPER", "TABLE1", "TABLE3"]
+
+PAPER: Mapping[str, Mapping[str, Any]] = {
+    "end": {
+        "network": "MobileNet",
+        "ms": {"cloud": 0.25, "edge": 2.03, "end": 5.20},
+        "coarse": 0.50,
+        "fine": None,
+        "parameters": 0.84e6,
+        "bytes": 10.3e6,
+        "encoder": None,
+    },
+    "edge": {
+        "network": "ResNet-34",
+        "ms": {"cloud": 0.79, "edge": 5.53, "end": 15.7},
+        "coarse": 0.73,
+        "fine": 0.61,
+        "parameters": 21.4e6,
+        "bytes": 85.7e6,
+        "encoder": {"shape": [16, 16, 64], "parameters": 9472, "bytes": 50_100},
+    },
+    "cloud": {
+        "network": "WRN-28-10",
+        "ms": {"cloud": 6.99, "edge": 227.0, "end": 1170.0},
+        "coarse": 0.83,
+        "fine": 0.73,
+        "parameters": 40.6e6,
+        "bytes": 324.9e6,
+        "encoder": {"shape": [32, 32, 16], "parameters": 432, "bytes": 11_900},
+    },
+}
+"""The paper's Tables 1 and 3, by the tier that a network is made for."""
+
+_CORES = {Tier.END: 1, Tier.EDGE: 2}
+_UNMEASURED_S = 1.0
+
+
+async def _measure(run: Run) -> None:
+    manifest = load_manifest()
+    data = await asyncio.to_thread(lambda: run.images)
+    turns = [(entry, tier) for entry in manifest.models for tier in Tier]
+    # About what the networks that ship need on one core.
+    run.expected_s = len(turns) * run.tasks * 0.03
+    for entry, tier in turns:
+        async with run.step(f"{entry.name} as on the tier {tier}", run.tasks * 0.03):
+            point = await asyncio.to_thread(_try_one, entry, tier, manifest, data)
+        run.add(**point)
+
+
+def _try_one(entry: ModelEntry, tier: Tier, manifest: Manifest, data: ImageSet) -> dict[str, Any]:
+    facts = {
+        "network": entry.name,
+        "network_tier": entry.tier,
+        "tier": tier,
+        "parameters": entry.parameters,
+        "bytes": entry.size_bytes,
+        "precision": entry.precision,
+        "stands_in_for": entry.stands_in_for,
+    }
+    try:
+        model, hardware = _load(entry, tier)
+    except (MissingExtra, ProviderUnavailable, SetupError) as exc:
+        return {**facts, "hardware": "", "ms_per_image": [], "unmeasured": str(exc)}
+    model.run({"images": data.images[:BATCH]}, ["logits"])  # the first run allocates
+    parts, pace = [], []
+    for start in range(0, len(data), BATCH):
+        began = time.perf_counter()
+        parts.append(model.run({"images": data.images[start : start + BATCH]}, ["logits"])["logits"])
+        pace.append((time.perf_counter() - began) * 1000 / BATCH)
+    coarse, fine, _ = score(
+        np.concatenate(parts), data, manifest.hierarchy, target=entry.target, temperature=entry.temperature
+    )
+    return {**facts, "hardware": hardware, "ms_per_image": pace, "coarse": coarse, "fine": fine}
+
+
+def _load(entry: ModelEntry, tier: Tier) -> tuple[OnnxModel, str]:
+    if tier is Tier.CLOUD:
+        return load_model(entry, provider="cuda"), "GPU"
+    cores = _CORES[tier]
+    if cores > (os.cpu_count() or 1):
+        raise SetupError(f"needs {cores} cores")
+    return load_model(entry, threads=cores), f"{cores} core{'s' if cores > 1 else ''}"
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for point in record["points"]:
+        row = rows.setdefault(
+            point["network"],
+            {
+                "network": point["network"],
+                "made_for": point["network_tier"],
+                "coarse_accuracy": None,
+                "fine_accuracy": None,
+                "parameters": point["parameters"],
+                "bytes": point["bytes"],
+                "ms_per_image": {},
+                "min_ms_per_image": {},
+                "runs": {},
+            },
+        )
+        if point["ms_per_image"]:
+            times = spread(point["ms_per_image"])
+            row["ms_per_image"][point["tier"]] = round(times.mean, 4)
+            row["min_ms_per_image"][point["tier"]] = round(times.minimum, 4)
+            row["runs"][point["tier"]] = times.n
+            row["coarse_accuracy"], row["fine_accuracy"] = point["coarse"], point["fine"]
+        else:
+            row["ms_per_image"][point["tier"]] = None
+    return list(rows.values())
+
+
+def _table(record: Record) -> Table:
+    rows = []
+    for row in _rows(record):
+        theirs = PAPER.get(row["made_for"])
+        speeds = row["ms_per_image"]
+        rows.append(
+            [
+                row["network"],
+                *("unmeasured" if speeds.get(tier) is None else f"{speeds[tier]:.3f}" for tier in Tier),
+                _share(row["coarse_accuracy"]),
+                _share(row["fine_accuracy"]),
+                f"{row['parameters'] / 1e6:.2f}",
+                f"{row['bytes'] / 1e6:.1f}",
+            ]
+        )
+        if theirs is not None:
+            rows.append(
+                [
+                    f"{theirs['network']} (paper)",
+                    *(f"{theirs['ms'][tier]:g}" for tier in Tier),
+                    _share(theirs["coarse"]),
+                    _share(theirs["fine"]),
+                    f"{theirs['parameters'] / 1e6:.2f}",
+                    f"{theirs['bytes'] / 1e6:.1f}",
+                ]
+            )
+    return Table(
+        headings=(
+            "network",
+            "end: 1 core, ms/image",
+            "edge: 2 cores",
+            "cloud: GPU",
+            "20 classes",
+            "100 classes",
+            "M parameters",
+            "MB",
+        ),
+        rows=rows,
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    (axes,) = figures.panels(
+        "table1",
+        [f"batches of {BATCH}; mean of {record['config']['tasks']}"],
+        xlabel="hardware of the tier",
+        ylabel="inference time (ms/image)",
+    )
+    for number, row in enumerate(_rows(record)):
+        shown = [tier for tier in Tier if row["ms_per_image"].get(tier) is not None]
+        axes.plot(
+            [list(Tier).index(tier) for tier in shown],
+            [row["ms_per_image"][tier] for tier in shown],
+            label=row["network"],
+            **measured(number),
+        )
+        if (theirs := PAPER.get(row["made_for"])) is not None:
+            times = [theirs["ms"][tier] for tier in Tier]
+            axes.plot(range(len(Tier)), times, label=f"{theirs['network']}, paper", **paper(number))
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(Tier)), ["end (1 core)", "edge (2 cores; paper: 4)", "cloud (GPU)"])
+    axes.legend(frameon=False, fontsize=8)
+
+
+TABLE1 = Experiment(
+    name="table1",
+    summary="inference time of each network on the hardware of each tier, accuracy and size",
+    measure=_measure,
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+)
+
+
+# --- table 3 --------------------------------------------------------------------------------------------------------
+
+
+async def _measure_encoders(run: Run) -> None:
+    run.expected_s = 1.0
+    async with run.step("reading the networks", 1.0):
+        for entry in load_manifest().models:
+            if entry.tier == "end":
+                continue  # what goes up to an end device's network is the image itself
+            whole = (weights_folder() / entry.file).read_bytes()
+            channels, height, width = entry.feature_shape
+            run.add(
+                network=entry.name,
+                network_tier=entry.tier,
+                shape=[height, width, channels],
+                parameters=entry.head_parameters,
+                bytes=len(extract_part(whole, "head")),
+                precision=entry.precision,
+            )
+    run.note("the size is that of the ONNX file of the first convolution alone, in the precision that ships")
+
+
+def _encoder_rows(record: Record) -> list[dict[str, Any]]:
+    return [{**point, "paper": (PAPER.get(point["network_tier"]) or {}).get("encoder")} for point in record["points"]]
+
+
+def _encoder_table(record: Record) -> Table:
+    rows = []
+    for row in _encoder_rows(record):
+        rows.append([row["network"], *_encoder_cells(row)])
+        if row["paper"] is not None:
+            rows.append([f"{PAPER[row['network_tier']]['network']} (paper)", *_encoder_cells(row["paper"])])
+    return Table(headings=("network", "output", "parameters", "kB"), rows=rows)
+
+
+def _encoder_cells(facts: Mapping[str, Any]) -> list[str]:
+    return ["x".join(map(str, facts["shape"])), f"{facts['parameters']:,}", f"{facts['bytes'] / 1000:.1f}"]
+
+
+def _draw_nothing(record: Record, figures: Figures) -> None:
+    """Three figures per network are a table, not a plot."""
+
+
+TABLE3 = replace(
+    TABLE1,
+    name="table3",
+    summary="output, parameters and size of the encoders",
+    measure=_measure_encoders,
+    rows=_encoder_rows,
+    table=_encoder_table,
+    draw=_draw_nothing,
+)

@@ -1,0 +1,183 @@
+"""Table 2 of the paper: inference and processing time on each tier, with and without the latency of the links.
+
+One node of each tier, one task of 50 images at a time (window 1), through the scheduler as any job. The processing time
+is what the scheduler sees: for an end device from the dispatch of a task to its coarse answer, for an upper node from
+the coarse to the fine answer. Inference and link are emulated; what is left is the services' own overhead: taking a
+task apart and putting it together, HTTP, the event loop, the hand-over to the inference thread. It is a task's time
+from dispatch to dispatch without what is emulated, shared among the services on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures, measured, paper
+from experiments.profile import Profile
+from experiments.record import spread
+from experiments.testbed import BATCH, task_s
+from tierkit.client import AsyncClient
+from tierkit.errors import UpstreamError
+from tierkit.types import Scheme, Tier
+
+__all__ = ["PAPER", "TABLE2"]
+
+PAPER: Mapping[tuple[str, bool], tuple[float, float]] = {
+    ("end", False): (7.41, 10.4),
+    ("edge", False): (5.99, 8.4),
+    ("edge", True): (5.99, 18.3),
+    ("cloud", False): (7.36, 10.8),
+    ("cloud", True): (7.36, 31.0),
+}
+"""The paper's Table 2: inference and processing time in ms/image, by tier, and whether its link has latency."""
+
+_SCHEMES = {Tier.END: Scheme.END, Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
+_TASKS, _QUICK_TASKS = 50, 10
+_JOB_BUDGET_S = 900.0
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+async def _measure(run: Run) -> None:
+    tasks = run.request.tasks or (_QUICK_TASKS if run.request.quick else _TASKS)
+    run.config |= {"tasks_per_row": tasks}
+    near = run.profile.with_nodes(end=1, edge=1, cloud=1)
+    fleets: list[tuple[Profile, list[Tier]]] = [
+        (near.model_copy(update={"path": {}}), list(Tier)),
+        (near, [tier for tier in (Tier.EDGE, Tier.CLOUD) if near.round_trip_s(f"end-{tier}")]),
+    ]
+    run.expected_s = sum(tasks * _emulated_s(machines, tier) for machines, tiers in fleets for tier in tiers)
+    networks = await asyncio.to_thread(run.networks, near)
+    for machines, tiers in fleets:
+        latency = bool(machines.path)
+        async with run.fleet(machines, networks, {"window": 1}) as (_, client):
+            for tier in tiers:
+                link_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}")
+                async with run.step(f"{tier}, {link_s:g} s of latency", tasks * _emulated_s(machines, tier)):
+                    stages_ms, between_ms = await _one_row(client, run, tier, tasks)
+                run.add(
+                    tier=tier,
+                    latency=latency,
+                    inference_ms_per_image=machines.compute_ms_per_image.of(tier),
+                    link_s=link_s,
+                    stage_ms=stages_ms,
+                    between_ms=between_ms,
+                )
+
+
+def _emulated_s(machines: Profile, tier: Tier) -> float:
+    """What a task takes until its last answer, without any overhead."""
+    first_s = task_s(machines, Tier.END)
+    return first_s if tier is Tier.END else first_s + machines.round_trip_s(f"end-{tier}") + task_s(machines, tier)
+
+
+async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tuple[list[float], float]:
+    """Milliseconds of this tier's stage for each task, and the mean between an answer and the next task's dispatch."""
+    images = run.images.images[: (tasks + 1) * BATCH]
+    job = await client.submit(images, scheme=_SCHEMES[tier], batch_size=BATCH, name=f"table2 {tier}")
+    job = await client.wait(job, budget_s=_JOB_BUDGET_S)
+    firsts = [result async for result in client.results(job) if result.index % BATCH == 0]
+    coarse_ms = [result.coarse.ms for result in firsts if result.coarse is not None]
+    if tier is Tier.END:
+        stages, ends = coarse_ms, coarse_ms
+    else:
+        ends = [result.fine.ms for result in firsts if result.fine is not None]
+        stages = [fine - coarse for fine, coarse in zip(ends, coarse_ms, strict=False)]
+    if len(stages) != tasks + 1 or job.elapsed_s is None:
+        raise UpstreamError(f"the job of {tasks + 1} tasks was not answered by the tier {tier}: {job.reason}")
+    # The first task opens the connections.
+    return stages[1:], (job.elapsed_s * 1000 - sum(ends)) / len(ends)
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    return [_row(point) for point in record["points"]]
+
+
+def _row(point: Mapping[str, Any]) -> dict[str, Any]:
+    times = spread(point["stage_ms"])
+    emulated_ms = point["inference_ms_per_image"] * BATCH + point["link_s"] * 1000
+    papers = PAPER.get((point["tier"], point["latency"]))
+    return {
+        "tier": point["tier"],
+        "link_s": point["link_s"],
+        "inference_ms_per_image": point["inference_ms_per_image"],
+        "processing_ms_per_image": round(times.mean / BATCH, 4),
+        "min_processing_ms_per_image": round(times.minimum / BATCH, 4),
+        "max_processing_ms_per_image": round(times.maximum / BATCH, 4),
+        "overhead_ms_per_task": round(times.mean - emulated_ms, 3),
+        "median_overhead_ms_per_task": round(times.median - emulated_ms, 3),
+        "between_ms": round(point["between_ms"], 3),
+        "tasks": times.n,
+        "paper_inference_ms_per_image": papers[0] if papers else None,
+        "paper_processing_ms_per_image": papers[1] if papers else None,
+    }
+
+
+def _table(record: Record) -> Table:
+    return Table(
+        headings=(
+            "tier",
+            "latency, s",
+            "inference, ms/image",
+            "processing, ms/image",
+            "paper",
+            "overhead, ms/task: mean",
+            "median",
+            "between two tasks, ms",
+            "tasks",
+        ),
+        rows=[
+            [
+                row["tier"],
+                f"{row['link_s']:g}",
+                f"{row['inference_ms_per_image']:g}",
+                f"{row['processing_ms_per_image']:.3f}",
+                "-" if row["paper_processing_ms_per_image"] is None else f"{row['paper_processing_ms_per_image']:g}",
+                f"{row['overhead_ms_per_task']:.2f}",
+                f"{row['median_overhead_ms_per_task']:.2f}",
+                f"{row['between_ms']:.2f}",
+                str(row["tasks"]),
+            ]
+            for row in _rows(record)
+        ],
+    )
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    rows = _rows(record)
+    places = range(len(rows))
+    (axes,) = figures.panels(
+        "table2",
+        [f"one task of {BATCH} images at a time; mean of {rows[0]['tasks']}"],
+        xlabel="tier, and latency of its link",
+        ylabel="time (ms/image)",
+    )
+    papers = [(place, row["paper_processing_ms_per_image"]) for place, row in zip(places, rows, strict=True)]
+    known = [(place, ms) for place, ms in papers if ms is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), label="processing, paper", **{**paper(0), "linestyle": ""})
+    axes.plot(
+        places, [row["processing_ms_per_image"] for row in rows], label="processing", **{**measured(0), "linestyle": ""}
+    )
+    axes.plot(
+        places, [row["inference_ms_per_image"] for row in rows], label="inference", **{**measured(1), "linestyle": ""}
+    )
+    axes.set_xticks(places, [f"{row['tier']}, {row['link_s']:g} s" for row in rows])
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+
+
+TABLE2 = Experiment(
+    name="table2",
+    summary="inference and processing time on each tier, with and without the latency of the links",
+    measure=_measure,
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+)
