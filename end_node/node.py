@@ -117,7 +117,7 @@ class EndNode(InferenceNode):
         super().__init__(settings, models, lifecycle)
         self.clock = clock
         self._hierarchy = hierarchy
-        self._http = open_client(links=settings.links)
+        self._http = open_client(links=settings.links, tls_ca=settings.tls_ca)
         self._upstream = OipClient(self._http)
         self._failing: dict[str, FallbackReason] = {}
         model = self.default_runner.model
@@ -249,6 +249,7 @@ class EndNode(InferenceNode):
                 InferRequest(inputs=(Tensor("images", images),), outputs=(RequestedOutput(_OUTPUT),), id=task.task_id),
                 budget_s=budget_s,
                 request_id=task.request_id,
+                token=upstream.key,
             )
             probabilities = check_probabilities(response, images=len(images), classes=len(self._hierarchy.fine))
             outcome = "fine"

@@ -19,7 +19,7 @@ from models.session import OnnxModel, load_model
 from models.store import Fetch, ModelStore
 from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError, WeightsError
 from tierkit.heartbeat import backoff_s
-from tierkit.http_client import calling, open_client
+from tierkit.http_client import authorization, calling, open_client
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _STALL_S = 10.0
 """A download that brings nothing for so long is begun again."""
+
+_SHOWN_BYTES = 200
 
 
 async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
@@ -77,7 +79,7 @@ async def _obtain(store: ModelStore, entry: ModelEntry, settings: NodeSettings) 
     failures = 0
     while True:
         try:
-            return await store.obtain(entry, _fetch_from(settings.scheduler))
+            return await store.obtain(entry, _fetch_from(settings))
         except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
             failures += 1
             if failures == 1:
@@ -85,7 +87,9 @@ async def _obtain(store: ModelStore, entry: ModelEntry, settings: NodeSettings) 
             await asyncio.sleep(backoff_s(failures, random.random()))
 
 
-def _fetch_from(scheduler: str | None) -> Fetch:
+def _fetch_from(settings: NodeSettings) -> Fetch:
+    scheduler = settings.scheduler
+
     async def fetch(name: str, sha256: str) -> AsyncIterator[bytes]:
         if scheduler is None:
             raise WeightsError(
@@ -95,10 +99,21 @@ def _fetch_from(scheduler: str | None) -> Fetch:
         log.info("fetching weights", extra={"model": name, "scheduler": scheduler})
         target = f"{scheduler}/v1/models/{quote(name, safe='')}/file"
         async with (
-            open_client() as http,
+            open_client(tls_ca=settings.tls_ca) as http,
             calling("the scheduler", budget_s=None),
-            http.stream("GET", target, params={"sha256": sha256}, timeout=httpx.Timeout(_STALL_S)) as answer,
+            http.stream(
+                "GET",
+                target,
+                params={"sha256": sha256},
+                headers=authorization(settings.own_token()),
+                timeout=httpx.Timeout(_STALL_S),
+            ) as answer,
         ):
+            if answer.status_code in (401, 403):
+                said = (await answer.aread())[:_SHOWN_BYTES].decode("utf-8", "replace")
+                raise SetupError(
+                    f"the scheduler gives this node no weights: {answer.status_code} {said}; see --token-file"
+                )
             if answer.status_code == 404:
                 raise WeightsError(f"neither this node nor the scheduler has the weights of model '{name}' ({sha256})")
             if answer.status_code != 200:

@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 
 from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
+from scheduler.access import CallerOf, WhoAmI, for_nodes, for_users, metered, who_am_i
 from scheduler.docs_page import render_docs
 from scheduler.ingest.upload import ACCEPTED
 from scheduler.policy import PolicyRequest
@@ -64,9 +65,11 @@ _BODY = {
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A wrong upload or field; the sentence names it."},
-    403: {"description": "The policy would send pixels to an untrusted node."},
+    401: {"description": "No valid token, where one is asked for."},
+    403: {"description": "The policy would send pixels to an untrusted node, or the token has another role."},
     413: {"description": "More bytes, pixels or images than the limit."},
     415: {"description": "A kind of file that is not accepted."},
+    429: {"description": "The token's limit of requests, uploads or unfinished jobs; see Retry-After."},
     503: {"description": "Not now; see Retry-After."},
 }
 
@@ -114,7 +117,9 @@ async def _check_query(request: Request) -> None:
 
 
 _CHECKS = [Depends(_check_query)]
-jobs = APIRouter(tags=["jobs"], dependencies=_CHECKS)
+_USERS = [Depends(for_users)]
+_NODES = [Depends(for_nodes)]
+jobs = APIRouter(tags=["jobs"], dependencies=[*_CHECKS, *_USERS])
 fleet = APIRouter(tags=["fleet"], dependencies=_CHECKS)
 about = APIRouter(tags=["about"], dependencies=_CHECKS)
 
@@ -131,14 +136,20 @@ async def submit(
     request: Request,
     response: Response,
     scheduler: Service,
+    caller: CallerOf,
     idempotency_key: Annotated[
         str | None, Header(description="Names this submission: the same again answers with the same job.")
     ] = None,
 ) -> JobView:
     """The job is stored when this answers; its progress is at `Location`. Policy fields stand in the query or, with a
     form, in the form."""
+    allowance = None if caller is None else caller.allowance
     submission = await scheduler.submit(
-        request.headers, request.query_params.multi_items(), request.stream(), idempotency_key=idempotency_key
+        request.headers,
+        request.query_params.multi_items(),
+        metered(request.stream(), allowance),
+        idempotency_key=idempotency_key,
+        allowance=allowance,
     )
     response.headers["Location"] = f"/v1/jobs/{submission.view.id}"
     if submission.replayed:
@@ -230,39 +241,48 @@ async def get_events(
     responses={200: {"content": {_NDJSON: {}}}, **_ERRORS},
     openapi_extra=_UPLOAD,
 )
-async def classify(request: Request, scheduler: Service) -> StreamingResponse:
+async def classify(request: Request, scheduler: Service, caller: CallerOf) -> StreamingResponse:
     """Lines as they come: `{"event": "coarse", "results": [...]}`, then `fine`, `fallback` or `failed`, then `done`.
     Goes before all jobs; nothing is stored."""
     lines = await scheduler.classify(
-        request.headers, request.query_params.multi_items(), request.stream(), request_id=current_request_id()
+        request.headers,
+        request.query_params.multi_items(),
+        metered(request.stream(), None if caller is None else caller.allowance),
+        request_id=current_request_id(),
     )
     return StreamingResponse(lines, media_type=_NDJSON, headers=_HEADERS)
 
 
-@fleet.get("/v1/devices", response_model=DevicePage, summary="The device list")
+@fleet.get("/v1/devices", response_model=DevicePage, summary="The device list", dependencies=_USERS)
 async def list_devices(scheduler: Service) -> DevicePage:
     return device_page(scheduler.devices, scheduler.fleet, scheduler.dispatcher.outstanding, time.monotonic())
 
 
-@fleet.post("/v1/devices", response_model=Lease, summary="Register a node")
-async def register(scheduler: Service, registration: Registration) -> Lease:
+@fleet.post("/v1/devices", response_model=Lease, summary="Register a node", dependencies=_NODES)
+async def register(scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
+    if caller is not None:
+        caller.check_claim(registration.node_id, registration.tier)
     return scheduler.devices.register(registration, time.monotonic())
 
 
-@fleet.post("/v1/devices/{node_id}/heartbeat", status_code=204, summary="Renew a node's lease")
-async def heartbeat(scheduler: Service, node_id: NodeName, beat: Heartbeat) -> Response:
+@fleet.post("/v1/devices/{node_id}/heartbeat", status_code=204, summary="Renew a node's lease", dependencies=_NODES)
+async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, beat: Heartbeat) -> Response:
     """404 or 409: register again."""
+    if caller is not None:
+        caller.check_claim(node_id)
     scheduler.devices.heartbeat(node_id, beat, time.monotonic())
     return Response(status_code=204)
 
 
-@fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks")
+@fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks", dependencies=_USERS)
 async def drain(scheduler: Service, node_id: NodeName) -> Response:
     scheduler.devices.drain(node_id, time.monotonic())
     return Response(status_code=204)
 
 
-@fleet.delete("/v1/devices/{node_id}/drain", status_code=204, summary="Give a drained node tasks again")
+@fleet.delete(
+    "/v1/devices/{node_id}/drain", status_code=204, summary="Give a drained node tasks again", dependencies=_USERS
+)
 async def resume(scheduler: Service, node_id: NodeName) -> Response:
     """409: the node itself is shutting down."""
     scheduler.devices.resume(node_id, time.monotonic())
@@ -272,15 +292,19 @@ async def resume(scheduler: Service, node_id: NodeName) -> Response:
 @fleet.delete("/v1/devices/{node_id}", status_code=204, summary="Strike a node off the list")
 async def remove(
     scheduler: Service,
+    caller: CallerOf,
     node_id: NodeName,
     incarnation: Annotated[str | None, Query(description="Only if this is the present one.")] = None,
 ) -> Response:
-    """Its tasks go to others. A node that lives on registers again; drain it to keep it away."""
+    """Its tasks go to others. A node that lives on registers again; drain it to keep it away. With a node's token, only
+    a node of its own."""
+    if caller is not None:
+        caller.check_claim(node_id)
     scheduler.devices.remove(node_id, incarnation)
     return Response(status_code=204)
 
 
-@fleet.get("/v1/mapping", response_model=MappingReport, summary="Who forwards to whom, and why")
+@fleet.get("/v1/mapping", response_model=MappingReport, summary="Who forwards to whom, and why", dependencies=_USERS)
 async def get_mapping(
     scheduler: Service,
     scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
@@ -326,7 +350,12 @@ async def get_weights(
     return FileResponse(path, media_type="application/octet-stream", headers={"ETag": etag, **_HEADERS})
 
 
-@about.get("/v1/info", summary="Version, limits and class names")
+@about.get("/v1/whoami", response_model=WhoAmI, summary="Whose token this is, and until when")
+async def get_caller(caller: CallerOf) -> WhoAmI:
+    return who_am_i(caller)
+
+
+@about.get("/v1/info", summary="Version, limits and class names", dependencies=_USERS)
 async def get_info(scheduler: Service) -> dict[str, Any]:
     return info(scheduler.manifest, scheduler.limits, classify_max_images=CLASSIFY_MAX_IMAGES)
 

@@ -7,14 +7,14 @@ exist, or from a node that was not asked, is an `UpstreamError`, and so is a str
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 from pydantic import ValidationError
 
 from scheduler.inputs import Pixels
 from tierkit.errors import Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http_client import calling
+from tierkit.http_client import authorization, calling
 from tierkit.oip import Chunks, InferRequest, Tensor, encode_request
 from tierkit.protocol import (
     BUDGET_HEADER,
@@ -52,6 +52,8 @@ class Order:
     fine_classes: int
     coarse_known: bool = False
     """Whether only the fine answer is wanted; there must be `upstreams` then."""
+    key: str = field(default="", repr=False)
+    """Opens the device's gate."""
 
 
 async def send_task(
@@ -74,6 +76,7 @@ async def send_task(
         REQUEST_ID_HEADER: order.request_id,
         BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
         "Accept-Encoding": "identity",
+        **authorization(order.key),
     }
     if order.upstreams:
         headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()

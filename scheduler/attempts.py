@@ -271,6 +271,7 @@ class Attempts:
             coarse_classes=self._coarse_classes,
             fine_classes=self._fine_classes,
             coarse_known=attempt.fine_only,
+            key=attempt.device.registration.key,
         )
         limit = asyncio.timeout_at(deadline if attempt.fine_only else min(deadline, now + first_s))
         try:

@@ -179,6 +179,11 @@ class DeviceList:
                 "give this one another --node-id, or stop that one first"
             )
 
+    def key_of(self, node_id: str) -> str:
+        """What opens the gate of a node; "" where it has none, or is not on the list any more."""
+        device = self._devices.get(node_id)
+        return "" if device is None else device.registration.key
+
     def heartbeat(self, node_id: str, beat: Heartbeat, now: float) -> None:
         """Renew a lease.
 

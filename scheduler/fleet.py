@@ -146,7 +146,16 @@ class Fleet:
 
     def upstreams(self, nodes: Sequence[Node]) -> tuple[Upstream, ...]:
         """Route entries as they go over the wire."""
-        return tuple(Upstream(node_id=node.node_id, url=node.url, tier=node.tier, model=node.model) for node in nodes)
+        return tuple(
+            Upstream(
+                node_id=node.node_id,
+                url=node.url,
+                tier=node.tier,
+                model=node.model,
+                key=self._devices.key_of(node.node_id),
+            )
+            for node in nodes
+        )
 
     def ends(self, now: float) -> list[Device]:
         """All end devices in the order of the list, whatever their health."""

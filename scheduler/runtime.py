@@ -23,6 +23,7 @@ from scheduler.store.commit import GroupCommit
 from scheduler.store.database import last_seq, open_database
 from scheduler.store.jobs import JobStore
 from scheduler.watch import Watch
+from tierkit.access import client_context
 from tierkit.errors import SetupError, Unavailable
 from tierkit.http_client import open_client
 from tierkit.service import Lifecycle
@@ -49,7 +50,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
     with _locked(settings.state) as state:
         engine = await open_database(settings.database_url)
         try:
-            async with open_client(max_connections=1024, links=settings.links) as http:
+            async with open_client(max_connections=1024, links=settings.links, tls_ca=settings.tls_ca) as http:
                 devices = DeviceList(settings.detector_times)
                 fleet = Fleet(devices, settings, [entry.name for entry in manifest.models if entry.target == "fine"])
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
@@ -78,7 +79,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
                 )
                 commit.on_commit = scheduler.on_commit
                 lifecycle.add_check("database", scheduler.check_database)
-                watch = Watch(devices, clock=time.monotonic)
+                watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
                 async with _loops(scheduler, commit, dispatcher, watch, lifecycle):
                     yield scheduler
         finally:

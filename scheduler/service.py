@@ -8,8 +8,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from scheduler.views import (
     to_line,
 )
 from scheduler.work import ActiveJob, ActiveTask, Answer
+from tierkit.access import Allowance
 from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded
 from tierkit.types import Scheme
 
@@ -102,6 +103,8 @@ class Scheduler:
         self._inputs = inputs
         self._spool_folder = spool_folder
         self._sinks: dict[str, DurableSink] = {}
+        self._allowances: dict[str, Allowance] = {}
+        """By job id: of those who have submitted unfinished jobs since this process began."""
         self._submitting = asyncio.Lock()
         self._decoders = asyncio.Semaphore(settings.decoders)
         self._parents = np.asarray(manifest.hierarchy.parent, np.int32)
@@ -115,25 +118,47 @@ class Scheduler:
         stream: AsyncIterable[bytes],
         *,
         idempotency_key: str | None,
+        allowance: Allowance | None = None,
     ) -> Submission:
         """Receive an upload and make it a job. Whatever fails before the job is stored leaves nothing behind.
+
+        Args:
+            allowance: of the caller, where he has one.
 
         Raises:
             InvalidInput and its kin: wrong upload or policy.
             Forbidden: the policy would send pixels where they must not go.
             Conflict: the idempotency key belongs to another content.
+            LimitReached: the caller's own limit.
             Unavailable: too many unfinished jobs, or the database does not accept it.
         """
         if idempotency_key is not None and not 0 < len(idempotency_key) <= _MAX_KEY:
             raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
         if self.dispatcher.unfinished >= self.settings.max_unfinished_jobs:
             raise Overloaded(f"{self.dispatcher.unfinished} jobs are unfinished; try again later", retry_after_s=5)
-        with Spool(self._spool_folder) as spool:
+        # A repeated submission is no further job.
+        if allowance is not None and (
+            idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
+        ):
+            allowance.check_jobs()
+        with self._counted(allowance), Spool(self._spool_folder) as spool:
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             policy = self._settle(upload.policy)
             async with self._decoders:
                 sha256, images, facts = await asyncio.to_thread(self._write_input, upload, spool)
-        return await self._store_job(policy, sha256, images, facts, idempotency_key)
+            return await self._store_job(policy, sha256, images, facts, idempotency_key, allowance)
+
+    @contextmanager
+    def _counted(self, allowance: Allowance | None) -> Iterator[None]:
+        """An upload that will be a job of the caller's."""
+        if allowance is None:
+            yield
+            return
+        allowance.submitting += 1
+        try:
+            yield
+        finally:
+            allowance.submitting -= 1
 
     def _settle(self, request: PolicyRequest) -> JobPolicy:
         settings = self.settings
@@ -152,7 +177,13 @@ class Scheduler:
             return writer.finish(), writer.images, facts
 
     async def _store_job(
-        self, policy: JobPolicy, sha256: str, images: int, facts: ImageFacts, key: str | None
+        self,
+        policy: JobPolicy,
+        sha256: str,
+        images: int,
+        facts: ImageFacts,
+        key: str | None,
+        allowance: Allowance | None,
     ) -> Submission:
         now = time.time()
         fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
@@ -182,6 +213,9 @@ class Scheduler:
             ActiveTask(index=index, first_image=first, images=min(policy.batch_size, images - first))
             for index, first in enumerate(range(0, images, policy.batch_size))
         ]
+        if allowance is not None:
+            allowance.jobs.add(job.id)
+            self._allowances[job.id] = allowance
         self._activate(job, self._inputs.open(sha256, images), tasks, Progress(facts.labels, self._parents))
         _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
         return Submission(self._view(job), replayed=False)
@@ -211,6 +245,8 @@ class Scheduler:
 
     def _on_end(self, sink: DurableSink) -> None:
         del self._sinks[sink.job.id]
+        if (allowance := self._allowances.pop(sink.job.id, None)) is not None:
+            allowance.jobs.discard(sink.job.id)
         self._inputs.release(sink.job.input_sha256)
         self.hub.notify(sink.job.id)
 

@@ -46,11 +46,13 @@ class Watch:
     Args:
         devices: the list.
         clock: monotonic, as the list's times.
+        tls: for nodes with https URLs.
     """
 
-    def __init__(self, devices: DeviceList, *, clock: Callable[[], float]) -> None:
+    def __init__(self, devices: DeviceList, *, clock: Callable[[], float], tls: ssl.SSLContext) -> None:
         self._devices = devices
         self._clock = clock
+        self._tls = tls
         self._slots = asyncio.Semaphore(_MOST_PROBES)
         self._changed = asyncio.Event()
         self._news: dict[str, tuple[str, asyncio.Event]] = {}
@@ -112,7 +114,7 @@ class Watch:
         device, began = view.device, self._clock()
         path = "/livez" if view.keeps_tasks else "/readyz"
         async with self._slots:
-            asking = asyncio.create_task(_ask(device.registration.url, path), name=f"probe {device.node_id}")
+            asking = asyncio.create_task(_ask(device.registration.url, path, self._tls), name=f"probe {device.node_id}")
             try:
                 in_time = await _within(asking, self._devices.times.probe_s)
             except asyncio.CancelledError:
@@ -174,7 +176,7 @@ class Watch:
         self._devices.probed(device.node_id, device.incarnation, outcome, began=began, now=self._clock())
 
 
-async def _ask(url: str, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _ask(url: str, path: str, tls: ssl.SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Open a connection and return it when the first line of an HTTP answer, whatever its status, has come.
 
     Raises:
@@ -189,7 +191,7 @@ async def _ask(url: str, path: str) -> tuple[asyncio.StreamReader, asyncio.Strea
     reader, writer = await asyncio.open_connection(
         parts.hostname,
         parts.port or (443 if secure else 80),
-        ssl=ssl.create_default_context() if secure else None,
+        ssl=tls if secure else None,
     )
     try:
         writer.write(f"GET {parts.path.rstrip('/')}{path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())

@@ -6,9 +6,11 @@ import importlib.metadata
 import platform
 import re
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,8 +22,9 @@ from models.manifest import load_manifest, weights_folder
 from models.session import verify_file
 from terrace import __version__
 from terrace.console import node_order
+from tierkit.access import client_context, tls_trouble
 from tierkit.client import Client, Device
-from tierkit.errors import SetupError, TerraceError, UpstreamUnavailable
+from tierkit.errors import CertificateError, Forbidden, SetupError, TerraceError, Unauthenticated, UpstreamUnavailable
 from tierkit.types import Health, Tier
 
 __all__ = [
@@ -36,6 +39,8 @@ __all__ = [
 ]
 
 _PROBE_S = 3.0
+_SOON = timedelta(days=14)
+"""What expires within this time is worth a word."""
 
 
 class Verdict(StrEnum):
@@ -167,14 +172,16 @@ def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:
     yield Check(group="ports", name=str(port), verdict=verdict, detail=detail, advice=advice)
 
 
-def check_fleet(client: Client, *, asked_for: bool) -> Iterator[Check]:
+def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) -> Iterator[Check]:
     """The scheduler, and each node that it lists: reachable, ready, leased, of this version.
 
     Args:
         asked_for: the user has named this scheduler; without that, none at the default address is no fault.
+        tls_ca: file with the certificates to trust; None for the public authorities.
     """
     group = "fleet"
     try:
+        yield from _check_token(client)
         info = client.info()
         devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     except UpstreamUnavailable:
@@ -184,13 +191,23 @@ def check_fleet(client: Client, *, asked_for: bool) -> Iterator[Check]:
             group=group, name="scheduler", verdict=verdict, detail=f"nobody answers at {client.url}", advice=advice
         )
         return
+    except (Unauthenticated, Forbidden) as exc:
+        advice = "show the token of a user with --token-file FILE or in TERRACE_TOKEN; 'terrace token create' makes one"
+        yield Check(group=group, name="token", verdict=Verdict.FAIL, detail=str(exc), advice=advice)
+        return
+    except CertificateError as exc:
+        yield Check(group=group, name="certificate", verdict=Verdict.FAIL, detail=str(exc))
+        return
     except TerraceError as exc:
         advice = "name the scheduler with --scheduler URL"
         yield Check(group=group, name="scheduler", verdict=Verdict.FAIL, detail=str(exc), advice=advice)
         return
     yield _versioned(group, "scheduler", client.url, str(info.get("version")))
+    yield from _check_certificate("scheduler", client.url, tls_ca)
     for device in devices:
-        yield _check_node(group, device)
+        yield _check_node(group, device, tls_ca)
+        if device.health is Health.ALIVE:
+            yield from _check_certificate(device.node_id, device.url, tls_ca)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
         yield Check(
             group=group,
@@ -201,7 +218,7 @@ def check_fleet(client: Client, *, asked_for: bool) -> Iterator[Check]:
         )
 
 
-def _check_node(group: str, device: Device) -> Check:
+def _check_node(group: str, device: Device, tls_ca: Path | None) -> Check:
     place = f"{device.tier} at {device.url}"
     if device.health is Health.DRAINING:
         return Check(group=group, name=device.node_id, verdict=Verdict.NOTE, detail=f"{place}: draining, no new tasks")
@@ -211,10 +228,11 @@ def _check_node(group: str, device: Device) -> Check:
         detail = f"{place}: {device.health}{silent}"
         return Check(group=group, name=device.node_id, verdict=Verdict.FAIL, detail=detail, advice=advice)
     try:
-        ready = httpx.get(f"{device.url}/readyz", timeout=_PROBE_S, trust_env=False).is_success
+        tls = client_context(tls_ca) if device.url.startswith("https://") else False
+        ready = httpx.get(f"{device.url}/readyz", timeout=_PROBE_S, trust_env=False, verify=tls).is_success
         trouble = "" if ready else "says that it is not ready"
     except httpx.HTTPError as exc:
-        trouble = f"cannot be reached from here ({type(exc).__name__})"
+        trouble = tls_trouble(exc, "it") or f"cannot be reached from here ({type(exc).__name__})"
     if trouble:
         host = urlsplit(device.url).hostname
         advice = f"look at its log, and at the firewall between here and {host}; its --advertise-url may be wrong"
@@ -222,6 +240,49 @@ def _check_node(group: str, device: Device) -> Check:
             group=group, name=device.node_id, verdict=Verdict.FAIL, detail=f"{place}: {trouble}", advice=advice
         )
     return _versioned(group, device.node_id, place, device.version)
+
+
+def _check_token(client: Client) -> Iterator[Check]:
+    """Whose token this is, and how long it is valid; nothing where the scheduler asks for none."""
+    who = client.whoami()
+    if who.get("name") is None:
+        return
+    detail = f"of {who['name']}, role {who['role']}"
+    if who.get("expires") is None:
+        yield Check(group="fleet", name="token", verdict=Verdict.OK, detail=f"{detail}, does not expire")
+        return
+    left = datetime.fromisoformat(who["expires"]) - datetime.now(UTC)
+    yield _expiring("token", f"{detail}, expires", left, "ask for a new one: terrace token rotate")
+
+
+def _check_certificate(name: str, url: str, tls_ca: Path | None) -> Iterator[Check]:
+    """How long the certificate of a service is valid; nothing where it has none, or cannot be reached."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" or parts.hostname is None:
+        return
+    try:
+        with (
+            socket.create_connection((parts.hostname, parts.port or 443), timeout=_PROBE_S) as plain,
+            client_context(tls_ca).wrap_socket(plain, server_hostname=parts.hostname) as secured,
+        ):
+            certificate = secured.getpeercert() or {}
+    except OSError:
+        return  # told by the check of the service itself
+    until = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
+    advice = "renew it; the service reads the new files within seconds"
+    yield _expiring(f"{name}, TLS", "certificate expires", until - datetime.now(UTC), advice)
+
+
+def _expiring(name: str, what: str, left: timedelta, advice: str) -> Check:
+    soon = left < _SOON
+    shown = f"{left.days} days" if left.days > 1 else f"{left.total_seconds() / 3600:.0f} h"
+    return Check(
+        group="fleet",
+        name=name,
+        verdict=Verdict.NOTE if soon else Verdict.OK,
+        detail=f"{what} in {shown}",
+        advice=advice if soon else "",
+    )
 
 
 def _versioned(group: str, name: str, place: str, version: str | None) -> Check:

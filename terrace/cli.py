@@ -16,7 +16,7 @@ import typer.core
 import typer.main
 
 from terrace import __version__
-from tierkit.errors import TerraceError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.errors import TerraceError, Unauthenticated, UpstreamTimeout, UpstreamUnavailable
 from tierkit.orphan import die_with_parent
 
 __all__ = ["app", "main", "run"]
@@ -42,6 +42,7 @@ _COMMANDS = {
     "classify": _Command("terrace.commands.classify:app", "Classify files, folders, zips and arrays.", _USE),
     "jobs": _Command("terrace.commands.jobs:app", "List, follow, read and cancel jobs.", _USE),
     "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),
+    "token": _Command("terrace.commands.token:app", "Make and revoke the tokens of users and nodes.", _USE),
     "models": _Command("terrace.commands.models:app", "The networks: list, check, measure, make.", _USE),
     "bench": _Command("terrace.commands.bench:app", "Measure latency and throughput under load.", _USE),
     "experiment": _Command("terrace.commands.experiment:app", "Measure the paper's tables and figures.", _USE),
@@ -54,6 +55,8 @@ _COMMANDS = {
 _HINTS: dict[type[TerraceError], str] = {
     UpstreamUnavailable: "start a fleet with 'terrace up', or name another scheduler with --scheduler or"
     " TERRACE_SCHEDULER",
+    Unauthenticated: "show your token with --token-file FILE or in TERRACE_TOKEN; whoever runs the scheduler makes one"
+    " with 'terrace token create'",
     UpstreamTimeout: "it hangs or has too much to do: look at its log, or restart it (no job is lost)",
 }
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tierkit.access import read_token
 from tierkit.client import DEFAULT_URL, Backoff, Client
 from tierkit.types import Tier
 
-__all__ = ["DEFAULT_PORT", "DEFAULT_URL", "Json", "SchedulerUrl", "Untrusted", "UpperTier", "connect"]
+__all__ = [
+    "DEFAULT_PORT",
+    "DEFAULT_URL",
+    "Json",
+    "SchedulerUrl",
+    "TlsCa",
+    "TokenFile",
+    "Untrusted",
+    "UpperTier",
+    "connect",
+    "token_from",
+]
 
 DEFAULT_PORT = 8070
 """Where `terrace up` puts the scheduler, and so where the other commands look for it."""
@@ -19,6 +33,23 @@ _PATIENCE_S = 10.0
 
 SchedulerUrl = Annotated[
     str, typer.Option("--scheduler", envvar="TERRACE_SCHEDULER", metavar="URL", help="Where the scheduler listens.")
+]
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        envvar="TERRACE_TOKEN_FILE",
+        metavar="FILE",
+        help="File with your token, yours alone; or put the token itself into TERRACE_TOKEN.",
+    ),
+]
+
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca", envvar="TERRACE_TLS_CA", metavar="FILE", help="Certificates (PEM) to trust; default: public ones."
+    ),
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else on standard output.")]
@@ -37,7 +68,16 @@ Untrusted = Annotated[
 ]
 
 
-def connect(url: str) -> Client:
+def connect(url: str, token_file: Path | None = None, tls_ca: Path | None = None) -> Client:
     """A client for one command: a person waits, so it gives up early. What takes long (an upload, following a job) is
     bounded by other means."""
-    return Client(url, timeout_s=_PATIENCE_S, backoff=Backoff(attempts=2))
+    return Client(url, timeout_s=_PATIENCE_S, backoff=Backoff(attempts=2), token=token_from(token_file), tls_ca=tls_ca)
+
+
+def token_from(token_file: Path | None) -> str | None:
+    """The user's token: from the file or, without one, from TERRACE_TOKEN. No flag holds it: command lines are public.
+
+    Raises:
+        SetupError: the file cannot be read, holds no token, or others may read it.
+    """
+    return read_token(token_file) if token_file is not None else os.environ.get("TERRACE_TOKEN") or None

@@ -7,15 +7,18 @@
     │   └── TooLarge            more bytes, pixels or images than the limit
     ├── NotFound                no such job, model, device, route
     ├── Conflict                the request contradicts the present state (a finished job, an old incarnation)
-    ├── Forbidden               the policy forbids it (pixels to an untrusted node)
+    ├── Unauthenticated         no token, or one that is unknown, revoked or expired: get a valid one
+    ├── Forbidden               the policy, or the role of the token, forbids it (pixels to an untrusted node)
     ├── Unavailable             not now: retry after `retry_after_s`, or elsewhere
     │   ├── Overloaded          a bounded queue is full
+    │   ├── LimitReached        the token's own limit of requests, uploads or jobs: wait
     │   ├── Draining            the service is shutting down
     │   ├── UpstreamUnavailable another node refused or broke the connection
     │   └── NoNodeAvailable     the device list has nobody for this work
     ├── DeadlineExceeded        the budget is spent; a retry needs a new budget
     │   └── UpstreamTimeout     another node did not answer within the budget
     ├── UpstreamError           another node answered with an error or with nonsense: try another node
+    │   └── CertificateError    TLS does not prove that it is who it should be: a person must act
     └── SetupError              this installation cannot work; a person must act
         ├── MissingExtra        an optional dependency is not installed
         ├── ProviderUnavailable the execution provider asked for is not there
@@ -30,12 +33,14 @@ The HTTP layer has the one table from these classes to status codes (`tierkit.ht
 from __future__ import annotations
 
 __all__ = [
+    "CertificateError",
     "Conflict",
     "DataError",
     "DeadlineExceeded",
     "Draining",
     "Forbidden",
     "InvalidInput",
+    "LimitReached",
     "MalformedMessage",
     "MissingExtra",
     "NoNodeAvailable",
@@ -47,6 +52,7 @@ __all__ = [
     "SetupError",
     "TerraceError",
     "TooLarge",
+    "Unauthenticated",
     "Unavailable",
     "UnsupportedMedia",
     "UpstreamError",
@@ -84,8 +90,12 @@ class Conflict(TerraceError):
     """The request contradicts the present state."""
 
 
+class Unauthenticated(TerraceError):
+    """No token, or one that is unknown, revoked or expired."""
+
+
 class Forbidden(TerraceError):
-    """The policy forbids it."""
+    """The policy, or the role of the token, forbids it."""
 
 
 class Unavailable(TerraceError):
@@ -98,6 +108,10 @@ class Unavailable(TerraceError):
 
 class Overloaded(Unavailable):
     """A bounded queue is full."""
+
+
+class LimitReached(Unavailable):
+    """The holder of this token has used up its own limit of requests, uploads or jobs."""
 
 
 class Draining(Unavailable):
@@ -126,6 +140,10 @@ class UpstreamError(TerraceError):
     def __init__(self, message: str, *, status_code: int | None = None) -> None:
         super().__init__(message)
         self.status_code = status_code
+
+
+class CertificateError(UpstreamError):
+    """TLS does not prove that the other side is who it should be, or the two sides do not speak the same protocol."""
 
 
 class SetupError(TerraceError):

@@ -1,4 +1,4 @@
-"""Command-line flags from a settings class: every field is a flag, and its documentation the help text.
+"""Command-line flags from a settings class: every field but a secret is a flag, and its documentation the help text.
 
 A service's `__main__` holds `run = command(EdgeSettings, start)` and `main() -> run_main(run)`; the CLI mounts the
 same `run`, so that there is one way to start a service.
@@ -10,9 +10,10 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
+from pydantic import SecretStr
 
 from tierkit.errors import SetupError
 from tierkit.settings import ServiceSettings, description, load_settings
@@ -32,7 +33,7 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
     becomes one sentence on standard error and exit code 2.
     """
 
-    def run(config: Path | None = None, **flags: str | None) -> NoReturn:
+    def run(config: Path | None = None, **flags: str | bool | None) -> NoReturn:
         try:
             code = start(load_settings(settings_class, flags=flags, config=config))
         except SetupError as exc:
@@ -40,10 +41,14 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
             code = EXIT_SETUP
         sys.exit(code)
 
-    options = {"config": Annotated[Path | None, typer.Option(help=_CONFIG_HELP, metavar="FILE")]}
-    for name in settings_class.model_fields:
-        # Flags stay strings here: the settings class parses them, as it does environment variables.
-        options[name] = Annotated[str | None, typer.Option(help=_help(settings_class, name), metavar="VALUE")]
+    options: dict[str, Any] = {"config": Annotated[Path | None, typer.Option(help=_CONFIG_HELP, metavar="FILE")]}
+    for name, field in settings_class.model_fields.items():
+        text = _help(settings_class, name)
+        if field.annotation is bool:
+            options[name] = Annotated[bool | None, typer.Option(f"--{name.replace('_', '-')}", help=text)]
+        elif field.annotation != SecretStr | None:  # every process of the machine can read a command line
+            # Flags stay strings here: the settings class parses them, as it does environment variables.
+            options[name] = Annotated[str | None, typer.Option(help=text, metavar="VALUE")]
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
         for name, annotation in options.items()
@@ -68,4 +73,4 @@ _CONFIG_HELP = "TOML file with a table for this service; environment variables a
 def _help(settings_class: type[ServiceSettings], name: str) -> str:
     text = description(settings_class, name)
     default = settings_class.model_fields[name].default
-    return text if default in (None, "", ()) else f"{text} (default: {default})"
+    return text if default in (None, "", (), False) else f"{text} (default: {default})"

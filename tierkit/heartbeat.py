@@ -18,8 +18,8 @@ from typing import Self
 import httpx
 from pydantic import ValidationError
 
-from tierkit.errors import Conflict, NotFound, TerraceError, UpstreamError
-from tierkit.http_client import calling
+from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated, UpstreamError
+from tierkit.http_client import authorization, calling
 from tierkit.protocol import Heartbeat, Lease, Registration
 from tierkit.service import Lifecycle
 
@@ -63,6 +63,7 @@ class HeartbeatSender:
         http: client to send with.
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
             once.
+        token: shown to the scheduler; None where it asks for none.
         chance: source of random numbers from 0 to 1.
     """
 
@@ -74,6 +75,7 @@ class HeartbeatSender:
         http: httpx.AsyncClient,
         *,
         lifecycle: Lifecycle,
+        token: str | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._scheduler = scheduler
@@ -81,6 +83,7 @@ class HeartbeatSender:
         self._load = load
         self._http = http
         self._lifecycle = lifecycle
+        self._headers = {"Content-Type": "application/json", **authorization(token)}
         self._chance = chance
         self._registered: Registration | None = None
         self._lease = Lease(lease_s=1.0, heartbeat_s=1.0)
@@ -131,6 +134,10 @@ class HeartbeatSender:
                     continue
                 failures += 1
                 self._tell(logging.ERROR, f"the scheduler refuses this node: {exc}")
+            except (Unauthenticated, Forbidden) as exc:
+                # Perhaps its token is known soon, or valid again. A place that it has is lost with its lease.
+                failures += 1
+                self._tell(logging.ERROR, f"the scheduler refuses this node's token (token_file): {exc}")
             except TerraceError as exc:
                 failures += 1
                 self._tell(logging.WARNING, f"no contact with the scheduler at {self._scheduler}, trying on: {exc}")
@@ -184,13 +191,15 @@ class HeartbeatSender:
 
     async def _send(self, method: str, target: str, budget_s: float, body: str = "") -> httpx.Response:
         async with calling("the scheduler", budget_s=budget_s):
-            answer = await self._http.request(
-                method, self._scheduler + target, content=body, headers={"Content-Type": "application/json"}
-            )
+            answer = await self._http.request(method, self._scheduler + target, content=body, headers=self._headers)
         if answer.is_success:
             return answer
         message = f"{answer.status_code} {answer.text[:200]}"
         match answer.status_code:
+            case 401:
+                raise Unauthenticated(message)
+            case 403:
+                raise Forbidden(message)
             case 404:
                 raise NotFound(message)
             case 409:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
 
 import httpx
 
-from tierkit.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.access import client_context, tls_trouble
+from tierkit.errors import CertificateError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.links import LinkTransport, read_links
 
-__all__ = ["calling", "open_client"]
+__all__ = ["authorization", "calling", "open_client"]
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +26,14 @@ _KEEPALIVE_S = 30.0
 or a request could be sent into a connection that the other side is closing."""
 
 
-@cache
-def _tls() -> ssl.SSLContext:
-    # Reading the certificate store takes some 30 ms and 3 MB: once per process is enough.
-    return httpx.create_ssl_context(trust_env=False)
+def authorization(token: str | None) -> dict[str, str]:
+    """The header that presents a token; none where there is no token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def open_client(*, max_connections: int = 64, links: Path | None = None) -> httpx.AsyncClient:
+def open_client(
+    *, max_connections: int = 64, links: Path | None = None, tls_ca: Path | None = None
+) -> httpx.AsyncClient:
     """A client for a service to share among its calls; close it with `async with`.
 
     Phases are bounded here (connecting 3 s; reading, writing and waiting for a free connection by the call's total
@@ -42,12 +42,13 @@ def open_client(*, max_connections: int = 64, links: Path | None = None) -> http
 
     Args:
         links: file of emulated links that the requests pass (`tierkit.links`).
+        tls_ca: file with the certificates to trust, in place of the usual public authorities.
 
     Raises:
-        SetupError: the file of links cannot be used.
+        SetupError: one of the files cannot be used.
     """
     transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport(
-        verify=_tls(),
+        verify=client_context(tls_ca),
         limits=httpx.Limits(
             max_connections=max_connections,
             max_keepalive_connections=max_connections,
@@ -75,6 +76,7 @@ async def calling(who: str, *, budget_s: float | None) -> AsyncIterator[None]:
     Raises:
         UpstreamTimeout: no complete answer within the budget.
         UpstreamUnavailable: no connection, or it broke.
+        CertificateError: the two sides do not agree on TLS, or the certificate does not prove who it is.
         UpstreamError: an answer that is none.
     """
     try:
@@ -87,6 +89,8 @@ async def calling(who: str, *, budget_s: float | None) -> AsyncIterator[None]:
     except httpx.UnsupportedProtocol as exc:
         raise UpstreamError(f"{who} has no usable address: {exc}") from exc
     except httpx.TransportError as exc:
+        if trouble := tls_trouble(exc, who):
+            raise CertificateError(trouble) from exc
         raise UpstreamUnavailable(f"{who} cannot be reached: {str(exc) or type(exc).__name__}") from exc
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise UpstreamError(f"{who} gave no usable answer: {exc}") from exc

@@ -22,9 +22,11 @@ from tierkit.errors import (
     DeadlineExceeded,
     Forbidden,
     InvalidInput,
+    LimitReached,
     NotFound,
     TerraceError,
     TooLarge,
+    Unauthenticated,
     Unavailable,
     UnsupportedMedia,
     UpstreamError,
@@ -32,7 +34,7 @@ from tierkit.errors import (
 from tierkit.logs import current_request_id
 from tierkit.service.responses import send_error
 
-__all__ = ["install", "retry_after_s", "status_of"]
+__all__ = ["answer", "install", "retry_after_s", "status_of"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,9 @@ _STATUS: dict[type[BaseException], int] = {
     UnsupportedMedia: 415,
     NotFound: 404,
     Conflict: 409,
+    Unauthenticated: 401,
     Forbidden: 403,
+    LimitReached: 429,
     Unavailable: 503,
     DeadlineExceeded: 504,
     UpstreamError: 502,
@@ -95,15 +99,16 @@ class _Errors:
                 # Part of the answer is on its way. Raising breaks the connection, which is how HTTP tells the client.
                 log.error("the answer broke off: %s", exc)
                 raise
-            await _send(exc, send)
+            await answer(exc, send)
 
 
-async def _send(exc: Exception, send: Send) -> None:
+async def answer(exc: Exception, send: Send) -> None:
+    """The answer to a request that ended in this error."""
     if isinstance(exc, TerraceError):
         status = status_of(exc)
         if status == 500:
             log.error("the request failed", exc_info=exc)
-        await send_error(send, status, str(exc), retry_after_s=retry_after_s(exc))
+        await send_error(send, status, str(exc), retry_after_s=retry_after_s(exc), challenge=status == 401)
         return
     log.error("unexpected error", exc_info=exc)
     await send_error(send, 500, f"internal error; request id {current_request_id() or 'unknown'}")

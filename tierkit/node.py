@@ -91,9 +91,16 @@ class InferenceNode:
                 for name, runner in self.runners.items()
             )
             if self.settings.scheduler is not None:
-                http = await stack.enter_async_context(open_client(links=self.settings.links))
+                http = await stack.enter_async_context(
+                    open_client(links=self.settings.links, tls_ca=self.settings.tls_ca)
+                )
                 sender = HeartbeatSender(
-                    self.settings.scheduler, self.registration, self.load, http, lifecycle=self.lifecycle
+                    self.settings.scheduler,
+                    self.registration,
+                    self.load,
+                    http,
+                    lifecycle=self.lifecycle,
+                    token=self.settings.own_token(),
                 )
                 await stack.enter_async_context(sender)
             self._stack = stack.pop_all()
@@ -131,6 +138,7 @@ class InferenceNode:
             models=self._offers,
             version=self.version,
             images_per_minute=self.settings.images_per_minute,
+            key=self.lifecycle.key,
         )
 
 

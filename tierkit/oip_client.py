@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx
 
 from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http_client import calling
+from tierkit.http_client import authorization, calling
 from tierkit.oip import (
     BINARY_HEADER,
     InferRequest,
@@ -36,7 +36,14 @@ class OipClient:
         self._limits = limits or Limits()
 
     async def infer(
-        self, url: str, model: str, request: InferRequest, *, budget_s: float | None = None, request_id: str = ""
+        self,
+        url: str,
+        model: str,
+        request: InferRequest,
+        *,
+        budget_s: float | None = None,
+        request_id: str = "",
+        token: str = "",
     ) -> InferResponse:
         """Send one request and read its answer; tensors go and come as binary and are not copied here.
 
@@ -46,6 +53,7 @@ class OipClient:
             request: the batch; names the outputs wanted.
             budget_s: for the whole exchange; sent along, so that the node can refuse what it cannot do in time.
             request_id: sent along; "" for none.
+            token: that the node asks for; "" for none.
 
         Raises:
             UpstreamUnavailable: no connection, or it broke, or the node takes no work now (503).
@@ -57,6 +65,7 @@ class OipClient:
             headers[BUDGET_HEADER] = f"{max(0.0, budget_s) * 1000:.3f}"
         if request_id:
             headers[REQUEST_ID_HEADER] = request_id
+        headers |= authorization(token)
         target = f"{url}/v2/models/{quote(model, safe='')}/infer"
         # One piece: a copy of some 150 kB costs far less than a second write to the socket.
         async with (

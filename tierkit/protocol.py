@@ -84,6 +84,9 @@ def checked_node_id(value: str) -> str:
 
 NodeId = Annotated[str, AfterValidator(checked_node_id), Field(json_schema_extra={"pattern": NODE_ID_PATTERN})]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+NodeKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,128}$", repr=False)]
+"""Bearer token of one node process; a secret. Empty: its gate is open."""
+
 Confidence = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -114,6 +117,8 @@ class Registration(_Message):
     """Version of the Terrace distribution that the node runs."""
     images_per_minute: PositiveInt | None = None
     """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
+    key: NodeKey = ""
+    """Opens the node's gate; for the scheduler, and for those whom it sends there."""
 
 
 class Lease(_Message):
@@ -145,6 +150,8 @@ class Upstream(_Message):
     url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
     tier: Tier
     model: str
+    key: NodeKey = ""
+    """Opens that node's gate."""
 
 
 class Stage(_Message):

@@ -23,6 +23,7 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -36,6 +37,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from tierkit.access import Role, check_private, checked_token, read_token
 from tierkit.errors import SetupError
 from tierkit.protocol import checked_node_id
 
@@ -99,6 +101,9 @@ class ServiceSettings(BaseSettings):
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
     )
 
+    callers: ClassVar[tuple[Role, ...]] = ("user", "node")
+    """Roles of tokens that have any business with this service."""
+
     service: ClassVar[str] = "service"
     """Names the service in the prefix of its environment variables (TERRACE_END_...) and in the TOML file ([end])."""
 
@@ -107,6 +112,23 @@ class ServiceSettings(BaseSettings):
 
     port: Port = 0
     """TCP port to listen on; 0 lets the system choose a free one, which the ready file and the log then name."""
+
+    tokens: UserPath | None = None
+    """File of those who may call this service, as `terrace token` writes it; read again when it changes. Default: none,
+    so that everybody may who reaches it."""
+
+    insecure: bool = False
+    """Listen beyond loopback although nobody is asked for a token."""
+
+    tls_cert: UserPath | None = None
+    """PEM file with the certificate of this service, followed by those of its authorities; it then speaks https alone.
+    Read again when it changes."""
+
+    tls_key: UserPath | None = None
+    """PEM file with the private key of `tls_cert`, without a password. Default: `tls_cert` holds it as well."""
+
+    tls_ca: UserPath | None = None
+    """PEM file with the authorities whose certificates this service trusts. Default: the usual public ones."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
     """Least severe messages that are written: debug (with one line per request), info, warning or error."""
@@ -160,6 +182,8 @@ class ServiceSettings(BaseSettings):
 class NodeSettings(ServiceSettings):
     """What end, edge and cloud nodes can be told besides."""
 
+    callers: ClassVar[tuple[Role, ...]] = ("user", "fleet")
+
     service: ClassVar[str] = "node"
     takes_all_cores: ClassVar[bool] = False
     """Whether a batch may use all cores unless `threads` says otherwise."""
@@ -170,6 +194,13 @@ class NodeSettings(ServiceSettings):
 
     scheduler: HttpUrl | None = None
     """URL of the scheduler to register with and to fetch missing models from; without one the node serves alone."""
+
+    token_file: UserPath | None = None
+    """File with this node's token for the scheduler, its owner's alone. With a token the node answers only those whom
+    the scheduler sends, and the holders of `tokens`."""
+
+    token: SecretStr | None = None
+    """The same token itself, where a file will not do. No flag: command lines are public."""
 
     advertise_url: HttpUrl | None = None
     """URL under which the scheduler and other nodes reach this node. Default: the address it listens on or, where
@@ -221,6 +252,16 @@ class NodeSettings(ServiceSettings):
     @classmethod
     def _name_the_node(cls, value: str) -> str:
         return checked_node_id(value) if value else f"{cls.service}-{secrets.token_hex(2)}"
+
+    def own_token(self) -> str | None:
+        """The token that this node shows to the scheduler.
+
+        Raises:
+            SetupError: the file cannot be used.
+        """
+        if self.token_file is not None:
+            return read_token(self.token_file)
+        return None if self.token is None else checked_token(self.token.get_secret_value(), "the setting token")
 
     @property
     def cores(self) -> int:
@@ -284,15 +325,18 @@ def _read_table(service: str, config: Path | None) -> Mapping[str, object]:
     if config is None:
         return {}
     try:
-        tables = tomllib.loads(config.read_text(encoding="utf-8"))
+        with config.open(encoding="utf-8") as handle:
+            found, tables = os.fstat(handle.fileno()), tomllib.loads(handle.read())
     except OSError as exc:
         raise SetupError(f"cannot read the settings file {config}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise SetupError(f"the settings file {config} is not valid TOML: {exc}") from exc
     table = tables.get(service)
     if not isinstance(table, dict):
-        found = ", ".join(f"[{name}]" for name in tables) or "nothing"
-        raise SetupError(f"the settings file {config} has no table [{service}]; it holds {found}")
+        names = ", ".join(f"[{name}]" for name in tables) or "nothing"
+        raise SetupError(f"the settings file {config} has no table [{service}]; it holds {names}")
+    if "token" in table:
+        check_private(found, config, "the settings file with a token,")
     return table
 
 
@@ -305,4 +349,6 @@ def _sentence(settings_class: type[ServiceSettings], error: ErrorDetails, origin
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(settings_class.model_fields)}"
         return f"{where} is no setting of this service; {hint}"
     reason = error["msg"].removeprefix("Value error, ")
+    if name == "token":
+        return f"{where} is no token"
     return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}"

@@ -8,15 +8,19 @@ parser that uvicorn uses), and one core sends well above ten thousand requests a
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
 
+from tierkit.access import client_context, tls_trouble
 from tierkit.errors import InvalidInput, UpstreamUnavailable
+from tierkit.http_client import authorization
 
 __all__ = ["Connection", "ConnectionBroken", "Origin", "Reply", "encode_http"]
 
@@ -35,13 +39,22 @@ class Origin:
     port: int
     tls: bool = False
     prefix: str = ""
+    context: ssl.SSLContext | None = field(default=None, compare=False, repr=False)
+    """What is trusted, where `tls`."""
+    token: str | None = field(default=None, compare=False, repr=False)
+    """Shown with every request."""
 
     @classmethod
-    def parse(cls, url: str) -> Origin:
+    def parse(cls, url: str, *, token: str | None = None, tls_ca: Path | None = None) -> Origin:
         """Read "host:port" or an http(s) URL.
+
+        Args:
+            token: to show with every request.
+            tls_ca: file with the certificates to trust; None for the public authorities.
 
         Raises:
             InvalidInput: it is neither.
+            SetupError: `tls_ca` cannot be used.
         """
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
@@ -51,7 +64,8 @@ class Origin:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise InvalidInput(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
         tls = parts.scheme == "https"
-        return cls(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
+        context = client_context(tls_ca) if tls else None
+        return cls(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"), context, token)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -67,7 +81,7 @@ def encode_http(
         InvalidInput: a header that would break the message.
     """
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
-    fields = {"Host": f"{host}:{origin.port}", **(headers or {})}
+    fields = {"Host": f"{host}:{origin.port}", **authorization(origin.token), **(headers or {})}
     if body:
         fields["Content-Length"] = str(len(body))
     lines = [f"{method} {origin.prefix}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -139,10 +153,11 @@ class Connection(asyncio.Protocol):
         try:
             async with asyncio.timeout(min(timeout_s, _CONNECT_S)):
                 await loop.create_connection(
-                    lambda: self, self._origin.host, self._origin.port, ssl=self._origin.tls or None
+                    lambda: self, self._origin.host, self._origin.port, ssl=self._origin.context
                 )
         except (OSError, TimeoutError) as exc:
-            raise ConnectionBroken(f"no server answers at {self._origin}") from exc
+            trouble = tls_trouble(exc, str(self._origin))
+            raise ConnectionBroken(trouble or f"no server answers at {self._origin}") from exc
 
     async def request(self, message: bytes, *, timeout_s: float) -> Reply:
         """Send one request, made by `encode_http`, and wait for its whole answer.

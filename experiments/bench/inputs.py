@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -36,6 +37,10 @@ class InputPlan:
     binary_outputs: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
     """HTTP headers to add to every request."""
+    token: str | None = field(default=None, repr=False)
+    """Shown with every request."""
+    tls_ca: Path | None = None
+    """File with the certificates to trust; None for the public authorities."""
     seed: int = 0
 
 

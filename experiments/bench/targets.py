@@ -74,7 +74,7 @@ async def oip_target(url: str, model: str, plan: InputPlan) -> Target:
     Raises:
         InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout: the first thing that is wrong.
     """
-    origin = Origin.parse(url)
+    origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
     path = f"/v2/models/{quote(model, safe='')}"
     payloads = make_inputs(await _inputs_of(origin, path, model), plan)
     outputs = tuple(RequestedOutput(name, binary=plan.binary_outputs) for name in plan.outputs)
@@ -102,7 +102,7 @@ async def tasks_target(url: str, model: str, plan: InputPlan) -> Target:
     Raises:
         As `oip_target`.
     """
-    origin = Origin.parse(url)
+    origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
     path = f"/v2/models/{quote(model, safe='')}"
     payloads = make_inputs(await _inputs_of(origin, path, model), plan)
     return await try_out(
@@ -128,7 +128,7 @@ async def classify_target(url: str, plan: InputPlan) -> Target:
     Raises:
         As `oip_target`.
     """
-    origin = Origin.parse(url)
+    origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
     info = _document(origin, await _get(origin, "/v1/info"), "route /v1/info, so it is no Terrace scheduler")
     try:
         shape = tuple(int(dim) for dim in info["input_shape"])

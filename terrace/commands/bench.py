@@ -19,7 +19,7 @@ from experiments.bench.schedule import parse_range
 from experiments.bench.sweep import run_sweep
 from experiments.bench.targets import Target, classify_target, oip_target, tasks_target
 from terrace.console import plain_table, print_json, screen
-from terrace.options import Json
+from terrace.options import Json, TlsCa, TokenFile, token_from
 from tierkit.errors import InvalidInput
 
 __all__ = ["app", "bench"]
@@ -108,6 +108,8 @@ def bench(
     header: Annotated[
         list[str] | None, typer.Option("-H", "--header", metavar="'NAME: VALUE'", help="Added to every request.")
     ] = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 30.0,
     max_connections: Annotated[
         int, typer.Option(min=1, max=20_000, help="Connections of an open loop; beyond, requests wait.")
@@ -137,6 +139,8 @@ def bench(
         binary_inputs=input_tensor_format is TensorFormat.BINARY,
         binary_outputs=output_tensor_format is TensorFormat.BINARY,
         headers=_headers(header or ()),
+        token=token_from(token_file),
+        tls_ca=tls_ca,
         seed=seed,
     )
     plan = Plan(

@@ -10,7 +10,7 @@ import typer
 
 from terrace.console import Column, Listing, percent, print_json, screen, tier_text
 from terrace.following import follow
-from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
+from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
 from terrace.report import job_summary
 from terrace.sources import FOLDER_LABELS, open_source
 from tierkit.client import ImageResult, Job
@@ -38,6 +38,8 @@ def classify(
         ),
     ],
     scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     scheme: Annotated[
         Scheme | None, typer.Option(help="Who serves after the end device. Default: as the scheduler says.")
     ] = None,
@@ -72,7 +74,7 @@ def classify(
     if out is not None:
         _check_out(out)
     source = open_source(sources, labels=labels, data=data)
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         # An upload may take minutes; whether anybody is there shows within seconds.
         client.info()
         job = client.submit(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from terrace.console import Column, Listing, health_text, node_order, print_json, screen, tier_text
-from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
+from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
 
 __all__ = ["app"]
 
@@ -17,9 +17,11 @@ NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", s
 
 
 @app.command("list")
-def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
+def list_devices(
+    scheduler: SchedulerUrl = DEFAULT_URL, token_file: TokenFile = None, tls_ca: TlsCa = None, json: Json = False
+) -> None:
     """The nodes that the scheduler knows, and what it thinks of them."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     if json:
         print_json({"devices": devices})
@@ -52,24 +54,30 @@ def list_devices(scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> N
 
 
 @app.command()
-def drain(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
+def drain(
+    node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL, token_file: TokenFile = None, tls_ca: TlsCa = None
+) -> None:
     """Give a node no new tasks; what it has may finish."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         client.drain(node)
     screen().print(f"{node} gets no new tasks")
 
 
 @app.command()
-def resume(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
+def resume(
+    node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL, token_file: TokenFile = None, tls_ca: TlsCa = None
+) -> None:
     """Give a drained node tasks again."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         client.resume(node)
     screen().print(f"{node} gets tasks again")
 
 
 @app.command()
-def remove(node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL) -> None:
+def remove(
+    node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL, token_file: TokenFile = None, tls_ca: TlsCa = None
+) -> None:
     """Take a node off the list, its tasks go to others; it comes back when it registers again."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         client.remove(node)
     screen().print(f"{node} is off the list")

@@ -22,7 +22,7 @@ from terrace.checks import (
     listens_here,
 )
 from terrace.console import print_json, screen
-from terrace.options import DEFAULT_PORT, DEFAULT_URL, Json, connect
+from terrace.options import DEFAULT_PORT, DEFAULT_URL, Json, TlsCa, TokenFile, connect
 
 __all__ = ["app"]
 
@@ -43,12 +43,14 @@ def doctor(
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder of the CIFAR-100 data set.")] = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     json: Json = False,
 ) -> None:
     """Examine the installation, the models, the ports, the scheduler and each node; exit code 1 if anything failed."""
     url = scheduler or DEFAULT_URL
-    with connect(url) as client:
-        fleet = list(check_fleet(client, asked_for=scheduler is not None))
+    with connect(url, token_file, tls_ca) as client:
+        fleet = list(check_fleet(client, asked_for=scheduler is not None, tls_ca=tls_ca))
     # Only a scheduler that answers is followed by findings on its nodes.
     answers = any(check.name != "scheduler" for check in fleet)
     running = answers and listens_here(url, DEFAULT_PORT)

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from terrace.console import Column, Listing, print_json, screen
 from terrace.following import follow
-from terrace.options import DEFAULT_URL, Json, SchedulerUrl, connect
+from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
 from terrace.report import job_summary
 from tierkit.client import Event, ImageResult, Job, JobState, StateChange
 
@@ -32,13 +32,15 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show
 @app.command("list")
 def list_jobs(
     scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="How many, newest first.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     json: Json = False,
 ) -> None:
     """The newest jobs."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         page = client.jobs(limit=limit, cursor=cursor, state=state)
     if json:
         print_json(page)
@@ -71,9 +73,15 @@ def list_jobs(
 
 
 @app.command()
-def show(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
+def show(
+    job: JobId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    json: Json = False,
+) -> None:
     """One job: how far it is, how well it did, who answered."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         _print_job(client.job(job), json)
 
 
@@ -123,21 +131,29 @@ def attempts(
 def results(
     job: JobId,
     scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     format: Annotated[
         Literal["jsonl", "csv"], typer.Option(help="One JSON object or one CSV row per image.")
     ] = "jsonl",
 ) -> None:
     """The answers so far, one line per image, in the order in which the images were sent."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         for chunk in client.raw_results(job, format=format):
             sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
 
 
 @app.command()
-def events(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
+def events(
+    job: JobId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    json: Json = False,
+) -> None:
     """Follow the answers as they arrive, from the first one on; with --json one object per event and line."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         # No such job, or no scheduler, is told at once; one that goes away later may come back.
         client.job(job)
         for event in client.events(job):
@@ -147,9 +163,15 @@ def events(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False
 
 
 @app.command()
-def cancel(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False) -> None:
+def cancel(
+    job: JobId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    json: Json = False,
+) -> None:
     """Stop a job; what it has answered so far stays."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         _print_job(client.cancel(job), json)
 
 
@@ -157,11 +179,13 @@ def cancel(job: JobId, scheduler: SchedulerUrl = DEFAULT_URL, json: Json = False
 def wait(
     job: JobId,
     scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     budget_s: Annotated[float | None, typer.Option("--budget", min=0, help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
     """Wait until a job is done; exit code 1 unless it was completed."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         done = follow(client, client.job(job), screen(stderr=True), budget_s=budget_s)
     _print_job(done, json)
     if done.state is not JobState.COMPLETED:

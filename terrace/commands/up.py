@@ -14,9 +14,9 @@ from rich.text import Text
 
 from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
-from terrace.options import DEFAULT_PORT, Untrusted
+from terrace.options import DEFAULT_PORT, TlsCa, TokenFile, Untrusted, token_from
 from terrace.stoppable import run_stoppable
-from tierkit.errors import DeadlineExceeded, ServiceFailed
+from tierkit.errors import CertificateError, DeadlineExceeded, Forbidden, ServiceFailed, Unauthenticated
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch, local_plan, read_fleet_file
 from tierkit.types import Tier
 
@@ -44,6 +44,8 @@ def up(
         Path | None, typer.Option(help="Start what this fleet file (TOML) says instead.", dir_okay=False, exists=True)
     ] = None,
     host: Annotated[str | None, typer.Option(help="Which machine of the fleet file this one is.")] = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Logs for people or for programs.")] = "text",
 ) -> None:
     """Run a fleet on this machine until Ctrl-C; each service is a process of its own."""
@@ -59,7 +61,9 @@ def up(
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
     try:
-        finished = run_stoppable(lambda: _run(plan, raw=log_format == "json"))
+        finished = run_stoppable(
+            lambda: _run(plan, raw=log_format == "json", token=token_from(token_file), tls_ca=tls_ca)
+        )
     except ServiceFailed as exc:
         typer.echo(f"terrace up: {exc}", err=True)
         raise typer.Exit(max(1, exc.code)) from exc
@@ -72,7 +76,7 @@ def trusted_tiers(untrusted: Sequence[str]) -> list[str]:
     return [tier for tier in Tier if tier not in untrusted]
 
 
-async def _run(plan: FleetPlan, *, raw: bool) -> int:
+async def _run(plan: FleetPlan, *, raw: bool, token: str | None, tls_ca: Path | None) -> int:
     """Until every service has ended; exit code 1, since nobody asked for that."""
     console, notes = screen(), screen(stderr=True)
 
@@ -100,13 +104,18 @@ async def _run(plan: FleetPlan, *, raw: bool) -> int:
         notes.print(Text(f"{end}; the other services go on", style="bold red"), soft_wrap=True)
 
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
-        async with launch(plan, Path(folder), on_line=show_line, on_exit=show_exit) as fleet:
+        async with launch(
+            plan, Path(folder), on_line=show_line, on_exit=show_exit, token=token, tls_ca=tls_ca
+        ) as fleet:
             starting = False
             if plan.scheduler is not None:
                 notes.print(f"the scheduler is at {fleet.scheduler_url}; nodes are joining", soft_wrap=True)
                 # Whoever reads the greeting may use the fleet. A node that fails meanwhile has been told of.
-                with suppress(DeadlineExceeded, ServiceFailed):
-                    await fleet.join(budget_s=_JOIN_BUDGET_S)
+                try:
+                    with suppress(DeadlineExceeded, ServiceFailed):
+                        await fleet.join(budget_s=_JOIN_BUDGET_S)
+                except (Unauthenticated, Forbidden, CertificateError) as exc:
+                    notes.print(f"not waited for the nodes: {exc}", soft_wrap=True)
             notes.print(_greeting(fleet), soft_wrap=True)
             while fleet.alive:
                 fleet.changed.clear()

@@ -66,7 +66,15 @@ class AsyncClient:
     scheduler that answers nonsense.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 60.0, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = 60.0,
+        backoff: Backoff | None = None,
+        token: str | None = None,
+        tls_ca: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Open nothing yet: connections are made by the first request.
 
         Args:
@@ -74,8 +82,16 @@ class AsyncClient:
             timeout_s: bound of each call in total; of an upload, only of the connecting.
             backoff: how often a failed call is tried again where that is safe, and how long a job is followed while
                 its scheduler is away.
+            token: for a scheduler that asks for one; `read_token` of `tierkit.access` reads it from a file.
+            tls_ca: file with the certificates (PEM) to trust at an https URL, in place of the public authorities.
         """
-        self._http = SchedulerHttp(url, timeout_s=timeout_s, backoff=backoff or Backoff())
+        self._http = SchedulerHttp(
+            url,
+            timeout_s=timeout_s,
+            backoff=backoff or Backoff(),
+            token=token,
+            tls_ca=None if tls_ca is None else Path(tls_ca),
+        )
 
     @property
     def url(self) -> str:
@@ -284,6 +300,10 @@ class AsyncClient:
     async def mapping(self) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures."""
         return await self._json("/v1/mapping")
+
+    async def whoami(self) -> dict[str, Any]:
+        """`name`, `role` and `expires` of the token; all None where the scheduler asks for none."""
+        return await self._json("/v1/whoami")
 
     async def info(self) -> dict[str, Any]:
         """Version and limits of the scheduler, the networks' input shape and the label hierarchy."""

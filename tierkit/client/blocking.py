@@ -6,6 +6,7 @@ There is no second implementation here. Each method is made from the asynchronou
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack
@@ -71,8 +72,16 @@ class Client:
     Methods, arguments and errors are those of `AsyncClient`. Usable only inside `with`; by several threads at a time.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 60.0, backoff: Backoff | None = None) -> None:
-        self._client = AsyncClient(url, timeout_s=timeout_s, backoff=backoff)
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = 60.0,
+        backoff: Backoff | None = None,
+        token: str | None = None,
+        tls_ca: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._client = AsyncClient(url, timeout_s=timeout_s, backoff=backoff, token=token, tls_ca=tls_ca)
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
 
@@ -111,6 +120,7 @@ class Client:
     resume = _blocking(AsyncClient.resume)
     remove = _blocking(AsyncClient.remove)
     mapping = _blocking(AsyncClient.mapping)
+    whoami = _blocking(AsyncClient.whoami)
     info = _blocking(AsyncClient.info)
 
     def _run(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -8,32 +8,39 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import anyio
 import httpx
 
+from tierkit.access import checked_token, client_context, tls_trouble
 from tierkit.client.uploads import Upload
 from tierkit.errors import (
+    CertificateError,
     Conflict,
     DeadlineExceeded,
     Forbidden,
     InvalidInput,
+    LimitReached,
     NotFound,
     TerraceError,
     TooLarge,
+    Unauthenticated,
     Unavailable,
     UnsupportedMedia,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnavailable,
 )
+from tierkit.http_client import authorization
 
 __all__ = ["Backoff", "Patience", "SchedulerHttp"]
 
 _ERRORS: dict[int, type[TerraceError]] = {
     400: InvalidInput,
+    401: Unauthenticated,
     403: Forbidden,
     404: NotFound,
     409: Conflict,
@@ -110,7 +117,9 @@ class SchedulerHttp:
     Environment proxies are not used: a scheduler is named by its own address, mostly a loopback or private one.
     """
 
-    def __init__(self, url: str, *, timeout_s: float, backoff: Backoff) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float, backoff: Backoff, token: str | None = None, tls_ca: Path | None = None
+    ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InvalidInput(f"the scheduler's URL must begin with http:// or https://, and this is {url!r}")
         self.url = url.rstrip("/")
@@ -122,7 +131,8 @@ class SchedulerHttp:
                 timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
                 trust_env=False,
                 # Loading the certificate store costs tens of milliseconds, and plain HTTP never needs it.
-                verify=self.url.startswith("https://"),
+                verify=client_context(tls_ca) if self.url.startswith("https://") else False,
+                headers=authorization(None if token is None else checked_token(token, "the argument token")),
             )
         except httpx.InvalidURL as exc:
             raise InvalidInput(f"not a URL: {url!r}") from exc
@@ -217,13 +227,21 @@ def _translated(url: str) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
+        if trouble := tls_trouble(exc, f"the scheduler at {url}"):
+            raise CertificateError(trouble) from exc
         raise UpstreamUnavailable(f"no scheduler answers at {url}") from exc
     except httpx.TimeoutException as exc:
         raise UpstreamTimeout(f"the scheduler at {url} was silent for too long") from exc
     except httpx.TransportError as exc:
-        raise UpstreamUnavailable(f"the connection to the scheduler at {url} broke") from exc
+        hint = "; if it serves TLS, its URL begins with https://" if _may_be_tls(url, exc) else ""
+        raise UpstreamUnavailable(f"the connection to the scheduler at {url} broke{hint}") from exc
     except httpx.RequestError as exc:
         raise UpstreamError(f"the scheduler at {url} sent an answer that cannot be read: {exc}") from exc
+
+
+def _may_be_tls(url: str, error: httpx.TransportError) -> bool:
+    """Whether it ended as it does when plain HTTP meets a TLS server: closed without a word."""
+    return url.startswith("http://") and isinstance(error, httpx.RemoteProtocolError)
 
 
 def _not_acted_on(error: Unavailable) -> bool:
@@ -242,6 +260,8 @@ def _error(url: str, response: httpx.Response) -> TerraceError:
         return UpstreamError(f"{url} answered {status}, and not as a Terrace scheduler does", status_code=status)
     if status == 503:
         return Unavailable(message, retry_after_s=_retry_after_s(response))
+    if status == 429:
+        return LimitReached(message, retry_after_s=_retry_after_s(response))
     kind = _ERRORS.get(status)
     return kind(message) if kind else UpstreamError(message, status_code=status)
 

@@ -66,7 +66,14 @@ class Fleet:
     """The running services of one machine; made by `launch`."""
 
     def __init__(
-        self, plan: FleetPlan, folder: Path, *, on_line: Callable[[str, str], None], on_exit: Callable[[Exit], None]
+        self,
+        plan: FleetPlan,
+        folder: Path,
+        *,
+        on_line: Callable[[str, str], None],
+        on_exit: Callable[[Exit], None],
+        token: str | None = None,
+        tls_ca: Path | None = None,
     ) -> None:
         self.plan = plan
         self.services: dict[str, RunningService] = {}
@@ -74,6 +81,8 @@ class Fleet:
         self.changed = asyncio.Event()
         """Set whenever a service has ended; whoever waits clears it."""
         self._folder = folder
+        self._token = token
+        self._tls_ca = tls_ca
         self._on_line = on_line
         self._on_exit = on_exit
         self._attended = False
@@ -102,10 +111,22 @@ class Fleet:
         self._attended = True
 
     async def join(self, *, budget_s: float) -> None:
-        """Wait until the scheduler lists every node of this machine as alive."""
+        """Wait until the scheduler lists every node of this machine as alive.
+
+        Raises:
+            DeadlineExceeded: it did not within the budget.
+            ServiceFailed: a node stopped.
+            Unauthenticated, Forbidden, CertificateError: the scheduler does not tell us.
+        """
         deadline = time.monotonic() + budget_s
         wanted = {node.name for node in self.plan.nodes}
-        async with AsyncClient(self.scheduler_url, timeout_s=budget_s, backoff=Backoff(attempts=1)) as client:
+        async with AsyncClient(
+            self.scheduler_url,
+            timeout_s=budget_s,
+            backoff=Backoff(attempts=1),
+            token=self._token,
+            tls_ca=self._tls_ca,
+        ) as client:
             while True:
                 try:
                     listed = {device.node_id for device in await client.devices() if device.health is Health.ALIVE}
@@ -216,6 +237,8 @@ async def launch(
     on_exit: Callable[[Exit], None] = lambda end: None,
     start_s: float = 30.0,
     stop_s: float = 15.0,
+    token: str | None = None,
+    tls_ca: Path | None = None,
 ) -> AsyncIterator[Fleet]:
     """A running fleet; leaving the block stops every process, whatever happened inside.
 
@@ -225,8 +248,10 @@ async def launch(
         on_exit: called when a service ends that nobody asked to.
         start_s: seconds until all services must be ready.
         stop_s: seconds that all services have to finish what they do.
+        token: a user's, to ask the scheduler for the device list with.
+        tls_ca: file with the certificates to trust then.
     """
-    fleet = Fleet(plan, folder, on_line=on_line, on_exit=on_exit)
+    fleet = Fleet(plan, folder, on_line=on_line, on_exit=on_exit, token=token, tls_ca=tls_ca)
     try:
         await fleet.start(budget_s=start_s)
         yield fleet

@@ -11,6 +11,7 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
 
     [host.pi]
     address = "10.0.0.7"
+    token_file = "/etc/terrace/pi.token" # for all nodes of this machine; likewise tls_cert, tls_key and tls_ca
     end = 2                              # a number starts that many with default settings
 """
 
@@ -32,7 +33,11 @@ __all__ = ["SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "read_fleet_fi
 SCHEDULER = "scheduler"
 
 _LOOPBACK = "127.0.0.1"
-_HOST_KEYS = ("address", SCHEDULER, *Tier)
+_ON, _OFF = str(True), str(False)
+_ALL_SERVICES = ("tls_cert", "tls_key", "tls_ca", "insecure")
+"""Settings that a machine may state once for all its services; besides `tokens` for its scheduler, and `token_file` for
+its nodes."""
+_HOST_KEYS = ("address", "tokens", "token_file", *_ALL_SERVICES, SCHEDULER, *Tier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +51,12 @@ class ServicePlan:
 
     def arguments(self) -> list[str]:
         """The command line after `terrace`."""
-        flags = [(f"--{name.replace('_', '-')}", value) for name, value in self.settings.items()]
-        return [self.kind, *(word for flag in flags for word in flag)]
+        words = [self.kind]
+        for name, value in self.settings.items():
+            flag = f"--{name.replace('_', '-')}"
+            # A switch has no value; off is its default.
+            words += [flag] * (value == _ON) if value in (_ON, _OFF) else [flag, value]
+        return words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +134,19 @@ def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
 def _host_services(host: str, table: Mapping[str, Any], path: Path) -> list[ServicePlan]:
     where = f"the fleet file {path}, [host.{host}]"
     _only(table, _HOST_KEYS, where)
-    listen = {"host": str(table.get("address", _LOOPBACK))}
+    address = {"host": str(table.get("address", _LOOPBACK))}
+
+    def shared(kind: str) -> dict[str, str]:
+        own = "tokens" if kind == SCHEDULER else "token_file"
+        return address | _texts({name: table.get(name) for name in (own, *_ALL_SERVICES)})
+
     services = []
     if SCHEDULER in table:
         if not isinstance(table[SCHEDULER], dict):
             raise SetupError(f"{where}: scheduler must be a table of its settings, such as {{ port = 8070 }}")
-        services.append(ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=listen | _texts(table[SCHEDULER])))
+        services.append(
+            ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=shared(SCHEDULER) | _texts(table[SCHEDULER]))
+        )
     for tier in Tier:
         number = 0
         for count, settings in _groups(table.get(tier, 0), tier, where):
@@ -139,7 +155,7 @@ def _host_services(host: str, table: Mapping[str, Any], path: Path) -> list[Serv
                 name = settings.get("node_id", f"{host}-{tier}-{number}")
                 if not re.match(NODE_ID_PATTERN, name):
                     raise SetupError(f"{where}: {name!r} is no node id: lower-case letters, digits, dots and dashes")
-                services.append(ServicePlan(name=name, kind=tier, settings=listen | settings))
+                services.append(ServicePlan(name=name, kind=tier, settings=shared(tier) | settings))
     names = [service.name for service in services]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SetupError(f"{where}: several nodes are called {', '.join(twice)}")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from tierkit.errors import PortInUse, SetupError, Unavailable
 
-__all__ = ["bind", "reachable_url", "url_of"]
+__all__ = ["bind", "is_loopback", "reachable_url", "url_of"]
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -41,10 +41,15 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
-    """http URL of a bound socket."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_of(sock: socket.socket, *, tls: bool = False) -> str:
+    """http or https URL of a bound socket."""
+    return _url("https" if tls else "http", *sock.getsockname()[:2])
+
+
+def is_loopback(sock: socket.socket) -> bool:
+    """Whether a bound socket can be reached from this machine alone."""
+    address = ipaddress.ip_address(sock.getsockname()[0].partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def reachable_url(url: str, *, peer: str) -> str:
@@ -55,8 +60,8 @@ def reachable_url(url: str, *, peer: str) -> str:
     Raises:
         Unavailable: the host of `peer` cannot be resolved or no route leads there, for now.
     """
-    host, port = urlsplit(url).hostname or "", urlsplit(url).port
-    if not ipaddress.ip_address(host).is_unspecified:
+    parts = urlsplit(url)
+    if not ipaddress.ip_address(parts.hostname or "").is_unspecified:
         return url
     there = urlsplit(peer)
     try:
@@ -70,4 +75,8 @@ def reachable_url(url: str, *, peer: str) -> str:
         raise Unavailable(
             f"no route to {peer} ({exc.strerror}); name this node's own address with --advertise-url"
         ) from exc
-    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+    return _url(parts.scheme, here, parts.port)
+
+
+def _url(scheme: str, host: str, port: int | None) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -28,6 +28,8 @@ class Lifecycle:
     def __init__(self) -> None:
         self.url = ""
         """Where the service listens, such as http://127.0.0.1:7401; known before anything is loaded."""
+        self.key = ""
+        """Secret that opens this process's gate (`tierkit.access`), fresh at each start; "" where there is none."""
         self.in_flight = 0
         """Requests being answered that ask for work (any method but GET, HEAD and OPTIONS)."""
         self.crash: BaseException | None = None

@@ -65,6 +65,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until `connection_made`
         self._addresses: dict[str, Any] = {}
+        self._scheme = "http"
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
@@ -95,6 +96,7 @@ class _HttpProtocol(asyncio.Protocol):
             "client": (transport.get_extra_info("peername") or ())[:2] or None,
             "server": (transport.get_extra_info("sockname") or ())[:2] or None,
         }
+        self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own classes
         excess = len(self._server_state.connections) - self.limits.max_connections
         if excess > _RESERVE:
@@ -175,7 +177,7 @@ class _HttpProtocol(asyncio.Protocol):
                 "asgi": {"version": "3.0", "spec_version": "2.3"},
                 "http_version": version,
                 "method": self._parser.get_method().decode("ascii"),
-                "scheme": "http",
+                "scheme": self._scheme,
                 "path": unquote(path) if "%" in path else path,
                 "raw_path": url.path,
                 "query_string": url.query or b"",
@@ -353,7 +355,8 @@ class _HttpProtocol(asyncio.Protocol):
             self._transport.close()
             return
         self._deaf = True
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # TLS has no half-closed connections
+            self._transport.write_eof()
         self.resume_reading()
         self._wait(self._rest_is_late, _LINGER_S)
 

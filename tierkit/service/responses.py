@@ -16,12 +16,21 @@ async def send_json(send: Send, status: int, content: Mapping[str, object], *hea
 
 
 async def send_error(
-    send: Send, status: int, message: str, *, retry_after_s: int | None = None, close: bool = False
+    send: Send,
+    status: int,
+    message: str,
+    *,
+    retry_after_s: int | None = None,
+    close: bool = False,
+    challenge: bool = False,
 ) -> None:
-    """The form that every error has: {"error": sentence}; `close` ends the connection as well."""
+    """The form that every error has: {"error": sentence}; `close` ends the connection as well, `challenge` says that a
+    bearer token is wanted."""
     headers = []
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
+    if challenge:
+        headers.append((b"www-authenticate", b'Bearer realm="terrace"'))
     if close:
         headers.append((b"connection", b"close"))
     await send_json(send, status, {"error": message}, *headers)

@@ -10,7 +10,9 @@ import json
 import logging
 import math
 import os
+import secrets
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -19,12 +21,14 @@ from prometheus_client import Histogram, generate_latest
 from starlette.applications import Starlette
 
 from tierkit import logs
+from tierkit.access import Gate, ServerTls, follow_files, signature
 from tierkit.errors import SetupError
-from tierkit.service.address import bind, url_of
+from tierkit.service.address import bind, is_loopback, url_of
 from tierkit.service.lifecycle import Lifecycle
 from tierkit.service.protocol import bounded_protocol
 from tierkit.service.shell import Shell
-from tierkit.settings import ServiceSettings
+from tierkit.service.tls import TlsListener
+from tierkit.settings import NodeSettings, ServiceSettings
 
 __all__ = ["Build", "running", "serve"]
 
@@ -108,9 +112,18 @@ async def running(
 
     `serve` is this inside a process of its own, with signals; tests use it as it is.
     """
+    tls = None if settings.tls_cert is None else ServerTls(settings.tls_cert, settings.tls_key)
+    tls_seen = () if tls is None else signature(tls.paths)
+    tokens_seen = () if settings.tokens is None else signature([settings.tokens])
+    gate = _gate(settings, lifecycle)
     sock = bind(settings.host, settings.port)
-    lifecycle.url = url_of(sock)
-    shell = Shell(lifecycle, generate_latest, node_id=node_id)
+    try:
+        _check_exposure(sock, settings, gate, tls)
+    except SetupError:
+        sock.close()
+        raise
+    lifecycle.url = url_of(sock, tls=tls is not None)
+    shell = Shell(lifecycle, generate_latest, node_id=node_id, gate=gate)
     server = _Server(
         uvicorn.Config(
             shell,
@@ -122,10 +135,16 @@ async def running(
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=settings.keep_alive_s,
-        )
+        ),
+        settings,
+        tls,
     )
     http = lifecycle.own(server.serve(sockets=[sock]), name="http server")
     lifecycle.own(_measure_loop_lag(), name="event loop lag")
+    if gate is not None and gate.path is not None:
+        lifecycle.own(follow_files([gate.path], tokens_seen, gate.load, what="tokens"), name="tokens")
+    if tls is not None:
+        lifecycle.own(follow_files(tls.paths, tls_seen, tls.load, what="TLS certificate and key"), name="certificate")
     try:
         with _ready_file(
             settings.ready_file, {"url": lifecycle.url, "pid": os.getpid(), "node_id": node_id}
@@ -146,6 +165,31 @@ async def running(
         await lifecycle.cancel_owned()
 
 
+def _gate(settings: ServiceSettings, lifecycle: Lifecycle) -> Gate | None:
+    """The gate of the service; None where it asks nobody for a token."""
+    if isinstance(settings, NodeSettings) and settings.own_token() is not None:
+        lifecycle.key = secrets.token_urlsafe(32)
+    if settings.tokens is None and not lifecycle.key:
+        return None
+    return Gate(settings.tokens, key=lifecycle.key, roles=settings.callers)
+
+
+def _check_exposure(sock: socket.socket, settings: ServiceSettings, gate: Gate | None, tls: ServerTls | None) -> None:
+    """Refuse to serve a network without asking anybody who he is; warn where secrets would cross it in the clear."""
+    if is_loopback(sock):
+        return
+    if gate is None and not settings.insecure:
+        own = " or --token-file FILE" if isinstance(settings, NodeSettings) else ""
+        raise SetupError(
+            f"the address {settings.host} can be reached from other machines, and nobody would be asked for a token: "
+            f"give --tokens FILE{own} (see 'terrace token create'), listen on 127.0.0.1, or say --insecure"
+        )
+    if gate is None:
+        log.warning("INSECURE: whoever reaches this address may use the service", extra={"host": settings.host})
+    elif tls is None:
+        log.warning("tokens and images cross the network unencrypted; give --tls-cert", extra={"host": settings.host})
+
+
 async def _drain(lifecycle: Lifecycle, server: _Server, http: asyncio.Task[None], drain_s: float) -> None:
     """Wait for the work in flight while the socket still answers (with refusals), then close the connections."""
     loop = asyncio.get_running_loop()
@@ -163,9 +207,28 @@ async def _drain(lifecycle: Lifecycle, server: _Server, http: asyncio.Task[None]
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, settings: ServiceSettings, tls: ServerTls | None) -> None:
         super().__init__(config)
+        self._settings = settings
+        self._tls = tls
         self._stopped = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but for TLS, whose handshakes uvicorn neither counts nor hurries."""
+        if self._tls is None or sockets is None:
+            await super().startup(sockets)
+            return
+
+        def protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn's union of its own classes
+                config=self.config, server_state=self.server_state, app_state={}
+            )
+
+        self.servers = [
+            TlsListener(sock, self._tls.context, protocol, self.server_state.connections, self._settings)  # type: ignore[misc]  # has what uvicorn needs of a server
+            for sock in sockets
+        ]
+        self.started = True
 
     def stop(self) -> None:
         self.should_exit = True

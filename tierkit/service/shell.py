@@ -1,4 +1,4 @@
-"""The shell around every application: request ids, health and metrics, refusal while starting or draining.
+"""The shell around every application: the gate, request ids, health and metrics, refusal while starting or draining.
 
 Pure ASGI: it costs a few microseconds a request and keeps answering health checks while the application inside is not
 there yet.
@@ -16,6 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tierkit import http_errors
+from tierkit.access import CALLER, Gate
+from tierkit.errors import TerraceError
 from tierkit.logs import request_context
 from tierkit.protocol import REQUEST_ID_HEADER
 from tierkit.service.lifecycle import Lifecycle
@@ -36,11 +39,14 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Shell:
     """ASGI application that wraps `app`; `app` may be set after the shell has begun to serve."""
 
-    def __init__(self, lifecycle: Lifecycle, metrics: Callable[[], bytes], *, node_id: str = "") -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, metrics: Callable[[], bytes], *, node_id: str = "", gate: Gate | None = None
+    ) -> None:
         self.app: ASGIApp | None = None
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._node_id = node_id
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -70,7 +76,9 @@ class Shell:
             case "/livez":
                 await send_json(send, 200, {"status": "alive"})
             case "/readyz" | "/healthz":
-                await self._send_health(send)
+                await self._send_health(send, told=self._gate is None or self._gate.knows(scope["headers"]))
+            case _ if self._gate is not None and not await self._admitted(self._gate, scope, send):
+                pass
             case "/metrics":
                 await send_body(send, 200, self._metrics(), CONTENT_TYPE_LATEST.encode())
             case _ if self.app is None or not self._lifecycle.ready:
@@ -87,7 +95,17 @@ class Shell:
                 with self._lifecycle.working():
                     await self.app(scope, receive, send)
 
-    async def _send_health(self, send: Send) -> None:
+    async def _admitted(self, gate: Gate, scope: Scope, send: Send) -> bool:
+        """Whether the request may go on; it has been answered otherwise."""
+        try:
+            scope[CALLER] = gate.admit(scope["headers"])
+        except TerraceError as exc:
+            await http_errors.answer(exc, send)
+            return False
+        return True
+
+    async def _send_health(self, send: Send, *, told: bool) -> None:
+        """`told`: whoever asks may know more than the state."""
         lifecycle = self._lifecycle
         checks = await lifecycle.run_checks() if lifecycle.ready else {}
         if lifecycle.draining:
@@ -96,7 +114,9 @@ class Shell:
             state = "starting"
         else:
             state = "ready" if all(result == "ok" for result in checks.values()) else "failing"
-        answer = {"status": state, "node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}
+        answer: dict[str, object] = {"status": state}
+        if told:
+            answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}
         await send_json(send, 200 if state == "ready" else 503, answer)
 
 

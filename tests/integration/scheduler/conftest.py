@@ -319,12 +319,27 @@ async def _uppers(running: Running, *nodes: str) -> AsyncIterator[None]:
         await asyncio.gather(*beats, return_exceptions=True)
 
 
+@asynccontextmanager
+async def _serving(end: FakeEnd, shown: list[str | None]) -> AsyncIterator[str]:
+    """The URL of a fake end node that nobody has registered; `shown` gets what tasks show for a token."""
+
+    async def answer(request: Request) -> Response:
+        shown.append(request.headers.get("authorization"))
+        return await end.answer(request)
+
+    app = Starlette(routes=[Route("/v1/tasks/{task_id}", answer, methods=["POST"])])
+    async with serve_app(app) as lifecycle:
+        yield lifecycle.url
+
+
 class Kit:
     """What the tests here work with, as one fixture."""
 
     running = Running
     scheduler = staticmethod(_scheduler)
     end = staticmethod(_end)
+    fake_end = FakeEnd
+    serving = staticmethod(_serving)
     uppers = staticmethod(_uppers)
     images = staticmethod(make_images)
     tensor_body = staticmethod(tensor_body)

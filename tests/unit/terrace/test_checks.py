@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from terrace.checks import (
     listens_here,
 )
 from tierkit.client import Client, Device
-from tierkit.errors import TerraceError, UpstreamError, UpstreamUnavailable
+from tierkit.errors import TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
 from tierkit.testing import serve_app
 from tierkit.types import Health, Tier
 
@@ -33,9 +34,15 @@ class FakeClient:
 
     url = "http://scheduler:8070"
 
-    def __init__(self, *devices: Device, error: TerraceError | None = None) -> None:
+    def __init__(self, *devices: Device, error: TerraceError | None = None, who: dict[str, Any] | None = None) -> None:
         self._devices = devices
         self._error = error
+        self._who = who or {"name": None}
+
+    def whoami(self) -> dict[str, Any]:
+        if self._error:
+            raise self._error
+        return self._who
 
     def info(self) -> dict[str, Any]:
         if self._error:
@@ -46,8 +53,10 @@ class FakeClient:
         return self._devices
 
 
-def examine(*devices: Device, error: TerraceError | None = None, asked_for: bool = True) -> dict[str, Check]:
-    client = cast(Client, FakeClient(*devices, error=error))
+def examine(
+    *devices: Device, error: TerraceError | None = None, who: dict[str, Any] | None = None, asked_for: bool = True
+) -> dict[str, Check]:
+    client = cast(Client, FakeClient(*devices, error=error, who=who))
     return {check.name: check for check in check_fleet(client, asked_for=asked_for)}
 
 
@@ -110,6 +119,27 @@ def test_another_service_at_that_address() -> None:
     check = examine(error=UpstreamError("http://a:1 answered 404, and not as a Terrace scheduler does"))["scheduler"]
     assert check.verdict is Verdict.FAIL
     assert "404" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict", "words"),
+    [
+        (None, Verdict.OK, "of alice, role user, does not expire"),
+        (timedelta(days=30, hours=1), Verdict.OK, "of alice, role user, expires in 30 days"),
+        (timedelta(hours=5, minutes=10), Verdict.NOTE, "expires in 5 h"),
+    ],
+)
+def test_a_token_and_its_time(left: timedelta | None, verdict: Verdict, words: str) -> None:
+    expires = None if left is None else (datetime.now(UTC) + left).isoformat()
+    check = examine(who={"name": "alice", "role": "user", "expires": expires})["token"]
+    assert check.verdict is verdict
+    assert words in check.detail
+
+
+def test_a_token_that_is_refused() -> None:
+    check = examine(error=Unauthenticated("the token is unknown here"))["token"]
+    assert check.verdict is Verdict.FAIL
+    assert "--token-file FILE" in check.advice
 
 
 @pytest.mark.parametrize(("expect_scheduler", "verdict"), [(False, Verdict.FAIL), (True, Verdict.OK)])

@@ -20,15 +20,18 @@ TABLE = {
     errors.TooLarge: 413,
     errors.NotFound: 404,
     errors.Conflict: 409,
+    errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.Unavailable: 503,
     errors.Overloaded: 503,
+    errors.LimitReached: 429,
     errors.Draining: 503,
     errors.UpstreamUnavailable: 503,
     errors.NoNodeAvailable: 503,
     errors.DeadlineExceeded: 504,
     errors.UpstreamTimeout: 504,
     errors.UpstreamError: 502,
+    errors.CertificateError: 502,
     errors.SetupError: 500,
     errors.ProviderUnavailable: 500,
     errors.WeightsError: 500,
@@ -56,7 +59,8 @@ async def test_each_class_has_its_status(cls: type[errors.TerraceError], status:
     async with client_of(raising(cls("what is wrong"))) as http:
         answer = await http.get("/")
     assert (answer.status_code, answer.json()) == (status, {"error": "what is wrong"})
-    assert ("retry-after" in answer.headers) is (status == 503)
+    assert ("retry-after" in answer.headers) is (status in (503, 429))
+    assert answer.headers.get("www-authenticate") == ('Bearer realm="terrace"' if status == 401 else None)
 
 
 def test_every_class_is_covered_above() -> None:

@@ -1,0 +1,189 @@
+"""`terrace token`: who may use a scheduler or a node. Works on the file of tokens; running services read it again."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from terrace.console import Column, Listing, print_json, screen
+from terrace.options import Json
+from tierkit.access import TokenEntry, digest_of, new_token, read_book
+from tierkit.access.editing import added, editing, parse_duration, revoked, rotated, write_private
+from tierkit.errors import InvalidInput, SetupError
+from tierkit.types import Tier
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Make, list, exchange and revoke the tokens of users and nodes."
+)
+
+
+class RoleName(StrEnum):
+    USER = "user"
+    NODE = "node"
+
+
+TokensFile = Annotated[
+    Path,
+    typer.Option("--tokens", envvar="TERRACE_TOKENS", metavar="FILE", help="The file of tokens.", dir_okay=False),
+]
+DEFAULT_TOKENS = Path(".terrace/tokens.toml")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.", show_default=False)]
+
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Write the token into this new file, yours alone, in place of the terminal.", dir_okay=False),
+]
+
+Expires = Annotated[
+    str | None, typer.Option(metavar="SPAN", help="Valid for so long: 12h, 30d, 52w. Default: for ever.")
+]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Option(metavar="NAME", help="Whose token it is.", show_default=False)],
+    role: Annotated[RoleName, typer.Option(help="user: the job API; node: registration.", show_default=False)],
+    tokens: TokensFile = DEFAULT_TOKENS,
+    expires: Expires = None,
+    out: Out = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Node: an id that it may take; may be repeated. Default: NAME and NAME-*."
+        ),
+    ] = None,
+    tier: Annotated[
+        list[Tier] | None, typer.Option(help="Node: a tier that it may join; may be repeated. Default: all.")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="User: limit of requests.")] = None,
+    upload_bytes_per_minute: Annotated[int | None, typer.Option(min=1, help="User: limit of uploads.")] = None,
+    unfinished_jobs: Annotated[int | None, typer.Option(min=1, help="User: limit of jobs at a time.")] = None,
+) -> None:
+    """Make a token, show it this once, and add its hash to the file."""
+    token, now = new_token(), _now()
+    try:
+        entry = TokenEntry(
+            name=name,
+            role=role.value,
+            sha256=digest_of(token.encode()).hex(),
+            created=now,
+            expires=None if expires is None else now + parse_duration(expires),
+            requests_per_minute=requests_per_minute,
+            upload_bytes_per_minute=upload_bytes_per_minute,
+            unfinished_jobs=unfinished_jobs,
+            nodes=tuple(node or ()),
+            tiers=tuple(tier or ()),
+        )
+    except ValidationError as exc:
+        raise InvalidInput(_sentence(exc)) from exc
+    with editing(tokens) as entries:
+        entries[:] = added(entries, entry)
+        _hand_over(token, out)
+    _say(f"{name} has a token of the role {role.value} now; it is shown this once, for {tokens} keeps only its hash")
+
+
+@app.command()
+def rotate(
+    name: Name,
+    tokens: TokensFile = DEFAULT_TOKENS,
+    grace: Annotated[str, typer.Option(metavar="SPAN", help="How long the old one stays valid.")] = "24h",
+    expires: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="Valid for so long. Default: as long as the old one was.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Make a further token of the same rights, and let the old one expire soon."""
+    token = new_token()
+    with editing(tokens) as entries:
+        entries[:] = rotated(
+            entries,
+            name,
+            token,
+            now=_now(),
+            grace=parse_duration(grace),
+            lifetime=None if expires is None else parse_duration(expires),
+        )
+        _hand_over(token, out)
+    _say(f"the old token of {name} is valid for another {grace}")
+
+
+@app.command()
+def revoke(
+    which: Annotated[str, typer.Argument(metavar="NAME|ID", help="All tokens of a name, or one.", show_default=False)],
+    tokens: TokensFile = DEFAULT_TOKENS,
+) -> None:
+    """Make tokens worthless; services know within seconds."""
+    with editing(tokens) as entries:
+        before = len(entries)
+        entries[:] = revoked(entries, which)
+        count = before - len(entries)
+    _say(f"{count} {'token' if count == 1 else 'tokens'} revoked; what a node has under way is lost with its lease")
+
+
+@app.command("list")
+def list_tokens(tokens: TokensFile = DEFAULT_TOKENS, json: Json = False) -> None:
+    """Who has tokens, and until when. The tokens themselves are kept nowhere."""
+    book, now = read_book(tokens), _now()
+    if json:
+        rows = [{"id": entry.id, **entry.model_dump(mode="json", exclude={"sha256"})} for entry in book]
+        print_json({"tokens": rows})
+        return
+    table = Listing(
+        Column(title="name"),
+        Column(title="role"),
+        Column(title="id"),
+        Column(title="expires", rank=1),
+        Column(title="for", rank=2, max_width=60),
+    )
+    for entry in book:
+        expired = entry.expired(now.timestamp())
+        until = "never" if entry.expires is None else f"{entry.expires:%Y-%m-%d %H:%M}"
+        table.add_row(entry.name, entry.role, entry.id, f"{until} (expired)" if expired else until, _scope(entry))
+    screen().print(table, crop=False)
+
+
+def _scope(entry: TokenEntry) -> str:
+    """What a token is for, or how much, in a few words."""
+    if entry.role == "node":
+        return ", ".join([*(entry.nodes or (entry.name, f"{entry.name}-*")), *(f"{tier} only" for tier in entry.tiers)])
+    limits = {
+        "requests a minute": entry.requests_per_minute,
+        "bytes a minute": entry.upload_bytes_per_minute,
+        "unfinished jobs": entry.unfinished_jobs,
+    }
+    return ", ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit is not None) or "no limits"
+
+
+def _hand_over(token: str, out: Path | None) -> None:
+    """Before its hash is kept: a token that nobody has got is of no use."""
+    if out is None:
+        sys.stdout.write(f"{token}\n")
+        sys.stdout.flush()
+        return
+    try:
+        write_private(out, f"{token}\n")
+    except OSError as exc:
+        raise SetupError(f"cannot write the token into {out}: {exc.strerror}") from exc
+
+
+def _say(text: str) -> None:
+    screen(stderr=True).print(text, soft_wrap=True)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _sentence(exc: ValidationError) -> str:
+    error = exc.errors(include_url=False, include_input=False)[0]
+    reason = error["msg"].removeprefix("Value error, ")
+    return f"--{str(error['loc'][0]).rstrip('s')}: {reason}" if error["loc"] else reason

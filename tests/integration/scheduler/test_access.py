@@ -1,0 +1,242 @@
+"""The scheduler behind its gate: who may use which route, as whom, how often, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.settings import SchedulerSettings
+from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tierkit.testing import wait_for
+
+ALICE, BOB, PI, ANY, OLD = (new_token() for _ in range(5))
+
+
+def entry(token: str, **fields: Any) -> TokenEntry:
+    return TokenEntry.model_validate({"sha256": digest_of(token.encode()).hex(), **fields})
+
+
+ENTRIES = (
+    entry(ALICE, name="alice", role="user"),
+    entry(BOB, name="bob", role="user", upload_bytes_per_minute=5000, unfinished_jobs=1),
+    entry(PI, name="pi", role="node", tiers=("end",)),
+    entry(ANY, name="any", role="node", nodes=("*",)),
+    entry(OLD, name="pi", role="node", expires=datetime.now(UTC) - timedelta(hours=3)),
+)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def replace(path: Path, *entries: TokenEntry) -> None:
+    path.touch(mode=0o600)
+    path.write_text(write_book(entries))
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    replace(path, *ENTRIES)
+    return path
+
+
+@pytest.fixture
+async def closed(kit: Any, settings: SchedulerSettings, tokens: Path) -> AsyncIterator[Any]:
+    """A scheduler with a file of tokens; its client shows none by itself."""
+    async with kit.scheduler(settings.model_copy(update={"tokens": tokens})) as running:
+        yield running
+
+
+def registration(node_id: str, tier: str = "end", **changes: Any) -> dict[str, Any]:
+    offer = {"name": {"end": "small", "cloud": "large"}[tier], "sha256": "0" * 64, "ms_per_image": 1.0}
+    return {
+        "node_id": node_id,
+        "incarnation": secrets.token_hex(8),
+        "tier": tier,
+        "url": "http://127.0.0.1:9",
+        "models": [offer],
+        "version": "0",
+        **changes,
+    }
+
+
+ROUTES = """GET /v1/jobs, POST /v1/jobs, POST /v1/classify, GET /v1/devices, POST /v1/devices, DELETE /v1/devices/pi,
+GET /v1/models, GET /v1/models/small/file, GET /v1/info, GET /v1/whoami, GET /metrics, GET /docs, GET /openapi.json,
+GET /no/such/route, OPTIONS /v1/jobs"""
+
+
+async def test_every_route_asks_for_a_token(closed: Any) -> None:
+    for method, path in (route.split() for route in ROUTES.split(",")):
+        for headers in ({}, bearer(new_token()), bearer(OLD)):
+            answer = await closed.http.request(method, path, headers=headers)
+            assert answer.status_code == 401, path
+            assert answer.headers["www-authenticate"] == 'Bearer realm="terrace"'
+            assert list(answer.json()) == ["error"]
+            assert OLD not in answer.text
+
+
+async def test_health_is_open_and_tells_strangers_no_more_than_the_state(closed: Any) -> None:
+    assert (await closed.http.get("/livez")).json() == {"status": "alive"}
+    assert (await closed.http.get("/readyz")).json() == {"status": "ready"}
+    assert "checks" in (await closed.http.get("/readyz", headers=bearer(ALICE))).json()
+    for method in ("POST", "DELETE"):
+        assert set((await closed.http.request(method, "/readyz")).json()) == {"status"}
+
+
+async def test_paths_that_only_look_open_are_not(closed: Any) -> None:
+    for path in ("/livez/", "//livez", "/livez/../v1/jobs", "/readyz%2f..%2fv1%2fjobs", "/LIVEZ", "/livez;/v1/jobs"):
+        request = closed.http.build_request("GET", "/")
+        request.url = request.url.copy_with(raw_path=path.encode())
+        assert (await closed.http.send(request)).status_code == 401, path
+
+
+ROLES = (  # what a user gets, and what a node gets
+    ("GET", "/v1/jobs", 200, 403),
+    ("POST", "/v1/classify", 400, 403),
+    ("DELETE", "/v1/jobs/0", 404, 403),
+    ("GET", "/v1/devices", 200, 403),
+    ("GET", "/v1/mapping", 200, 403),
+    ("POST", "/v1/devices/x/drain", 404, 403),
+    ("DELETE", "/v1/devices/x/drain", 404, 403),
+    ("DELETE", "/v1/devices/x", 404, 404),
+    ("GET", "/v1/models", 200, 200),
+    ("GET", "/v1/models/small/file", 404, 404),
+    ("GET", "/v1/info", 200, 403),
+    ("GET", "/v1/whoami", 200, 200),
+    ("GET", "/metrics", 200, 200),
+)
+
+
+async def test_roles(closed: Any) -> None:
+    for method, path, user, node in ROLES:
+        for token, status in ((ALICE, user), (ANY, node)):
+            answer = await closed.http.request(method, path, headers=bearer(token))
+            assert answer.status_code == status, (method, path, answer.text)
+            if status == 403:
+                assert "the token of 'any' has the role node; this takes user" in answer.json()["error"]
+
+
+async def test_users_are_no_nodes(closed: Any) -> None:
+    answer = await closed.http.post("/v1/devices", json=registration("pi"), headers=bearer(ALICE))
+    assert (answer.status_code, answer.json()["error"]) == (
+        403,
+        "the token of 'alice' has the role user; this takes node",
+    )
+
+
+@pytest.mark.parametrize(
+    ("token", "node_id", "tier", "status", "why"),
+    [
+        (PI, "pi", "end", 200, ""),
+        (PI, "pi-end-1", "end", 200, ""),
+        (PI, "other", "end", 403, "not for the node id 'other'; it is for pi and pi-*"),
+        (PI, "pi", "cloud", 403, "not for cloud nodes, only for end"),
+        (ANY, "other", "cloud", 200, ""),
+        (OLD, "pi", "end", 401, "the token of 'pi' has expired"),
+        ("x" * 51, "pi", "end", 401, "the token is unknown here"),
+    ],
+)
+async def test_registration(token: str, node_id: str, tier: str, status: int, why: str, closed: Any) -> None:
+    answer = await closed.http.post("/v1/devices", json=registration(node_id, tier), headers=bearer(token))
+    assert answer.status_code == status, answer.text
+    assert why in answer.json().get("error", "")
+    listed = (await closed.http.get("/v1/devices", headers=bearer(ALICE))).json()["devices"]
+    assert [device["node_id"] for device in listed] == ([node_id] if status == 200 else [])
+
+
+async def test_a_node_cannot_beat_for_another_or_strike_it_off(closed: Any) -> None:
+    place = registration("door", key="a-key-that-nobody-may-see")
+    assert (await closed.http.post("/v1/devices", json=place, headers=bearer(ANY))).status_code == 200
+    load = {"incarnation": place["incarnation"], "in_flight": 0, "queued_images": 0, "images_done": 0}
+    beat = await closed.http.post("/v1/devices/door/heartbeat", json=load, headers=bearer(PI))
+    gone = await closed.http.delete("/v1/devices/door", headers=bearer(PI))
+    assert (beat.status_code, gone.status_code) == (403, 403)
+    assert "not for the node id 'door'" in beat.json()["error"]
+    assert (await closed.http.post("/v1/devices/door/heartbeat", json=load, headers=bearer(ANY))).status_code == 204
+
+
+async def test_the_keys_of_nodes_are_shown_to_nobody(closed: Any) -> None:
+    key = secrets.token_urlsafe(32)
+    await closed.http.post("/v1/devices", json=registration("door", key=key), headers=bearer(ANY))
+    broken = await closed.http.post("/v1/devices", json=registration("door", key=key + "\r\n"), headers=bearer(ANY))
+    assert broken.status_code == 422
+    texts = [broken.text]
+    for path in ("/v1/devices", "/v1/mapping", "/metrics", "/v1/info", "/readyz"):
+        texts.append((await closed.http.get(path, headers=bearer(ALICE))).text)
+    assert all(key not in text for text in texts)
+
+
+async def test_the_job_of_a_user_runs_on_nodes_with_keys(closed: Any, kit: Any) -> None:
+    shown: list[str | None] = []
+
+    async def script(end: Any, task_id: str, upstreams: Any, lines: Any) -> Any:
+        keys.extend(upstream.key for upstream in upstreams)
+        return lines
+
+    keys: list[str] = []
+    end = kit.fake_end("pi", script=script)
+    async with kit.serving(end, shown) as url:
+        for token, place in (
+            (PI, registration("pi", url=url, key="key-of-the-pi")),
+            (ANY, registration("rack", "cloud", key="key-of-the-rack")),
+        ):
+            assert (await closed.http.post("/v1/devices", json=place, headers=bearer(token))).status_code == 200
+        body, headers = kit.tensor_body(kit.images(3))
+        answer = await closed.http.post(
+            "/v1/classify?scheme=end-cloud", content=body, headers={**headers, **bearer(ALICE)}
+        )
+    assert '"event":"done"' in answer.text
+    assert shown == ["Bearer key-of-the-pi"]
+    assert keys == ["key-of-the-rack"]
+
+
+async def test_uploads_and_unfinished_jobs_are_limited_by_name(closed: Any, kit: Any) -> None:
+    body, headers = kit.tensor_body(kit.images(3))  # 9 kB: more than bob may send in a minute
+    bobs = {**headers, **bearer(BOB)}
+    first = await closed.http.post("/v1/jobs", content=body, headers={**bobs, "Idempotency-Key": "one"})
+    assert first.status_code == 202
+    second = await closed.http.post("/v1/jobs", content=body, headers=bobs)
+    assert second.status_code == 429
+    assert "'bob' has 1 unfinished jobs, and no more than 1 are allowed" in second.json()["error"]
+    assert int(second.headers["retry-after"]) >= 1
+    job = first.json()["id"]
+    assert (await closed.http.delete(f"/v1/jobs/{job}", headers=bearer(BOB))).status_code == 200
+    third = await closed.http.post("/v1/jobs", content=body, headers=bobs)
+    assert third.status_code == 429
+    assert "5000 bytes of uploads a minute" in third.json()["error"]
+    assert 40 <= int(third.headers["retry-after"]) <= 60
+    assert (await closed.http.post("/v1/jobs", content=body, headers={**headers, **bearer(ALICE)})).status_code == 202
+
+
+async def test_tokens_are_read_again_while_it_runs(closed: Any, tokens: Path) -> None:
+    new = new_token()
+    replace(tokens, entry(new, name="alice", role="user", expires=datetime(2100, 1, 1, tzinfo=UTC)))
+
+    async def known(token: str) -> bool:
+        return bool((await closed.http.get("/v1/whoami", headers=bearer(token))).status_code == 200)
+
+    await wait_for(lambda: known(new), what="the new token")
+    assert not await known(ALICE)
+    answer = await closed.http.get("/v1/whoami", headers=bearer(new))
+    assert answer.json() == {"name": "alice", "role": "user", "expires": "2100-01-01T00:00:00Z"}
+
+
+async def test_an_open_scheduler_asks_nobody(scheduler: Any) -> None:
+    assert (await scheduler.http.get("/v1/whoami")).json() == {"name": None, "role": None, "expires": None}
+    assert (await scheduler.http.get("/v1/jobs", headers=bearer(ALICE))).status_code == 200
+
+
+async def test_a_refused_upload_is_answered_before_it_has_come(closed: Any) -> None:
+    host, port = closed.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 500000000\r\n\r\n")
+    async with asyncio.timeout(5):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+    writer.close()

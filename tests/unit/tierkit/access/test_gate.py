@@ -1,0 +1,217 @@
+"""The gate and the limits, in time that stands still."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tierkit.access import Allowance, Bucket, Gate, Role, TokenEntry, digest_of, write_book
+from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
+from tierkit.testing import FakeClock
+from tierkit.types import Tier
+
+KEY = "the-key-of-this-node-and-no-other"
+USER = "terrace_user-token-of-alice"
+NODE = "terrace_node-token-of-the-pi"
+OLD = "terrace_old-token-of-the-pi"
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+def entry(token: str, **fields: Any) -> TokenEntry:
+    return TokenEntry.model_validate({"sha256": digest_of(token.encode()).hex(), **fields})
+
+
+ENTRIES = (
+    entry(USER, name="alice", role="user", requests_per_minute=3),
+    entry(NODE, name="pi", role="node", tiers=(Tier.END,)),
+    entry(OLD, name="pi", role="node", expires=NOON),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    path.write_text(write_book(ENTRIES))
+    path.chmod(0o600)
+    return path
+
+
+def gate(
+    file: Path | None, *, key: str = "", roles: tuple[Role, ...] = ("user", "node"), at: datetime = NOON
+) -> tuple[Gate, FakeClock]:
+    clock = FakeClock()
+    return Gate(file, key=key, roles=roles, wall=at.timestamp, clock=clock), clock
+
+
+def bearer(token: str) -> list[tuple[bytes, bytes]]:
+    return [(b"host", b"x"), (b"authorization", f"Bearer {token}".encode())]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"authorization", b"")],
+        [(b"authorization", b"Bearer")],
+        [(b"authorization", b"Bearer ")],
+        [(b"authorization", USER.encode())],
+        [(b"authorization", b"Basic " + USER.encode())],
+        [(b"authorization", b"Bearer " + b"x" * 513)],
+        [*bearer(USER), *bearer(USER)],
+        [*bearer(USER), *bearer(NODE)],
+        [(b"x-authorization", b"Bearer " + USER.encode())],
+    ],
+)
+def test_without_one_bearer_token_nobody_gets_in(headers: list[tuple[bytes, bytes]], file: Path) -> None:
+    with pytest.raises(Unauthenticated, match="a token is needed: Authorization: Bearer TOKEN"):
+        gate(file)[0].admit(headers)
+
+
+@pytest.mark.parametrize("token", ["terrace_foreign", USER[:-1], USER + "x", USER.upper(), "\xff" * 20, "None"])
+def test_foreign_tokens_are_refused_and_not_repeated(token: str, file: Path) -> None:
+    with pytest.raises(Unauthenticated, match="unknown here") as caught:
+        gate(file, key=KEY)[0].admit(bearer(token))
+    assert token not in str(caught.value)
+
+
+def test_the_holders_get_in(file: Path) -> None:
+    here, _ = gate(file, key=KEY, roles=("user", "node", "fleet"))
+    for token, name, role in ((USER, "alice", "user"), (NODE, "pi", "node"), (KEY, "the fleet", "fleet")):
+        caller = here.admit(bearer(token))
+        assert (caller.name, caller.role) == (name, role)
+        assert here.knows(bearer(token))
+    assert here.admit([(b"authorization", b"bEaReR  " + USER.encode() + b" ")]).name == "alice"
+    assert not here.knows(bearer("terrace_foreign"))
+
+
+def test_a_key_opens_a_gate_without_a_file() -> None:
+    here, _ = gate(None, key=KEY, roles=("fleet",))
+    assert here.admit(bearer(KEY)).role == "fleet"
+    with pytest.raises(Unauthenticated):
+        here.admit(bearer(USER))
+
+
+def test_no_key_is_no_empty_key(file: Path) -> None:
+    with pytest.raises(Unauthenticated):
+        gate(file)[0].admit([(b"authorization", b"Bearer  ")])
+
+
+@pytest.mark.parametrize(
+    ("at", "admitted"),
+    [(datetime(2026, 6, 1, 11, 59, 59, tzinfo=UTC), True), (NOON, False), (datetime(2027, 1, 1, tzinfo=UTC), False)],
+)
+def test_expiry(at: datetime, admitted: bool, file: Path) -> None:
+    here, _ = gate(file, at=at)
+    if admitted:
+        assert here.admit(bearer(OLD)).name == "pi"
+        return
+    with pytest.raises(Unauthenticated, match=r"the token of 'pi' has expired \(2026-06-01 12:00 UTC\)"):
+        here.admit(bearer(OLD))
+
+
+def test_other_roles_are_forbidden(file: Path) -> None:
+    here, _ = gate(file, key=KEY, roles=("user", "fleet"))
+    with pytest.raises(Forbidden, match="'pi' has the role node, which is not served here"):
+        here.admit(bearer(NODE))
+
+
+@pytest.mark.parametrize(
+    ("node_id", "tier", "message"),
+    [
+        ("pi", Tier.END, ""),
+        ("pi-end-1", None, ""),
+        ("edge-1", Tier.END, "not for the node id 'edge-1'; it is for pi and pi-"),
+        ("pi", Tier.CLOUD, "not for cloud nodes, only for end"),
+    ],
+)
+def test_a_node_speaks_for_itself_alone(node_id: str, tier: Tier | None, message: str, file: Path) -> None:
+    caller = gate(file)[0].admit(bearer(NODE))
+    if not message:
+        caller.check_claim(node_id, tier)
+        return
+    with pytest.raises(Forbidden, match=message):
+        caller.check_claim(node_id, tier)
+
+
+def test_a_user_may_speak_of_all_nodes(file: Path) -> None:
+    gate(file)[0].admit(bearer(USER)).check_claim("edge-1", Tier.CLOUD)
+
+
+def test_requests_are_limited_and_the_wait_is_told(file: Path) -> None:
+    here, clock = gate(file)
+    for _ in range(3):
+        here.admit(bearer(USER))
+    with pytest.raises(LimitReached, match="'alice' has used up its 3 requests a minute") as caught:
+        here.admit(bearer(USER))
+    assert caught.value.retry_after_s == pytest.approx(20)
+    here.admit(bearer(NODE))  # others are not held up
+    clock.advance(20.1)
+    here.admit(bearer(USER))
+    with pytest.raises(LimitReached):
+        here.admit(bearer(USER))
+
+
+def test_reading_again_revokes_adds_and_keeps_what_was_used_up(file: Path) -> None:
+    here, _ = gate(file)
+    for _ in range(3):
+        here.admit(bearer(USER))
+    second = entry("terrace_second-token-of-alice", name="alice", role="user", requests_per_minute=3)
+    file.write_text(write_book([ENTRIES[0], second]))
+    here.load()
+    with pytest.raises(Unauthenticated):
+        here.admit(bearer(NODE))
+    for token in (USER, "terrace_second-token-of-alice"):
+        with pytest.raises(LimitReached):
+            here.admit(bearer(token))
+
+
+def test_a_file_that_has_become_unusable_changes_nothing(file: Path) -> None:
+    here, _ = gate(file)
+    file.write_text("[[token]")
+    with pytest.raises(SetupError, match="not valid TOML"):
+        here.load()
+    assert here.admit(bearer(NODE)).name == "pi"
+
+
+@pytest.mark.parametrize(
+    ("charged", "after_s", "wait_s"),
+    [(0, 0, 0), (59, 0, 0), (60, 0, 1), (60, 1, 0), (600, 0, 541), (600, 541, 0), (600, 600, 0), (60, 10_000, 0)],
+)
+def test_buckets(charged: int, after_s: float, wait_s: float) -> None:
+    bucket = Bucket(60, 60.0, 0.0)
+    bucket.charge(charged)
+    assert bucket.wait_s(after_s) == pytest.approx(wait_s)
+
+
+def test_a_bucket_holds_one_minute_at_most() -> None:
+    bucket = Bucket(60, 60.0, 0.0)
+    assert bucket.wait_s(10_000) == 0
+    bucket.charge(60)
+    assert bucket.wait_s(10_000) == pytest.approx(1)
+
+
+def test_uploads_and_jobs_are_limited() -> None:
+    allowance = Allowance("alice")
+    allowance.adopt(entry(USER, name="alice", role="user", upload_bytes_per_minute=600, unfinished_jobs=2), 0.0)
+    allowance.check_upload(0.0)
+    allowance.count_bytes(1200)
+    with pytest.raises(LimitReached, match="600 bytes of uploads a minute") as caught:
+        allowance.check_upload(0.0)
+    assert caught.value.retry_after_s == pytest.approx(60.1)
+    allowance.check_upload(60.2)
+    allowance.jobs.add("a")
+    allowance.check_jobs()
+    allowance.submitting = 1
+    with pytest.raises(LimitReached, match="2 unfinished jobs, and no more than 2"):
+        allowance.check_jobs()
+
+
+def test_without_limits_nothing_is_counted() -> None:
+    allowance = Allowance("alice")
+    allowance.adopt(entry(USER, name="alice", role="user"), 0.0)
+    for _ in range(1000):
+        allowance.take_request(0.0)
+        allowance.count_bytes(10**9)
+        allowance.check_upload(0.0)
+        allowance.check_jobs()

@@ -1,0 +1,139 @@
+"""Changing a file of tokens: what each command does to its entries (pure), and how the file is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from tierkit.access.tokens import TokenEntry, digest_of, read_book, write_book
+from tierkit.errors import Conflict, InvalidInput, NotFound, SetupError
+
+__all__ = ["added", "editing", "parse_duration", "revoked", "rotated", "write_private"]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_LONGEST_S = 100 * 366 * 86400
+
+Entries = Sequence[TokenEntry]
+
+
+def parse_duration(text: str) -> timedelta:
+    """ "30d", "12h", "90m", "45s" or "2w" as a span of time.
+
+    Raises:
+        InvalidInput: something else, or more than 100 years.
+    """
+    found = re.fullmatch(r"([0-9]{1,10})([smhdw])", text)
+    if found is None or not 0 < int(found[1]) * _UNITS[found[2]] <= _LONGEST_S:
+        raise InvalidInput(f"{text!r} is no span of time: write a number and s, m, h, d or w, such as 30d")
+    return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+
+
+def added(entries: Entries, entry: TokenEntry) -> list[TokenEntry]:
+    """The entries with one more.
+
+    Raises:
+        Conflict: the name has a token already.
+    """
+    if any(other.name == entry.name for other in entries):
+        raise Conflict(f"{entry.name!r} has a token: 'terrace token rotate {entry.name}' replaces it")
+    return [*entries, entry]
+
+
+def rotated(
+    entries: Entries, name: str, token: str, *, now: datetime, grace: timedelta, lifetime: timedelta | None
+) -> list[TokenEntry]:
+    """The entries with a further token of `name`, and an end to those that it has.
+
+    Args:
+        token: the new one; has the limits of the newest old one.
+        grace: how long the old ones stay valid.
+        lifetime: of the new one; None for as long as the newest old one had.
+
+    Raises:
+        NotFound: the name has no token.
+    """
+    old = [entry for entry in entries if entry.name == name]
+    if not old:
+        raise NotFound(f"{name!r} has no token; those who have are listed by 'terrace token list'")
+    last = old[-1]
+    if lifetime is None and last.expires is not None and last.created is not None:
+        lifetime = last.expires - last.created
+    fresh = last.model_copy(
+        update={
+            "sha256": digest_of(token.encode()).hex(),
+            "created": now,
+            "expires": None if lifetime is None else now + lifetime,
+        }
+    )
+    end = now + grace
+    ending = [
+        entry.model_copy(update={"expires": min(entry.expires or end, end)}) if entry.name == name else entry
+        for entry in entries
+    ]
+    return [*ending, fresh]
+
+
+def revoked(entries: Entries, which: str) -> list[TokenEntry]:
+    """The entries without those of the name, or without the one with the id, `which`.
+
+    Raises:
+        NotFound: nobody has such a token.
+    """
+    kept = [entry for entry in entries if which not in (entry.name, entry.id)]
+    if len(kept) == len(entries):
+        raise NotFound(f"no token has the name or id {which!r}; 'terrace token list' shows them")
+    return kept
+
+
+@contextlib.contextmanager
+def editing(path: Path) -> Iterator[list[TokenEntry]]:
+    """The entries of a file (none where it is not there yet), to be changed in place; written in one step at the end of
+    the block, unless it raised. One process at a time.
+
+    Raises:
+        SetupError: the file cannot be read or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as exc:
+        raise SetupError(f"cannot write the file of tokens {path}: {exc.strerror}") from exc
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = list(read_book(path)) if path.exists() else []
+        yield entries
+        _replace(path, write_book(entries))
+    finally:
+        os.close(lock)
+
+
+def _replace(path: Path, content: str) -> None:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        owner = (path if path.exists() else path.parent).stat()
+        write_private(part, content)
+        if os.geteuid() == 0:
+            os.chown(part, owner.st_uid, owner.st_gid)  # root works for the service's user, who must be able to read it
+        part.replace(path)
+    except OSError as exc:
+        raise SetupError(f"cannot write the file of tokens {path}: {exc.strerror}") from exc
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_private(path: Path, content: str) -> None:
+    """Write a new file that is its owner's alone from its first byte on.
+
+    Raises:
+        OSError: it exists, or cannot be written.
+    """
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as handle:
+        handle.write(content)
+        handle.flush()
+        os.fsync(handle.fileno())

@@ -1,0 +1,148 @@
+"""The gate of a service: lets in requests that bring a token which it knows.
+
+Two kinds of secret open it. The tokens of a file (`tierkit.access.tokens`), whose holders are people and nodes; and, at
+a node, the node's own key: made afresh at each start, told to the scheduler in the registration, and handed on by the
+scheduler to those whom it sends there. So calls inside a fleet need no secret that is stored or shared, and what one
+node knows opens no other node but those that it is sent to.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
+from pathlib import Path
+
+from prometheus_client import Counter
+
+from tierkit.access.callers import Caller, Role
+from tierkit.access.limits import Allowance
+from tierkit.access.tokens import TokenBook, read_book
+from tierkit.errors import Forbidden, LimitReached, Unauthenticated
+
+__all__ = ["Gate"]
+
+_MAX_TOKEN_BYTES = 512
+
+_refused = Counter(
+    "terrace_refused_callers_total",
+    "Requests refused at the gate; reason: token (none, unknown or expired), role or limit.",
+    ["reason"],
+)
+
+
+class Gate:
+    """Decides on each request by its `Authorization` header.
+
+    Args:
+        path: file of tokens; None for none.
+        key: secret that opens this service as well; "" for none.
+        roles: that may use this service at all.
+        wall: seconds since 1970, for expiry.
+        clock: monotonic seconds, for limits.
+
+    Raises:
+        SetupError: the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        key: str = "",
+        roles: Collection[Role],
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = path
+        self._key = key.encode()
+        self._roles = frozenset(roles)
+        self._wall = wall
+        self._clock = clock
+        self._book = TokenBook()
+        self._allowances: dict[str, Allowance] = {}
+        self._fleet = Caller(name="the fleet", role="fleet")
+        self.load()
+
+    def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+        """The caller of a request with these headers (names in lower case), whose limits it counts against.
+
+        Raises:
+            Unauthenticated: no token, or one that is unknown or has expired.
+            Forbidden: a role that has no business here.
+            LimitReached: too many requests.
+        """
+        try:
+            caller = self._identify(headers)
+            if caller.role not in self._roles:
+                raise Forbidden(f"the token of {caller.name!r} has the role {caller.role}, which is not served here")
+            if caller.allowance is not None:
+                caller.allowance.take_request(self._clock())
+        except Unauthenticated:
+            _refused.labels("token").inc()
+            raise
+        except Forbidden:
+            _refused.labels("role").inc()
+            raise
+        except LimitReached:
+            _refused.labels("limit").inc()
+            raise
+        return caller
+
+    def knows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether they hold a valid token, whatever its role; counts against no limit."""
+        try:
+            self._identify(headers)
+        except Unauthenticated:
+            return False
+        return True
+
+    def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+        token = _bearer(headers)
+        if token is None:
+            raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN")
+        # Both are compared in a time that does not depend on where they differ.
+        if self._key and hmac.compare_digest(token, self._key):
+            return self._fleet
+        entry = self._book.find(token)
+        if entry is None:
+            raise Unauthenticated("the token is unknown here: it was revoked, or is for another service")
+        if entry.expired(self._wall()):
+            raise Unauthenticated(
+                f"the token of {entry.name!r} has expired ({_when(entry.expires)}); ask for a new one"
+            )
+        return Caller(name=entry.name, role=entry.role, entry=entry, allowance=self._allowances.get(entry.name))
+
+    def load(self) -> None:
+        """Read the file again.
+
+        Raises:
+            SetupError: it cannot be used; the tokens stay as they were.
+        """
+        if self.path is not None:
+            self._take(read_book(self.path))
+
+    def _take(self, book: TokenBook) -> None:
+        now = self._clock()
+        allowances: dict[str, Allowance] = {}
+        for entry in book:
+            allowance = allowances.get(entry.name) or self._allowances.get(entry.name) or Allowance(entry.name)
+            if not entry.expired(self._wall()):
+                allowance.adopt(entry, now)
+            allowances[entry.name] = allowance
+        self._allowances, self._book = allowances, book
+
+
+def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The token of the only Authorization header; None where there is none, or no bearer token."""
+    values = [value for name, value in headers if name == b"authorization"]
+    if len(values) != 1:
+        return None
+    scheme, _, token = values[0].partition(b" ")
+    token = token.strip()
+    return token if scheme.lower() == b"bearer" and 0 < len(token) <= _MAX_TOKEN_BYTES else None
+
+
+def _when(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M %Z}"

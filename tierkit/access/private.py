@@ -1,0 +1,75 @@
+"""Files that nobody but their owner may read."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from tierkit.errors import SetupError
+
+__all__ = ["check_private", "checked_token", "read_private", "read_token"]
+
+_MAX_BYTES = 4 * 1024 * 1024
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
+"""What RFC 6750 allows in a bearer token; a short one would be a password, which can be guessed."""
+
+
+def read_private(path: Path, what: str, *, forbidden: int = 0o077) -> bytes:
+    """The content of a file that is its owner's alone.
+
+    Args:
+        what: names the file in messages, such as "the token file".
+        forbidden: bits of the mode that must not be set.
+
+    Raises:
+        SetupError: it cannot be read, is too long, or others may read or change it.
+    """
+    try:
+        with path.open("rb") as handle:
+            check_private(os.fstat(handle.fileno()), path, what, forbidden=forbidden)
+            content = handle.read(_MAX_BYTES + 1)
+    except OSError as exc:
+        raise SetupError(f"cannot read {what} {path}: {exc.strerror}") from exc
+    if len(content) > _MAX_BYTES:
+        raise SetupError(f"{what} {path} is longer than {_MAX_BYTES} bytes")
+    return content
+
+
+def check_private(found: os.stat_result, path: Path, what: str, *, forbidden: int = 0o077) -> None:
+    """Refuse a file that others may read or change. A file of root's may be readable by its group: that is how root, or
+    systemd in its name, hands files to a service.
+
+    Raises:
+        SetupError: they may, or it belongs to another user (other than root).
+    """
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid == 0 != os.geteuid():
+        forbidden &= ~stat.S_IRGRP
+    if mode & forbidden:
+        wanted = mode & ~forbidden
+        raise SetupError(f"others may use {what} {path} (mode {mode:04o}): chmod {wanted:04o} {path}")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise SetupError(f"{what} {path} belongs to another user (uid {found.st_uid}): chown {os.geteuid()} {path}")
+
+
+def read_token(path: Path) -> str:
+    """The token in a file of its own: one line.
+
+    Raises:
+        SetupError: as `read_private`, or what it holds is no token.
+    """
+    return checked_token(read_private(path, "the token file").decode("utf-8", "replace"), f"the token file {path}")
+
+
+def checked_token(text: str, where: str) -> str:
+    """A token without the white space around it. The message of the error does not repeat it.
+
+    Raises:
+        SetupError: it is none.
+    """
+    token = text.strip()
+    if not _TOKEN.fullmatch(token):
+        raise SetupError(f"{where} holds no token: one line of 16 to 512 letters, digits and - . _ ~ + / = is expected")
+    return token

@@ -1,0 +1,137 @@
+"""TLS of both sides, and what is wrong when two sides do not come together."""
+
+from __future__ import annotations
+
+import ssl
+from functools import cache
+from pathlib import Path
+
+import httpx
+
+from tierkit.access.private import check_private
+from tierkit.errors import SetupError
+
+__all__ = ["ServerTls", "client_context", "tls_trouble"]
+
+_KEY_FORBIDDEN = 0o027
+"""Mode bits of a private key: its group may read it (as distributions keep keys for services), nobody else."""
+
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
+"""What OpenSSL calls bytes that are no TLS."""
+
+
+class ServerTls:
+    """Certificate and key of a service, and the context that is made of them.
+
+    Args:
+        cert: PEM, the service's certificate first, then those of its authorities.
+        key: PEM, without a password; None where `cert` holds it.
+
+    Raises:
+        SetupError: a file cannot be read or used, or others may read the key.
+    """
+
+    def __init__(self, cert: Path, key: Path | None) -> None:
+        self.paths = (cert,) if key is None else (cert, key)
+        self.context = _server_context()
+        self.load()
+
+    def load(self) -> None:
+        """Read the files again; connections made from now on use them.
+
+        Raises:
+            SetupError: they cannot be used; what was read before still holds.
+        """
+        # Into another context first: a certificate whose key has yet to be replaced would spoil the one in use.
+        for context in (_server_context(), self.context):
+            _load(context, self.paths[0], self.paths[-1])
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    try:
+        check_private(key.stat(), key, "the TLS key", forbidden=_KEY_FORBIDDEN)
+        context.load_cert_chain(cert, key, password=_no_password)
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            raise SetupError(f"the TLS key {key} does not belong to the certificate {cert}") from exc
+        raise SetupError(f"the TLS certificate {cert} or its key {key} is no PEM file that can be used") from exc
+    except OSError as exc:
+        raise SetupError(f"cannot read the TLS certificate {cert} or its key {key}: {exc.strerror}") from exc
+
+
+def _no_password() -> str:
+    # Without this OpenSSL would ask the terminal.
+    raise SetupError("the TLS key is encrypted: store it without a password, in a file that only the service can read")
+
+
+@cache
+def client_context(authority: Path | None = None) -> ssl.SSLContext:
+    """For connections to services: their certificates are verified, host name included.
+
+    Made once per process and file, for reading the usual store takes some 30 ms and 3 MB.
+
+    Args:
+        authority: PEM with the certificates that are trusted, in place of the usual public ones.
+
+    Raises:
+        SetupError: it cannot be read.
+    """
+    if authority is None:
+        return httpx.create_ssl_context(trust_env=False)
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except ssl.SSLError as exc:
+        raise SetupError(f"{authority} holds no certificate (PEM) to trust") from exc
+    except OSError as exc:
+        raise SetupError(f"cannot read the certificates to trust, {authority}: {exc.strerror}") from exc
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def tls_trouble(error: BaseException, peer: str) -> str | None:
+    """A sentence on why no TLS connection came about, and what helps; None where `error` is about something else.
+
+    Args:
+        error: with its causes.
+        peer: who was called, such as "the scheduler at https://10.0.0.5:8070".
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return _distrust(cause, peer)
+    if cause.reason in _NOT_TLS:
+        return f"{peer} does not speak TLS: write http:// in its URL, or start it with --tls-cert and --tls-key"
+    return f"no TLS connection to {peer}: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
+
+
+def _distrust(error: ssl.SSLCertVerificationError, peer: str) -> str:
+    match error.verify_code:  # X509_V_ERR_... of OpenSSL
+        case 10:
+            return f"the certificate of {peer} has expired: renew it there (and look at the clock here)"
+        case 9:
+            return f"the certificate of {peer} is not valid yet: look at the clocks here and there"
+        case 62 | 64:
+            return (
+                f"the certificate of {peer} is for another host: call it by a name that the certificate has (a node "
+                "tells its own with --advertise-url), or make one with this name or address"
+            )
+        case 18 | 19:
+            return (
+                f"the certificate of {peer} is self-signed or comes from an authority of your own: name that "
+                "certificate with --tls-ca"
+            )
+        case _:
+            return (
+                f"the certificate of {peer} comes from nobody who is trusted here ({error.verify_message}): name its "
+                "authority's certificate with --tls-ca"
+            )

@@ -1,0 +1,190 @@
+"""Tokens and the token file, which says whose they are and what they may do.
+
+A token is 256 random bits, so its plain SHA-256 gives nothing away: there is nothing to guess, and salt or a slow hash,
+which protect passwords, would only make each request dearer. The file holds hashes alone:
+
+    [[token]]
+    name = "alice"
+    role = "user"
+    sha256 = "9f86d081…"
+    expires = 2027-01-31T00:00:00Z
+    requests_per_minute = 600
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import tomllib
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from tierkit.access.private import read_private
+from tierkit.errors import SetupError
+from tierkit.protocol import NodeId
+from tierkit.types import Tier
+
+__all__ = ["TokenBook", "TokenEntry", "digest_of", "new_token", "parse_book", "read_book", "write_book"]
+
+_PREFIX = "terrace_"
+"""Lets people and scanners for leaked secrets see what it is."""
+
+_MAX_TOKENS = 10_000
+_PATTERN = r"^[a-z0-9*?][a-z0-9._*?-]{0,62}$"
+_ID_LENGTH = 8
+
+
+def new_token() -> str:
+    """A fresh token: 256 random bits as text."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
+def digest_of(token: bytes) -> bytes:
+    """SHA-256 of a token, 32 bytes."""
+    return hashlib.sha256(token).digest()
+
+
+class TokenEntry(BaseModel):
+    """One token of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: NodeId
+    """Whose it is. Several tokens may have one name while they are exchanged; limits count per name."""
+    role: Literal["user", "node"]
+    """`user` may use the job API and a node's models; `node` may register, send heartbeats and fetch weights."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    created: AwareDatetime | None = None
+    expires: AwareDatetime | None = None
+    """Refused from then on, by the clock of the service that is asked. None: never."""
+    requests_per_minute: PositiveInt | None = None
+    """User: requests on average, and at once at most."""
+    upload_bytes_per_minute: PositiveInt | None = None
+    """User: bytes of images on average. An upload that has begun is completed; the next one waits."""
+    unfinished_jobs: PositiveInt | None = None
+    """User: jobs that wait or run at a time."""
+    nodes: Annotated[tuple[Annotated[str, Field(pattern=_PATTERN)], ...], Field(max_length=64)] = ()
+    """Node: ids that it may take, `*` and `?` as in a shell. Default: the token's name, and that with "-" and more."""
+    tiers: tuple[Tier, ...] = ()
+    """Node: tiers that it may register for. Default: all."""
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        limits = ("requests_per_minute", "upload_bytes_per_minute", "unfinished_jobs")
+        for name in ("nodes", "tiers") if self.role == "user" else limits:
+            if getattr(self, name):
+                raise ValueError(f"{name} is not for tokens of the role {self.role}")
+        return self
+
+    @property
+    def id(self) -> str:
+        """Tells tokens of one name apart: the beginning of the hash."""
+        return self.sha256[:_ID_LENGTH]
+
+    def expired(self, now: float) -> bool:
+        """At `now`, in seconds since 1970."""
+        return self.expires is not None and self.expires.timestamp() <= now
+
+    def may_take(self, node_id: str) -> bool:
+        """Whether a node with this token may have this id."""
+        patterns = self.nodes or (self.name, f"{self.name}-*")
+        return any(fnmatchcase(node_id, pattern) for pattern in patterns)
+
+
+class TokenBook:
+    """The tokens of a file.
+
+    Raises:
+        SetupError: one hash stands there twice.
+    """
+
+    def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
+        self._entries = tuple(entries)
+        # A look-up by the beginning of the hash tells an attacker nothing: he cannot choose the hash of what he sends.
+        self._by_hash = {entry.sha256[:16]: (bytes.fromhex(entry.sha256), entry) for entry in self._entries}
+        if len(self._by_hash) != len(self._entries):
+            raise SetupError("one sha256 stands there twice: each token has an entry of its own")
+
+    def __iter__(self) -> Iterator[TokenEntry]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, token: bytes) -> TokenEntry | None:
+        """The entry of a token, expired or not. The time that it takes does not depend on how much of it is right."""
+        digest = digest_of(token)
+        found = self._by_hash.get(digest.hex()[:16])
+        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+
+def parse_book(text: str) -> TokenBook:
+    """Read the content of a token file.
+
+    Raises:
+        SetupError: it is no TOML, or an entry is wrong; the sentence names it.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise SetupError(f"it is not valid TOML: {exc}") from exc
+    if unknown := [key for key in document if key != "token"]:
+        raise SetupError(f"unknown key {unknown[0]!r}: it consists of tables [[token]]")
+    tables = document.get("token", [])
+    if not isinstance(tables, list) or len(tables) > _MAX_TOKENS:
+        raise SetupError(f"token must be a list of at most {_MAX_TOKENS} tables [[token]]")
+    entries = []
+    for number, table in enumerate(tables, start=1):
+        try:
+            entries.append(TokenEntry.model_validate(table))
+        except ValidationError as exc:
+            error = exc.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, error["loc"]))
+            reason = error["msg"].removeprefix("Value error, ")
+            raise SetupError(f"token {number}: {f'{place}: ' if place else ''}{reason}") from exc
+    return TokenBook(entries)
+
+
+def read_book(path: Path) -> TokenBook:
+    """The tokens of a file.
+
+    Raises:
+        SetupError: as `read_private` and `parse_book`; the sentence names the file.
+    """
+    try:
+        return parse_book(read_private(path, "the file of tokens").decode("utf-8"))
+    except UnicodeDecodeError as exc:
+        raise SetupError(f"the file of tokens {path} is not UTF-8") from exc
+    except SetupError as exc:
+        raise exc if str(path) in str(exc) else SetupError(f"the file of tokens {path}: {exc}") from exc
+
+
+def write_book(entries: Iterable[TokenEntry]) -> str:
+    """The content of a token file; `parse_book` reads it."""
+    lines = [
+        "# Who may use Terrace: hashes of tokens. Written by `terrace token`; services read it again on change.",
+        "",
+    ]
+    for entry in entries:
+        lines.append("[[token]]")
+        for name in TokenEntry.model_fields:
+            value = getattr(entry, name)
+            if value is not None and value != ():
+                lines.append(f"{name} = {_toml(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: str | int | datetime | tuple[str, ...]) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+    # Names, hashes and patterns are plain ASCII, which JSON and TOML write alike.
+    return re.sub(r"\s+", " ", json.dumps(value))
