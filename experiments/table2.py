@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, measured, paper
 from experiments.profile import Profile
@@ -76,7 +78,7 @@ def _emulated_s(machines: Profile, tier: Tier) -> float:
 
 async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tuple[list[float], float]:
     """Milliseconds of this tier's stage for each task, and the mean between an answer and the next task's dispatch."""
-    images = run.images.images[: (tasks + 1) * BATCH]
+    images = run.images.take(np.arange((tasks + 1) * BATCH) % len(run.images)).images
     job = await client.submit(images, scheme=_SCHEMES[tier], batch_size=BATCH, name=f"table2 {tier}")
     job = await client.wait(job, budget_s=_JOB_BUDGET_S)
     firsts = [result async for result in client.results(job) if result.index % BATCH == 0]
