@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import Experiment, Record, Run, Table
-from experiments.plots import Figures, measured
+from experiments.plots import Figures, error_bars, measured
 from experiments.profile import Profile
 from experiments.testbed import Network
 from scheduler.settings import SchedulerSettings
@@ -251,10 +251,7 @@ def _draw(record: Record, figures: Figures) -> None:
         fastest = [
             min(p["seconds"] for p in record["points"] if p["kind"] == "detection" and _is(p, row)) for row in shown
         ]
-        error = [
-            [median - least for median, least in zip(medians, fastest, strict=True)],
-            [row["max_s"] - row["p50_s"] for row in shown],
-        ]
+        error = error_bars(medians, fastest, [row["max_s"] for row in shown])
         name = {Mode.STOP: "falls silent (SIGSTOP)", Mode.KILL: "killed (SIGKILL)"}[mode]
         axes.errorbar(
             [row["heartbeat_s"] for row in shown], medians, yerr=error, capsize=3, label=name, **measured(number)

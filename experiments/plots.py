@@ -12,7 +12,7 @@ from typing import Any
 
 from tierkit.errors import MissingExtra
 
-__all__ = ["Figures", "bound", "formula", "measured", "paper"]
+__all__ = ["Figures", "bound", "error_bars", "formula", "measured", "paper"]
 
 _LOOKS = (
     ("#0072B2", "o"),
@@ -46,6 +46,16 @@ def formula(number: int | None = None) -> dict[str, Any]:
     """What a formula says, for one thing or for all."""
     colour = "#777777" if number is None else _LOOKS[number % len(_LOOKS)][0]
     return {"color": colour, "linestyle": "-.", "linewidth": 1.1}
+
+
+def error_bars(
+    middles: Sequence[float], lows: Sequence[float], highs: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """`yerr` of `errorbar`, from the lowest to the highest. Rounded figures may lie a hair outside each other."""
+    return (
+        [max(0.0, middle - low) for middle, low in zip(middles, lows, strict=True)],
+        [max(0.0, high - middle) for middle, high in zip(middles, highs, strict=True)],
+    )
 
 
 class Figures:

@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 
 from experiments.harness import Experiment, Record, Run, Table
-from experiments.plots import Figures, bound, formula, measured, paper
+from experiments.plots import Figures, bound, error_bars, formula, measured, paper
 from experiments.record import spread
 from experiments.testbed import BATCH, task_s
 from models.data import ImageSet
@@ -260,16 +260,13 @@ def _seconds(row: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
 
 def _draw(record: Record, figures: Figures) -> None:
     rows, config = _rows(record), record["config"]
-    title = f"{config['tasks']} tasks on {config['devices']} end devices, mean of {config['runs']} run(s)"
+    title = f"{config['tasks']} tasks on {config['devices']} end devices; mean of {config['runs']}"
     (axes,) = figures.panels("figure4", [title], xlabel="end devices that fall silent", ylabel="time to finish (s)")
     for number, method in enumerate(PAPER_S):
         shown = [row for row in rows if row["method"] == method and row["seconds"] is not None]
         if shown:
             failures, means = [row["failures"] for row in shown], [row["seconds"] for row in shown]
-            error = [
-                [row["seconds"] - row["min_seconds"] for row in shown],
-                [row["max_seconds"] - row["seconds"] for row in shown],
-            ]
+            error = error_bars(means, *([row[name] for row in shown] for name in ("min_seconds", "max_seconds")))
             axes.errorbar(failures, means, yerr=error, capsize=3, label=f"{method}", **measured(number))
         if _is_papers(config) and (known := [(f, s) for f, s in enumerate(PAPER_S[method]) if s is not None]):
             axes.plot(*zip(*known, strict=True), label=f"{method}, paper", **paper(number))
@@ -279,7 +276,8 @@ def _draw(record: Record, figures: Figures) -> None:
     alone = {row["failures"]: row["ideal_seconds"] for row in rows}
     axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **bound())
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_yticks([2, 5, 10, 20, 50, 100, 200], ["2", "5", "10", "20", "50", "100", "200"])
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8)
 
 
