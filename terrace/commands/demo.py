@@ -22,7 +22,7 @@ from terrace.options import Json, Untrusted
 from terrace.report import job_summary
 from terrace.stoppable import run_stoppable
 from tierkit.client import AsyncClient, Job
-from tierkit.fleet import SCHEDULER, Exit, Fleet, launch, local_plan
+from tierkit.fleet import MAX_NODES, SCHEDULER, Exit, Fleet, launch, local_plan
 from tierkit.types import Scheme, Tier
 
 __all__ = ["app"]
@@ -37,9 +37,9 @@ _JOIN_BUDGET_S = 10.0
 @app.command()
 def demo(
     images: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="Images of the bundled sample.")] = 300,
-    end: Annotated[int, typer.Option(min=1, help="End nodes.")] = 2,
-    edge: Annotated[int, typer.Option(min=0, help="Edge nodes.")] = 1,
-    cloud: Annotated[int, typer.Option(min=0, help="Cloud nodes.")] = 1,
+    end: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="End nodes.")] = 2,
+    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1,
+    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1,
     untrusted: Untrusted = None,
     json: Json = False,
 ) -> None:

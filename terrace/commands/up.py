@@ -5,19 +5,37 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
 from terrace.options import DEFAULT_PORT, TlsCa, TokenFile, Untrusted, token_from
 from terrace.stoppable import run_stoppable
-from tierkit.errors import CertificateError, DeadlineExceeded, Forbidden, ServiceFailed, Unauthenticated
-from tierkit.fleet import Exit, Fleet, FleetPlan, launch, local_plan, read_fleet_file
+from tierkit.errors import (
+    CertificateError,
+    DeadlineExceeded,
+    Forbidden,
+    ServiceFailed,
+    SetupError,
+    TerraceError,
+    Unauthenticated,
+)
+from tierkit.fleet import (
+    MAX_NODES,
+    SCHEDULER,
+    Exit,
+    Fleet,
+    FleetPlan,
+    RunningService,
+    launch,
+    local_plan,
+    read_fleet_file,
+)
 from tierkit.types import Tier
 
 __all__ = ["app", "trusted_tiers"]
@@ -26,12 +44,17 @@ app = typer.Typer(add_completion=False)
 
 _JOIN_BUDGET_S = 10.0
 
+_EXIT_SETUP = 2
+
+_NOT_WITH_A_FILE = ("end", "edge", "cloud", "port", "untrusted", "n_map", "state")
+
 
 @app.command()
 def up(
-    end: Annotated[int, typer.Option(min=0, help="End nodes.")] = 2,
-    edge: Annotated[int, typer.Option(min=0, help="Edge nodes.")] = 1,
-    cloud: Annotated[int, typer.Option(min=0, help="Cloud nodes.")] = 1,
+    context: typer.Context,
+    end: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="End nodes.")] = 2,
+    edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1,
+    cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the scheduler; 0: any free one.")] = DEFAULT_PORT,
     untrusted: Untrusted = None,
     n_map: Annotated[
@@ -50,7 +73,8 @@ def up(
 ) -> None:
     """Run a fleet on this machine until Ctrl-C; each service is a process of its own."""
     if fleet is not None:
-        plan = read_fleet_file(fleet, host)
+        _check_alone(context)
+        plan = _read(fleet, host)
     elif host is not None:
         raise typer.BadParameter("goes with --fleet", param_hint="--host")
     else:
@@ -69,6 +93,24 @@ def up(
         raise typer.Exit(max(1, exc.code)) from exc
     if finished is not None:
         raise typer.Exit(finished)
+
+
+def _check_alone(context: typer.Context) -> None:
+    """Refuse what a fleet file says in its own way, rather than pass over it."""
+    for name in _NOT_WITH_A_FILE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                "does not go with --fleet: the file says what is started", param_hint=f"--{name.replace('_', '-')}"
+            )
+
+
+def _read(fleet: Path, host: str | None) -> FleetPlan:
+    try:
+        return read_fleet_file(fleet, host)
+    except SetupError as exc:
+        typer.echo(f"terrace up: {exc}", err=True)
+        raise typer.Exit(_EXIT_SETUP) from exc
 
 
 def trusted_tiers(untrusted: Sequence[str]) -> list[str]:
@@ -103,30 +145,61 @@ async def _run(plan: FleetPlan, *, raw: bool, token: str | None, tls_ca: Path | 
     def show_exit(end: Exit) -> None:
         notes.print(Text(f"{end}; the other services go on", style="bold red"), soft_wrap=True)
 
+    def show_ready(service: RunningService) -> None:
+        if service.plan.kind == SCHEDULER:
+            notes.print(f"the scheduler is at {plan.scheduler_url or service.url}; nodes are joining", soft_wrap=True)
+
+    if plan.scheduler is None:
+        notes.print(f"nodes register with the scheduler at {plan.scheduler_url}", soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
-        async with launch(
-            plan, Path(folder), on_line=show_line, on_exit=show_exit, token=token, tls_ca=tls_ca
-        ) as fleet:
+        async with (
+            launch(
+                plan,
+                Path(folder),
+                on_line=show_line,
+                on_exit=show_exit,
+                on_ready=show_ready,
+                token=token,
+                tls_ca=tls_ca,
+            ) as fleet,
+            asyncio.TaskGroup() as tasks,
+        ):
             starting = False
-            if plan.scheduler is not None:
-                notes.print(f"the scheduler is at {fleet.scheduler_url}; nodes are joining", soft_wrap=True)
-                # Whoever reads the greeting may use the fleet. A node that fails meanwhile has been told of.
-                try:
-                    with suppress(DeadlineExceeded, ServiceFailed):
-                        await fleet.join(budget_s=_JOIN_BUDGET_S)
-                except (Unauthenticated, Forbidden, CertificateError) as exc:
-                    notes.print(f"not waited for the nodes: {exc}", soft_wrap=True)
-            notes.print(_greeting(fleet), soft_wrap=True)
+            welcome = tasks.create_task(_welcome(fleet, notes), name="welcome")
             while fleet.alive:
                 fleet.changed.clear()
                 await fleet.changed.wait()
+            welcome.cancel()
     notes.print("[bold red]no service is left[/bold red]")
     return 1
 
 
+async def _welcome(fleet: Fleet, notes: Console) -> None:
+    """Whoever reads the greeting may use the fleet: it comes when all nodes have joined, however long that takes."""
+    told = ""
+    while True:
+        try:
+            await fleet.join(budget_s=_JOIN_BUDGET_S)
+        except DeadlineExceeded:
+            continue  # the nodes themselves say what they wait for
+        except ServiceFailed:
+            break  # a node that has ended has been told of; the others have their chance
+        except (Unauthenticated, Forbidden, CertificateError) as exc:
+            notes.print(f"not waited for the nodes: {exc}", soft_wrap=True, markup=False)
+            break
+        except TerraceError as exc:
+            if told != str(exc):
+                told = str(exc)
+                notes.print(Text(f"nodes cannot be seen in the device list: {exc}", style="yellow"), soft_wrap=True)
+            await asyncio.sleep(_JOIN_BUDGET_S)
+        else:
+            break
+    notes.print(_greeting(fleet), soft_wrap=True)
+
+
 def _greeting(fleet: Fleet) -> Text:
     text = Text("\nTerrace is up: ", style="bold")
-    for position, service in enumerate(fleet.services.values()):
+    for position, service in enumerate(fleet.alive):
         text.append(", " if position else "")
         text.append_text(tier_text(service.name, service.plan.kind))
     text.append(f"\nscheduler  {fleet.scheduler_url}   API pages {fleet.scheduler_url}/docs", style="not bold")

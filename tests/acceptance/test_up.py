@@ -19,7 +19,7 @@ from tierkit.client import Client
 class Up:
     """A running `terrace up`."""
 
-    def __init__(self, *arguments: str, log: Path) -> None:
+    def __init__(self, *arguments: str, log: Path, until: str) -> None:
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
@@ -28,7 +28,7 @@ class Up:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "NO_COLOR": "1"},
             )
-        self.wait_for(r"stop +Ctrl-C")
+        self.wait_for(until)
         self.children = [os.pidfd_open(pid) for pid in children_of(self.process.pid)]
 
     @property
@@ -65,8 +65,8 @@ def children_of(pid: int) -> list[int]:
 
 
 @contextmanager
-def running(*arguments: str, log: Path) -> Iterator[Up]:
-    fleet = Up(*arguments, log=log)
+def running(*arguments: str, log: Path, until: str = r"stop +Ctrl-C") -> Iterator[Up]:
+    fleet = Up(*arguments, log=log, until=until)
     try:
         yield fleet
     finally:
@@ -87,7 +87,8 @@ def test_ctrl_c_stops_all_in_good_order(up: Up) -> None:
     assert len(up.children) == 3
     joining = re.search(r"the scheduler is at http://\S+; nodes are joining", up.output)
     assert joining is not None
-    assert joining.start() < up.output.index("Terrace is up: ")
+    assert joining.start() < up.output.index("registered with the scheduler")
+    assert up.output.index("registered with the scheduler") < up.output.index("Terrace is up: ")
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(timeout=20) == 0
     assert up.running(within_s=0) == 0
@@ -130,11 +131,14 @@ def test_a_fleet_file_starts_the_part_of_a_machine(tmp_path: Path) -> None:
         "[host.pi]\nend = { count = 2, max_batch_size = 8 }\n"
     )
     with (
-        running("--fleet", str(file), "--host", "pi", log=tmp_path / "pi.log") as pi,
+        running("--fleet", str(file), "--host", "pi", log=tmp_path / "pi.log", until="pi-end-2 +ready") as pi,
         running("--fleet", str(file), "--host", "hub", log=tmp_path / "hub.log") as hub,
     ):
+        assert "Terrace is up: scheduler, hub-edge-1" in hub.output
         for node in ("pi-end-1", "pi-end-2"):
             pi.wait_for(f"{node} +registered with the scheduler")
+        pi.wait_for("Terrace is up: pi-end-1, pi-end-2")
+        assert pi.output.index("registered with the scheduler") < pi.output.index("Terrace is up")
         with Client(f"http://127.0.0.1:{port}") as client:
             assert {device.node_id for device in client.devices()} == {"hub-edge-1", "pi-end-1", "pi-end-2"}
         for fleet in (hub, pi):

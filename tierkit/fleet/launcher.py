@@ -23,6 +23,8 @@ from tierkit.types import Health, Tier
 __all__ = ["Exit", "Fleet", "RunningService", "launch"]
 
 _POLL_S = 0.02
+_RARE_POLL_S = 0.5
+"""Where it takes long: the scheduler of another machine may come much later."""
 _MAX_LINE_BYTES = 1 << 20
 _KEPT_LINES = 15
 
@@ -72,6 +74,7 @@ class Fleet:
         *,
         on_line: Callable[[str, str], None],
         on_exit: Callable[[Exit], None],
+        on_ready: Callable[[RunningService], None],
         token: str | None = None,
         tls_ca: Path | None = None,
     ) -> None:
@@ -85,6 +88,7 @@ class Fleet:
         self._tls_ca = tls_ca
         self._on_line = on_line
         self._on_exit = on_exit
+        self._on_ready = on_ready
         self._attended = False
         """Whether a service's end is news: not while starting, when it is an error, nor while stopping."""
 
@@ -127,6 +131,7 @@ class Fleet:
             token=self._token,
             tls_ca=self._tls_ca,
         ) as client:
+            poll_s = _POLL_S
             while True:
                 try:
                     listed = {device.node_id for device in await client.devices() if device.health is Health.ALIVE}
@@ -139,7 +144,8 @@ class Fleet:
                 if time.monotonic() > deadline:
                     late = ", ".join(sorted(wanted - listed))
                     raise DeadlineExceeded(f"not in the device list after {budget_s:g} s: {late}")
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(poll_s)
+                poll_s = min(_RARE_POLL_S, 1.1 * poll_s)
 
     async def restart(self, name: str, *, budget_s: float) -> None:
         """Start a service again that has ended or is about to, and wait until it says that it is ready.
@@ -200,6 +206,7 @@ class Fleet:
                 raise DeadlineExceeded(f"{service.name} was not ready in time")
             await asyncio.sleep(_POLL_S)
         service.url = json.loads(service.ready_file.read_text(encoding="utf-8"))["url"]
+        self._on_ready(service)
 
     def _check_alive(self, service: RunningService) -> None:
         if service.watcher is not None and service.watcher.done():
@@ -235,6 +242,7 @@ async def launch(
     *,
     on_line: Callable[[str, str], None] = lambda name, line: None,
     on_exit: Callable[[Exit], None] = lambda end: None,
+    on_ready: Callable[[RunningService], None] = lambda service: None,
     start_s: float = 30.0,
     stop_s: float = 15.0,
     token: str | None = None,
@@ -246,12 +254,13 @@ async def launch(
         folder: for the ready files; must exist.
         on_line: called with the name of a service and a line that it wrote.
         on_exit: called when a service ends that nobody asked to.
+        on_ready: called when a service is ready.
         start_s: seconds until all services must be ready.
         stop_s: seconds that all services have to finish what they do.
         token: a user's, to ask the scheduler for the device list with.
         tls_ca: file with the certificates to trust then.
     """
-    fleet = Fleet(plan, folder, on_line=on_line, on_exit=on_exit, token=token, tls_ca=tls_ca)
+    fleet = Fleet(plan, folder, on_line=on_line, on_exit=on_exit, on_ready=on_ready, token=token, tls_ca=tls_ca)
     try:
         await fleet.start(budget_s=start_s)
         yield fleet

@@ -17,20 +17,28 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
 
 from tierkit.errors import SetupError
 from tierkit.protocol import NODE_ID_PATTERN
+from tierkit.settings import HttpUrl
 from tierkit.types import Tier
 
-__all__ = ["SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "read_fleet_file"]
+__all__ = ["MAX_NODES", "SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "read_fleet_file"]
 
 SCHEDULER = "scheduler"
+
+MAX_NODES = 100
+"""Nodes of one tier on one machine. Each is a process of some 100 MB."""
 
 _LOOPBACK = "127.0.0.1"
 _ON, _OFF = str(True), str(False)
@@ -118,9 +126,7 @@ def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise SetupError(f"the fleet file {path} is not valid TOML: {exc}") from exc
     _only(document, ("scheduler", "host"), f"the fleet file {path}")
-    url, hosts = document.get("scheduler"), document.get("host")
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        raise SetupError(f'the fleet file {path} must say where nodes register: scheduler = "http://ADDRESS:PORT"')
+    url, hosts = _scheduler_url(document.get("scheduler"), path), document.get("host")
     if not isinstance(hosts, dict) or not hosts or not all(isinstance(table, dict) for table in hosts.values()):
         raise SetupError(f"the fleet file {path} names no machine: add a table [host.NAME]")
     if host is None and len(hosts) > 1:
@@ -128,7 +134,70 @@ def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
     name = host or next(iter(hosts))
     if name not in hosts:
         raise SetupError(f"the fleet file {path} has no machine {name!r}; it has {', '.join(hosts)}")
-    return FleetPlan(services=tuple(_host_services(name, hosts[name], path)), scheduler_url=url.rstrip("/"))
+    # All of it is read on every machine: a mistake shows wherever it is tried first.
+    plans = {
+        each: FleetPlan(services=tuple(_host_services(each, table, path)), scheduler_url=url)
+        for each, table in hosts.items()
+    }
+    homes = [each for each, plan in plans.items() if plan.scheduler is not None]
+    if len(homes) > 1:
+        raise SetupError(f"the fleet file {path} has a scheduler on {' and on '.join(homes)}: a fleet has one")
+    for home in homes:
+        plans[home] = _found_at(url, plans[home], f"the fleet file {path}, [host.{home}]")
+    return plans[name]
+
+
+def _scheduler_url(value: Any, path: Path) -> str:
+    sentence = f'the fleet file {path} must say where nodes register: scheduler = "http://ADDRESS:PORT"'
+    if value is None:
+        raise SetupError(sentence)
+    try:
+        url: str = TypeAdapter(HttpUrl).validate_python(value)
+    except ValidationError as exc:
+        raise SetupError(f"{sentence}; it says {value!r}") from exc
+    if urlsplit(url).path:
+        raise SetupError(f"{sentence}, without a path; it says {value!r}")
+    return url
+
+
+def _found_at(url: str, plan: FleetPlan, where: str) -> FleetPlan:
+    """The plan, whose scheduler takes the port of `url` where its settings leave that open.
+
+    Raises:
+        SetupError: it listens somewhere else.
+    """
+    parts = urlsplit(url)
+    if plan.scheduler is None or parts.scheme != "http":
+        return plan  # another server may do TLS for it, at an address of its own
+    port = str(parts.port or 80)
+    scheduler = replace(plan.scheduler, settings={"port": port, **plan.scheduler.settings})
+    address, listens = scheduler.settings["host"], scheduler.settings["port"]
+    if listens != port:
+        raise SetupError(f"{where}: the scheduler listens on port {listens}, and nodes look for it at {url}")
+    if not _may_be(parts.hostname or "", address):
+        raise SetupError(
+            f"{where}: the scheduler listens on {address}, and nodes look for it at {url}; set the address of this"
+            " machine accordingly"
+        )
+    return replace(plan, services=(scheduler, *plan.nodes))
+
+
+def _may_be(name: str, address: str) -> bool:
+    """Whether a server that listens on `address` may be found under `name`; of names we know nothing."""
+    listens = _ip(address)
+    if listens is None or listens.is_unspecified:
+        return True
+    if name == "localhost":
+        return listens.is_loopback
+    found = _ip(name)
+    return not listens.is_loopback if found is None else found == listens
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
 
 
 def _host_services(host: str, table: Mapping[str, Any], path: Path) -> list[ServicePlan]:
@@ -150,6 +219,8 @@ def _host_services(host: str, table: Mapping[str, Any], path: Path) -> list[Serv
     for tier in Tier:
         number = 0
         for count, settings in _groups(table.get(tier, 0), tier, where):
+            if number + count > MAX_NODES:
+                raise SetupError(f"{where}: {number + count} {tier} nodes; one machine may run {MAX_NODES} of a tier")
             for _ in range(count):
                 number += 1
                 name = settings.get("node_id", f"{host}-{tier}-{number}")

@@ -20,6 +20,8 @@ from terrace.cli import run
 from terrace.options import DEFAULT_PORT, DEFAULT_URL
 from tierkit.client import PolicyFields
 
+FLEET_FILE = str(Path(__file__).parents[3] / "deploy/fleet.toml")
+
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +86,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["classify"], "terrace classify: Missing argument 'SOURCES'. See 'terrace classify --help'."),
         (["demo", "--images", "0"], "'--images'"),
         (["up", "--host", "pi"], "--host"),
+        (["up", "--end", "100000"], "'--end': Input should be less than or equal to 100."),
+        (["up", "--fleet", FLEET_FILE, "--host", "hub", "--end", "4"], "--end: does not go with --fleet"),
+        (["up", "--fleet", FLEET_FILE, "--untrusted", "cloud"], "--untrusted: does not go with --fleet"),
+        (["demo", "--cloud", "100000"], "'--cloud'"),
         (["classify", "a.png", "--out", "results.xls"], "must end in .jsonl or .csv"),
         (["classify", "sample", "--out", "absent/results.csv"], "there is no folder"),
         (["classify", "sample", "--out", "/proc/results.csv"], "cannot be written to"),
@@ -174,8 +180,8 @@ def test_a_fleet_file_with_a_mistake_is_one_sentence(
 ) -> None:
     path = tmp_path_factory.mktemp("fleet") / "fleet.toml"
     path.write_text("[host.a]\nend = 1\n")
-    assert run(["up", "--fleet", str(path)]) == 1
-    assert capsys.readouterr().err.startswith(f"terrace: the fleet file {path} must say where nodes register")
+    assert run(["up", "--fleet", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"terrace up: the fleet file {path} must say where nodes register")
 
 
 def test_doctor_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:

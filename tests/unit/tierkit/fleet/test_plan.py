@@ -125,6 +125,10 @@ GOOD = 'scheduler = "http://a:1"\n'
         (GOOD + "[host.a]\nend = { count = 2, node_id = 'x' }", "several nodes are called x"),
         (GOOD + "[host.'Big Box']\nend = 1", "no node id"),
         (GOOD + "[host.a]\nend = 1\n[host.b]\nend = 1", r"say which this is: --host a\|b"),
+        ('scheduler = "http://a:1/foo"\n[host.a]\nend = 1', "without a path; it says 'http://a:1/foo'"),
+        ('scheduler = "http://a:99999"\n[host.a]\nend = 1', "where nodes register.* it says 'http://a:99999'"),
+        (GOOD + "[host.a]\nend = 100000", r"\[host.a\]: 100000 end nodes; one machine may run 100 of a tier"),
+        (GOOD + "[host.a]\nedge = [{ count = 60 }, { count = 60 }]", "120 edge nodes; one machine may run 100"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
@@ -132,6 +136,55 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, message: str) -
     path.write_text(text)
     with pytest.raises(SetupError, match=message):
         read_fleet_file(path)
+
+
+SCHEDULERS = [
+    # URL, [host.hub], what is wrong
+    ("http://10.0.0.5:8070", 'address = "10.0.0.5"\nscheduler = { port = 8070 }', None),
+    ("http://10.0.0.5:8070", 'address = "0.0.0.0"\nscheduler = {}', None),
+    ("http://10.0.0.5:8070", 'scheduler = { host = "::" }', None),
+    ("http://hub.lan:8070", 'address = "10.0.0.5"\nscheduler = {}', None),
+    ("http://hub.lan:8070", 'address = "hub.lan"\nscheduler = {}', None),
+    ("http://localhost:8070", "scheduler = {}", None),
+    ("https://hub.lan", "scheduler = { port = 8070 }", None),
+    (
+        "http://10.0.0.5:8070",
+        'address = "10.0.0.5"\nscheduler = { port = 8071 }',
+        "listens on port 8071, and nodes look",
+    ),
+    ("http://10.0.0.5", 'address = "10.0.0.5"\nscheduler = { port = 8070 }', "listens on port 8070, and nodes look"),
+    ("http://10.0.0.5:8070", 'address = "10.0.0.6"\nscheduler = {}', "listens on 10.0.0.6, and nodes look for it at"),
+    ("http://10.0.0.5:8070", "scheduler = {}", "listens on 127.0.0.1, .*set the address of this machine accordingly"),
+    ("http://hub.lan:8070", "scheduler = {}", "listens on 127.0.0.1"),
+    ("http://localhost:8070", 'address = "10.0.0.5"\nscheduler = {}', "listens on 10.0.0.5"),
+    (
+        "http://10.0.0.5:8070",
+        'address = "10.0.0.5"\nscheduler = {}\n[host.rack]\nscheduler = {}',
+        "has a scheduler on hub",
+    ),
+]
+
+
+@pytest.mark.parametrize(("url", "hub", "wrong"), SCHEDULERS)
+def test_the_scheduler_is_where_nodes_look_for_it(tmp_path: Path, url: str, hub: str, wrong: str | None) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'scheduler = "{url}"\n[host.pi]\nend = 1\n[host.hub]\n{hub}\n')
+    if wrong is None:
+        scheduler = read_fleet_file(path, "hub").scheduler
+        assert scheduler is not None
+        assert scheduler.settings["port"] == "8070"
+        return
+    for host in ("hub", "pi"):  # on whichever machine it is noticed first
+        with pytest.raises(SetupError, match=wrong):
+            read_fleet_file(path, host)
+
+
+def test_the_port_of_the_scheduler_need_not_be_said_twice(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('scheduler = "http://127.0.0.1:9000"\n[host.hub]\nscheduler = {}\n')
+    scheduler = read_fleet_file(path).scheduler
+    assert scheduler is not None
+    assert scheduler.settings["port"] == "9000"
 
 
 def test_an_unknown_host_and_a_missing_file(file: Path) -> None:
