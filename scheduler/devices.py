@@ -128,6 +128,9 @@ class DeviceList:
         self._told: dict[str, tuple[Health, bool]] = {}
         """Health, and whether it keeps its tasks, as the listeners know it."""
         self._changes: list[DeviceView] = []
+        self._views: dict[str, DeviceView] = {}
+        """Judged at `_viewed_at`. One decision asks for each node's health many times at one moment."""
+        self._viewed_at = -1.0
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with a node id after any change that may free, add or remove capacity."""
@@ -222,12 +225,14 @@ class DeviceList:
             if not device.owed:
                 device.progress_at = now
             device.given += images
+            self._views.pop(node_id, None)
 
     def settled(self, node_id: str, incarnation: str, images: int, now: float, *, answered: bool) -> None:
         """A task of so many images is off the node: by its answer, which is progress, or in another way."""
         device = self._current(node_id, incarnation)
         if device is not None:
             device.given -= images
+            self._views.pop(node_id, None)
             if answered:
                 self._progressed(device, now)
 
@@ -358,6 +363,7 @@ class DeviceList:
             device.last_seen += pause_s
             device.last_beat += pause_s
             device.progress_at += pause_s
+        self._views.clear()
 
     def count(self, tiers: Iterable[Tier]) -> int:
         """Nodes of these tiers on the list, whatever their health."""
@@ -378,6 +384,15 @@ class DeviceList:
         device.stalled = 0
 
     def _view(self, device: Device, now: float) -> DeviceView:
+        if now != self._viewed_at:
+            self._views.clear()
+            self._viewed_at = now
+        view = self._views.get(device.node_id)
+        if view is None or view.device is not device:
+            view = self._views[device.node_id] = self._judge(device, now)
+        return view
+
+    def _judge(self, device: Device, now: float) -> DeviceView:
         silent_s = max(0.0, now - device.last_seen)
         if device.epitaph is not None:
             return DeviceView(
@@ -411,12 +426,15 @@ class DeviceList:
         )
 
     def _announce(self, device: Device, now: float) -> None:
+        """Judge a node whose evidence has changed, and tell the listeners if its health has."""
+        self._views.pop(device.node_id, None)
         view = self._view(device, now)
         if view.health is Health.DEAD:
             device.epitaph = view.reason
         elif not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.
             device.stalled = device.owed
+        self._views.pop(device.node_id, None)
         if self._told[device.node_id] == (view.health, view.keeps_tasks):
             return
         self._told[device.node_id] = (view.health, view.keeps_tasks)

@@ -44,7 +44,7 @@ from scheduler.views import (
 )
 from scheduler.work import ActiveJob, ActiveTask, Answer
 from tierkit.access import Allowance
-from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded
+from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded, Unavailable
 from tierkit.types import Scheme
 
 __all__ = ["CLASSIFY_MAX_IMAGES", "Scheduler", "Submission"]
@@ -141,7 +141,7 @@ class Scheduler:
             idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
         ):
             allowance.check_jobs()
-        with self._counted(allowance), Spool(self._spool_folder) as spool:
+        with self._counted(allowance), _disk(), Spool(self._spool_folder) as spool:
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             policy = self._settle(upload.policy)
             async with self._decoders:
@@ -466,7 +466,7 @@ class Scheduler:
         Raises:
             As `submit`, before the first line.
         """
-        with Spool(self._spool_folder) as spool:
+        with _disk(), Spool(self._spool_folder) as spool:
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
             if given.deadline_s is None:
@@ -537,6 +537,22 @@ class Scheduler:
     async def purge(self) -> int:
         """Forget jobs whose retention is over; returns how many."""
         return await self._store.purge(time.time() - self.settings.retention_s)
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    """What the system refuses to do with files, in words.
+
+    Raises:
+        Unavailable: disk full, read-only, folder gone.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno is None or isinstance(exc, ConnectionError | TimeoutError):
+            raise
+        _log.error("an upload cannot be stored", extra={"why": str(exc)})
+        raise Unavailable(f"the upload cannot be stored now: {exc.strerror}", retry_after_s=5) from exc
 
 
 def _attempt_cursor(text: str) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import httpx
 from tierkit.access import client_context, tls_trouble
 from tierkit.errors import CertificateError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.links import LinkTransport, read_links
+from tierkit.pools import OriginPools
 
 __all__ = ["authorization", "calling", "open_client"]
 
@@ -41,20 +42,21 @@ def open_client(
     talk to the addresses that they are given and to nothing else.
 
     Args:
+        max_connections: to each peer; more requests wait for a free one.
         links: file of emulated links that the requests pass (`tierkit.links`).
         tls_ca: file with the certificates to trust, in place of the usual public authorities.
 
     Raises:
         SetupError: one of the files cannot be used.
     """
-    transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport(
-        verify=client_context(tls_ca),
-        limits=httpx.Limits(
-            max_connections=max_connections,
-            max_keepalive_connections=max_connections,
-            keepalive_expiry=_KEEPALIVE_S,
-        ),
-        trust_env=False,
+    limits = httpx.Limits(
+        max_connections=max_connections,
+        max_keepalive_connections=max_connections,
+        keepalive_expiry=_KEEPALIVE_S,
+    )
+    context = client_context(tls_ca)
+    transport: httpx.AsyncBaseTransport = OriginPools(
+        lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits, trust_env=False)
     )
     if links is not None:
         emulated = read_links(links)

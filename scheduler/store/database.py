@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import event, func, insert, select, text, update
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from scheduler.store.tables import SCHEMA_VERSION, UPGRADES, metadata, properties, results
@@ -29,8 +32,11 @@ async def open_database(url: str) -> AsyncEngine:
     """
     engine, where = _engine(url)
     if engine.dialect.name == "sqlite":
+        guard = await asyncio.to_thread(_probe_sqlite, engine.url.database, where)
+        if guard is not None:
+            event.listen(engine.sync_engine, "connect", guard.on_connect)
+            event.listen(engine.sync_engine, "commit", guard.on_commit)
         event.listen(engine.sync_engine, "connect", _tune_sqlite)
-        await asyncio.to_thread(_probe_sqlite, engine.url.database, where)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
@@ -91,12 +97,41 @@ async def _check_version(connection: AsyncConnection, where: str) -> None:
     await connection.execute(update(properties).values(value=properties.c.value))
 
 
-def _probe_sqlite(path: str | None, where: str) -> None:
+class _SameFile:
+    """Refuses connections and commits when the file at the path is no longer the one that was opened: SQLite would go
+    on writing into the removed one, and a new connection would make an empty one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened = path.stat()
+
+    def on_connect(self, connection: Any, record: object) -> None:
+        self._check()
+
+    def on_commit(self, connection: object) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        try:
+            same = os.path.samestat(self._path.stat(), self._opened)
+        except OSError:
+            same = False
+        if not same:
+            said = f"the file {self._path} is gone or another one; put it back, or stop the scheduler"
+            raise OperationalError("", {}, sqlite3.OperationalError(said))
+
+
+def _probe_sqlite(path: str | None, where: str) -> _SameFile | None:
+    """Open and close the file, which makes an empty one where there is none; None for what is no plain file."""
     # A connection that cannot be opened leaves the asynchronous driver's thread behind, which complains on standard
     # error when the event loop has gone; this one leaves nothing.
     try:
-        sqlite3.connect(path or ":memory:", uri=(path or "").startswith("file:")).close()
-    except sqlite3.Error as exc:
+        with contextlib.closing(sqlite3.connect(path or ":memory:", uri=(path or "").startswith("file:"))) as probe:
+            probe.execute("PRAGMA schema_version")
+        if path is None or path == ":memory:" or path.startswith("file:"):
+            return None
+        return _SameFile(Path(path))
+    except (sqlite3.Error, OSError) as exc:
         raise SetupError(f"the database {where} cannot be opened for writing: {exc}") from exc
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import case, delete, func, insert, select, tuple_, update
 from sqlalchemy.engine import RowMapping
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.policy import JobPolicy
 from scheduler.store.commit import Attempted, GroupCommit
+from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, jobs, results, tasks
 from scheduler.work import FAILED_OUTCOMES, Answer, AttemptReport
-from tierkit.errors import Conflict, NotFound
+from tierkit.errors import Conflict, NotFound, Unavailable
 from tierkit.protocol import TASK_EVENTS
 from tierkit.types import Tier
 
@@ -129,7 +131,8 @@ def is_job_id(text: str) -> bool:
 
 
 class JobStore:
-    """All statements on jobs, tasks and results. Reads use connections of their own; writes go through `commit`."""
+    """All statements on jobs, tasks and results. Reads use connections of their own, and raise Unavailable when the
+    database does not answer; writes go through `commit`."""
 
     def __init__(self, engine: AsyncEngine, commit: GroupCommit) -> None:
         self._engine = engine
@@ -202,18 +205,18 @@ class JobStore:
             query = query.where(jobs.c.id < before)
         if state is not None:
             query = query.where(jobs.c.state == state)
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             return [_job(row) for row in (await connection.execute(query)).mappings()]
 
     async def unfinished(self) -> list[JobRow]:
         """Jobs that a scheduler before this one has left, oldest first."""
         query = select(*_LIGHT).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.id)
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             return [_job(row) for row in (await connection.execute(query)).mappings()]
 
     async def facts(self, job_id: str) -> ImageFacts:
         query = select(jobs.c.labels, jobs.c.names, jobs.c.resized).where(jobs.c.id == job_id)
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             return ImageFacts()
@@ -235,7 +238,7 @@ class JobStore:
             .where(attempts.c.job_id == job_id)
             .group_by(attempts.c.task)
         )
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             counts = {row.task: row for row in await connection.execute(made)}
             query = select(tasks).where(tasks.c.job_id == job_id).order_by(tasks.c.task)
             rows = (await connection.execute(query)).all()
@@ -262,7 +265,7 @@ class JobStore:
         if only_task is not None:
             query = query.where(attempts.c.task == only_task)
         query = query.order_by(attempts.c.task, attempts.c.number).limit(limit)
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             rows = (await connection.execute(query)).mappings().all()
         return [_attempt(row) for row in rows]
 
@@ -290,8 +293,8 @@ class JobStore:
                 yield task, answers
 
     async def ping(self) -> None:
-        """Raises SQLAlchemyError when the database does not answer."""
-        async with self._engine.connect() as connection:
+        """Raises Unavailable when the database does not answer."""
+        async with self._reading() as connection:
             await connection.execute(select(1))
 
     def started(self, job_id: str, at: float) -> None:
@@ -316,7 +319,7 @@ class JobStore:
     async def purge(self, finished_before: float) -> int:
         """Delete jobs that finished before this moment, with their results; returns how many."""
         query = select(jobs.c.id).where(jobs.c.finished_at < finished_before)
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             old = list((await connection.scalars(query)).all())
 
         for job_id in old:
@@ -330,13 +333,21 @@ class JobStore:
             await self._commit.execute(write)
         return len(old)
 
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with self._engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as exc:
+            raise Unavailable(f"the database does not answer now: {plain_reason(exc)}") from exc
+
     async def _one(self, condition: Any) -> JobRow | None:
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             row = (await connection.execute(select(*_LIGHT).where(condition))).mappings().one_or_none()
         return None if row is None else _job(row)
 
     async def _results(self, query: Any) -> list[StoredResult]:
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             rows = (await connection.execute(query)).all()
         return [
             StoredResult(

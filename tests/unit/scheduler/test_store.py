@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from scheduler.store.tables import properties
 from scheduler.work import Answer, AttemptReport
 from tierkit.errors import Conflict, NotFound, SetupError, Unavailable
 from tierkit.protocol import CoarseEvent
+from tierkit.testing import wait_for
 from tierkit.types import Scheme, Tier
 
 
@@ -186,6 +188,50 @@ async def test_a_database_that_is_locked_for_a_while_only_delays(store, tmp_path
     other.close()
     await flushed
     assert store.announced == [[1]]
+
+
+async def test_a_full_disk_delays_answers_until_there_is_room(store):
+    """SQLite's own "database or disk is full": its pages are counted."""
+    job = await store.jobs.add(new_job(images=50 * 400))
+    long = [dataclasses.replace(answer(task), line=answer(task).line + " " * 2000) for task in range(400)]
+
+    async def pages(most: int) -> None:
+        async def limit(connection) -> None:
+            await connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
+
+        await store.commit.execute(limit)
+
+    # One connection at a time writes, and the pool gives the last one that was used.
+    await pages(30)
+    for each in long:
+        store.commit.put(Result(job_id=job.id, answer=each))
+    await wait_for(lambda: store.commit.refused == "database or disk is full", what="the refusal")
+    assert store.announced == []
+    with pytest.raises(Unavailable, match="database or disk is full"):
+        await store.jobs.add(new_job(images=50 * 2000))
+    await pages(1_000_000)
+    await store.commit.flush()
+    assert [seq for group in store.announced for seq in group] == list(range(1, 401))
+
+
+@pytest.mark.parametrize("how", ["moved", "replaced"])
+async def test_answers_wait_while_the_database_file_is_gone(store, tmp_path, how):
+    job = await store.jobs.add(new_job())
+    path, aside = tmp_path / "jobs.db", tmp_path / "aside.db"
+    path.rename(aside)
+    if how == "replaced":
+        path.write_bytes(b"")
+    store.commit.put(Result(job_id=job.id, answer=answer(0)))
+    await wait_for(lambda: store.commit.refused is not None, what="the refusal")
+    assert "jobs.db is gone or another one; put it back" in store.commit.refused
+    with pytest.raises(Unavailable, match="is gone or another one"):
+        await store.jobs.add(new_job())
+    assert store.announced == []
+    assert path.exists() == (how == "replaced")
+    aside.rename(path)
+    await store.commit.flush()
+    assert store.announced == [[1]]
+    assert [result.seq for result in await store.jobs.results_after(job.id, 0, limit=5)] == [1]
 
 
 async def test_a_refused_submission_is_unavailable_and_leaves_nothing(store):

@@ -1,0 +1,70 @@
+"""What becomes of jobs when the disk or the database does not do its part."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sqlite3
+
+import pytest
+
+from scheduler.inputs import InputWriter
+from tests.integration.scheduler.test_dispatching import counts
+from tierkit.testing import wait_for
+
+
+async def ready(scheduler) -> str:
+    return str((await scheduler.http.get("/readyz")).json()["checks"]["database"])
+
+
+async def test_a_database_that_is_gone_for_a_while_in_the_middle_of_a_job(kit, scheduler, settings):
+    path = settings.state / "scheduler.db"
+    async with kit.end(scheduler, "end-0") as end, kit.uppers(scheduler, "edge-0"):
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(300))
+        await wait_for(lambda: end.waiting == 3, what="the first tasks")
+        path.rename(settings.state / "aside.db")
+        end.gate.set()
+
+        async def said() -> bool:
+            return "is gone or another one; put it back" in await ready(scheduler)
+
+        await wait_for(said, what="the check to say why")
+        refused = await scheduler.try_submit(kit.images(10))
+        assert refused.status_code == 503
+        assert "is gone or another one" in refused.json()["error"]
+        (settings.state / "aside.db").rename(path)
+        events = await scheduler.events(job["id"])
+    assert counts(events[-1][2]) == ("completed", 300, 300, 0, 0)
+    for stage in ("coarse", "fine"):
+        indices = [result["index"] for kind, _, data in events if kind == stage for result in data["results"]]
+        assert sorted(indices) == list(range(300))
+    assert await ready(scheduler) == "ok"
+
+
+async def test_a_database_that_is_locked_in_the_middle_of_a_job_only_delays_it(kit, scheduler, settings):
+    async with kit.end(scheduler, "end-0") as end:
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(300), scheme="end")
+        await wait_for(lambda: end.waiting == 3, what="the first tasks")
+        with contextlib.closing(sqlite3.connect(settings.state / "scheduler.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            end.gate.set()
+            await wait_for(lambda: len(end.tasks) == 6, what="all tasks: answers wait, work goes on")
+            assert (await scheduler.job(job["id"]))["answered_coarse"] == 0  # none is told before it is durable
+            other.execute("COMMIT")
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 300, 0, 0, 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/classify"])
+async def test_a_full_disk_refuses_an_upload_for_now(kit, scheduler, settings, monkeypatch, path):
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(InputWriter, "append", full)
+    monkeypatch.setattr("scheduler.inputs.MemoryWriter.append", full)
+    body, headers = kit.tensor_body(kit.images(3))
+    refused = await scheduler.http.post(path, content=body, headers=headers)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert refused.json() == {"error": "the upload cannot be stored now: No space left on device"}
+    assert list((settings.state / "inputs").iterdir()) == []
