@@ -60,8 +60,8 @@ class Gate:
         self._roles = frozenset(roles)
         self._wall = wall
         self._clock = clock
-        self._book = TokenBook()
         self._allowances: dict[str, Allowance] = {}
+        self._known: tuple[TokenBook, dict[str, Caller]] = (TokenBook(), {})
         self._fleet = Caller(name="the fleet", role="fleet")
         self.load()
 
@@ -105,14 +105,15 @@ class Gate:
         # Both are compared in a time that does not depend on where they differ.
         if self._key and hmac.compare_digest(token, self._key):
             return self._fleet
-        entry = self._book.find(token)
+        book, callers = self._known  # at once: they are exchanged by another thread
+        entry = book.find(token)
         if entry is None:
             raise Unauthenticated("the token is unknown here: it was revoked, or is for another service")
         if entry.expired(self._wall()):
             raise Unauthenticated(
                 f"the token of {entry.name!r} has expired ({_when(entry.expires)}); ask for a new one"
             )
-        return Caller(name=entry.name, role=entry.role, entry=entry, allowance=self._allowances.get(entry.name))
+        return callers[entry.sha256]
 
     def load(self) -> None:
         """Read the file again.
@@ -131,7 +132,11 @@ class Gate:
             if not entry.expired(self._wall()):
                 allowance.adopt(entry, now)
             allowances[entry.name] = allowance
-        self._allowances, self._book = allowances, book
+        callers = {
+            entry.sha256: Caller(name=entry.name, role=entry.role, entry=entry, allowance=allowances[entry.name])
+            for entry in book
+        }
+        self._allowances, self._known = allowances, (book, callers)
 
 
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

@@ -16,19 +16,19 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 """What RFC 6750 allows in a bearer token; a short one would be a password, which can be guessed."""
 
 
-def read_private(path: Path, what: str, *, forbidden: int = 0o077) -> bytes:
+def read_private(path: Path, what: str, *, any_owner: bool = False) -> bytes:
     """The content of a file that is its owner's alone.
 
     Args:
         what: names the file in messages, such as "the token file".
-        forbidden: bits of the mode that must not be set.
+        any_owner: for root, who looks after the files of services: whose it is does not matter.
 
     Raises:
         SetupError: it cannot be read, is too long, or others may read or change it.
     """
     try:
         with path.open("rb") as handle:
-            check_private(os.fstat(handle.fileno()), path, what, forbidden=forbidden)
+            check_private(os.fstat(handle.fileno()), path, what, any_owner=any_owner)
             content = handle.read(_MAX_BYTES + 1)
     except OSError as exc:
         raise SetupError(f"cannot read {what} {path}: {exc.strerror}") from exc
@@ -37,7 +37,9 @@ def read_private(path: Path, what: str, *, forbidden: int = 0o077) -> bytes:
     return content
 
 
-def check_private(found: os.stat_result, path: Path, what: str, *, forbidden: int = 0o077) -> None:
+def check_private(
+    found: os.stat_result, path: Path, what: str, *, forbidden: int = 0o077, any_owner: bool = False
+) -> None:
     """Refuse a file that others may read or change. A file of root's may be readable by its group: that is how root, or
     systemd in its name, hands files to a service.
 
@@ -50,7 +52,7 @@ def check_private(found: os.stat_result, path: Path, what: str, *, forbidden: in
     if mode & forbidden:
         wanted = mode & ~forbidden
         raise SetupError(f"others may use {what} {path} (mode {mode:04o}): chmod {wanted:04o} {path}")
-    if found.st_uid not in (os.geteuid(), 0):
+    if not any_owner and found.st_uid not in (os.geteuid(), 0):
         raise SetupError(f"{what} {path} belongs to another user (uid {found.st_uid}): chown {os.geteuid()} {path}")
 
 

@@ -153,14 +153,17 @@ def parse_book(text: str) -> TokenBook:
     return TokenBook(entries)
 
 
-def read_book(path: Path) -> TokenBook:
+def read_book(path: Path, *, any_owner: bool = False) -> TokenBook:
     """The tokens of a file.
+
+    Args:
+        any_owner: as for `read_private`.
 
     Raises:
         SetupError: as `read_private` and `parse_book`; the sentence names the file.
     """
     try:
-        return parse_book(read_private(path, "the file of tokens").decode("utf-8"))
+        return parse_book(read_private(path, "the file of tokens", any_owner=any_owner).decode("utf-8"))
     except UnicodeDecodeError as exc:
         raise SetupError(f"the file of tokens {path} is not UTF-8") from exc
     except SetupError as exc:

@@ -13,9 +13,11 @@ import pytest
 
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tierkit.client import AsyncClient, Backoff
+from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import wait_for
 
-ALICE, BOB, PI, ANY, OLD = (new_token() for _ in range(5))
+ALICE, BOB, DAVE, PI, ANY, OLD = (new_token() for _ in range(6))
 
 
 def entry(token: str, **fields: Any) -> TokenEntry:
@@ -27,6 +29,7 @@ ENTRIES = (
     entry(BOB, name="bob", role="user", upload_bytes_per_minute=5000, unfinished_jobs=1),
     entry(PI, name="pi", role="node", tiers=("end",)),
     entry(ANY, name="any", role="node", nodes=("*",)),
+    entry(DAVE, name="dave", role="user", requests_per_minute=2),
     entry(OLD, name="pi", role="node", expires=datetime.now(UTC) - timedelta(hours=3)),
 )
 
@@ -213,6 +216,31 @@ async def test_uploads_and_unfinished_jobs_are_limited_by_name(closed: Any, kit:
     assert "5000 bytes of uploads a minute" in third.json()["error"]
     assert 40 <= int(third.headers["retry-after"]) <= 60
     assert (await closed.http.post("/v1/jobs", content=body, headers={**headers, **bearer(ALICE)})).status_code == 202
+
+
+async def test_requests_are_limited(closed: Any) -> None:
+    for _ in range(2):
+        assert (await closed.http.get("/v1/whoami", headers=bearer(DAVE))).status_code == 200
+    answer = await closed.http.get("/v1/whoami", headers=bearer(DAVE))
+    assert (answer.status_code, answer.json()) == (429, {"error": "'dave' has used up its 2 requests a minute"})
+    assert 20 <= int(answer.headers["retry-after"]) <= 30
+    assert (await closed.http.get("/v1/whoami", headers=bearer(ALICE))).status_code == 200
+    async with AsyncClient(closed.url, token=DAVE, backoff=Backoff(attempts=1)) as client:
+        with pytest.raises(LimitReached, match="2 requests a minute") as caught:
+            await client.jobs()
+    assert 20 <= caught.value.retry_after_s <= 30
+
+
+async def test_the_client_shows_its_token_and_names_what_is_wrong(closed: Any) -> None:
+    async with AsyncClient(closed.url, token=f" {ALICE}\n") as client:
+        assert (await client.whoami())["name"] == "alice"
+    for token, error in ((None, Unauthenticated), (new_token(), Unauthenticated), (ANY, Forbidden)):
+        async with AsyncClient(closed.url, token=token) as client:
+            with pytest.raises(error):
+                await client.info()
+    with pytest.raises(SetupError, match="the argument token holds no token") as caught:
+        AsyncClient(closed.url, token="not a token\r\nX: y")
+    assert "X: y" not in str(caught.value)
 
 
 async def test_tokens_are_read_again_while_it_runs(closed: Any, tokens: Path) -> None:

@@ -1,0 +1,116 @@
+"""`terrace token`, on a file."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terrace.cli import _COMMANDS, _load, run
+from tierkit.access import digest_of, read_book, read_token
+from tierkit.types import Tier
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TERRACE_TOKENS", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+BOOK = Path(".terrace/tokens.toml")
+ALICE = ["token", "create", "--name", "alice", "--role", "user"]
+
+
+def test_a_token_is_printed_once_and_only_its_hash_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*ALICE, "--expires", "30d", "--unfinished-jobs", "3"]) == 0
+    out, err = capsys.readouterr()
+    token = out.strip()
+    assert token.startswith("terrace_")
+    assert token not in err
+    assert "it is shown this once" in err
+    (entry,) = read_book(BOOK)
+    assert entry.sha256 == digest_of(token.encode()).hex()
+    assert entry.expires is not None
+    assert entry.created is not None
+    assert ((entry.expires - entry.created).days, entry.unfinished_jobs) == (30, 3)
+    for command in (["token", "list"], ["token", "list", "--json"]):
+        assert run(command) == 0
+        shown = capsys.readouterr().out
+        assert "alice" in shown
+        assert entry.id in shown
+        assert entry.sha256 not in shown
+        assert token not in shown
+    assert json.loads(shown)["tokens"][0]["unfinished_jobs"] == 3
+
+
+def test_a_token_goes_into_a_file_of_its_holders_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["token", "create", "--name", "pi", "--role", "node", "--node", "pi-*", "--tier", "end"]
+    assert run([*command, "--out", "pi.token"]) == 0
+    assert capsys.readouterr().out == ""
+    assert Path("pi.token").stat().st_mode & 0o777 == 0o600
+    entry = read_book(BOOK).find(read_token(Path("pi.token")).encode())
+    assert entry is not None
+    assert (entry.nodes, entry.tiers) == (("pi-*",), (Tier.END,))
+    # Neither is there anything to take back when the token cannot be handed over.
+    assert run(["token", "create", "--name", "bob", "--role", "user", "--out", "pi.token"]) == 1
+    assert "cannot write the token into pi.token: File exists" in capsys.readouterr().err
+    assert [entry.name for entry in read_book(BOOK)] == ["pi"]
+
+
+def test_rotate_and_revoke(capsys: pytest.CaptureFixture[str]) -> None:
+    run(ALICE)
+    assert run(["token", "rotate", "alice", "--grace", "1h"]) == 0
+    first, second = capsys.readouterr().out.split()
+    book = read_book(BOOK)
+    old, new = book.find(first.encode()), book.find(second.encode())
+    assert old is not None
+    assert new is not None
+    assert (old.expires is None, new.expires is None) == (False, True)
+    assert run(["token", "revoke", old.id]) == 0
+    assert "1 token revoked" in capsys.readouterr().err
+    assert list(read_book(BOOK)) == [new]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["create", "--name", "A b", "--role", "user"], "--name: must be 1 to 63 lower-case letters"),
+        (["create", "--name", "pi", "--role", "user", "--node", "x"], "nodes is not for tokens of the role user"),
+        (["create", "--name", "pi", "--role", "node", "--node", "A"], "--node: String should match pattern"),
+        (["create", "--name", "a", "--role", "node", "--unfinished-jobs", "1"], "unfinished_jobs is not for tokens"),
+        (["create", "--name", "a", "--role", "user", "--expires", "soon"], "'soon' is no span of time"),
+        (["create", "--name", "alice", "--role", "user"], "'alice' has a token: 'terrace token rotate alice'"),
+        (["rotate", "bob"], "'bob' has no token"),
+        (["revoke", "bob"], "no token has the name or id 'bob'"),
+        (["list", "--tokens", "nowhere.toml"], "cannot read the file of tokens nowhere.toml: No such file"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_change_nothing(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ALICE)
+    before = BOOK.read_bytes()
+    capsys.readouterr()
+    assert run(["token", *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
+    assert BOOK.read_bytes() == before
+
+
+def test_every_command_that_talks_to_a_scheduler_can_show_a_token() -> None:
+    def leaves(name: str, command: Any) -> Iterator[tuple[str, set[str]]]:
+        for child, inner in getattr(command, "commands", {}).items():
+            yield from leaves(f"{name} {child}", inner)
+        yield name, {option for parameter in command.params for option in parameter.opts}
+
+    for name, (module, *_) in _COMMANDS.items():
+        if not module.startswith("terrace.commands"):
+            continue
+        for path, flags in leaves(name, _load(name)):
+            if "--scheduler" in flags:
+                assert {"--token-file", "--tls-ca"} <= flags, path
