@@ -119,7 +119,7 @@ async def test_a_node_alone_serves_the_users_of_its_file(tokens: tuple[Path, str
 async def test_a_node_with_a_token_has_a_fresh_key_at_each_start(tmp_path: Path) -> None:
     token = new_token()
     settings = NodeSettings(token_file=private(tmp_path / "token", token))
-    keys = []
+    keys: list[str] = []
     for _ in range(2):
         async with (
             serve_app(APP, settings) as service,
