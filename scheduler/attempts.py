@@ -452,10 +452,12 @@ class Attempts:
         job, task = attempt.job, attempt.task
         if task.under_way:
             return  # the other attempt goes on
-        paid_in_s = 0.0
-        if job.retries is not None and job.policy.recovery is Recovery.MONITOR:
-            paid_in_s = job.retries.take(now)
         wait_s = backoff_s(task.failed_attempts) * self._chance.uniform(0.5, 1.0)
+        paid_in_s = 0.0
+        if job.policy.recovery is Recovery.MONITOR and job.retries is not None:
+            paid_in_s = job.retries.take(now)
+        elif now - attempt.started >= self._settings.acknowledge_s:
+            wait_s = 0.0  # the paper knows no pause: what a silent device costs is the time to notice it
         job.delay(task, now + max(paid_in_s, wait_s))
 
     def _again(self, attempt: _Attempt, at: float) -> None:

@@ -84,6 +84,9 @@ def test_a_job_can_be_looked_at_later(terrace: Any) -> None:
     assert json.loads(terrace("jobs", "show", job, "--json").stdout)["state"] == "completed"
     assert json.loads(terrace("jobs", "wait", job, "--json").stdout)["id"] == job
     assert len(terrace("jobs", "results", job).stdout.splitlines()) == 3
+    (attempt,) = json.loads(terrace("jobs", "attempts", job, "--json").stdout)["attempts"]
+    assert (attempt["task"], attempt["attempt"], attempt["outcome"]) == (0, 1, "ok")
+    assert attempt["node"] in terrace("jobs", "attempts", job, "--task", "0").stdout
     events = [json.loads(line)["event"] for line in terrace("jobs", "events", job, "--json").stdout.splitlines()]
     assert [kind for kind in events if kind != "state"] == ["coarse", "fine"]
     assert events[-1] == "state"

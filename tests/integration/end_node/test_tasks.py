@@ -235,6 +235,20 @@ async def test_a_client_that_hangs_up_cancels_the_question_to_the_upper_node(
     await wait_for(lambda: upper.lifecycle.in_flight == 0, what="the upper node to hear of it")
 
 
+async def test_a_client_that_hangs_up_takes_its_batch_out_of_the_queue(end: RunningEnd) -> None:
+    end.model.entered.clear()
+    end.model.gate.clear()
+    running = asyncio.create_task(end.answer(images(0)))
+    await wait_for(end.model.entered.is_set)
+    waiting = asyncio.create_task(end.answer(images(1)))
+    await wait_for(lambda: end.lifecycle.in_flight == 2)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await wait_for(lambda: end.lifecycle.in_flight == 1, what="the end node to give it up")
+    end.model.gate.set()
+    assert len(await running) == 1
+
+
 async def test_draining_finishes_the_task_under_way_and_refuses_the_next(end: RunningEnd, upper: RunningUpper) -> None:
     upper.model.gate.clear()
     task = asyncio.create_task(end.answer(images(3), to(upper.url)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -79,14 +80,15 @@ class Killers:
     def __init__(self, poison: str) -> None:
         self.poison = poison
         self.dead: list[str] = []
+        self.over = asyncio.Event()
 
     async def script(self, end, task_id, upstreams, lines):
         if end.node_id in self.dead:
-            await asyncio.Event().wait()
+            await self.over.wait()
         if task_id.endswith(self.poison):
             self.dead.append(end.node_id)
             end.beats.cancel()
-            await asyncio.Event().wait()
+            await self.over.wait()
         return lines
 
 
@@ -98,6 +100,7 @@ async def test_a_task_that_kills_its_nodes_is_quarantined_and_the_rest_completes
         job = await scheduler.submit(kit.images(1000), scheme="end")
         view = await scheduler.finished(job["id"])
         results = await scheduler.results(job["id"])
+        killers.over.set()
     assert counts(view) == ("completed", 950, 0, 0, 50)
     assert view["quarantined_images"] == 50
     assert view["reason"].endswith("quarantined, since nodes died with them: images 150-199")
@@ -169,11 +172,11 @@ async def test_reassign_sends_one_after_the_other_and_pays_for_each_silent_devic
 
 @pytest.mark.parametrize("stage", ["coarse", "fine"])
 async def test_a_straggler_is_hedged_on_an_idle_device_and_the_loser_is_dropped(kit, settings, stage):
-    slow_task = "-35"
+    slow_task, over = "-35", asyncio.Event()
 
     async def script(end, task_id, upstreams, lines):
-        if task_id.endswith(slow_task) and stage == "coarse":
-            await asyncio.Event().wait()
+        if task_id.endswith(slow_task) and stage == "coarse" and end.node_id == "end-0":
+            await over.wait()
         if task_id.endswith(slow_task):
             end.fine_gate.clear()
         return lines
@@ -190,7 +193,94 @@ async def test_a_straggler_is_hedged_on_an_idle_device_and_the_loser_is_dropped(
         other.gate.set()
         view = await scheduler.finished(job["id"])
         attempts = (await scheduler.http.get(f"/v1/jobs/{job['id']}/attempts")).json()["attempts"]
+        over.set()
     assert counts(view) == ("completed", 360, 360, 0, 0)
     last = [(each["node"], each["outcome"], each["hedge"]) for each in attempts if each["task"] == 35]
     assert last == [("end-0", "cancelled", False), ("end-1", "ok", True)]
     assert other.stages[-1] == ("all" if stage == "coarse" else "fine")
+
+
+async def test_attempts_are_told_page_by_page_with_those_under_way(kit, scheduler):
+    async def script(end, task_id, upstreams, lines):
+        if task_id.endswith("-1") and end.tasks.count(task_id) == 1:
+            return kit.json_response({"error": "broken"}, 500)
+        return lines
+
+    async with kit.end(scheduler, "end-0", script=script) as end, kit.uppers(scheduler, "edge-0"):
+        job = await scheduler.submit(kit.images(130))
+        where, cursor = f"/v1/jobs/{job['id']}/attempts", None
+        seen: list[dict[str, Any]] = []
+
+        async def all_told() -> bool:
+            told = (await scheduler.http.get(where)).json()["attempts"]
+            return [each["outcome"] for each in told] == ["ok", "error", "ok", "ok"]
+
+        await wait_for(all_told, what="the rows of all attempts")
+        while cursor is not None or not seen:
+            query = {"limit": 1, **({"cursor": cursor} if cursor else {})}
+            page = (await scheduler.http.get(where, params=query)).json()
+            seen += page["attempts"]
+            cursor = page["next_cursor"]
+        assert seen == (await scheduler.http.get(where)).json()["attempts"]
+        assert [(each["task"], each["attempt"], each["outcome"]) for each in seen] == [
+            (0, 1, "ok"),
+            (1, 1, "error"),
+            (1, 2, "ok"),
+            (2, 1, "ok"),
+        ]
+        wrong = seen[1]
+        assert (wrong["node"], wrong["incarnation"], wrong["tier"]) == ("end-0", end.incarnation, "end")
+        assert (wrong["upstream"], wrong["stage"], wrong["hedge"]) == ("edge-0", "all", False)
+        assert wrong["reason"].startswith("end-0 answered 500")
+        assert (wrong["first_image"], wrong["images"], seen[3]["images"]) == (50, 50, 30)
+        assert wrong["ms"] > 0
+        only = (await scheduler.http.get(where, params={"task": 1})).json()["attempts"]
+        assert only == seen[1:3]
+
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(100), scheme="end")
+        await wait_for(lambda: end.waiting == 2, what="tasks under way")
+        running = (await scheduler.http.get(f"/v1/jobs/{job['id']}/attempts")).json()["attempts"]
+        assert [(each["task"], each["outcome"], each["ended_at"]) for each in running] == [
+            (0, "running", None),
+            (1, "running", None),
+        ]
+        await scheduler.http.delete(f"/v1/jobs/{job['id']}")
+
+        async def cancelled() -> bool:
+            told = (await scheduler.http.get(f"/v1/jobs/{job['id']}/attempts")).json()["attempts"]
+            return [each["outcome"] for each in told] == ["cancelled"] * 2
+
+        await wait_for(cancelled, what="the rows of the cancelled attempts")
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ({"cursor": "x"}, "cursor is the next_cursor of the page before, not 'x'"),
+        ({"cursor": "1-²"}, "cursor is the next_cursor"),
+        ({"limit": 0}, "limit: Input should be greater than or equal to 1"),
+        ({"task": -1}, "task: Input should be greater than or equal to 0"),
+    ],
+)
+async def test_wrong_questions_about_attempts(kit, scheduler, query, sentence):
+    job = await scheduler.submit(kit.images(1))
+    answer = await scheduler.http.get(f"/v1/jobs/{job['id']}/attempts", params=query)
+    assert answer.status_code in (400, 422)
+    assert sentence in answer.json()["error"]
+    assert (await scheduler.http.get("/v1/jobs/none/attempts")).status_code == 404
+
+
+async def test_a_job_whose_tasks_all_fail_pays_its_retries_from_its_budget(kit, settings):
+    settings = settings.model_copy(update={"retries_per_s": 5.0, "retry_burst": 2})
+
+    async def broken(end, task_id, upstreams, lines):
+        return kit.json_response({"error": "broken"}, 500)
+
+    async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0", script=broken) as end:
+        job = await scheduler.submit(kit.images(10), scheme="end")
+        view = await scheduler.finished(job["id"])
+        assert len(end.tasks) == 5
+    assert counts(view) == ("failed", 0, 0, 0, 10)
+    # Four retries: two at once, the third and the fourth when their tokens are there.
+    assert view["elapsed_s"] >= 0.3
