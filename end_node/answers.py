@@ -9,8 +9,8 @@ import numpy as np
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.model import Array
-from tierkit.oip import InferResponse
-from tierkit.protocol import CoarseEvent, FineEvent, StageAnswer, Upstream
+from tierkit.oip import InferResponse, Timing
+from tierkit.protocol import CoarseEvent, FineEvent, StageAnswer, UpperTiming, Upstream
 from tierkit.runner import RunResult
 
 __all__ = ["check_probabilities", "coarse_event", "fine_event", "stage_answer"]
@@ -30,11 +30,18 @@ def coarse_event(task_id: str, node_id: str, model: str, probabilities: Array, c
         confidences=confidences,
         queue_ms=cost.queue_s * 1000,
         compute_ms=cost.compute_s * 1000,
+        batch_images=cost.batch_images,
     )
 
 
 def fine_event(
-    task_id: str, upstream: Upstream, probabilities: Array, hierarchy: Hierarchy, *, round_trip_s: float
+    task_id: str,
+    upstream: Upstream,
+    probabilities: Array,
+    hierarchy: Hierarchy,
+    *,
+    round_trip_s: float,
+    timing: Timing | None = None,
 ) -> FineEvent:
     """The finer answer, from an upper node's class probabilities, `[n, F]`; the superclass is the one whose classes'
     probabilities add up to the most, which need not be that of the best class."""
@@ -44,12 +51,19 @@ def fine_event(
         tier=upstream.tier,
         model=upstream.model,
         round_trip_ms=round_trip_s * 1000,
+        timing=_upper_timing(timing),
         **_both_levels(probabilities, hierarchy),
     )
 
 
 def stage_answer(
-    upstream: Upstream, indices: Array, probabilities: Array, hierarchy: Hierarchy, *, round_trip_s: float
+    upstream: Upstream,
+    indices: Array,
+    probabilities: Array,
+    hierarchy: Hierarchy,
+    *,
+    round_trip_s: float,
+    timing: Timing | None = None,
 ) -> StageAnswer:
     """The finer answer as one stage of several, for the images at `indices`, int64 `[n]`, of a task."""
     return StageAnswer(
@@ -58,7 +72,16 @@ def stage_answer(
         model=upstream.model,
         indices=tuple(indices.tolist()),
         round_trip_ms=round_trip_s * 1000,
+        timing=_upper_timing(timing),
         **_both_levels(probabilities, hierarchy),
+    )
+
+
+def _upper_timing(timing: Timing | None) -> UpperTiming | None:
+    if timing is None:
+        return None
+    return UpperTiming(
+        queue_ms=timing.queue_s * 1000, compute_ms=timing.compute_s * 1000, batch_images=timing.batch_images
     )
 
 

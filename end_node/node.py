@@ -19,7 +19,7 @@ from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUn
 from tierkit.http_client import open_client
 from tierkit.model import Array, Model
 from tierkit.node import InferenceNode
-from tierkit.oip import InferRequest, RequestedOutput, Tensor
+from tierkit.oip import InferRequest, RequestedOutput, Tensor, Timing
 from tierkit.oip_client import OipClient
 from tierkit.protocol import (
     CoarseEvent,
@@ -76,6 +76,7 @@ class _Got:
     upstream: Upstream
     probabilities: Array
     round_trip_s: float
+    timing: Timing | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +170,14 @@ class EndNode(InferenceNode):
         got = await self._ask_in_turn(task, task.images, task.upstreams, later=0)
         if isinstance(got, _Failed):
             return FallbackEvent(task_id=task.task_id, reason=got.reason, detail=got.detail, tried=got.tried)
-        return fine_event(task.task_id, got.upstream, got.probabilities, self._hierarchy, round_trip_s=got.round_trip_s)
+        return fine_event(
+            task.task_id,
+            got.upstream,
+            got.probabilities,
+            self._hierarchy,
+            round_trip_s=got.round_trip_s,
+            timing=got.timing,
+        )
 
     async def escalated(self, task: Task, coarse: Array | None) -> RoutedEvent:
         """The finer answers of the images that are unsure, tier after tier as the task's stages say.
@@ -197,7 +205,14 @@ class EndNode(InferenceNode):
                 below = Below(answered=going[:0], probabilities=None, lost=going)
             else:
                 answers.append(
-                    stage_answer(got.upstream, going, got.probabilities, self._hierarchy, round_trip_s=got.round_trip_s)
+                    stage_answer(
+                        got.upstream,
+                        going,
+                        got.probabilities,
+                        self._hierarchy,
+                        round_trip_s=got.round_trip_s,
+                        timing=got.timing,
+                    )
                 )
                 below = Below(answered=going, probabilities=got.probabilities, lost=going[:0])
         return RoutedEvent(task_id=task.task_id, answers=tuple(answers), losses=tuple(losses))
@@ -259,7 +274,7 @@ class EndNode(InferenceNode):
         finally:
             round_trip_s = self.clock() - started
             _escalation_duration.labels(upstream.tier, outcome).observe(round_trip_s)
-        return _Got(upstream=upstream, probabilities=probabilities, round_trip_s=round_trip_s)
+        return _Got(upstream=upstream, probabilities=probabilities, round_trip_s=round_trip_s, timing=response.timing)
 
 
 def _reason(error: TerraceError) -> FallbackReason:

@@ -25,7 +25,7 @@ from scheduler.reports import DevicePage, MappingReport, device_page, info, mapp
 from scheduler.runtime import open_scheduler
 from scheduler.service import CLASSIFY_MAX_IMAGES, Scheduler
 from scheduler.settings import SchedulerSettings
-from scheduler.views import AttemptPage, ImageResult, JobPage, JobView
+from scheduler.views import AttemptPage, Explanation, ImageResult, JobPage, JobView
 from tierkit import http_errors
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.logs import current_request_id
@@ -210,6 +210,18 @@ async def get_attempts(
     return await scheduler.attempts(job_id, limit=limit, cursor=cursor, task=task)
 
 
+@jobs.get("/v1/jobs/{job_id}/explain", response_model=Explanation, summary="Why each task went where it went")
+async def get_explanation(
+    scheduler: Service,
+    job_id: JobId,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    cursor: Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")] = None,
+    task: Annotated[int | None, Query(ge=0, le=999_999_999, description="Only those of this task.")] = None,
+) -> Explanation:
+    """The reason of each attempt, by task, then in the order in which they began; with those under way."""
+    return await scheduler.explain(job_id, limit=limit, cursor=cursor, task=task)
+
+
 @jobs.get(
     "/v1/jobs/{job_id}/events",
     summary="Follow a job (server-sent events)",
@@ -310,7 +322,14 @@ async def get_mapping(
     scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
     tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
 ) -> MappingReport:
-    return mapping_report(scheduler.fleet, scheduler.settings, scheme=scheme, tasks=tasks, now=time.monotonic())
+    return mapping_report(
+        scheduler.fleet,
+        scheduler.dispatcher.pilot,
+        scheduler.settings,
+        scheme=scheme,
+        tasks=tasks,
+        now=time.monotonic(),
+    )
 
 
 @about.get("/v1/models", summary="The manifest: all networks that nodes may fetch")

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from scheduler.adaptive.pilot import Pilot
 from scheduler.attempt import Order, acknowledged, may_have_held, send_task
 from scheduler.devices import Device, DeviceList
 from scheduler.fleet import Fleet
@@ -44,8 +45,9 @@ from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
 from tierkit.errors import NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
-from tierkit.protocol import FallbackEvent, FallbackReason
-from tierkit.types import Health, Recovery, Tier, UpstreamLoss
+from tierkit.oip import Timing
+from tierkit.protocol import CoarseEvent, FallbackEvent, FallbackReason, FineEvent, TaskEvent
+from tierkit.types import Health, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["Attempts"]
 
@@ -66,6 +68,8 @@ class _Attempt:
     upstreams: tuple[Node, ...]
     number: int
     hedge: bool
+    why: str
+    too_late: bool
     started: float
     started_at: float
     fine_only: bool
@@ -119,6 +123,7 @@ class Attempts:
         classes: how many coarse and fine classes there are.
         clock: monotonic.
         chance: of the jitter in waits.
+        pilot: of the scheme `adaptive`; told of all attempts, whatever their scheme.
         wake: called when something may be sent that could not be before.
         fail_job: ends a job as failed, with a reason.
     """
@@ -133,6 +138,7 @@ class Attempts:
         classes: tuple[int, int],
         clock: Callable[[], float],
         chance: random.Random,
+        pilot: Pilot,
         wake: Callable[[], None],
         fail_job: Callable[[ActiveJob, str], None],
     ) -> None:
@@ -143,10 +149,14 @@ class Attempts:
         self._coarse_classes, self._fine_classes = classes
         self._clock = clock
         self._chance = chance
+        self._pilot = pilot
         self._wake = wake
         self._fail_job = fail_job
         self._running: dict[asyncio.Task[Exception | None], _Attempt] = {}
         self._outstanding: defaultdict[str, int] = defaultdict(int)
+        self._owed: defaultdict[str, int] = defaultdict(int)
+        self._planned: defaultdict[str, int] = defaultdict(int)
+        """Tasks of the scheme `adaptive`, by end device."""
         self._broken: dict[tuple[str, str], list[tuple[ActiveJob, ActiveTask]]] = {}
         """By node and incarnation: tasks that it may have had when a connection to it broke."""
         self._deaths = DeathLog()
@@ -157,6 +167,15 @@ class Attempts:
     def outstanding(self, node_id: str) -> int:
         """Tasks that an end device has now."""
         return self._outstanding.get(node_id, 0)
+
+    def owed(self, node_id: str) -> int:
+        """Tasks whose coarse answer an end device owes."""
+        return self._owed.get(node_id, 0)
+
+    def planned(self, node_id: str) -> int:
+        """Those of its tasks that the scheme `adaptive` has sent: their number follows from estimates, not from the
+        window."""
+        return self._planned.get(node_id, 0)
 
     def of(self, job_id: str) -> list[AttemptReport]:
         """The attempts of a job that are under way."""
@@ -174,9 +193,16 @@ class Attempts:
         device: Device,
         upstreams: tuple[Node, ...],
         *,
+        why: str,
+        too_late: bool = False,
         hedge: bool = False,
     ) -> None:
-        """Send a task to a device. Where the coarse answer is known, the upper nodes alone are asked."""
+        """Send a task to a device. Where the coarse answer is known, the upper nodes alone are asked.
+
+        Args:
+            why: the reason of the choice.
+            too_late: no upper node is asked because none would answer before the deadline: the coarse answer stands.
+        """
         now = self._clock()
         task.attempts += 1
         task.under_way += 1
@@ -187,6 +213,8 @@ class Attempts:
             upstreams=tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried)),
             number=task.attempts,
             hedge=hedge,
+            why=why,
+            too_late=too_late,
             started=now,
             started_at=time.time(),
             fine_only=task.has_coarse,
@@ -194,6 +222,16 @@ class Attempts:
         )
         if attempt.owed:
             self._devices.given(device.node_id, device.incarnation, task.images, now)
+            self._owed[device.node_id] += 1
+        self._planned[device.node_id] += job.policy.scheme is Scheme.ADAPTIVE
+        self._pilot.sent(
+            attempt,
+            end=self._fleet.node(device),
+            upper=next(iter(attempt.upstreams), None),
+            images=task.images,
+            now=now,
+            fine_only=attempt.fine_only,
+        )
         for node_id in (device.node_id, *(node.node_id for node in attempt.upstreams[:1])):
             if rest_s := self._devices.charge(node_id, task.images, now):
                 asyncio.get_running_loop().call_later(rest_s, self._wake)
@@ -283,7 +321,9 @@ class Attempts:
                         now = self._clock()
                         self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
                         self._take_off(attempt, now, answered=True)
-                        if not job.take(task, event, line, now, asked_upper=bool(attempt.upstreams)):
+                        self._learn(attempt, event, now)
+                        asked_upper = bool(attempt.upstreams)
+                        if not job.take(task, event, line, now, asked_upper=asked_upper, too_late=attempt.too_late):
                             attempt.lacks_fine = True
                             attempt.fallback = (event, line) if isinstance(event, FallbackEvent) else None
                         if task.closed:
@@ -309,6 +349,27 @@ class Attempts:
             _log.exception("unexpected error in an attempt", extra={"task": job.task_id(task)})
             return exc
         return None
+
+    def _learn(self, attempt: _Attempt, event: TaskEvent, now: float) -> None:
+        """Tell the pilot what an answer says of the nodes' speed."""
+        match event:
+            case CoarseEvent():
+                timing = Timing(
+                    queue_s=event.queue_ms / 1000,
+                    compute_s=event.compute_ms / 1000,
+                    batch_images=event.batch_images or attempt.task.images,
+                )
+                self._pilot.coarse(attempt, timing, now)
+            case FineEvent():
+                said = event.timing
+                upper = None
+                if said is not None:
+                    upper = Timing(
+                        queue_s=said.queue_ms / 1000,
+                        compute_s=said.compute_ms / 1000,
+                        batch_images=said.batch_images,
+                    )
+                self._pilot.fine(attempt, event.node_id, upper, event.round_trip_ms / 1000, now)
 
     async def _acknowledged(self, attempt: _Attempt) -> None:
         """The sending of a task with recovery `reassign`: nothing else of its job is sent meanwhile, and a device that
@@ -337,6 +398,7 @@ class Attempts:
         if attempt.owed:
             attempt.owed = False
             device = attempt.device
+            self._owed[device.node_id] -= 1
             self._devices.settled(device.node_id, device.incarnation, attempt.task.images, now, answered=answered)
 
     # --- what follows ---------------------------------------------------------------------------------------------
@@ -349,6 +411,8 @@ class Attempts:
         if attempt.sending:
             job.sending = False  # cancelled before it began
         self._outstanding[attempt.node_id] -= 1
+        self._planned[attempt.node_id] -= job.policy.scheme is Scheme.ADAPTIVE
+        self._pilot.ended(attempt)
         OUTSTANDING.labels(node=attempt.node_id).dec()
         self._wake()
         if not running.cancelled():
@@ -540,6 +604,7 @@ def _report(attempt: _Attempt, *, outcome: str, reason: str, ended_at: float | N
         hedge=attempt.hedge,
         outcome=outcome,
         reason=reason,
+        why=attempt.why,
         started_at=attempt.started_at,
         ended_at=ended_at,
     )

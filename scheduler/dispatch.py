@@ -1,17 +1,25 @@
 """Which task goes to which end device next. A pure function of a snapshot; `dispatcher` acts on it.
 
-Tasks go over the end devices in sequential order (section 3.4 of the paper: #1, #2, ..., N, #1, ...), except that a
-device whose window is full is passed over: the order of the paper is kept where all devices are equally fast, and a
-slow one does not hold up the others. Jobs take turns task by task; an interactive request goes before all jobs and may
-use one place more than the window.
+Which job: an interactive request goes before all jobs. Jobs share the fleet by start-time fair queueing (Goyal, Vin and
+Cheng, 1996): each task of n images of a job with weight w has a start tag, the larger of the virtual time and of the
+finish tag of the job's task before, and a finish tag n / w later; the smallest start tag goes first, and the virtual
+time is the start tag of the task sent last. So jobs that always have tasks ready get images in proportion to their
+weights, one that comes later begins beside the others and not before them, and none starves.
+
+Which device, for the schemes of the paper: tasks go over the end devices in sequential order (section 3.4: #1, #2, ...,
+N, #1, ...), except that a device whose window is full is passed over: the order of the paper is kept where all devices
+are equally fast, and a slow one does not hold up the others. An interactive request may use one place more than the
+window. For the scheme `adaptive` the planner is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Choice", "Place", "Want", "choose"]
+from scheduler.mapping import Node
+
+__all__ = ["Choice", "Place", "Want", "choose", "tags"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +28,9 @@ class Place:
 
     node_id: str
     outstanding: int
-    """Tasks that it has now."""
+    """Tasks that it has now, those of the scheme `adaptive` apart."""
+    owed: int = 0
+    """Tasks of any scheme whose coarse answer it owes."""
     alive: bool
     """On the device list, not suspect, not draining, not asking to be left alone."""
 
@@ -31,13 +41,15 @@ class Want:
 
     job_id: str
     interactive: bool
-    last_served: int
-    """Turn at which this job was served last; 0 for never."""
+    start_tag: float
+    """See `tags`."""
     tried: frozenset[str] = frozenset()
     """End devices on which this very task has failed: others are better."""
     regardless: frozenset[str] | None = None
     """With recovery `reassign`: the devices of the job's beginning, which receive tasks whatever their health. None:
     those that are alive."""
+    adaptive: bool = False
+    """Whether the planner says where the task goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,32 +59,59 @@ class Choice:
     job_id: str
     node_id: str
     reason: str
+    upper: tuple[Node, ...] | None = None
+    """The upper nodes to ask, in this order; None: those of the device's route."""
+    too_late: bool = False
+    """No upper node is asked because none would answer before the deadline."""
 
 
-def choose(wants: Sequence[Want], places: Sequence[Place], *, window: int, last_used: str | None) -> Choice | None:
-    """The next task to send, or None when nothing can go now.
+Planner = Callable[[Want], Choice | None]
+
+
+def tags(virtual: float, finish_tag: float, images: int, weight: float) -> tuple[float, float]:
+    """Start and finish tag of a job's next task.
+
+    Args:
+        virtual: virtual time: the start tag of the task sent last, of whichever job.
+        finish_tag: of the job's task before; 0 for none.
+    """
+    start = max(virtual, finish_tag)
+    return start, start + images / weight
+
+
+def choose(
+    wants: Sequence[Want], places: Sequence[Place], *, window: int, last_used: str | None, plan: Planner
+) -> Choice | None:
+    """The next task to send, or None when nothing can go now. A job that cannot go does not hold up another.
 
     Args:
         wants: jobs with a task that is ready, in any order.
         places: end devices in the order of the device list.
         window: tasks that a device may have outstanding.
         last_used: the device that got the task before; the sequential order goes on after it.
+        plan: for the scheme `adaptive`.
     """
+    for want in sorted(wants, key=lambda want: (not want.interactive, want.start_tag)):
+        choice = plan(want) if want.adaptive else _in_order(want, places, window=window, last_used=last_used)
+        if choice is not None:
+            return choice
+    return None
+
+
+def _in_order(want: Want, places: Sequence[Place], *, window: int, last_used: str | None) -> Choice | None:
     start = next((i + 1 for i, place in enumerate(places) if place.node_id == last_used), 0)
     in_turn = [*places[start:], *places[:start]]
-    for want in sorted(wants, key=lambda want: (not want.interactive, want.last_served)):
-        limit = window + want.interactive
-        free = [
-            place
-            for place in in_turn
-            if place.outstanding < limit
-            and (place.alive if want.regardless is None else place.node_id in want.regardless)
-        ]
-        if not free:
-            continue
-        untried = [place for place in free if place.node_id not in want.tried]
-        place = (untried or free)[0]
-        passed_over = in_turn.index(place)
-        reason = f"next in order with room, {passed_over} passed over" if passed_over else "next in sequential order"
-        return Choice(job_id=want.job_id, node_id=place.node_id, reason=reason)
-    return None
+    limit = window + want.interactive
+    free = [
+        place
+        for place in in_turn
+        if max(place.outstanding, place.owed) < limit
+        and (place.alive if want.regardless is None else place.node_id in want.regardless)
+    ]
+    if not free:
+        return None
+    untried = [place for place in free if place.node_id not in want.tried]
+    place = (untried or free)[0]
+    passed_over = in_turn.index(place)
+    reason = f"next in order with room, {passed_over} passed over" if passed_over else "next in sequential order"
+    return Choice(job_id=want.job_id, node_id=place.node_id, reason=reason)

@@ -22,17 +22,19 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx
 
+from scheduler.adaptive.pilot import EndPlace, Pilot
+from scheduler.adaptive.planner import Ask, Hold
 from scheduler.attempts import Attempts
-from scheduler.devices import Device, DeviceList
-from scheduler.dispatch import Place, Want, choose
+from scheduler.devices import DeviceList
+from scheduler.dispatch import Choice, Place, Want, choose, tags
 from scheduler.fleet import Fleet
 from scheduler.retry import RetryBudget
 from scheduler.settings import SchedulerSettings
-from scheduler.work import ActiveJob, AttemptReport
+from scheduler.work import ActiveJob, ActiveTask, AttemptReport
 from tierkit.types import Health, Recovery, Scheme, Tier
 
 __all__ = ["Dispatcher"]
@@ -50,6 +52,7 @@ class Dispatcher:
         settings: window, deadlines, attempts.
         devices: the device list; the dispatcher listens to its changes.
         fleet: routes over it.
+        pilot: of the scheme `adaptive`.
         http: for the end devices.
         classes: how many coarse and fine classes there are.
         congested: whether so many answers wait to be written that no new tasks should be sent.
@@ -63,6 +66,7 @@ class Dispatcher:
         settings: SchedulerSettings,
         devices: DeviceList,
         fleet: Fleet,
+        pilot: Pilot,
         http: httpx.AsyncClient,
         classes: tuple[int, int],
         congested: Callable[[], bool],
@@ -72,6 +76,7 @@ class Dispatcher:
         self._settings = settings
         self._devices = devices
         self._fleet = fleet
+        self.pilot = pilot
         self._congested = congested
         self._clock = clock
         self._attempts = Attempts(
@@ -82,12 +87,16 @@ class Dispatcher:
             classes=classes,
             clock=clock,
             chance=chance or random.Random(),
+            pilot=pilot,
             wake=self.wake,
             fail_job=lambda job, reason: self._end(job, "failed", reason),
         )
         self._jobs: dict[str, ActiveJob] = {}
         self._last_used: str | None = None
-        self._turn = 0
+        self._virtual = 0.0
+        """Virtual time of the fair queue, see `dispatch.tags`."""
+        self._look_at = 0.0
+        """When a task that is held back may go."""
         self._gathering_until = 0.0
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -150,11 +159,12 @@ class Dispatcher:
         for job in list(self._jobs.values()):
             if not job.ending:
                 self._advance(job, now)
+        self._look_at = now + _IDLE_S
         while not self._congested() and self._send_next(now):
             pass
         hedge_in_s = self._hedge(now) if self._settings.hedge else _IDLE_S
         self._explain_waiting(now)
-        due = [_IDLE_S, hedge_in_s, self._gathering_until - now if now < self._gathering_until else _IDLE_S]
+        due = [self._look_at - now, hedge_in_s, self._gathering_until - now if now < self._gathering_until else _IDLE_S]
         for job in self._jobs.values():
             if not job.ending:
                 due.append(job.deadline - now)
@@ -176,10 +186,11 @@ class Dispatcher:
             Want(
                 job_id=job.job_id,
                 interactive=job.interactive,
-                last_served=job.last_served,
+                start_tag=self._tags(job, task)[0],
                 # Going round over all devices is what `reassign` does, whatever it has met there.
                 tried=frozenset() if job.policy.recovery is Recovery.REASSIGN else frozenset(task.tried),
                 regardless=self._regardless(job, now),
+                adaptive=job.policy.scheme is Scheme.ADAPTIVE,
             )
             for job in self._jobs.values()
             if (task := job.next_task()) is not None and not self._gathers_for(job, now)
@@ -187,22 +198,67 @@ class Dispatcher:
         if not wants:
             return False
         alive = {device.node_id for device in self._devices.alive(Tier.END, now)}
+        ends = self._fleet.ends(now)
         places = [
-            Place(node_id=device.node_id, outstanding=self.outstanding(device.node_id), alive=device.node_id in alive)
-            for device in self._fleet.ends(now)
+            Place(
+                node_id=device.node_id,
+                outstanding=self.outstanding(device.node_id) - self._attempts.planned(device.node_id),
+                owed=self._attempts.owed(device.node_id),
+                alive=device.node_id in alive,
+            )
+            for device in ends
         ]
-        choice = choose(wants, places, window=self._settings.window, last_used=self._last_used)
+        choice = choose(
+            wants,
+            places,
+            window=self._settings.window,
+            last_used=self._last_used,
+            plan=lambda want: self._plan(want, places, now),
+        )
         if choice is None:
             return False
-        self._turn += 1
-        self._last_used = choice.node_id
         job = self._jobs[choice.job_id]
-        job.last_served = self._turn
+        if not job.interactive:
+            self._virtual, job.finish_tag = self._tags(job, job.ready[0])
         if _log.isEnabledFor(logging.DEBUG):
             what = {"task": job.task_id(job.ready[0]), "request_id": job.request_id(job.ready[0])}
             _log.debug("next task", extra={**what, "node": choice.node_id, "why": choice.reason})
-        self._send(job, self._devices.get(choice.node_id), now)
+        self._send(job, choice, now)
         return True
+
+    def _tags(self, job: ActiveJob, task: ActiveTask) -> tuple[float, float]:
+        return tags(self._virtual, job.finish_tag, task.images, job.policy.weight)
+
+    def _plan(self, want: Want, places: Sequence[Place], now: float) -> Choice | None:
+        """Where the scheme `adaptive` sends the next task of a job."""
+        job = self._jobs[want.job_id]
+        task = job.ready[0]
+        limit = self._settings.window + want.interactive
+        ends = [
+            EndPlace(
+                node=self._fleet.node(self._devices.get(place.node_id)),
+                has_room=place.owed < limit,
+                untried=place.node_id not in want.tried,
+            )
+            for place in places
+            if (place.alive if want.regardless is None else place.node_id in want.regardless)
+        ]
+        uppers = self._fleet.uppers(now)
+        ask = Ask(
+            remaining=len(job.ready),
+            interactive=job.interactive,
+            deadline=job.deadline_of(task, now),
+            job_deadline=job.deadline,
+        )
+        untried = [node for node in uppers if node.node_id not in want.tried]
+        way = self.pilot.plan(ask, task.images, ends, untried or uppers, now, fine_only=task.has_coarse)
+        if way is None:
+            return None
+        if isinstance(way, Hold):
+            job.held_back = way.reason
+            self._look_at = min(self._look_at, way.until)
+            return None
+        return Choice(job_id=want.job_id, node_id=way.end, reason=way.reason, upper=way.upper, too_late=way.too_late)
 
     def _gathers_for(self, job: ActiveJob, now: float) -> bool:
         scheme = job.policy.scheme
@@ -215,18 +271,24 @@ class Dispatcher:
             job.regardless = frozenset(device.node_id for device in self._devices.alive(Tier.END, now))
         return job.regardless
 
-    def _send(self, job: ActiveJob, device: Device, now: float) -> None:
-        route = self._fleet.route(job.policy.scheme, device.node_id, now)
-        upstreams = route.for_task(job.sent)
+    def _send(self, job: ActiveJob, choice: Choice, now: float) -> None:
+        device = self._devices.get(choice.node_id)
+        upstreams, why = choice.upper, choice.reason
+        if upstreams is None:
+            route = self._fleet.route(job.policy.scheme, device.node_id, now)
+            upstreams, why = route.for_task(job.sent), f"{choice.reason}; {route.reason}"
+        self._last_used = device.node_id
         task = job.begin(now)
         if task.has_coarse and not upstreams:
-            if job.no_upper(task, now):
+            if choice.too_late:
+                job.give_up(task, "deadline", "no upper node would have answered in time", now)
+            elif job.no_upper(task, now):
                 job.delay(task, now)
             return
         if upstreams:
             job.mapping[device.node_id] = upstreams[0].node_id
         assert self._group is not None, "the dispatcher is not running"
-        self._attempts.start(self._group, job, task, device, upstreams)
+        self._attempts.start(self._group, job, task, device, upstreams, why=why, too_late=choice.too_late)
 
     def _hedge(self, now: float) -> float:
         """Give stragglers a second attempt on devices that have nothing to do; returns after how many seconds the next
@@ -252,7 +314,8 @@ class Dispatcher:
                 continue
             job.retries.take(now)
             assert self._group is not None, "the dispatcher is not running"
-            self._attempts.start(self._group, job, task, device, upstreams, hedge=True)
+            why = f"hedge: the attempt on {' and '.join(sorted(nodes))} takes longer than 95 % of them"
+            self._attempts.start(self._group, job, task, device, upstreams, why=why, hedge=True)
         return next_in_s
 
     def _on_device_change(self, node_id: str) -> None:

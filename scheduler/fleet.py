@@ -21,15 +21,17 @@ from tierkit.errors import Forbidden
 from tierkit.protocol import Upstream
 from tierkit.types import Privacy, Scheme, Tier
 
-__all__ = ["Fleet", "MapCount"]
+__all__ = ["PAPER_BATCH", "Fleet", "MapCount"]
 
-_PAPER_BATCH = 50
+PAPER_BATCH = 50
+"""Images of a task in the paper's formulas."""
 
 _UPPER_TIERS = {
     Scheme.END: (),
     Scheme.END_EDGE: (Tier.EDGE,),
     Scheme.END_CLOUD: (Tier.CLOUD,),
     Scheme.MAPPING: (Tier.EDGE, Tier.CLOUD),
+    Scheme.ADAPTIVE: (Tier.EDGE, Tier.CLOUD),
 }
 
 
@@ -77,7 +79,15 @@ class Fleet:
         """Nodes of an upper tier that are alive and may see pixels; suspects where there is no other: the end device
         asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway."""
         candidates = self._devices.alive(tier, now) or self._devices.suspect(tier, now)
-        return [self._node(device) for device in candidates if self._may_see_pixels(device, Privacy.AUTO)]
+        return [self.node(device) for device in candidates if self._may_see_pixels(device, Privacy.AUTO)]
+
+    def uppers(self, now: float) -> list[Node]:
+        """The upper nodes of both tiers, edge first."""
+        return [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now)]
+
+    def alive_ends(self, now: float) -> list[Node]:
+        """End devices that may receive new tasks."""
+        return [self.node(device) for device in self._devices.alive(Tier.END, now)]
 
     def trusts(self, device: Device) -> bool:
         """By the scheduler's own list, never by what the node says."""
@@ -135,11 +145,11 @@ class Fleet:
         }
 
         def of(tier: Tier) -> TaskTimes | None:
-            speeds = [self._node(device).ms_per_image for device in self._devices.alive(tier, now)]
+            speeds = [self.node(device).ms_per_image for device in self._devices.alive(tier, now)]
             if not speeds:
                 return None
             mean_s = sum(speeds) / len(speeds) / 1000
-            return TaskTimes(communication_s=links[tier], processing_s=mean_s * _PAPER_BATCH)
+            return TaskTimes(communication_s=links[tier], processing_s=mean_s * PAPER_BATCH)
 
         end = of(Tier.END)
         return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
@@ -161,20 +171,7 @@ class Fleet:
         """All end devices in the order of the list, whatever their health."""
         return [view.device for view in self._devices.view(now) if view.device.tier is Tier.END]
 
-    def _may_see_pixels(self, device: Device, privacy: Privacy) -> bool:
-        try:
-            form = decide_form(privacy, Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED)
-        except Forbidden:
-            return False
-        return form is Form.PIXELS
-
-    def _is_clean(self, scheme: Scheme, known: Sequence[Device]) -> bool:
-        wanted = _UPPER_TIERS[scheme]
-        return all(tier in self._settings.trusted for tier in wanted) and all(
-            self.trusts(device) for device in known if device.tier in wanted
-        )
-
-    def _node(self, device: Device) -> Node:
+    def node(self, device: Device) -> Node:
         """The node with the model that it would be asked for: on upper tiers a fine one where it holds one."""
         offers = device.registration.models
         offer = offers[0]
@@ -186,4 +183,17 @@ class Fleet:
             url=device.registration.url,
             model=offer.name,
             ms_per_image=offer.ms_per_image,
+        )
+
+    def _may_see_pixels(self, device: Device, privacy: Privacy) -> bool:
+        try:
+            form = decide_form(privacy, Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED)
+        except Forbidden:
+            return False
+        return form is Form.PIXELS
+
+    def _is_clean(self, scheme: Scheme, known: Sequence[Device]) -> bool:
+        wanted = _UPPER_TIERS[scheme]
+        return all(tier in self._settings.trusted for tier in wanted) and all(
+            self.trusts(device) for device in known if device.tier in wanted
         )

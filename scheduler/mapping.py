@@ -7,6 +7,9 @@ The paper (section 3.4) sends every task to an end device first and knows four s
     end-edge    every task goes on to the edge nodes, in sequential order
     mapping     each end device has its own upper node: N_map end devices per edge node, the rest to the cloud
 
+The fifth, adaptive, has no fixed routes: `scheduler.adaptive` chooses for each task. Where a route is asked for all the
+same (a second attempt beside a slow one), it is every upper node, the edge first.
+
 The numbers of the equations are those of the paper. Times are seconds per task.
 """
 
@@ -157,6 +160,10 @@ def plan_routes(
         return {
             end: Route(end=end, upstreams=(), in_turn=0, reason="scheme end: coarse answers only") for end in end_ids
         }
+    if scheme is Scheme.ADAPTIVE:
+        every = (*edge_nodes, *cloud_nodes)
+        reason = "scheme adaptive: chosen for each task" if every else "no upper node on the device list"
+        return {end: Route(end=end, upstreams=every, in_turn=min(1, len(every)), reason=reason) for end in end_ids}
     upper = edge_nodes if scheme is Scheme.END_EDGE else cloud_nodes
     tier = "edge" if scheme is Scheme.END_EDGE else "cloud"
     reason = f"scheme {scheme}: {_count(upper, tier)}"

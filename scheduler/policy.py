@@ -25,7 +25,8 @@ class PolicyRequest(BaseModel):
     """A word for people; need not be unique."""
 
     scheme: Scheme | None = None
-    """Who serves a task after the end device: end, end-cloud, end-edge or mapping. Default: the scheduler's setting."""
+    """Who serves a task after the end device: end, end-cloud, end-edge, mapping or adaptive. Default: the scheduler's
+    setting."""
 
     batch_size: Annotated[int, Field(ge=1, le=256)] = 50
     """Images per task."""
@@ -39,6 +40,10 @@ class PolicyRequest(BaseModel):
 
     privacy: Privacy = Privacy.AUTO
     """In which form images may leave trusted nodes: auto or none."""
+
+    weight: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    """Share of the fleet beside other jobs: a job of weight 2 gets twice the images of one of weight 1 in the same
+    time."""
 
     recovery: Recovery = Recovery.MONITOR
     """What follows a failed attempt: none (the job fails), reassign (the task goes round again over the devices of the

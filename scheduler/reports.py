@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from models.manifest import Manifest
+from scheduler.adaptive.pilot import EndPlace, Pilot
+from scheduler.adaptive.planner import Ask, Send
+from scheduler.bound import NodeCounts, bound_of_scheme
 from scheduler.devices import DeviceList
-from scheduler.fleet import Fleet
+from scheduler.fleet import PAPER_BATCH, Fleet
 from scheduler.ingest.collect import IngestLimits
 from scheduler.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
 from scheduler.settings import SchedulerSettings
@@ -57,6 +61,33 @@ class Pair(BaseModel):
     reason: str
 
 
+class NodeReport(BaseModel):
+    """What the scheme `adaptive` thinks of a node now."""
+
+    node_id: str
+    tier: Tier
+    ms_per_image: float
+    samples: int = Field(description="Answers that this comes from; 0: the node's own measurement at its start.")
+    tasks: int = Field(description="On their way to it, waiting there or being computed.")
+    backlog_s: float = Field(description="Until it will be done with them.")
+
+
+class LinkReport(BaseModel):
+    """What it thinks of the link between an end device and an upper node."""
+
+    end: str
+    upper: str
+    seconds: float = Field(description="There and back, without the work in between.")
+    samples: int
+
+
+class AdaptiveReport(BaseModel):
+    """The estimates that the scheme `adaptive` decides by. Links appear once an answer has passed them."""
+
+    nodes: list[NodeReport]
+    links: list[LinkReport]
+
+
 class MappingReport(BaseModel):
     """The mapping of the fleet as it is now, and the paper's formulas with its figures."""
 
@@ -67,6 +98,7 @@ class MappingReport(BaseModel):
     theta_cloud: float | None
     pairs: list[Pair]
     formulas: dict[str, dict[str, Any]]
+    adaptive: AdaptiveReport | None = Field(description="With the scheme `adaptive`.")
 
 
 def device_page(devices: DeviceList, fleet: Fleet, outstanding: Callable[[str], int], now: float) -> DevicePage:
@@ -101,7 +133,7 @@ def device_page(devices: DeviceList, fleet: Fleet, outstanding: Callable[[str], 
 
 
 def mapping_report(
-    fleet: Fleet, settings: SchedulerSettings, *, scheme: Scheme | None, tasks: int, now: float
+    fleet: Fleet, pilot: Pilot, settings: SchedulerSettings, *, scheme: Scheme | None, tasks: int, now: float
 ) -> MappingReport:
     """Args: tasks: N_t of the formulas."""
     shown = scheme or settings.scheme
@@ -113,7 +145,9 @@ def mapping_report(
         n_map=n_map.value,
         n_map_reason=n_map.reason,
         theta_cloud=fleet.theta_cloud(now),
-        pairs=[
+        pairs=_planned(fleet, pilot, now)
+        if shown is Scheme.ADAPTIVE
+        else [
             Pair(
                 end=route.end,
                 upstream=[node.node_id for node in route.upstreams],
@@ -122,7 +156,44 @@ def mapping_report(
             )
             for route in routes.values()
         ],
-        formulas=_formulas(fleet, n_ends=len(routes), tasks=tasks, now=now),
+        formulas=_formulas(fleet, shown, n_ends=len(routes), tasks=tasks, now=now),
+        adaptive=_estimates(fleet, pilot, now) if shown is Scheme.ADAPTIVE else None,
+    )
+
+
+def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
+    """Where each end device would send a lone task of 50 images that came now."""
+    pairs = []
+    for end in fleet.alive_ends(now):
+        ask = Ask(remaining=1, interactive=True)
+        way = pilot.plan(ask, PAPER_BATCH, [EndPlace(node=end, has_room=True)], fleet.uppers(now), now)
+        if isinstance(way, Send):
+            upstream = [node.node_id for node in way.upper]
+            pairs.append(Pair(end=end.node_id, upstream=upstream, shared=min(1, len(upstream)), reason=way.reason))
+        else:
+            reason = "it has as many tasks as it may" if way is None else way.reason
+            pairs.append(Pair(end=end.node_id, upstream=[], shared=0, reason=reason))
+    return pairs
+
+
+def _estimates(fleet: Fleet, pilot: Pilot, now: float) -> AdaptiveReport:
+    nodes, links = pilot.estimates(fleet.alive_ends(now), fleet.uppers(now), now)
+    return AdaptiveReport(
+        nodes=[
+            NodeReport(
+                node_id=node.node_id,
+                tier=node.tier,
+                ms_per_image=round(node.ms_per_image, 4),
+                samples=node.samples,
+                tasks=node.tasks,
+                backlog_s=round(node.backlog_s, 3),
+            )
+            for node in nodes
+        ],
+        links=[
+            LinkReport(end=link.end, upper=link.upper, seconds=round(link.seconds, 4), samples=link.samples)
+            for link in links
+        ],
     )
 
 
@@ -148,8 +219,9 @@ def info(manifest: Manifest, limits: IngestLimits, *, classify_max_images: int) 
     }
 
 
-def _formulas(fleet: Fleet, *, n_ends: int, tasks: int, now: float) -> dict[str, dict[str, Any]]:
-    """Eq. 1 to 6 of the paper; a value is null where the tier that it is about has no node."""
+def _formulas(fleet: Fleet, scheme: Scheme, *, n_ends: int, tasks: int, now: float) -> dict[str, dict[str, Any]]:
+    """Eq. 1 to 6 of the paper, and the bound of the scheme; a value is null where the tier that it is about has no
+    node."""
     times = fleet.times(now)
     n_edges, n_clouds = len(fleet.upper(Tier.EDGE, now)), len(fleet.upper(Tier.CLOUD, now))
     theta = fleet.theta_cloud(now)
@@ -162,12 +234,22 @@ def _formulas(fleet: Fleet, *, n_ends: int, tasks: int, now: float) -> dict[str,
             cloud_s = time_end_cloud(tasks, n_ends, n_clouds, times.end, times.cloud)
         if theta is not None and edge_s is not None and cloud_s is not None:
             mapping_s = time_mapping(theta, cloud_s, edge_s)
+    counts = NodeCounts(end=n_ends, edge=n_edges, cloud=n_clouds)
+    bound_s = None
+    if times is not None and n_ends:
+        with contextlib.suppress(ValueError):  # no upper node that the scheme could use
+            bound_s = bound_of_scheme(scheme, tasks, counts, times, n_map=fleet.n_map(now).value).seconds
     texts: dict[str, tuple[str, float | None]] = {
         "T_End": ("N_t / N_end * (tc_end + tp_end)", end_s),
         "T_End-Cloud": ("T_End + N_t / N_cloud * (tc_cloud + tp_cloud)", cloud_s),
         "T_End-Edge": ("T_End + N_t / N_edge * (tc_edge + tp_edge)", edge_s),
         "N_map": ("ceil((tc_edge + tp_edge) / (tc_end + tp_end))", float(fleet.n_map(now).value)),
         "theta_cloud": ("max(0, (N_end - N_edge * N_map) / N_end)", theta),
+        "bound": (
+            "max(N_t / N_end * tp_end, n_edge / N_edge * tp_edge, n_cloud / N_cloud * tp_cloud), each with the rest of "
+            "the way of one task",
+            bound_s,
+        ),
         "T_Mapping": ("theta_cloud * T_End-Cloud + (1 - theta_cloud) * T_End-Edge", mapping_s),
     }
     figures: dict[str, dict[str, Any]] = {

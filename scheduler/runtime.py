@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from models.manifest import Manifest, load_manifest
+from scheduler.adaptive.pilot import Pilot
 from scheduler.devices import DeviceList
 from scheduler.dispatcher import Dispatcher
 from scheduler.events import Hub
@@ -56,10 +57,16 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
                 store = JobStore(engine, commit)
                 hierarchy = manifest.hierarchy
+                pilot = Pilot(
+                    link_s={Tier.EDGE: settings.edge_link_s, Tier.CLOUD: settings.cloud_link_s},
+                    hop_s=settings.end_link_s,
+                    accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
+                )
                 dispatcher = Dispatcher(
                     settings=settings,
                     devices=devices,
                     fleet=fleet,
+                    pilot=pilot,
                     http=http,
                     classes=(len(hierarchy.coarse), len(hierarchy.fine)),
                     congested=lambda: commit.congested,

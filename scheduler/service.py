@@ -34,15 +34,17 @@ from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, is_job_id
 from scheduler.views import (
     CSV_COLUMNS,
     AttemptPage,
+    Explanation,
     JobPage,
     JobView,
     Renderer,
     attempt_view,
     csv_lines,
+    decision,
     job_view,
     to_line,
 )
-from scheduler.work import ActiveJob, ActiveTask, Answer
+from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.access import Allowance
 from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded, Unavailable
 from tierkit.types import Scheme
@@ -331,8 +333,37 @@ class Scheduler:
             NotFound: no such job.
             InvalidInput: a cursor that no page has given.
         """
-        after = (-1, 0) if cursor is None else _attempt_cursor(cursor)
         job = await self._store.get(job_id)
+        shown, next_cursor = await self._reports(job_id, limit=limit, cursor=cursor, task=task)
+        return AttemptPage(
+            attempts=[attempt_view(report, batch_size=job.policy.batch_size, images=job.images) for report in shown],
+            next_cursor=next_cursor,
+        )
+
+    async def explain(self, job_id: str, *, limit: int, cursor: str | None, task: int | None) -> Explanation:
+        """Why the tasks of a job went where they went, by task and attempt.
+
+        Raises:
+            NotFound: no such job.
+            InvalidInput: a cursor that no page has given.
+        """
+        job = await self.view(job_id)
+        shown, next_cursor = await self._reports(job_id, limit=limit, cursor=cursor, task=task)
+        active = self.dispatcher.job(job_id)
+        return Explanation(
+            job=job.id,
+            scheme=job.scheme,
+            state=job.state,
+            now=job.reason or (active.held_back if active is not None else ""),
+            decisions=[decision(report) for report in shown],
+            next_cursor=next_cursor,
+        )
+
+    async def _reports(
+        self, job_id: str, *, limit: int, cursor: str | None, task: int | None
+    ) -> tuple[list[AttemptReport], str | None]:
+        """A page of the attempts of a job, those under way included, and the cursor of the next one."""
+        after = (-1, 0) if cursor is None else _attempt_cursor(cursor)
         # First those under way: one that ends in between is found in the database then, or comes with a later reading.
         running = [
             report
@@ -343,10 +374,7 @@ class Scheduler:
         by_number = {(report.task, report.number): report for report in (*running, *ended)}
         found = [by_number[key] for key in sorted(by_number)]
         shown = found[:limit]
-        return AttemptPage(
-            attempts=[attempt_view(report, batch_size=job.policy.batch_size, images=job.images) for report in shown],
-            next_cursor=f"{shown[-1].task}-{shown[-1].number}" if len(found) > limit else None,
-        )
+        return shown, f"{shown[-1].task}-{shown[-1].number}" if len(found) > limit else None
 
     async def cancel(self, job_id: str) -> JobView:
         """End a job; returns when that is durable. Raises NotFound, or Conflict when it has ended already."""

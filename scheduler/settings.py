@@ -37,7 +37,7 @@ class SchedulerSettings(ServiceSettings):
     """Folder with the manifest and the weights that nodes may fetch. Default: those that ship with Terrace."""
 
     scheme: Scheme = Scheme.MAPPING
-    """Scheme of jobs that name none: end, end-cloud, end-edge or mapping."""
+    """Scheme of jobs that name none: end, end-cloud, end-edge, mapping or adaptive."""
 
     n_map: PositiveInt | None = None
     """End devices per edge node in the scheme `mapping`. Default: the paper's Eq. 4 over the nodes' measured speeds."""
@@ -52,7 +52,8 @@ class SchedulerSettings(ServiceSettings):
     """Seconds between an end device and the cloud, there and back (t^c_cloud), for Eq. 2 to 6."""
 
     window: Annotated[int, Field(ge=1, le=64)] = 3
-    """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did."""
+    """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did. In the scheme `adaptive`
+    those count whose coarse answer it owes; how many wait for upper nodes follows from the estimates."""
 
     trusted: CommaSeparated = ("end", "edge")
     """Tiers and node ids that may see pixels, comma-separated."""

@@ -25,12 +25,15 @@ __all__ = [
     "CSV_COLUMNS",
     "AttemptPage",
     "AttemptView",
+    "Decision",
+    "Explanation",
     "ImageResult",
     "JobPage",
     "JobView",
     "Renderer",
     "attempt_view",
     "csv_lines",
+    "decision",
     "job_view",
     "to_line",
 ]
@@ -162,11 +165,47 @@ class AttemptView(BaseModel):
     ms: float | None = Field(description="From its start to its end.")
 
 
+class Decision(BaseModel):
+    """Why a task was sent where it was."""
+
+    task: int
+    attempt: int
+    node: str
+    upstream: str | None = Field(description="The upper node that the device was to ask first.")
+    why: str
+    outcome: str = Field(description="What came of it, as in `/attempts`.")
+    started_at: datetime
+
+
+class Explanation(BaseModel):
+    """The decisions of a job, by task and attempt."""
+
+    job: str
+    scheme: Scheme
+    state: State
+    now: str = Field(description='Why nothing of it is sent at the moment; "" while tasks go, and at the end.')
+    decisions: list[Decision]
+    next_cursor: str | None = Field(description="For the next page; null on the last one.")
+
+
 class AttemptPage(BaseModel):
     """Attempts by task and number."""
 
     attempts: list[AttemptView]
     next_cursor: str | None = Field(description="For the next page; null on the last one.")
+
+
+def decision(report: AttemptReport) -> Decision:
+    """The reason of an attempt as shown."""
+    return Decision(
+        task=report.task,
+        attempt=report.number,
+        node=report.node_id,
+        upstream=report.upstream,
+        why=report.why,
+        outcome=report.outcome,
+        started_at=_time(report.started_at),
+    )
 
 
 def attempt_view(report: AttemptReport, *, batch_size: int, images: int) -> AttemptView:

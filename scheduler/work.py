@@ -70,6 +70,8 @@ class AttemptReport:
     | cancelled (another attempt was quicker, or the job ended) | late (it failed when the task was closed already)"""
     reason: str
     """Why; "" for ok."""
+    why: str
+    """Why it was sent to this device, with these upper nodes."""
     started_at: float
     """Wall clock, seconds since 1970."""
     ended_at: float | None
@@ -164,7 +166,10 @@ class ActiveJob:
         """End devices of the job's beginning, for recovery `reassign`."""
         self.started = False
         self.ending = False
-        self.last_served = 0
+        self.finish_tag = 0.0
+        """Of the task sent last, see `dispatch.tags`."""
+        self.held_back = ""
+        """Why the scheme `adaptive` sends nothing of it at the moment."""
         self.sent = 0
         """Tasks sent so far: what "in sequential order" counts."""
         self.reason = ""
@@ -202,7 +207,7 @@ class ActiveJob:
             self.started = True
             self.sink.started()
         self.sent += 1
-        self.reason = ""
+        self.reason = self.held_back = ""
         return task
 
     def delay(self, task: ActiveTask, until: float) -> None:
@@ -259,12 +264,15 @@ class ActiveJob:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def take(self, task: ActiveTask, event: TaskEvent, line: str, now: float, *, asked_upper: bool) -> bool:
+    def take(
+        self, task: ActiveTask, event: TaskEvent, line: str, now: float, *, asked_upper: bool, too_late: bool = False
+    ) -> bool:
         """Take a line of an attempt's answer. Returns False when the upper nodes failed or none was there, and the
         coarse answer shall not stand yet.
 
         Args:
             asked_upper: whether the attempt named upper nodes.
+            too_late: whether it named none because none would answer before the deadline.
         """
         if task.closed or self.ending:
             return True
@@ -277,6 +285,8 @@ class ActiveJob:
                     self._hand_over(task, "coarse", "coarse", event, line, now)
                 if self.policy.scheme is Scheme.END:
                     self._close(task, "coarse", now)
+                elif too_late:
+                    self.give_up(task, "deadline", "no upper node would have answered in time", now)
                 elif not asked_upper:
                     return not self.no_upper(task, now)
             case FineEvent():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
@@ -14,6 +16,7 @@ from tierkit.oip import (
     InferRequest,
     InferResponse,
     Limits,
+    Timing,
     decode_response,
     encode_request,
     parse_header_length,
@@ -23,6 +26,8 @@ from tierkit.protocol import BUDGET_HEADER, REQUEST_ID_HEADER
 __all__ = ["OipClient"]
 
 _MAX_RETRY_AFTER_S = 60.0
+
+_TIMING = re.compile(r'queue;dur=(\d{1,12}\.\d{3}), infer;dur=(\d{1,12}\.\d{3});desc="(\d{1,9})"', re.ASCII)
 
 
 class OipClient:
@@ -82,7 +87,7 @@ class OipClient:
         except InvalidInput as exc:
             raise UpstreamError(f"{url} gave an answer that cannot be read: {exc}") from exc
         _check_answers(response, request, url)
-        return response
+        return replace(response, timing=_timing(answer.headers.get("Server-Timing", "")))
 
     async def _read(self, answer: httpx.Response, url: str) -> bytes:
         body = bytearray()
@@ -100,6 +105,15 @@ def _check_answers(response: InferResponse, request: InferRequest, url: str) -> 
         if data is None or len(data) != rows:
             found = "no such output" if data is None else f"{len(data)} rows"
             raise UpstreamError(f"{url} was asked for '{wanted.name}' of {rows} images and answered with {found}")
+
+
+def _timing(header: str) -> Timing | None:
+    """What a Terrace node says of its own time; None where it says nothing, or nothing like it."""
+    found = _TIMING.fullmatch(header)
+    if found is None:
+        return None
+    queue_ms, compute_ms, images = found.groups()
+    return Timing(queue_s=float(queue_ms) / 1000, compute_s=float(compute_ms) / 1000, batch_images=int(images))
 
 
 def _refusal(url: str, answer: httpx.Response, body: bytes) -> Exception:

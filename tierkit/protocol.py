@@ -50,6 +50,7 @@ __all__ = [
     "StageAnswer",
     "StageLoss",
     "TaskEvent",
+    "UpperTiming",
     "Upstream",
     "checked_node_id",
 ]
@@ -180,6 +181,18 @@ class CoarseEvent(_Message):
     confidences: tuple[Confidence, ...]
     queue_ms: NonNegativeFloat
     compute_ms: NonNegativeFloat
+    """Of the whole batch."""
+    batch_images: PositiveInt | None = None
+    """Images of the batch that the task was computed in; None where the node does not say."""
+
+
+class UpperTiming(_Message):
+    """How long a task waited in an upper node, and how long its batch was computed there."""
+
+    queue_ms: NonNegativeFloat
+    compute_ms: NonNegativeFloat
+    """Of the whole batch."""
+    batch_images: PositiveInt
 
 
 class FineEvent(_Message):
@@ -196,6 +209,8 @@ class FineEvent(_Message):
     coarse_labels: tuple[NonNegativeInt, ...]
     coarse_confidences: tuple[Confidence, ...]
     round_trip_ms: NonNegativeFloat
+    timing: UpperTiming | None = None
+    """What the upper node says of its own part in `round_trip_ms`; None where it says nothing."""
 
 
 class StageAnswer(_Message):
@@ -211,6 +226,7 @@ class StageAnswer(_Message):
     coarse_labels: tuple[NonNegativeInt, ...]
     coarse_confidences: tuple[Confidence, ...]
     round_trip_ms: NonNegativeFloat
+    timing: UpperTiming | None = None
 
 
 class StageLoss(_Message):

@@ -25,12 +25,13 @@ class Health(StrEnum):
 
 
 class Scheme(StrEnum):
-    """Who serves a task after the end device (section 3.4 of the paper)."""
+    """Who serves a task after the end device: the four of section 3.4 of the paper, and `adaptive`."""
 
     END = "end"
     END_CLOUD = "end-cloud"
     END_EDGE = "end-edge"
     MAPPING = "mapping"
+    ADAPTIVE = "adaptive"
 
 
 class Privacy(StrEnum):

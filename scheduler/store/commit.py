@@ -169,6 +169,7 @@ def _attempt_row(item: Attempted) -> dict[str, object]:
         "hedge": report.hedge,
         "outcome": report.outcome,
         "reason": report.reason,
+        "why": report.why,
         "started_at": report.started_at,
         "ended_at": report.ended_at,
     }

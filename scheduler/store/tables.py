@@ -90,6 +90,7 @@ attempts = Table(
     Column("hedge", Boolean, nullable=False),
     Column("outcome", String(16), nullable=False),
     Column("reason", Text, nullable=False),
+    Column("why", Text, nullable=False),  # the reason of the choice of these nodes
     Column("started_at", Float(53), nullable=False),
     Column("ended_at", Float(53), nullable=False),
 )

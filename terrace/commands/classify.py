@@ -57,6 +57,9 @@ def classify(
         typer.Option("--task-deadline", help="Seconds until a task's fine answer; then the coarse stands."),
     ] = None,
     privacy: Annotated[Privacy | None, typer.Option(help="In which form images may leave trusted nodes.")] = None,
+    weight: Annotated[
+        float | None, typer.Option(min=0.01, max=100, help="Share of the fleet beside other jobs. Default: 1.")
+    ] = None,
     recovery: Annotated[Recovery | None, typer.Option(help="What happens to a task whose attempt failed.")] = None,
     on_upstream_loss: Annotated[
         UpstreamLoss | None, typer.Option(help="What happens when no upper node answers.")
@@ -85,6 +88,7 @@ def classify(
             deadline_s=deadline_s,
             task_deadline_s=task_deadline_s,
             privacy=privacy,
+            weight=weight,
             recovery=recovery,
             on_upstream_loss=on_upstream_loss,
             name=name or source.title,

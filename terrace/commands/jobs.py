@@ -130,6 +130,39 @@ def attempts(
 
 
 @app.command()
+def explain(
+    job: JobId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    limit: Annotated[int, typer.Option(min=1, max=_ATTEMPTS_PAGE, help="How many, by task.")] = 200,
+    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
+    task: Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")] = None,
+    json: Json = False,
+) -> None:
+    """Why each task of a job went where it went."""
+    with connect(scheduler) as client:
+        page = client.explain(job, limit=limit, cursor=cursor, task=task)
+    if json:
+        print_json(page)
+        return
+    table = Listing(
+        Column(title="task", right=True),
+        Column(title="attempt", rank=3, right=True),
+        Column(title="node"),
+        Column(title="upstream"),
+        Column(title="outcome", rank=2),
+        Column(title="why", max_width=_REASON_WIDTH),
+    )
+    for each in page.decisions:
+        table.add_row(str(each.task), str(each.attempt), each.node, each.upstream or "", each.outcome, each.why)
+    screen().print(table, crop=False)
+    if page.now:
+        screen().print(f"now: {page.now}", soft_wrap=True)
+    if page.next_cursor:
+        more = f"more: terrace jobs explain {job} --cursor {page.next_cursor}"
+        screen().print(f"[dim]{more}[/dim]", soft_wrap=True)
+
+
+@app.command()
 def results(
     job: JobId,
     scheduler: SchedulerUrl = DEFAULT_URL,

@@ -23,6 +23,7 @@ from tierkit.client.views import (
     Device,
     DeviceList,
     Event,
+    Explanation,
     FailedResults,
     FallbackResults,
     FineResults,
@@ -123,7 +124,7 @@ class AsyncClient:
             labels: one class name, class index or None per image; then accuracy is reported.
             idempotency_key: names this submission; a second one with the same key returns the first one's job. Made
                 afresh by default, so that a try whose answer was lost can be repeated without a second job.
-            policy: scheme, deadline_s, task_deadline_s, privacy, recovery, on_upstream_loss, batch_size, name.
+            policy: scheme, deadline_s, task_deadline_s, privacy, weight, recovery, on_upstream_loss, batch_size, name.
         """
         upload = await to_thread.run_sync(build_upload, images, labels, policy)
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
@@ -274,6 +275,18 @@ class AsyncClient:
             params["task"] = task
         response = await self._http.request("GET", f"{_path(job)}/attempts", repeatable=True, params=params)
         return parse(AttemptPage, response.content)
+
+    async def explain(
+        self, job: Job | str, *, limit: int = 200, cursor: str | None = None, task: int | None = None
+    ) -> Explanation:
+        """One page of why each task of a job went where it went; `next_cursor` of a page asks for the next."""
+        params: dict[str, str | int] = {"limit": limit}
+        if cursor:
+            params["cursor"] = cursor
+        if task is not None:
+            params["task"] = task
+        response = await self._http.request("GET", f"{_path(job)}/explain", repeatable=True, params=params)
+        return parse(Explanation, response.content)
 
     async def cancel(self, job: Job | str) -> Job:
         """Stop a job; `Conflict` if it is done already."""

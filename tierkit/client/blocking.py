@@ -114,6 +114,7 @@ class Client:
     stream_results = _iterating(AsyncClient.stream_results)
     wait = _blocking(AsyncClient.wait)
     attempts = _blocking(AsyncClient.attempts)
+    explain = _blocking(AsyncClient.explain)
     cancel = _blocking(AsyncClient.cancel)
     devices = _blocking(AsyncClient.devices)
     drain = _blocking(AsyncClient.drain)

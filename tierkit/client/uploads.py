@@ -66,6 +66,7 @@ class PolicyFields(TypedDict, total=False):
     deadline_s: float | None
     task_deadline_s: float | None
     privacy: Privacy | str | None
+    weight: float | None
     recovery: Recovery | str | None
     on_upstream_loss: UpstreamLoss | str | None
     batch_size: int | None

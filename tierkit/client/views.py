@@ -22,9 +22,11 @@ __all__ = [
     "AttemptPage",
     "CoarseAnswer",
     "CoarseResults",
+    "Decision",
     "Device",
     "DeviceList",
     "Event",
+    "Explanation",
     "FailedResults",
     "FallbackResults",
     "FineAnswer",
@@ -191,6 +193,34 @@ class AttemptPage:
     """One page of the attempts of a job, by task."""
 
     attempts: tuple[Attempt, ...]
+    next_cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Why a task was sent where it was."""
+
+    task: int
+    attempt: int
+    node: str
+    upstream: str | None = None
+    """The upper node that the device was to ask first."""
+    why: str
+    outcome: str
+    """What came of it, as in `Attempt`."""
+    started_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One page of the decisions of a job, by task and attempt."""
+
+    job: str
+    scheme: Scheme
+    state: str
+    now: str
+    """Why nothing of it is sent at the moment; "" while tasks go, and at the end."""
+    decisions: tuple[Decision, ...]
     next_cursor: str | None = None
 
 

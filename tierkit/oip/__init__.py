@@ -15,7 +15,7 @@ Whatever the bytes are, decoding either returns a message whose tensors are exac
 from tierkit.oip.datatypes import DATATYPES
 from tierkit.oip.decode import Limits, decode_request, decode_response, parse_header_length
 from tierkit.oip.encode import BINARY_HEADER, Chunks, encode_request, encode_response
-from tierkit.oip.messages import InferRequest, InferResponse, Parameters, RequestedOutput, Tensor
+from tierkit.oip.messages import InferRequest, InferResponse, Parameters, RequestedOutput, Tensor, Timing
 
 __all__ = [
     "BINARY_HEADER",
@@ -27,6 +27,7 @@ __all__ = [
     "Parameters",
     "RequestedOutput",
     "Tensor",
+    "Timing",
     "decode_request",
     "decode_response",
     "encode_request",

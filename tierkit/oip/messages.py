@@ -59,6 +59,16 @@ class InferRequest:
     word about it means False."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long a request waited in a server, and how long its batch was computed there."""
+
+    queue_s: float
+    compute_s: float
+    """Of the whole batch."""
+    batch_images: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class InferResponse:
     """The answer to an `InferRequest`."""
@@ -68,6 +78,8 @@ class InferResponse:
     outputs: tuple[Tensor, ...]
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
+    timing: Timing | None = None
+    """What the server says of its own time, where it does."""
 
     def output(self, name: str) -> Array | None:
         """The array of the output of this name, None where there is none."""

@@ -55,7 +55,9 @@ class InferEndpoint:
         except BaseException as exc:
             metrics.observe_request(time.perf_counter() - started, len(body), exc)
             raise
-        headers["Server-Timing"] = f"queue;dur={result.queue_s * 1e3:.3f}, infer;dur={result.compute_s * 1e3:.3f}"
+        headers["Server-Timing"] = (
+            f'queue;dur={result.queue_s * 1e3:.3f}, infer;dur={result.compute_s * 1e3:.3f};desc="{result.batch_images}"'
+        )
         raw_headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw_headers})
         # Answers are small (400 bytes an image at most): one piece is cheaper than several.

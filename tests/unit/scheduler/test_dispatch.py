@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from scheduler.dispatch import Choice, Place, Want, choose
+from scheduler.dispatch import Choice, Place, Want, choose, tags
 
 
 def place(node_id: str, outstanding: int = 0, *, alive: bool = True) -> Place:
     return Place(node_id=node_id, outstanding=outstanding, alive=alive)
 
 
-def want(job_id: str = "job", *, interactive: bool = False, last_served: int = 0, **rest) -> Want:
-    return Want(job_id=job_id, interactive=interactive, last_served=last_served, **rest)
+def want(job_id: str = "job", *, interactive: bool = False, start_tag: float = 0.0, **rest) -> Want:
+    return Want(job_id=job_id, interactive=interactive, start_tag=start_tag, **rest)
+
+
+def pick(wants: list[Want], places: list[Place], *, window: int, last_used: str | None) -> Choice | None:
+    """The choice among jobs of the paper's schemes."""
+
+    def plan(want: Want) -> Choice | None:
+        raise AssertionError("the planner was asked")
+
+    return choose(wants, places, window=window, last_used=last_used, plan=plan)
 
 
 def node_of(choice: Choice | None) -> str | None:
@@ -22,7 +31,7 @@ def run(count: int, *, window: int, wants: list[Want], names: list[str]) -> list
     outstanding = dict.fromkeys(names, 0)
     last, sent = None, []
     for _ in range(count):
-        choice = choose(wants, [place(name, outstanding[name]) for name in names], window=window, last_used=last)
+        choice = pick(wants, [place(name, outstanding[name]) for name in names], window=window, last_used=last)
         if choice is None:
             break
         last = choice.node_id
@@ -38,53 +47,98 @@ def test_tasks_go_over_the_device_list_in_sequential_order_until_all_windows_are
 
 
 def test_a_full_device_is_passed_over():
-    choice = choose([want()], [place("a", 2), place("b", 2), place("c", 1)], window=2, last_used=None)
+    choice = pick([want()], [place("a", 2), place("b", 2), place("c", 1)], window=2, last_used=None)
     assert choice is not None
     assert (choice.node_id, choice.reason) == ("c", "next in order with room, 2 passed over")
 
 
 def test_the_order_goes_on_after_the_last_used_device():
     places = [place("a"), place("b"), place("c")]
-    assert node_of(choose([want()], places, window=1, last_used="b")) == "c"
-    assert node_of(choose([want()], places, window=1, last_used="c")) == "a"
-    assert node_of(choose([want()], places, window=1, last_used="gone")) == "a"
+    assert node_of(pick([want()], places, window=1, last_used="b")) == "c"
+    assert node_of(pick([want()], places, window=1, last_used="c")) == "a"
+    assert node_of(pick([want()], places, window=1, last_used="gone")) == "a"
 
 
 def test_only_alive_devices_receive_tasks():
     places = [place("a", alive=False), place("b")]
-    assert node_of(choose([want()], places, window=1, last_used=None)) == "b"
-    assert choose([want()], [place("a", alive=False)], window=1, last_used=None) is None
+    assert node_of(pick([want()], places, window=1, last_used=None)) == "b"
+    assert pick([want()], [place("a", alive=False)], window=1, last_used=None) is None
 
 
 def test_reassign_goes_round_over_the_devices_of_the_beginning_dead_or_alive():
     places = [place("a", alive=False), place("b"), place("new")]
     job = want(regardless=frozenset({"a", "b"}))
-    assert node_of(choose([job], places, window=1, last_used=None)) == "a"
-    assert node_of(choose([job], places, window=1, last_used="b")) == "a"
+    assert node_of(pick([job], places, window=1, last_used=None)) == "a"
+    assert node_of(pick([job], places, window=1, last_used="b")) == "a"
 
 
 def test_a_task_prefers_devices_that_have_not_failed_it_but_takes_what_there_is():
     places = [place("a"), place("b")]
-    assert node_of(choose([want(tried=frozenset({"a"}))], places, window=1, last_used=None)) == "b"
-    assert node_of(choose([want(tried=frozenset({"a", "b"}))], places, window=1, last_used=None)) == "a"
+    assert node_of(pick([want(tried=frozenset({"a"}))], places, window=1, last_used=None)) == "b"
+    assert node_of(pick([want(tried=frozenset({"a", "b"}))], places, window=1, last_used=None)) == "a"
 
 
 def test_jobs_take_turns():
-    wants = [want("old", last_served=7), want("new", last_served=0), want("mid", last_served=3)]
-    choice = choose(wants, [place("a")], window=1, last_used=None)
+    wants = [want("old", start_tag=7), want("new", start_tag=0), want("mid", start_tag=3)]
+    choice = pick(wants, [place("a")], window=1, last_used=None)
     assert choice is not None
     assert choice.job_id == "new"
 
 
 def test_an_interactive_request_goes_first_and_may_exceed_the_window_by_one():
-    wants = [want("batch"), want("live", interactive=True, last_served=9)]
+    wants = [want("batch"), want("live", interactive=True, start_tag=9)]
     for outstanding, expected in ((0, "live"), (1, "live"), (2, "live"), (3, None)):
-        choice = choose(wants, [place("a", outstanding)], window=2, last_used=None)
+        choice = pick(wants, [place("a", outstanding)], window=2, last_used=None)
         assert (None if choice is None else choice.job_id) == expected
 
 
 def test_a_job_that_cannot_go_does_not_hold_up_another():
     stuck = want("stuck", regardless=frozenset({"gone"}))
-    choice = choose([stuck, want("other", last_served=5)], [place("a")], window=1, last_used=None)
+    choice = pick([stuck, want("other", start_tag=5)], [place("a")], window=1, last_used=None)
     assert choice is not None
     assert choice.job_id == "other"
+
+
+def test_the_planner_says_where_the_tasks_of_adaptive_jobs_go():
+    def plan(want: Want) -> Choice | None:
+        return None if want.job_id == "held" else Choice(job_id=want.job_id, node_id="b", reason="planned")
+
+    wants = [want("held", adaptive=True), want("sent", adaptive=True, start_tag=1.0), want("fixed", start_tag=2.0)]
+    choice = choose(wants, [place("a")], window=1, last_used=None, plan=plan)
+    assert choice == Choice(job_id="sent", node_id="b", reason="planned")
+    # What is held back holds up nobody.
+    choice = choose([wants[0], wants[2]], [place("a")], window=1, last_used=None, plan=plan)
+    assert choice is not None
+    assert choice.job_id == "fixed"
+
+
+def test_a_device_that_owes_a_window_of_coarse_answers_is_full_whatever_scheme_they_are_of():
+    full = Place(node_id="a", outstanding=0, owed=2, alive=True)
+    assert pick([want()], [full], window=2, last_used=None) is None
+
+
+def shares(weights: dict[str, float], tasks: int, *, late: str | None = None) -> dict[str, int]:
+    """Images of each job after so many tasks of 50; `late` comes when half of them are sent."""
+    virtual, finish = 0.0, dict.fromkeys(weights, 0.0)
+    sent = dict.fromkeys(weights, 0)
+    for number in range(tasks):
+        names = [name for name in weights if name != late or number >= tasks / 2]
+        start = {name: tags(virtual, finish[name], 50, weights[name])[0] for name in names}
+        choice = pick([want(name, start_tag=start[name]) for name in names], [place("a")], window=1, last_used=None)
+        assert choice is not None
+        virtual, finish[choice.job_id] = tags(virtual, finish[choice.job_id], 50, weights[choice.job_id])
+        sent[choice.job_id] += 50
+    return sent
+
+
+def test_jobs_share_by_their_weights():
+    assert shares({"a": 1.0, "b": 1.0}, 100) == {"a": 2500, "b": 2500}
+    sent = shares({"a": 1.0, "b": 3.0}, 100)
+    assert abs(sent["b"] - 3 * sent["a"]) <= 200
+    sent = shares({"heavy": 100.0, "light": 0.1}, 2003)
+    assert sent["light"] >= 100, "the light one starves"
+
+
+def test_a_job_that_comes_late_begins_beside_the_others_and_not_before_them():
+    sent = shares({"early": 1.0, "late": 1.0}, 100, late="late")
+    assert sent["late"] == 1250

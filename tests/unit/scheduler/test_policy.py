@@ -19,7 +19,7 @@ def test_fields_are_read_from_text():
     [
         (("shceme", "end"), "unknown field 'shceme': did you mean 'scheme'?"),
         (("zzz", "1"), "unknown field 'zzz': known are name, scheme"),
-        (("scheme", "fog"), "scheme: .*'end', 'end-cloud', 'end-edge' or 'mapping'"),
+        (("scheme", "fog"), "scheme: .*'end', 'end-cloud', 'end-edge', 'mapping' or 'adaptive'"),
         (("batch_size", "0"), "batch_size: .*greater than or equal to 1"),
         (("batch_size", "many"), "batch_size: .*integer"),
         (("deadline_s", "-1"), "deadline_s: .*greater than 0"),

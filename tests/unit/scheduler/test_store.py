@@ -274,6 +274,7 @@ def attempt(task: int, number: int, outcome: str) -> AttemptReport:
         hedge=number == 2,
         outcome=outcome,
         reason="" if outcome == "ok" else "it broke",
+        why="earliest finish",
         started_at=1.5,
         ended_at=2.5,
     )

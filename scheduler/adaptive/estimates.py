@@ -1,0 +1,53 @@
+"""How fast a node computes and how long a link takes, estimated from what attempts really took. Pure functions.
+
+An estimate is an exponentially weighted moving average (Roberts, Control Chart Tests Based on Geometric Moving
+Averages, 1959; TCP's round-trip time, RFC 6298, is the same with other weights):
+
+    value' = (1 - w) value + w observation
+
+It starts from what is known beforehand (a node's own measurement at its start, the link times of the settings), and
+what it has learned counts half as much after each `HALF_LIFE_S` without an observation: a node that was slow for a
+while is given nothing, so nothing but time can tell that it is quick again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+__all__ = ["HALF_LIFE_S", "WEIGHT", "Estimate"]
+
+WEIGHT = 0.3
+"""Of one observation: 90 % of a lasting change are known after seven."""
+
+HALF_LIFE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A moving average; the unit is that of its observations."""
+
+    prior: float
+    """Known beforehand."""
+    learned: float = 0.0
+    """What the observations add to it."""
+    samples: int = 0
+    at: float = 0.0
+    """Time of the last observation."""
+
+    def value(self, now: float) -> float:
+        """The estimate at `now`."""
+        idle_s = max(0.0, now - self.at)
+        return self.prior + self.learned * math.pow(0.5, idle_s / HALF_LIFE_S)
+
+    def observe(self, observation: float, now: float, *, trust_first: bool = False) -> Estimate:
+        """The estimate after one more observation.
+
+        Args:
+            trust_first: the first observation replaces the prior, which is a mere guess.
+        """
+        if trust_first and self.samples == 0:
+            return Estimate(prior=observation, samples=1, at=now)
+        before = self.value(now)
+        after = (1 - WEIGHT) * before + WEIGHT * observation
+        return replace(self, learned=after - self.prior, samples=self.samples + 1, at=now)

@@ -1,0 +1,326 @@
+"""What the planner looks at: the estimates, and which task is where. Told of every dispatch and of every answer.
+
+No I/O and no clock: time is passed in, so a simulation can drive it as the dispatcher does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.adaptive.backlog import finishes, slowness
+from scheduler.adaptive.estimates import Estimate
+from scheduler.adaptive.planner import Ask, EndState, Hold, Send, UpperState, plan
+from scheduler.mapping import Node
+from tierkit.oip import Timing
+from tierkit.types import Tier
+
+__all__ = ["EndPlace", "LinkEstimate", "NodeEstimate", "Pilot"]
+
+_CUSHION_S = 0.15
+"""So long, and one task more, may wait at an upper node, that it has work while answers are on their way."""
+
+_BLIND_TASKS = 6
+"""Tasks that an upper node may have while nothing is known of the link to it: the first answers will tell."""
+
+_MOST_TASKS = 64
+"""Tasks that an end device or an upper node may have in all; an end device holds the images of each in memory."""
+
+_MOST_KNOWN = 4096
+"""Nodes and links that are remembered; beyond that those that are not on the device list are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPlace:
+    """An end device that may receive a task."""
+
+    node: Node
+    has_room: bool
+    untried: bool = True
+    """No attempt of this task has failed there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEstimate:
+    """What is thought of a node now."""
+
+    node_id: str
+    tier: Tier
+    ms_per_image: float
+    samples: int
+    """Answers that the figure comes from; 0: the node's own measurement at its start."""
+    tasks: int
+    """On their way to it, waiting there or being computed."""
+    backlog_s: float
+    """Until it will be done with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEstimate:
+    """What is thought of the link between an end device and an upper node."""
+
+    end: str
+    upper: str
+    seconds: float
+    """There and back, without the work in between."""
+    samples: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """A task on its way."""
+
+    end: str
+    upper: str | None
+    images: int
+    sent_at: float
+    coarse_at: float | None = None
+    """When the device had computed the coarse answer; None while it owes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Backlog:
+    """When each node is done with what it has."""
+
+    free_at: Mapping[str, float]
+    tasks: Mapping[str, int]
+    slowness: Mapping[str, float]
+    """How many times slower than estimated a node is by the answer that it owes; 1 where not named."""
+
+
+class Pilot:
+    """State of the scheme `adaptive`.
+
+    Args:
+        link_s: seconds from an end device to a tier and back, as far as they are known beforehand; 0 for unknown.
+        hop_s: the same between the scheduler and an end device.
+        accuracy: of the fine answers, by model; empty for unknown.
+    """
+
+    def __init__(self, *, link_s: Mapping[Tier, float], hop_s: float, accuracy: Mapping[str, float]) -> None:
+        self._link_prior_s = link_s
+        self._hop_prior_s = hop_s
+        self._accuracy = accuracy
+        self._speeds: dict[str, Estimate] = {}
+        """Seconds per image, by node."""
+        self._hops: dict[str, Estimate] = {}
+        self._links: dict[tuple[str, str], Estimate] = {}
+        self._links_to: dict[str, Estimate] = {}
+        """From whichever end device to an upper node: what is expected of a pair that has not met."""
+        self._tiers: dict[str, Tier] = {}
+        self._flights: dict[Hashable, _Flight] = {}
+        self._done_at: dict[str, float] = {}
+        """When a node finished the last task that is known of."""
+
+    # --- what has happened ----------------------------------------------------------------------------------------
+
+    def sent(
+        self, key: Hashable, *, end: Node, upper: Node | None, images: int, now: float, fine_only: bool = False
+    ) -> None:
+        """A task is on its way; `key` names the attempt. With `fine_only` the end device just passes it on."""
+        self._speed(end)
+        if upper is not None:
+            self._speed(upper)
+        self._flights[key] = _Flight(
+            end=end.node_id,
+            upper=None if upper is None else upper.node_id,
+            images=images,
+            sent_at=now,
+            coarse_at=now + self._hop_s(end.node_id, now) / 2 if fine_only else None,
+        )
+
+    def coarse(self, key: Hashable, timing: Timing, now: float) -> None:
+        """The coarse answer of an attempt has arrived."""
+        flight = self._flights.get(key)
+        if flight is None or flight.coarse_at is not None:
+            return
+        self._learn_speed(flight.end, timing, now)
+        hop_s = max(0.0, now - flight.sent_at - timing.queue_s - timing.compute_s)
+        hop = self._hops.get(flight.end, Estimate(prior=self._hop_prior_s)).observe(hop_s, now, trust_first=True)
+        self._hops[flight.end] = hop
+        flight.coarse_at = self._done_at[flight.end] = now - hop.value(now) / 2
+
+    def fine(self, key: Hashable, upper: str, timing: Timing | None, round_trip_s: float, now: float) -> None:
+        """An upper node has answered.
+
+        Args:
+            timing: None where the node does not tell.
+            round_trip_s: from the end device's question to the answer.
+        """
+        flight = self._flights.get(key)
+        if flight is None or upper not in self._speeds:
+            return
+        link_s = self._link_s(flight.end, upper, now)
+        if timing is not None:
+            self._learn_speed(upper, timing, now)
+            link_s = max(0.0, round_trip_s - timing.queue_s - timing.compute_s)
+            pair = flight.end, upper
+            unknown = Estimate(prior=link_s)
+            self._links[pair] = self._links.get(pair, unknown).observe(link_s, now, trust_first=True)
+            self._links_to[upper] = self._links_to.get(upper, unknown).observe(link_s, now, trust_first=True)
+        self._done_at[upper] = now - (self._hop_s(flight.end, now) + link_s) / 2
+        self.ended(key)
+
+    def ended(self, key: Hashable) -> None:
+        """An attempt is over, however it ended."""
+        self._flights.pop(key, None)
+
+    # --- what shall happen ----------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        ask: Ask,
+        images: int,
+        ends: Sequence[EndPlace],
+        uppers: Sequence[Node],
+        now: float,
+        *,
+        fine_only: bool = False,
+    ) -> Send | Hold | None:
+        """Where a task of so many images goes; see `planner.plan`.
+
+        Args:
+            fine_only: the coarse answer is known, so that an end device just passes the task on.
+        """
+        if len(self._speeds) + len(self._links) > _MOST_KNOWN:
+            self._forget_all_but({place.node.node_id for place in ends} | {node.node_id for node in uppers})
+        backlog = self._backlog(now)
+        return plan(
+            ask,
+            [self._end_state(place, images, backlog, now, fine_only=fine_only) for place in ends],
+            [self._upper_state(node, images, backlog, now) for node in uppers],
+            link=lambda end, upper: self._link_s(end, upper, now),
+            now=now,
+        )
+
+    def estimates(
+        self, ends: Sequence[Node], uppers: Sequence[Node], now: float
+    ) -> tuple[list[NodeEstimate], list[LinkEstimate]]:
+        """What is thought of these nodes now, and of the links between those that have met."""
+        backlog = self._backlog(now)
+        nodes = [
+            NodeEstimate(
+                node_id=node.node_id,
+                tier=node.tier,
+                ms_per_image=self._speed(node).value(now) * 1000,
+                samples=self._speed(node).samples,
+                tasks=backlog.tasks.get(node.node_id, 0),
+                backlog_s=max(0.0, backlog.free_at.get(node.node_id, now) - now),
+            )
+            for node in (*ends, *uppers)
+        ]
+        links = [
+            LinkEstimate(end=end.node_id, upper=upper.node_id, seconds=estimate.value(now), samples=estimate.samples)
+            for end in ends
+            for upper in uppers
+            if (estimate := self._links.get((end.node_id, upper.node_id))) is not None
+        ]
+        return nodes, links
+
+    def _end_state(self, place: EndPlace, images: int, backlog: _Backlog, now: float, *, fine_only: bool) -> EndState:
+        node_id = place.node.node_id
+        room = backlog.tasks.get(node_id, 0) < _MOST_TASKS
+        if fine_only:
+            hop_s = self._hop_s(node_id, now)
+            return EndState(
+                node_id=node_id, has_room=room, free_at=now, seconds=0.0, hop_s=hop_s, untried=place.untried
+            )
+        return EndState(
+            node_id=node_id,
+            has_room=place.has_room and room,
+            free_at=backlog.free_at.get(node_id, now),
+            seconds=images * self._speed(place.node).value(now) * backlog.slowness.get(node_id, 1.0),
+            hop_s=self._hop_s(node_id, now),
+            untried=place.untried,
+        )
+
+    def _upper_state(self, node: Node, images: int, backlog: _Backlog, now: float) -> UpperState:
+        seconds = images * self._speed(node).value(now) * backlog.slowness.get(node.node_id, 1.0)
+        tasks = backlog.tasks.get(node.node_id, 0)
+        known = node.node_id in self._links_to or self._link_prior_s[node.tier] > 0
+        return UpperState(
+            node=node,
+            free_at=backlog.free_at.get(node.node_id, now),
+            seconds=seconds,
+            slack_s=seconds + _CUSHION_S if known else float("inf"),
+            has_room=tasks < (_MOST_TASKS if known else _BLIND_TASKS),
+            accuracy=self._accuracy.get(node.model, 0.0),
+        )
+
+    def _backlog(self, now: float) -> _Backlog:
+        at_end: dict[str, list[_Flight]] = {}
+        at_upper: dict[str, list[tuple[float, float]]] = {}
+        tasks: dict[str, int] = {}
+        lag_s: dict[str, float] = {}
+        free_at: dict[str, float] = {}
+        slow: dict[str, float] = {}
+        for flight in self._flights.values():
+            if flight.coarse_at is None:
+                at_end.setdefault(flight.end, []).append(flight)
+            else:
+                tasks[flight.end] = tasks.get(flight.end, 0) + 1
+                self._bring(flight, flight.coarse_at, at_upper, lag_s, now)
+        for end, flights in at_end.items():
+            tasks[end] = tasks.get(end, 0) + len(flights)
+            half_s = self._hop_s(end, now) / 2
+            per_image = self._speeds[end].value(now)
+            queue = [(flight.sent_at + half_s, flight.images * per_image) for flight in flights]
+            idle_since = self._done_at.get(end, 0.0)
+            slow[end] = slowness(queue, idle_since=idle_since, known=now - half_s)
+            expected = finishes(queue, idle_since=idle_since, factor=slow[end])
+            for flight, finish in zip(flights, expected, strict=True):
+                free_at[end] = finish
+                self._bring(flight, finish, at_upper, lag_s, now)
+        for upper, arrivals in at_upper.items():
+            tasks[upper] = len(arrivals)
+            queue, idle_since = sorted(arrivals), self._done_at.get(upper, 0.0)
+            slow[upper] = slowness(queue, idle_since=idle_since, known=now - lag_s[upper])
+            *_, free_at[upper] = finishes(queue, idle_since=idle_since, factor=slow[upper])
+        return _Backlog(free_at, tasks, slow)
+
+    def _bring(
+        self,
+        flight: _Flight,
+        coarse_at: float,
+        at_upper: dict[str, list[tuple[float, float]]],
+        lag_s: dict[str, float],
+        now: float,
+    ) -> None:
+        """Put a task that leaves its end device at `coarse_at` into the queue of its upper node."""
+        if flight.upper is None:
+            return
+        half_s = self._link_s(flight.end, flight.upper, now) / 2
+        seconds = flight.images * self._speeds[flight.upper].value(now)
+        at_upper.setdefault(flight.upper, []).append((coarse_at + half_s, seconds))
+        lag_s[flight.upper] = max(lag_s.get(flight.upper, 0.0), half_s + self._hop_s(flight.end, now) / 2)
+
+    # --- estimates ------------------------------------------------------------------------------------------------
+
+    def _speed(self, node: Node) -> Estimate:
+        """A node that has started again has measured itself again, and begins anew."""
+        prior = node.ms_per_image / 1000
+        self._tiers[node.node_id] = node.tier
+        known = self._speeds.get(node.node_id)
+        if known is None or known.prior != prior:
+            known = self._speeds[node.node_id] = Estimate(prior=prior)
+        return known
+
+    def _learn_speed(self, node_id: str, timing: Timing, now: float) -> None:
+        if timing.batch_images:
+            self._speeds[node_id] = self._speeds[node_id].observe(timing.compute_s / timing.batch_images, now)
+
+    def _hop_s(self, end: str, now: float) -> float:
+        known = self._hops.get(end)
+        return self._hop_prior_s if known is None else known.value(now)
+
+    def _link_s(self, end: str, upper: str, now: float) -> float:
+        known = self._links.get((end, upper)) or self._links_to.get(upper)
+        return self._link_prior_s[self._tiers[upper]] if known is None else known.value(now)
+
+    def _forget_all_but(self, present: set[str]) -> None:
+        present = present | {flight.end for flight in self._flights.values()}
+        present |= {flight.upper for flight in self._flights.values() if flight.upper is not None}
+        for known in (self._speeds, self._hops, self._links_to, self._done_at, self._tiers):
+            for node_id in known.keys() - present:
+                del known[node_id]
+        self._links = {pair: link for pair, link in self._links.items() if present.issuperset(pair)}

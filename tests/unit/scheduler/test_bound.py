@@ -1,0 +1,72 @@
+"""The pipelined bound against cases computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from scheduler.bound import NodeCounts, bound_of_scheme, bound_of_split, bound_with_slow_edge, least_bound
+from scheduler.mapping import FleetTimes, TaskTimes
+from tierkit.types import Scheme, Tier
+
+# 50 images at 7.41, 5.99 and 7.36 ms; 0.5 s to an edge node and back, 1 s to the cloud.
+PAPER = FleetTimes(
+    end=TaskTimes(communication_s=0.0, processing_s=0.3705),
+    edge=TaskTimes(communication_s=0.5, processing_s=0.2995),
+    cloud=TaskTimes(communication_s=1.0, processing_s=0.368),
+)
+
+
+def counts(end: int, edge: int = 4, cloud: int = 1) -> NodeCounts:
+    return NodeCounts(end=end, edge=edge, cloud=cloud)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ends", "seconds", "limited_by"),
+    [
+        # 200 * 0.3705, and the last coarse answer goes on to an edge node: 0.5 + 0.2995
+        (Scheme.END_EDGE, 1, 74.1 + 0.7995, Tier.END),
+        (Scheme.END_CLOUD, 1, 74.1 + 1.368, Tier.END),
+        (Scheme.END, 8, 25 * 0.3705, Tier.END),
+        # 200 * 0.2995 / 4 = 14.975 after the first coarse answer and the link
+        (Scheme.END_EDGE, 8, 14.975 + 0.3705 + 0.5, Tier.EDGE),
+        # 200 * 0.368 = 73.6
+        (Scheme.END_CLOUD, 8, 73.6 + 0.3705 + 1.0, Tier.CLOUD),
+        # theta = 1/2: 100 tasks for the one cloud
+        (Scheme.MAPPING, 8, 36.8 + 0.3705 + 1.0, Tier.CLOUD),
+        # 0.3705 + 0.5 + 168 * 0.2995 / 4, with 32 tasks for the cloud: 0.3705 + 1 + 32 * 0.368 = 13.1465
+        (Scheme.ADAPTIVE, 8, 13.4495, Tier.EDGE),
+        (Scheme.ADAPTIVE, 5, 40 * 0.3705 + 0.7995, Tier.END),
+    ],
+)
+def test_bounds_of_the_papers_machines(scheme, ends, seconds, limited_by):
+    bound = bound_of_scheme(scheme, 200, counts(ends), PAPER)
+    assert bound.seconds == pytest.approx(seconds)
+    assert bound.limited_by is limited_by
+    assert bound.edge_tasks + bound.cloud_tasks == (0 if scheme is Scheme.END else 200)
+
+
+def test_one_tier_alone():
+    assert least_bound(10, counts(2, cloud=0), PAPER).cloud_tasks == 0
+    assert least_bound(10, counts(2, edge=0), PAPER).edge_tasks == 0
+    with pytest.raises(ValueError, match="no edge node"):
+        least_bound(10, counts(2, edge=0, cloud=0), PAPER)
+
+
+def test_a_slow_edge_node():
+    # As if it had been so from the start: three edge nodes, a quarter of one, and the cloud.
+    rate = 3 / 0.2995 + 1 / (4 * 0.2995) + 1 / 0.368
+    work = 200 + 3.25 * 0.8705 / 0.2995 + 1.3705 / 0.368
+    slow = bound_with_slow_edge(200, counts(8), PAPER, factor=4, after_s=0.3705 + 0.25)
+    assert slow == pytest.approx(work / rate)
+    assert bound_with_slow_edge(200, counts(8), PAPER, factor=1, after_s=3) == pytest.approx(13.4495, rel=0.01)
+    assert bound_with_slow_edge(200, counts(1), PAPER, factor=4, after_s=3) == pytest.approx(74.8995)
+
+
+@settings(deadline=None)
+@given(tasks=st.integers(1, 300), ends=st.integers(1, 12), edge=st.integers(1, 6), cloud=st.integers(1, 3))
+def test_no_split_is_below_the_least_bound(tasks, ends, edge, cloud):
+    fleet = counts(ends, edge, cloud)
+    least = least_bound(tasks, fleet, PAPER).seconds
+    for edge_tasks in {0, tasks // 2, tasks}:
+        assert bound_of_split(edge_tasks, tasks - edge_tasks, fleet, PAPER).seconds >= least
