@@ -30,7 +30,7 @@ from experiments.bench.inputs import InputPlan
 from experiments.bench.levels import Closed, Level, Load, Open, Plan, measure
 from experiments.bench.summary import OK, percentile
 from experiments.bench.targets import Target, oip_target
-from experiments.peers.processes import check_cores, on_core, running
+from experiments.peers.processes import check_cores, cpu_s, on_core, running
 from experiments.record import RunRecord
 from models.manifest import load_manifest, weights_folder
 from tierkit.errors import InvalidInput, SetupError, TerraceError
@@ -123,8 +123,7 @@ class _Node:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
 
 
 @contextlib.contextmanager

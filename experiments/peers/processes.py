@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tierkit.errors import SetupError
 
-__all__ = ["ServerProcesses", "check_cores", "on_core", "running"]
+__all__ = ["ServerProcesses", "check_cores", "cpu_s", "on_core", "running"]
 
 _MARK = "TERRACE_PEER_MARK"
 _GRACE_S = 5.0
@@ -74,6 +74,10 @@ class ServerProcesses:
         share counts for each."""
         return sum(_peak_bytes(pid) for pid in self.pids())
 
+    def cpu_s(self) -> float:
+        """CPU time, user and system, that its living processes have used so far."""
+        return sum(map(cpu_s, self.pids()))
+
     def log_tail(self) -> str:
         """The last lines of what it wrote, as one line."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
@@ -122,6 +126,15 @@ def running(command: Sequence[str], environment: Mapping[str, str], *, core: int
             yield server
         finally:
             server.stop()
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used so far, user and system, all its threads; 0 when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _environment(process: Path) -> bytes:

@@ -56,6 +56,8 @@ class RowFigures:
     compute_ms: float | None
     """In the model, for the batch that a request was part of, as the server says itself; None where it does not."""
     batch_images: float | None
+    cpu_us_per_image: float
+    """CPU time of all of the server's processes. What else the machine does changes it little."""
     generator_cpu: float
 
 
@@ -102,6 +104,7 @@ def derive(visits: Sequence[Visit]) -> tuple[dict[str, list[float]], dict[str, f
             "p50_above_bare_ms": [row.p50_ms - row.bare_batch_ms for row in figures],
             "compute_ms": [row.compute_ms for row in figures],
             "batch_images": [row.batch_images for row in figures],
+            "cpu_us_per_image": [row.cpu_us_per_image for row in figures],
             "generator_cpu": [row.generator_cpu for row in figures],
         }
         for name, values in columns.items():

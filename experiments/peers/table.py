@@ -53,7 +53,7 @@ def _load_table(network: str, row: Row, records: Sequence[Record]) -> str:
     def cells(record: Record) -> list[str]:
         config = record["config"]
         if speed(record) == 0.0:
-            return [config["title"], f"unmeasured: {_reason(record, row)}", *[""] * 7]
+            return [config["title"], f"unmeasured: {_reason(record, row)}", *[""] * 8]
         return [
             config["title"],
             _text(figure(record, "images_per_s"), ",.0f"),
@@ -64,6 +64,7 @@ def _load_table(network: str, row: Row, records: Sequence[Record]) -> str:
             _text(figure(record, "p50_above_bare_ms"), ".2f"),
             _text(figure(record, "compute_ms"), ".2f"),
             _text(figure(record, "batch_images"), ".1f"),
+            _text(figure(record, "cpu_us_per_image"), ",.0f"),
         ]
 
     images = "1 image" if row.batch == 1 else f"{row.batch} images"
@@ -77,6 +78,7 @@ def _load_table(network: str, row: Row, records: Sequence[Record]) -> str:
         "p50 above bare ms",
         "model ms",
         "images/batch",
+        "CPU us/image",
     ]
     ranked = sorted((record for record in records if _has(record, row)), key=speed, reverse=True)
     return f"### {network}, {images} a request, concurrency {row.concurrency}\n\n" + _table(

@@ -87,12 +87,14 @@ def visit(
                 announce(f"{row.batch} images, concurrency {row.concurrency}")
                 target = make_target(origin, contender.speech, network.name, random_images(row.batch, network.shape))
                 before = bare.measure(row.batch, pace.bare_s)
+                cpu_s = server.cpu_s()
                 level = runner.run(_measure(target, row, pace))
+                cpu_s = server.cpu_s() - cpu_s
                 after = bare.measure(row.batch, pace.bare_s)
                 if level.summary.errors or not level.summary.answered:
                     result.failures[row.key] = f"not answered: {error_text(level.summary.errors) or 'nothing came'}"
                 else:
-                    result.rows[row.key] = _figures(level, before, after)
+                    result.rows[row.key] = _figures(level, cpu_s / (len(level.samples) * row.batch), before, after)
             result.peak_memory_bytes = server.peak_memory_bytes()
     return result
 
@@ -137,7 +139,7 @@ async def _measure(target: Target, row: Row, pace: Pace) -> Level:
     return level
 
 
-def _figures(level: Level, before: Bare, after: Bare) -> RowFigures:
+def _figures(level: Level, cpu_s_per_image: float, before: Bare, after: Bare) -> RowFigures:
     summary, server = level.summary, level.server
     p50_ms, p99_ms = summary.latency_ms["p50"], summary.latency_ms["p99"]
     assert p50_ms is not None  # only for rows with answers
@@ -150,5 +152,6 @@ def _figures(level: Level, before: Bare, after: Bare) -> RowFigures:
         bare_batch_ms=(before.batch_ms + after.batch_ms) / 2,
         compute_ms=server.compute_infer_ms if server else None,
         batch_images=server.batch_images if server else None,
+        cpu_us_per_image=cpu_s_per_image * 1e6,
         generator_cpu=level.generator_cpu,
     )

@@ -13,6 +13,7 @@ def figures(images_per_s: float, bare: float, *, p50_ms: float = 8.0, compute_ms
         p99_ms=20.0,
         bare_batch_ms=7.0,
         compute_ms=compute_ms,
+        cpu_us_per_image=300.0,
         batch_images=None,
         generator_cpu=0.1,
     )
