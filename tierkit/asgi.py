@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from types import TracebackType
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -56,29 +56,33 @@ async def read_body(receive: Receive) -> bytes:
         pieces.append(body)
 
 
-@contextmanager
-def cancelled_on_disconnect(scope: Scope) -> Iterator[None]:
-    """Cancel what runs inside as soon as the client hangs up. The body must have been read.
+class cancelled_on_disconnect:
+    """Context manager: cancel what runs inside as soon as the client hangs up. The body must have been read.
+
+    A class, for a generator takes three times as long to enter and leave, which counts when it is done per request.
 
     Raises:
         ClientDisconnect: the client hung up while it ran.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
 
-    def hang_up() -> None:
-        nonlocal gone
-        gone = True
-        task.cancel()
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._gone = False
 
-    take_back = scope["extensions"][ON_DISCONNECT](hang_up)
-    try:
-        yield
-    except asyncio.CancelledError:
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._take_back = self._scope["extensions"][ON_DISCONNECT](self._hang_up)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._take_back()
         # Cancelled from elsewhere as well: then that is what counts.
-        if gone and task.uncancel() == 0:
+        if kind is not None and issubclass(kind, asyncio.CancelledError) and self._gone and self._task.uncancel() == 0:
             raise ClientDisconnect from None
-        raise
-    finally:
-        take_back()
+
+    def _hang_up(self) -> None:
+        self._gone = True
+        self._task.cancel()

@@ -10,8 +10,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, TextIO
 
@@ -31,14 +29,17 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-@contextmanager
-def request_context(request_id: str) -> Iterator[None]:
-    """Every record logged inside carries `request_id`."""
-    token = _request_id.set(request_id)
-    try:
-        yield
-    finally:
-        _request_id.reset(token)
+class request_context:
+    """Context manager: every record logged inside carries `request_id`."""
+
+    def __init__(self, request_id: str) -> None:
+        self._id = request_id
+
+    def __enter__(self) -> None:
+        self._token = _request_id.set(self._id)
+
+    def __exit__(self, *_error: object) -> None:
+        _request_id.reset(self._token)
 
 
 def configure(level: str, style: Literal["text", "json"], *, node_id: str = "", stream: TextIO | None = None) -> None:

@@ -265,10 +265,10 @@ class ModelRunner:
             raise Draining("the node is shutting down")
         if images > self.max_queue_images:
             raise TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
-        backlog_s = self._thread.backlog_s()
         if self._queued_images + images > self.max_queue_images:
             raise Overloaded(
-                f"{self._queued_images} images wait, at most {self.max_queue_images} may", retry_after_s=backlog_s
+                f"{self._queued_images} images wait, at most {self.max_queue_images} may",
+                retry_after_s=self._thread.backlog_s(),
             )
         if budget_s is None:
             return
@@ -279,6 +279,7 @@ class ModelRunner:
                 f"{images} images take {images * self._best_s_per_image * 1000:.0f} ms here, "
                 f"{max(budget_s, 0) * 1000:.0f} ms are left"
             )
+        backlog_s = self._thread.backlog_s()
         if backlog_s and backlog_s + images * self._s_per_image > budget_s:
             raise Overloaded(
                 f"about {backlog_s * 1000:.0f} ms of work wait here, {budget_s * 1000:.0f} ms are left",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 __all__ = ["Check", "Lifecycle"]
@@ -38,6 +38,7 @@ class Lifecycle:
         self._drain = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._working = _Working(self)
         self._checks: dict[str, Check] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -70,17 +71,9 @@ class Lifecycle:
         """Return when no work is in flight."""
         await self._idle.wait()
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self) -> AbstractContextManager[None]:
         """Count one request as in flight."""
-        self.in_flight += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if self.in_flight == 0:
-                self._idle.set()
+        return self._working
 
     def own(self, loop: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run `loop` in the background under this name, supervised.
@@ -116,6 +109,22 @@ class Lifecycle:
     async def run_checks(self) -> Mapping[str, str]:
         """Result of each check by name: "ok", or a sentence."""
         return dict(zip(self._checks, await asyncio.gather(*map(_outcome, self._checks.values())), strict=True))
+
+
+class _Working:
+    """Holds nothing of its own, so that all requests can share one."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def __enter__(self) -> None:
+        self._lifecycle.in_flight += 1
+        self._lifecycle._idle.clear()
+
+    def __exit__(self, *_error: object) -> None:
+        self._lifecycle.in_flight -= 1
+        if self._lifecycle.in_flight == 0:
+            self._lifecycle._idle.set()
 
 
 async def _outcome(check: Check) -> str:
