@@ -18,10 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,13 +30,14 @@ from experiments.bench.inputs import InputPlan
 from experiments.bench.levels import Closed, Level, Load, Open, Plan, measure
 from experiments.bench.summary import OK, percentile
 from experiments.bench.targets import Target, oip_target
+from experiments.pages import fill
 from experiments.peers.processes import check_cores, cpu_s, on_core, running
 from experiments.record import RunRecord
 from models.manifest import load_manifest, weights_folder
 from tierkit.errors import InvalidInput, SetupError, TerraceError
 from tierkit.settings import NodeSettings
 
-__all__ = ["Case", "Outcome", "Targets", "judge", "main", "read_case"]
+__all__ = ["Case", "Outcome", "Targets", "as_markdown", "judge", "main", "newest_records", "read_case"]
 
 BATCH = 50
 _CONCURRENCY = 8
@@ -44,6 +45,7 @@ _START_S = 60.0
 _POLL_S = 0.02
 _WATCH_S = 0.25
 _REFUSED = "503"
+_EXPERIMENT = "overload"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +217,52 @@ async def _measure(node: _Node, case: Case, seconds: float, bound_bytes: int) ->
         "refusal_ms": refusals_ms,
         "answer_ms": [(s.done - s.due) * 1000 for s in storm.samples if s.outcome == OK],
     }
-    return outcome, samples
+    # Tens of thousands of them: the digits behind a microsecond would be most of the record.
+    return outcome, {name: [round(value, 3) for value in values] for name, values in samples.items()}
+
+
+def newest_records(folder: Path) -> list[Mapping[str, Any]]:
+    """The last record of each network."""
+    records = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{_EXPERIMENT}-*.json"))]
+    found = {record["config"]["model"]: record for record in sorted(records, key=lambda record: record["measured_at"])}
+    return [found[model] for model in sorted(found)]
+
+
+def as_markdown(records: Sequence[Mapping[str, Any]]) -> str:
+    """A table of what each network gave, one column for each record."""
+    lines = [
+        ["", *(f"{one['config']['model']} at {one['config']['factor']:g} times its capacity" for one in records)],
+        ["---", *["---:"] * len(records)],
+        ["length, s", *(f"{one['config']['seconds']:g}" for one in records)],
+        *(
+            [label, *("none" if (value := one["results"][name]) is None else show(value) for one in records)]
+            for label, name, show in _LINES
+        ),
+        ["targets", *("; ".join(one["results"]["missed"]) or "all reached" for one in records)],
+        ["measured", *(f"{one['measured_at'][:16]}Z" for one in records)],
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / 2**20:.1f}"
+
+
+_LINES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("saturation, images/s", "saturation_images_per_s", "{:,.0f}".format),
+    ("asked for, images/s", "offered_images_per_s", "{:,.0f}".format),
+    ("goodput, images/s", "goodput_images_per_s", "{:,.0f}".format),
+    ("goodput / saturation", "goodput_ratio", "{:.2f}".format),
+    ("the same for each second of the server's CPU time", "goodput_per_cpu_ratio", "{:.2f}".format),
+    ("requests", "requests", "{:,}".format),
+    ("refused with 503", "refused", "{:,}".format),
+    ("neither 200 nor 503", "unanswered", lambda outcomes: f"{sum(outcomes.values()):,}"),
+    ("p50 of a 503, ms", "refusal_p50_ms", "{:.1f}".format),
+    ("p99 of a 503, ms", "refusal_p99_ms", "{:.1f}".format),
+    ("slowest health check, ms", "health_max_ms", "{:.1f}".format),
+    ("memory grew by, MiB", "memory_growth_bytes", _mebibytes),
+    ("and may by, MiB", "memory_bound_bytes", _mebibytes),
+)
 
 
 def run(
@@ -228,11 +275,22 @@ def run(
         typer.Option(help="Folder of the networks. Default: those that come with Terrace.", file_okay=False),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the records.", file_okay=False)] = Path("runs/overload"),
-    server_core: Annotated[int, typer.Option(min=0)] = 0,
-    load_core: Annotated[int, typer.Option(min=0)] = 1,
+    server_core: Annotated[int, typer.Option(min=0, help="Core of the node.")] = 0,
+    load_core: Annotated[int, typer.Option(min=0, help="Core of the load generator.")] = 1,
+    report: Annotated[
+        bool, typer.Option("--report", help="Measure nothing: print the table of the records in --out.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Put the table into this page as well, such as docs/performance.md.")
+    ] = None,
 ) -> None:
     """Ask a node for a multiple of what it can do, and see what it still gives: the end network at 2 times its
     capacity, the edge network at 16 times."""
+    if report:
+        if not (records := newest_records(out)):
+            raise InvalidInput(f"no records in {out}; name their folder with --out")
+        _print_table(records, page)
+        return
     check_cores(server_core, load_core)
     folder = weights or weights_folder()
     manifest = load_manifest(folder)
@@ -248,18 +306,25 @@ def run(
             outcome, samples = asyncio.run(_measure(node, case, seconds, bound_bytes))
         sentences = judge(outcome, Targets())
         record = RunRecord(
-            experiment=f"overload-{case.model}",
+            experiment=f"{_EXPERIMENT}-{case.model}",
             config={**asdict(case), "batch": BATCH, "seconds": seconds, "concurrency": _CONCURRENCY},
             samples=samples,
             results={**asdict(outcome), "missed": sentences},
         )
-        typer.echo(json.dumps(asdict(outcome), indent=1))
         typer.echo(
             f"{case.model} at {case.factor:g} times its capacity: {'; '.join(sentences) or 'all targets reached'}"
         )
         typer.echo(f"record: {record.write(out)}")
         missed = missed or bool(sentences)
+    _print_table(newest_records(out), page)
     raise typer.Exit(1 if missed else 0)
+
+
+def _print_table(records: Sequence[Mapping[str, Any]], page: Path | None) -> None:
+    table = as_markdown(records)
+    typer.echo(table, nl=False)
+    if page is not None:
+        fill(page, _EXPERIMENT, table)
 
 
 def read_case(text: str) -> Case:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from experiments.pages import fill
 from experiments.peers.comparison import Stand, compare, install
 from experiments.peers.contenders import CONTENDERS, TERRACE, choose
 from experiments.peers.environments import default_folder
 from experiments.peers.processes import check_cores
 from experiments.peers.rows import Pace, rows_for
-from experiments.peers.table import as_markdown, newest_records
+from experiments.peers.table import EXPERIMENT, Record, as_markdown, newest_records
 from experiments.peers.visit import Cores
 from models.manifest import load_manifest, weights_folder
-from tierkit.errors import TerraceError
+from tierkit.errors import InvalidInput, TerraceError
 
 __all__ = ["main", "run"]
 
@@ -48,6 +50,12 @@ def run(
     server_core: Annotated[int, typer.Option(min=0, help="Core of the servers and of the bare loop.")] = 0,
     load_core: Annotated[int, typer.Option(min=0, help="Core of the load generator.")] = 1,
     install_only: Annotated[bool, typer.Option("--install-only", help="Make the environments and stop.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Measure nothing: print the tables of the records in --out.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Put the tables into this page as well, such as docs/performance.md.")
+    ] = None,
     large: Annotated[
         str | None,
         typer.Option(
@@ -60,6 +68,11 @@ def run(
     Ctrl-C keeps what was measured. The tables are made of the newest record of each server in --out, so a server
     can be measured again alone.
     """
+    if report:
+        if not (records := newest_records(out)):
+            raise InvalidInput(f"no records in {out}; name their folder with --out")
+        _print_tables(records, page)
+        return
     contenders = choose(only or [])
     cores = Cores(server=server_core, load=load_core)
     check_cores(cores.server, cores.load)
@@ -86,13 +99,17 @@ def run(
         for stand in stands:
             for record in stand.records(pace, cores, pythons):
                 _announce(f"wrote {record.write(out)}")
-    records = newest_records(out)
-    if records:
-        tables = as_markdown(records)
-        (out / "peers.md").write_text(tables)
-        sys.stdout.write(tables)
+    if records := newest_records(out):
+        _print_tables(records, page)
     if interrupted:
         raise typer.Exit(_INTERRUPTED)
+
+
+def _print_tables(records: Sequence[Record], page: Path | None) -> None:
+    tables = as_markdown(records)
+    sys.stdout.write(tables)
+    if page is not None:
+        fill(page, EXPERIMENT, tables)
 
 
 def _announce(what: str) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from experiments.peers.contenders import CONTENDERS
 from experiments.peers.rows import Row
+from experiments.peers.verdict import verdicts
 
-__all__ = ["EXPERIMENT", "as_markdown", "newest_records"]
+__all__ = ["EXPERIMENT", "Record", "as_markdown", "newest_records"]
 
 EXPERIMENT = "peers"
 
@@ -39,7 +40,12 @@ def as_markdown(records: Sequence[Record]) -> str:
         )
         parts += [_load_table(network, Row(batch=batch, concurrency=number), chosen) for batch, number in loads]
         parts.append(_cost_table(network, chosen))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([_targets_table(records), *parts]) + "\n"
+
+
+def _targets_table(records: Sequence[Record]) -> str:
+    rows = [(one.what, one.target, one.measured, "yes" if one.reached else "**no**") for one in verdicts(records)]
+    return "### Targets\n\n" + _table(["what", "target", "measured", "reached"], rows)
 
 
 def _load_table(network: str, row: Row, records: Sequence[Record]) -> str:

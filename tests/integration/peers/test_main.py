@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="pi
         (["--server-core", "0", "--load-core", "0"], "a core each"),
         (["--weights", "{tmp}"], "manifest"),
         (["--large", "nope"], "no model 'nope'"),
+        (["--report"], "no records in"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(

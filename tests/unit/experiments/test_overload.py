@@ -1,10 +1,13 @@
 """Verdicts on an overload, and how a case is written."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.overload import Case, Outcome, Targets, judge, read_case
+from experiments.overload import Case, Outcome, Targets, as_markdown, judge, newest_records, read_case
 from tierkit.errors import InvalidInput
 
 GOOD = Outcome(
@@ -54,3 +57,26 @@ def test_a_case_is_a_model_and_a_factor() -> None:
 def test_what_is_no_case_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="write MODEL=FACTOR"):
         read_case(text)
+
+
+def record(model: str, measured_at: str, **results: Any) -> dict[str, Any]:
+    return {
+        "config": {"model": model, "factor": 2.0, "seconds": 60.0},
+        "results": {**asdict(GOOD), "missed": [], **results},
+        "measured_at": measured_at,
+    }
+
+
+def test_the_table_is_made_of_the_newest_record_of_each_network(tmp_path: Path) -> None:
+    records = [
+        record("net", "2030-01-01T11:00:00+00:00", goodput_ratio=0.95),
+        record("net", "2030-01-01T10:00:00+00:00", goodput_ratio=0.5),
+        record("other", "2030-01-01T10:00:00+00:00", refusal_p99_ms=None, missed=["nothing was refused"]),
+    ]
+    for number, content in enumerate(records):
+        (tmp_path / f"overload-{number}.json").write_text(json.dumps(content))
+    table = as_markdown(newest_records(tmp_path))
+    assert len({line.count("|") for line in table.splitlines()}) == 1
+    assert "| goodput / saturation | 0.95 | 0.95 |" in table
+    assert "| p99 of a 503, ms | 5.0 | none |" in table
+    assert "| targets | all reached | nothing was refused |" in table

@@ -67,6 +67,7 @@ def test_every_line_of_a_table_has_as_many_cells() -> None:
 def test_networks_have_tables_of_their_own() -> None:
     text = as_markdown([measured("terrace", 10.0), measured("terrace", 20.0, network="large")])
     assert [line for line in text.splitlines() if line.startswith("###")] == [
+        "### Targets",
         "### net, 50 images a request, concurrency 4",
         "### net, what they are and cost",
         "### large, 50 images a request, concurrency 4",

@@ -1,0 +1,29 @@
+"""Tables in documentation pages, written by the commands that make them from records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tierkit.errors import InvalidInput
+
+__all__ = ["fill"]
+
+_END = "<!-- end of table -->"
+
+
+def fill(page: Path, name: str, markdown: str) -> None:
+    """Replace what stands in `page` between `<!-- table: NAME -->` and the next `<!-- end of table -->`.
+
+    Raises:
+        InvalidInput: the page cannot be read, or has no such place.
+    """
+    start = f"<!-- table: {name} -->"
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise InvalidInput(f"cannot read the page {page}: {exc.strerror}") from exc
+    before, found, rest = text.partition(start)
+    _, closed, after = rest.partition(_END)
+    if not (found and closed):
+        raise InvalidInput(f"{page} has no place for the table: {start} and, below it, {_END}")
+    page.write_text(f"{before}{start}\n\n{markdown.strip()}\n\n{_END}{after}", encoding="utf-8")
