@@ -6,7 +6,10 @@ errors end here as one sentence on standard error: exit code 1, and 2 for a wron
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -18,6 +21,7 @@ import typer.main
 from terrace import __version__
 from tierkit.errors import TerraceError, Unauthenticated, UpstreamTimeout, UpstreamUnavailable
 from tierkit.orphan import die_with_parent
+from tierkit.plaintext import harmless
 
 __all__ = ["app", "main", "run"]
 
@@ -59,6 +63,8 @@ _HINTS: dict[type[TerraceError], str] = {
     " with 'terrace token create'",
     UpstreamTimeout: "it hangs or has too much to do: look at its log, or restart it (no job is lost)",
 }
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # Typer shows click's base class of usage errors only through its descendants, and brings its own click of late.
 _UsageError: Any = typer.BadParameter.__base__
@@ -117,22 +123,38 @@ def run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(list(arguments), prog_name="terrace", standalone_mode=False)
+        sys.stdout.flush()
     except _UsageError as exc:
         called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
         path = exc.ctx.command_path if exc.ctx else called
         message = exc.format_message().replace("Value error, ", "")
         if not message:
             return 2  # a group without a command: its help page has been printed
-        typer.echo(f"{path}: {_sentence(message)} See '{path} --help'.", err=True)
+        typer.echo(harmless(f"{path}: {_sentence(message)} See '{path} --help'."), err=True)
         return 2
     except TerraceError as exc:
         hint = next((f"; {hint}" for kind, hint in _HINTS.items() if isinstance(exc, kind)), "")
-        typer.echo(f"terrace: {_sentence(f'{exc}{hint}')}", err=True)
+        typer.echo(harmless(f"terrace: {_sentence(f'{exc}{hint}')}"), err=True)
+        return 1
+    except BrokenPipeError:
+        _drop_output()  # nobody reads it any more, which is no news to whoever closed the pipe
+        return 1
+    except OSError as exc:
+        if exc.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        typer.echo(harmless(f"terrace: cannot write {exc.filename or 'the output'}: {exc.strerror}."), err=True)
         return 1
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("stopped", err=True)
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _drop_output() -> None:
+    """What is left of the output goes nowhere: Python would try it once more when it ends, and complain itself."""
+    with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError, ValueError):
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _sentence(text: str) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from tierkit.plaintext import harmless, one_line
 from tierkit.types import Health, Tier
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "Column",
     "Listing",
     "health_text",
+    "image_count",
     "milliseconds",
     "node_order",
     "percent",
@@ -43,12 +47,20 @@ _UNBOUNDED_WIDTH = 10_000
 _HEALTH_STYLES = {Health.ALIVE: "green", Health.SUSPECT: "yellow", Health.DEAD: "red", Health.DRAINING: "yellow"}
 
 
+class _Screen(Console):
+    """Nothing that it is given to print can command the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
 def screen(*, stderr: bool = False) -> Console:
     """The terminal: standard output for results, standard error for what goes on meanwhile.
 
     Into a file or a pipe lines are as long as they are, unless `COLUMNS` says how wide the reader is.
     """
-    console = Console(stderr=stderr, highlight=False)
+    console = _Screen(stderr=stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _UNBOUNDED_WIDTH
     return console
@@ -56,7 +68,7 @@ def screen(*, stderr: bool = False) -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output, as a program reads it."""
-    sys.stdout.write(to_json(value, indent=2).decode() + "\n")
+    sys.stdout.write(harmless(to_json(value, indent=2).decode()) + "\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +134,7 @@ class Listing:
         for row in self._rows:
             table.add_row(
                 *(
-                    Text(cell) if isinstance(cell, str) else cell
+                    Text(one_line(cell)) if isinstance(cell, str) else cell
                     for column, cell in zip(self._columns, row, strict=True)
                     if column in shown
                 )
@@ -152,6 +164,11 @@ def node_order(tier: Tier, node_id: str) -> tuple[int, list[tuple[str, int]]]:
 def health_text(health: Health) -> Text:
     """The failure detector's opinion, coloured."""
     return Text(health, style=_HEALTH_STYLES[health])
+
+
+def image_count(count: int) -> str:
+    """1 as "1 image", 2000 as "2,000 images"."""
+    return f"{count:,} {'image' if count == 1 else 'images'}"
 
 
 def percent(share: float | None) -> str:

@@ -21,6 +21,8 @@ def follow(client: Client, job: Job, console: Console, *, budget_s: float | None
         TextColumn("[dim]{task.fields[note]}"),
         console=console,
         transient=True,
+        # Into a file it would write an empty line, and nothing else.
+        disable=not console.is_terminal,
     ) as progress:
         coarse = progress.add_task("coarse", total=job.images, note="")
         fine = progress.add_task("fine", total=job.images, note="", visible=job.scheme is not Scheme.END)

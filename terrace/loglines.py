@@ -9,6 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from terrace.console import TIER_STYLES
+from tierkit.plaintext import one_line
 
 __all__ = ["LogPainter"]
 
@@ -35,10 +36,10 @@ class LogPainter:
         text.append(f" {name:<{self._width}} ", style=TIER_STYLES.get(self._kinds.get(name, ""), ""))
         if record is None:
             return text.append(line)
-        text.append(str(record["message"]), style=_LEVEL_STYLES.get(str(record.get("level")), ""))
+        text.append(one_line(str(record["message"])), style=_LEVEL_STYLES.get(str(record.get("level")), ""))
         for key, value in record.items():
             if key not in _SHOWN_ELSEWHERE:
-                text.append(f" {key}={value}", style="dim")
+                text.append(one_line(f" {key}={value}"), style="dim")
         if "exception" in record:
             text.append(f"\n{record['exception']}", style="dim")
         return text

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from terrace.console import Column, Listing, milliseconds, node_order, percent, tier_text
+from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent, tier_text
 from tierkit.client import Job, JobState
 from tierkit.types import Scheme, Tier
 
@@ -27,7 +27,7 @@ def job_summary(job: Job) -> RenderableType:
 
 def headline(job: Job) -> Text:
     """State, images, time and throughput in one line."""
-    line = Text(f"{job.images:,} images", style="bold")
+    line = Text(image_count(job.images), style="bold")
     if job.elapsed_s is not None:
         line.append(f" in {job.elapsed_s:.2f} s", style="not bold")
     if job.images_per_s is not None:

@@ -16,6 +16,7 @@ import typer
 from pydantic import SecretStr
 
 from tierkit.errors import SetupError
+from tierkit.plaintext import harmless
 from tierkit.settings import ServiceSettings, description, load_settings
 
 __all__ = ["command", "run_main"]
@@ -37,7 +38,7 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
         try:
             code = start(load_settings(settings_class, flags=flags, config=config))
         except SetupError as exc:
-            sys.stderr.write(f"terrace {settings_class.service}: {exc}\n")
+            sys.stderr.write(f"terrace {settings_class.service}: {harmless(str(exc))}\n")
             code = EXIT_SETUP
         sys.exit(code)
 

@@ -13,6 +13,8 @@ import time
 from contextvars import ContextVar
 from typing import Any, Literal, TextIO
 
+from tierkit.plaintext import harmless, one_line
+
 __all__ = ["configure", "current_request_id", "request_context"]
 
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -78,9 +80,9 @@ class _TextFormatter(logging.Formatter):
         if request_id := current_request_id():
             parts.append(f"[{request_id}]")
         # One record, one line: a line break in a value from outside must not look like a record of its own.
-        line = " ".join(parts).replace("\r", "\\r").replace("\n", "\\n")
+        line = one_line(" ".join(parts))
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + harmless(self.formatException(record.exc_info))
         return line
 
 

@@ -136,16 +136,18 @@ def _show(job: Job, results: list[ImageResult], out: Path | None) -> None:
         console.print(answers_table(results), crop=False)
     console.print(job_summary(job))
     if out is not None:
-        console.print(f"results in {out}", soft_wrap=True)
+        console.print(f"results in {out}", soft_wrap=True, markup=False)
     else:
         console.print(f"[dim]results: terrace jobs results {job.id}[/dim]", soft_wrap=True)
 
 
 def answers_table(results: list[ImageResult]) -> Listing:
     """One line per image: its coarse and its fine answer."""
+    # Where the coarse answer is all that an image has, no terminal is too narrow for it.
+    alone = any(result.coarse and not result.fine for result in results)
     table = Listing(
         Column(title="image", max_width=_NAME_WIDTH),
-        Column(title="coarse", rank=1),
+        Column(title="coarse", rank=0 if alone else 1),
         Column(title="", rank=4, right=True),
         Column(title="fine"),
         Column(title=" ", rank=3, right=True),

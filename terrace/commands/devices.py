@@ -55,29 +55,48 @@ def list_devices(
 
 @app.command()
 def drain(
-    node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL, token_file: TokenFile = None, tls_ca: TlsCa = None
+    node: NodeId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    json: Json = False,
 ) -> None:
     """Give a node no new tasks; what it has may finish."""
     with connect(scheduler, token_file, tls_ca) as client:
         client.drain(node)
-    screen().print(f"{node} gets no new tasks")
+    _say(node, "draining", f"{node} gets no new tasks", json=json)
 
 
 @app.command()
 def resume(
-    node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL, token_file: TokenFile = None, tls_ca: TlsCa = None
+    node: NodeId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    json: Json = False,
 ) -> None:
     """Give a drained node tasks again."""
     with connect(scheduler, token_file, tls_ca) as client:
         client.resume(node)
-    screen().print(f"{node} gets tasks again")
+    _say(node, "resumed", f"{node} gets tasks again", json=json)
 
 
 @app.command()
 def remove(
-    node: NodeId, scheduler: SchedulerUrl = DEFAULT_URL, token_file: TokenFile = None, tls_ca: TlsCa = None
+    node: NodeId,
+    scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    json: Json = False,
 ) -> None:
     """Take a node off the list, its tasks go to others; it comes back when it registers again."""
     with connect(scheduler, token_file, tls_ca) as client:
         client.remove(node)
-    screen().print(f"{node} is off the list")
+    _say(node, "removed", f"{node} is off the list", json=json)
+
+
+def _say(node: str, state: str, sentence: str, *, json: bool) -> None:
+    if json:
+        print_json({"node_id": node, "state": state})
+    else:
+        screen().print(sentence, markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import typer
@@ -13,6 +14,7 @@ from terrace.following import follow
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
 from terrace.report import job_summary
 from tierkit.client import Event, ImageResult, Job, JobState, StateChange
+from tierkit.plaintext import harmless, one_line
 
 __all__ = ["app"]
 
@@ -174,9 +176,13 @@ def results(
 ) -> None:
     """The answers so far, one line per image, in the order in which the images were sent."""
     with connect(scheduler, token_file, tls_ca) as client:
-        for chunk in client.raw_results(job, format=format):
-            sys.stdout.buffer.write(chunk)
-    sys.stdout.buffer.flush()
+        if sys.stdout.isatty():
+            for line in _lines(client.raw_results(job, format=format)):
+                sys.stdout.write(f"{harmless(line)}\n")
+        else:
+            for chunk in client.raw_results(job, format=format):
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
 
 
 @app.command()
@@ -221,10 +227,23 @@ def wait(
 ) -> None:
     """Wait until a job is done; exit code 1 unless it was completed."""
     with connect(scheduler, token_file, tls_ca) as client:
-        done = follow(client, client.job(job), screen(stderr=True), budget_s=budget_s)
+        done = client.job(job)
+        if not done.done:
+            done = follow(client, done, screen(stderr=True), budget_s=budget_s)
     _print_job(done, json)
     if done.state is not JobState.COMPLETED:
         raise typer.Exit(1)
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Pieces of any length as lines without their ends."""
+    held = b""
+    for chunk in chunks:
+        *complete, held = (held + chunk).split(b"\n")
+        for line in complete:
+            yield line.removesuffix(b"\r").decode("utf-8", "replace")
+    if held:
+        yield held.decode("utf-8", "replace")
 
 
 def _print_job(job: Job, json: bool) -> None:
@@ -240,13 +259,13 @@ def _kind(event: Event) -> str:
 
 def _event_json(event: Event) -> str:
     body = event.job if isinstance(event, StateChange) else event
-    return to_json({"event": _kind(event), "data": body}).decode()
+    return harmless(to_json({"event": _kind(event), "data": body}).decode())
 
 
 def _event_lines(event: Event) -> list[str]:
     if isinstance(event, StateChange):
         return [f"state     {event.job.state}"]
-    return [f"{_kind(event):<9} {_answer(_kind(event), result)}" for result in event.results]
+    return [one_line(f"{_kind(event):<9} {_answer(_kind(event), result)}") for result in event.results]
 
 
 def _answer(kind: str, result: ImageResult) -> str:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
-from terrace.console import screen
+from terrace.console import image_count, screen
 from tierkit.errors import DataError
 
 __all__ = ["app"]
@@ -23,10 +23,12 @@ _SAMPLE_IMAGES = 1000
 
 @app.command()
 def sample(
-    folder: Annotated[Path, typer.Argument(help="Where to put them; made if need be.", file_okay=False)],
+    folder: Annotated[Path, typer.Argument(help="Where to put them; made if need be.")],
     count: Annotated[int, typer.Option(min=1, max=_SAMPLE_IMAGES, help="How many.")] = 10,
 ) -> None:
     """Write images of the bundled sample as PNG files, each named by its number and its class."""
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is a file; name a folder", param_hint="FOLDER")
     images = read_sample().take(np.arange(count))
     if images.fine is None:
         raise DataError("the bundled sample has no labels")
@@ -37,4 +39,4 @@ def sample(
             Image.fromarray(pixels).save(folder / f"{index:03}-{classes[label]}.png")
     except OSError as exc:
         raise DataError(f"cannot write into {folder}: {exc.strerror or exc}") from exc
-    screen().print(f"{count} images in {folder}", soft_wrap=True)
+    screen().print(f"{image_count(count)} in {folder}", soft_wrap=True, markup=False)

@@ -36,6 +36,7 @@ from tierkit.fleet import (
     local_plan,
     read_fleet_file,
 )
+from tierkit.plaintext import harmless
 from tierkit.types import Tier
 
 __all__ = ["app", "trusted_tiers"]
@@ -89,7 +90,7 @@ def up(
             lambda: _run(plan, raw=log_format == "json", token=token_from(token_file), tls_ca=tls_ca)
         )
     except ServiceFailed as exc:
-        typer.echo(f"terrace up: {exc}", err=True)
+        typer.echo(harmless(f"terrace up: {exc}"), err=True)
         raise typer.Exit(max(1, exc.code)) from exc
     if finished is not None:
         raise typer.Exit(finished)
@@ -109,7 +110,7 @@ def _read(fleet: Path, host: str | None) -> FleetPlan:
     try:
         return read_fleet_file(fleet, host)
     except SetupError as exc:
-        typer.echo(f"terrace up: {exc}", err=True)
+        typer.echo(harmless(f"terrace up: {exc}"), err=True)
         raise typer.Exit(_EXIT_SETUP) from exc
 
 

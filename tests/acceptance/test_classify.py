@@ -42,7 +42,7 @@ def terrace(
 )
 def test_every_kind_of_source(terrace: Any, source: list[str], images: int, names: list[str] | None) -> None:
     done = terrace("classify", *source, "--json")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert report["job"]["images"] == report["job"]["answered_fine"] == len(report["results"]) == images
     assert [result["index"] for result in report["results"]] == list(range(images))
@@ -82,7 +82,8 @@ def test_a_job_can_be_looked_at_later(terrace: Any) -> None:
     (row,) = [line for line in terrace("jobs", "list").stdout.splitlines() if job in line]
     assert {"holiday", "completed", "3"} <= set(row.split()), "into a pipe whole, whatever its width"
     assert json.loads(terrace("jobs", "show", job, "--json").stdout)["state"] == "completed"
-    assert json.loads(terrace("jobs", "wait", job, "--json").stdout)["id"] == job
+    waited = terrace("jobs", "wait", job, "--budget", "0", "--json")
+    assert (waited.returncode, waited.stderr, json.loads(waited.stdout)["id"]) == (0, "", job)
     assert len(terrace("jobs", "results", job).stdout.splitlines()) == 3
     (attempt,) = json.loads(terrace("jobs", "attempts", job, "--json").stdout)["attempts"]
     assert (attempt["task"], attempt["attempt"], attempt["outcome"]) == (0, 1, "ok")
@@ -126,6 +127,18 @@ def test_devices_are_listed(terrace: Any) -> None:
     assert sorted(device["node_id"] for device in devices) == ["cloud-1", "edge-1", "end-1", "end-2"]
     rows = [line.split() for line in terrace("devices", "list").stdout.splitlines()[2:]]
     assert {(row[0], row[-1]) for row in rows} == {(device["node_id"], device["url"]) for device in devices}
+
+
+def test_what_is_done_to_a_device_is_told_as_json(terrace: Any) -> None:
+    for verb, state in (("drain", "draining"), ("resume", "resumed"), ("remove", "removed")):
+        done = terrace("devices", verb, "cloud-1", "--json")
+        assert (done.returncode, json.loads(done.stdout)) == (0, {"node_id": "cloud-1", "state": state})
+    # It registers again by itself; other tests count on it.
+    for _ in range(200):
+        devices = json.loads(terrace("devices", "list", "--json").stdout)["devices"]
+        if {device["node_id"]: device["health"] for device in devices}.get("cloud-1") == "alive":
+            return
+    raise AssertionError(devices)
 
 
 def test_the_doctor_is_content(terrace: Any) -> None:

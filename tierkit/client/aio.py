@@ -34,7 +34,7 @@ from tierkit.client.views import (
     StateChange,
     parse,
 )
-from tierkit.errors import DeadlineExceeded, Unavailable, UpstreamError, UpstreamTimeout
+from tierkit.errors import DeadlineExceeded, NotFound, Unavailable, UpstreamError, UpstreamTimeout
 
 __all__ = ["DEFAULT_URL", "AsyncClient"]
 
@@ -300,15 +300,15 @@ class AsyncClient:
 
     async def drain(self, node_id: str) -> None:
         """Give a node no new tasks."""
-        await self._http.request("POST", f"/v1/devices/{quote(node_id, safe='')}/drain", repeatable=True)
+        await self._http.request("POST", f"{_device_path(node_id)}/drain", repeatable=True)
 
     async def resume(self, node_id: str) -> None:
         """Give a drained node tasks again; `Conflict` if it shuts down by itself."""
-        await self._http.request("DELETE", f"/v1/devices/{quote(node_id, safe='')}/drain", repeatable=True)
+        await self._http.request("DELETE", f"{_device_path(node_id)}/drain", repeatable=True)
 
     async def remove(self, node_id: str) -> None:
         """Take a node from the device list; it comes back when it registers again."""
-        await self._http.request("DELETE", f"/v1/devices/{quote(node_id, safe='')}", repeatable=False)
+        await self._http.request("DELETE", _device_path(node_id), repeatable=False)
 
     async def mapping(self) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures."""
@@ -344,8 +344,22 @@ def _id(job: Job | str) -> str:
 
 
 def _path(job: Job | str) -> str:
-    # Whatever a user typed as an id stays one segment of the path.
-    return f"/v1/jobs/{quote(_id(job), safe='')}"
+    return f"/v1/jobs/{_segment('job', _id(job))}"
+
+
+def _device_path(node_id: str) -> str:
+    return f"/v1/devices/{_segment('node', node_id)}"
+
+
+def _segment(kind: str, name: str) -> str:
+    """Whatever a user typed as an id, as one segment of a path.
+
+    Raises:
+        NotFound: it would be several, or none: a slash is one for servers even where it is escaped.
+    """
+    if "/" in name or name in ("", ".", ".."):
+        raise NotFound(f"no {kind} {name!r}")
+    return quote(name, safe="")
 
 
 def _read_event(kind: str, data: bytes) -> Event | None:

@@ -161,10 +161,45 @@ def test_a_sample_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [file.name for file in files] == ["000-apple.png", "001-aquarium_fish.png", "002-baby.png"]
     with Image.open(files[2]) as picture:
         np.testing.assert_array_equal(np.asarray(picture), read_sample().images[2])
+    assert capsys.readouterr().out.startswith("3 images in")
     (tmp_path / "file").touch()
-    capsys.readouterr()
+    assert run(["sample", str(tmp_path / "file")]) == 2
+    assert "file is a file; name a folder" in capsys.readouterr().err
     assert run(["sample", str(tmp_path / "file" / "photos")]) == 1
     assert capsys.readouterr().err.startswith("terrace: cannot write into")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["models", "list"], ["models", "list", "--json"]], ids=" ".join)
+def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "terrace", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "terrace: cannot write the output: No space left on device.\n")
+
+
+@pytest.mark.parametrize("arguments", [["models", "list"], ["models", "list", "--json"]], ids=" ".join)
+def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "terrace", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["jobs", "show", "../../x"], "terrace: no job '../../x'."),
+        (["jobs", "cancel", ".."], "terrace: no job '..'."),
+        (["devices", "remove", "../x"], "terrace: no node '../x'."),
+        (["jobs", "show", "../\x1b[2J"], "terrace: no job '../\\x1b[2J'."),
+    ],
+)
+def test_an_id_stays_an_id(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 1
+    assert capsys.readouterr().err == f"{sentence}\n"
 
 
 def test_the_environment_names_the_scheduler(

@@ -1,6 +1,8 @@
 """What people see: numbers in the right places, nothing lost in a narrow terminal."""
 
+import json
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,24 @@ from rich.console import Console, RenderableType
 
 from models.data import ImageSet
 from terrace import console as console_module
-from terrace.console import Column, Listing, milliseconds, node_order, percent
+from terrace.commands.classify import answers_table
+from terrace.commands.jobs import _event_json, _event_lines, _lines
+from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent
 from terrace.demo_screen import DemoScreen
+from terrace.loglines import LogPainter
 from terrace.report import job_summary
-from tierkit.client import CoarseAnswer, CoarseResults, FineAnswer, FineResults, ImageResult, Job, JobState, NodeShare
+from tierkit.client import (
+    CoarseAnswer,
+    CoarseResults,
+    FailedResults,
+    FineAnswer,
+    FineResults,
+    ImageResult,
+    Job,
+    JobState,
+    NodeShare,
+    StateChange,
+)
 from tierkit.types import Scheme, Tier
 
 HIERARCHY: dict[str, Any] = {
@@ -151,3 +167,49 @@ def test_nodes_are_counted_as_people_do() -> None:
 def test_numbers() -> None:
     assert [milliseconds(value) for value in (None, 0.04, 99.94, 1234.5)] == ["-", "0.0 ms", "99.9 ms", "1,234 ms"]
     assert [percent(value) for value in (None, 0.0, 0.4567)] == ["-", "0.0 %", "45.7 %"]
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1mname\u202e\rgone"
+
+
+def assert_harmless(text: str) -> None:
+    assert all(character.isprintable() or character in "\n" for character in text)
+
+
+def test_nothing_from_outside_commands_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    job = Job(id="x", state=JobState.FAILED, images=1, tasks=1, scheme=Scheme.END, name=EVIL, reason=EVIL)
+    named = ImageResult(index=0, name=EVIL, error=EVIL)
+    for view in (job_summary(job), answers_table([named]), LogPainter({}).paint("x", json.dumps({"message": EVIL}))):
+        console_module.screen().print(view)
+    console_module.screen().out(EVIL)
+    console_module.print_json(job)
+    for event in (StateChange(job=job), FailedResults(results=(named,))):
+        sys.stdout.writelines([_event_json(event), *_event_lines(event)])
+    printed = capsys.readouterr().out
+    assert_harmless(printed)
+    assert "\\u001b[2J" in printed
+    assert json.loads(_event_json(StateChange(job=job)))["data"]["name"] == EVIL
+
+
+def test_a_name_with_a_line_break_makes_no_second_row() -> None:
+    table = Listing(Column(title="name"))
+    table.add_row("one\ntwo")
+    assert "one\\ntwo" in seen(table)
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_only_answer_is_never_left_out(width: int) -> None:
+    text = seen(answers_table([result(0, coarse=1), result(1, coarse=0)]), width=width)
+    assert "fish" in text
+    assert "large_natural" in text
+
+
+def test_lines_of_results_come_whole_whatever_the_pieces() -> None:
+    assert list(_lines([b"a\r\nb\xc3", b"\xa4c", b"\nd"])) == ["a", "b\xe4c", "d"]
+
+
+def test_one_is_an_image() -> None:
+    assert [image_count(count) for count in (0, 1, 2000)] == ["0 images", "1 image", "2,000 images"]

@@ -57,6 +57,17 @@ def test_text_keeps_a_record_on_one_line() -> None:
     assert line.endswith("end-1 forged\\n12:00:00 ERROR lease_s=2.0 [r-1]")
 
 
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    stream = configured("text")
+    try:
+        raise ValueError("\x9b2J")
+    except ValueError:
+        log.exception("\x1b[2Jgone", extra={"name_of_job": "\x07"})
+    text = stream.getvalue()
+    assert "\\u001b[2Jgone name_of_job=\\u0007" in text
+    assert text.endswith("ValueError: \\u009b2J\n")
+
+
 @pytest.mark.parametrize("style", ["text", "json"])
 def test_tracebacks_are_kept(style: Literal["text", "json"]) -> None:
     stream = configured(style)

@@ -257,9 +257,13 @@ async def test_what_was_refused_is_repeated_even_if_it_may_not_happen_twice(api:
 
 
 async def test_ids_stay_one_segment_of_the_path(api: FakeApi, client: AsyncClient) -> None:
+    for several in ("../devices", "..", ""):
+        with pytest.raises(NotFound, match="no job"):
+            await client.job(several)
+    assert api.requests == []
     with pytest.raises(NotFound):
-        await client.job("../devices?x#y")
-    assert api.requests[0].target == "/v1/jobs/..%2Fdevices%3Fx%23y"
+        await client.job("devices?x#y")
+    assert api.requests[0].target == "/v1/jobs/devices%3Fx%23y"
 
 
 async def test_silence_has_a_bound(api: FakeApi) -> None:
