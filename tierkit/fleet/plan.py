@@ -167,9 +167,16 @@ def _found_at(url: str, plan: FleetPlan, where: str) -> FleetPlan:
         SetupError: it listens somewhere else.
     """
     parts = urlsplit(url)
-    if plan.scheduler is None or parts.scheme != "http":
+    if plan.scheduler is None:
+        return plan
+    tls = "tls_cert" in plan.scheduler.settings
+    if tls and parts.scheme == "http":
+        raise SetupError(
+            f"{where}: the scheduler has a tls_cert, so nodes must look for it at https://, and not at {url}"
+        )
+    if not tls and parts.scheme == "https":
         return plan  # another server may do TLS for it, at an address of its own
-    port = str(parts.port or 80)
+    port = str(parts.port or (443 if tls else 80))
     scheduler = replace(plan.scheduler, settings={"port": port, **plan.scheduler.settings})
     address, listens = scheduler.settings["host"], scheduler.settings["port"]
     if listens != port:

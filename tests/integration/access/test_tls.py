@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,19 @@ async def test_requests_pass_and_the_application_knows_the_scheme(good: dict[str
         for size in (0, 1, 100_000, 5_000_000):
             answer = await http.post(f"{service.url}/echo", content=bytes(size))
             assert answer.json() == {"scheme": "https", "bytes": size}
+
+
+async def test_emulated_links_carry_tls(good: dict[str, Path], certificates: Any, tmp_path: Path) -> None:
+    links = tmp_path / "links.toml"
+    links.write_text('[[link]]\nname = "slow"\nto = ["127.0.0.1"]\ndelay_s = 0.05\n')
+    async with serve_app(APP, settings(good)) as service, open_client(links=links, tls_ca=certificates.ca) as http:
+        await http.get(f"{service.url}/echo")
+        began = time.perf_counter()
+        assert (await http.post(f"{service.url}/echo", content=bytes(1000))).json() == {
+            "scheme": "https",
+            "bytes": 1000,
+        }
+        assert time.perf_counter() - began >= 0.1
 
 
 async def test_answers_before_the_body_and_closed_connections(good: dict[str, Path], certificates: Any) -> None:

@@ -76,8 +76,8 @@ def test_nodes_listen_on_loopback_unless_told_otherwise(file: Path) -> None:
 def test_a_machine_states_once_what_protects_its_services(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(
-        'scheduler = "https://a:1"\n[host.hub]\naddress = "10.0.0.5"\ntokens = "t.toml"\ntoken_file = "hub.token"\n'
-        'tls_cert = "c.pem"\ntls_key = "k.pem"\ntls_ca = "a.pem"\ninsecure = true\n'
+        'scheduler = "https://10.0.0.5:1"\n[host.hub]\naddress = "10.0.0.5"\ntokens = "t.toml"\n'
+        'token_file = "hub.token"\ntls_cert = "c.pem"\ntls_key = "k.pem"\ntls_ca = "a.pem"\ninsecure = true\n'
         'scheduler = { port = 1, insecure = false }\nedge = { tls_ca = "b.pem" }\nend = 1\n'
     )
     scheduler, end, edge = read_fleet_file(path).services
@@ -86,6 +86,13 @@ def test_a_machine_states_once_what_protects_its_services(tmp_path: Path) -> Non
     assert end.settings == {**shared, "token_file": "hub.token", "insecure": "True"}
     assert edge.settings == {**end.settings, "tls_ca": "b.pem"}
     assert "--insecure" not in scheduler.arguments()
+    text = path.read_text()
+    path.write_text(text.replace("https:", "http:"))
+    with pytest.raises(SetupError, match=r"has a tls_cert, so nodes must look for it at https://, and not at http://"):
+        read_fleet_file(path)
+    path.write_text(text.replace("port = 1", "port = 2"))
+    with pytest.raises(SetupError, match=r"listens on port 2, and nodes look for it at https://10.0.0.5:1"):
+        read_fleet_file(path)
     assert end.arguments()[-1] == "--insecure"
 
 
