@@ -221,6 +221,8 @@ class EndNode(InferenceNode):
         self, task: Task, images: Array, upstreams: Sequence[Upstream], *, later: int
     ) -> _Got | _Failed:
         """Ask these nodes until one answers. `later`: how many more may have to be asked after them."""
+        if not upstreams:
+            return _Failed(reason="no_upstream", detail="no node of this tier was named", tried=())
         tried: list[str] = []
         failures: list[str] = []
         reason: FallbackReason = "deadline"

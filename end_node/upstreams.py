@@ -57,8 +57,8 @@ def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_kno
         coarse_known: whether the coarse answer is not to be computed.
 
     Raises:
-        InvalidInput: it cannot be read; the tiers do not rise from the edge on; a tier has no upper node, or an upper
-            node no stage; or the first threshold is about a coarse answer that is not to be computed.
+        InvalidInput: it cannot be read; the tiers do not rise from the edge on; there is no upper node, or one of
+            another tier; or the first threshold is about a coarse answer that is not to be computed.
     """
     if header is None:
         return ()
@@ -68,10 +68,10 @@ def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_kno
         given = ", ".join(tiers) or "nothing"
         raise InvalidInput(f"{ESCALATION_HEADER} goes from edge to cloud, or has one of the two; it has {given}")
     named = {upstream.tier for upstream in upstreams}
-    if named != set(tiers):
+    if not named or not named <= set(tiers):
         raise InvalidInput(
-            f"{ESCALATION_HEADER} has the tiers {', '.join(tiers)}, {UPSTREAM_HEADER} nodes of "
-            f"{', '.join(sorted(named)) or 'none'}: each tier needs a node, and each node a tier"
+            f"{UPSTREAM_HEADER} has nodes of {', '.join(sorted(named)) or 'no tier'}, {ESCALATION_HEADER} asks about "
+            f"{', '.join(tiers)}: name at least one node, and none of another tier"
         )
     if coarse_known and stages[0].below is not None:
         raise InvalidInput(

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 import httpx
 from pydantic import ValidationError
 
+from scheduler.escalation import check_routed
 from scheduler.inputs import Pixels
 from tierkit.errors import Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http_client import authorization, calling
 from tierkit.oip import Chunks, InferRequest, Tensor, encode_request
 from tierkit.protocol import (
     BUDGET_HEADER,
+    ESCALATION,
+    ESCALATION_HEADER,
     REQUEST_ID_HEADER,
     STAGE_HEADER,
     TASK_EVENTS,
@@ -27,6 +30,9 @@ from tierkit.protocol import (
     ErrorEvent,
     FallbackEvent,
     FineEvent,
+    RoutedEvent,
+    Stage,
+    StageAnswer,
     TaskEvent,
     Upstream,
 )
@@ -50,6 +56,8 @@ class Order:
     upstreams: tuple[Upstream, ...]
     coarse_classes: int
     fine_classes: int
+    stages: tuple[Stage, ...] = ()
+    """Tiers to which the unsure images go up; none where all images go up together."""
     coarse_known: bool = False
     """Whether only the fine answer is wanted; there must be `upstreams` then."""
     key: str = field(default="", repr=False)
@@ -80,6 +88,8 @@ async def send_task(
     }
     if order.upstreams:
         headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
+        if order.stages:
+            headers[ESCALATION_HEADER] = ESCALATION.dump_json(order.stages).decode()
     if order.coarse_known:
         headers[STAGE_HEADER] = "fine"
     url = f"{order.url}/v1/tasks/{order.task_id}"
@@ -191,28 +201,40 @@ class _Expected:
                     raise self._wrong("two coarse answers")
                 if event.node_id != order.node_id:
                     raise self._wrong(f"a coarse answer in the name of {event.node_id!r}")
-                self._check_labels(event.labels, event.confidences, order.coarse_classes)
+                self._check_labels(event.labels, event.confidences, order.coarse_classes, len(order.pixels))
                 self._has_coarse = True
                 self.complete = not order.upstreams
-            case FineEvent():
+            case FineEvent() if not order.stages:
                 self._need_coarse()
-                upstream = self._asked.get(event.node_id)
-                if upstream is None or upstream.tier is not event.tier:
-                    raise self._wrong(f"a fine answer from {event.tier} node {event.node_id!r}, which was not asked")
-                self._check_labels(event.labels, event.confidences, order.fine_classes)
-                self._check_labels(event.coarse_labels, event.coarse_confidences, order.coarse_classes)
+                self._check_fine(event, len(order.pixels))
                 self.complete = True
-            case FallbackEvent():
+            case FallbackEvent() if not order.stages:
                 self._need_coarse()
                 self.complete = True
+            case RoutedEvent() if order.stages:
+                self._need_coarse()
+                fault = check_routed(event, order.stages, len(order.pixels))
+                if fault is not None:
+                    raise self._wrong(fault)
+                for answer in event.answers:
+                    self._check_fine(answer, len(answer.indices))
+                self.complete = True
+            case _:
+                raise self._wrong(f"a line {event.event!r}, which was not asked for")
         return event
 
     def _need_coarse(self) -> None:
         if not self._has_coarse:
             raise self._wrong("a final answer before the coarse one")
 
-    def _check_labels(self, labels: Sequence[int], confidences: Sequence[float], classes: int) -> None:
-        images = len(self._order.pixels)
+    def _check_fine(self, answer: FineEvent | StageAnswer, images: int) -> None:
+        order, upstream = self._order, self._asked.get(answer.node_id)
+        if upstream is None or upstream.tier is not answer.tier:
+            raise self._wrong(f"a fine answer from {answer.tier} node {answer.node_id!r}, which was not asked")
+        self._check_labels(answer.labels, answer.confidences, order.fine_classes, images)
+        self._check_labels(answer.coarse_labels, answer.coarse_confidences, order.coarse_classes, images)
+
+    def _check_labels(self, labels: Sequence[int], confidences: Sequence[float], classes: int, images: int) -> None:
         if len(labels) != images or len(confidences) != images:
             raise self._wrong(f"{len(labels)} labels and {len(confidences)} confidences for {images} images")
         if max(labels) >= classes:

@@ -38,6 +38,7 @@ import httpx
 from scheduler.adaptive.pilot import Pilot
 from scheduler.attempt import Order, acknowledged, may_have_held, send_task
 from scheduler.devices import Device, DeviceList
+from scheduler.escalation import asks, stages_of, without
 from scheduler.fleet import Fleet
 from scheduler.mapping import Node
 from scheduler.measures import ATTEMPTS, OUTSTANDING
@@ -46,7 +47,16 @@ from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
 from tierkit.errors import NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
 from tierkit.oip import Timing
-from tierkit.protocol import CoarseEvent, FallbackEvent, FallbackReason, FineEvent, TaskEvent
+from tierkit.protocol import (
+    CoarseEvent,
+    FallbackEvent,
+    FallbackReason,
+    FineEvent,
+    RoutedEvent,
+    Stage,
+    StageAnswer,
+    TaskEvent,
+)
 from tierkit.types import Health, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["Attempts"]
@@ -66,6 +76,7 @@ class _Attempt:
     task: ActiveTask
     device: Device
     upstreams: tuple[Node, ...]
+    stages: tuple[Stage, ...]
     number: int
     hedge: bool
     why: str
@@ -77,20 +88,28 @@ class _Attempt:
     """Why the scheduler itself has given it up: its device has left the list, or is stuck."""
     owed: bool = True
     """Whether the device itself owes its answer; what it waits for from an upper node is not its own work."""
-    reroute: bool = False
-    """The upper node that it was to ask has left the list."""
+    reroute: str | None = None
+    """An upper node that it was to ask and that has left the list."""
     sending: bool = False
     """Whether its device has not acknowledged it yet, with recovery `reassign`."""
     dropped: str | None = None
     """Why nobody waits for it any more."""
     lacks_fine: bool = False
     """The coarse answer is there; the fine one shall come from an upper node that failed or is not there."""
-    fallback: tuple[FallbackEvent, str] | None = None
+    fallback: tuple[FallbackEvent | RoutedEvent, str] | None = None
     """What the device said of that, and how it came."""
 
     @property
     def node_id(self) -> str:
         return self.device.node_id
+
+    @property
+    def first_asked(self) -> tuple[Node, ...]:
+        """The upper node that is asked first; of each tier, where images go up tier after tier."""
+        if not self.stages:
+            return self.upstreams[:1]
+        first = {node.tier: node for node in reversed(self.upstreams)}
+        return tuple(first[stage.tier] for stage in self.stages if stage.tier in first)
 
     @property
     def answered(self) -> bool:
@@ -206,19 +225,23 @@ class Attempts:
         now = self._clock()
         task.attempts += 1
         task.under_way += 1
+        stages = stages_of(job.policy.gates, job.policy.escalate, device.registration.models[0].sha256)
+        # A threshold for the coarse answer needs its probabilities, which the device alone has.
+        fine_only = task.has_coarse and not (stages and stages[0].below is not None)
         attempt = _Attempt(
             job=job,
             task=task,
             device=device,
             upstreams=tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried)),
+            stages=stages if upstreams else (),
             number=task.attempts,
             hedge=hedge,
             why=why,
             too_late=too_late,
             started=now,
             started_at=time.time(),
-            fine_only=task.has_coarse,
-            owed=not task.has_coarse,
+            fine_only=fine_only,
+            owed=not fine_only,
         )
         if attempt.owed:
             self._devices.given(device.node_id, device.incarnation, task.images, now)
@@ -227,14 +250,13 @@ class Attempts:
         self._pilot.sent(
             attempt,
             end=self._fleet.node(device),
-            upper=next(iter(attempt.upstreams), None),
+            upper=next(iter(attempt.first_asked), None),
             images=task.images,
             now=now,
             fine_only=attempt.fine_only,
         )
-        for node_id in (device.node_id, *(node.node_id for node in attempt.upstreams[:1])):
-            if rest_s := self._devices.charge(node_id, task.images, now):
-                asyncio.get_running_loop().call_later(rest_s, self._wake)
+        for node_id in (device.node_id, *(node.node_id for node in attempt.first_asked[:1])):
+            self._charge(node_id, task.images, now)
         self._outstanding[device.node_id] += 1
         OUTSTANDING.labels(node=device.node_id).inc()
         if job.policy.recovery is Recovery.REASSIGN:
@@ -242,6 +264,10 @@ class Attempts:
         running = group.create_task(self._attempt(attempt), name=f"attempt {job.task_id(task)}")
         self._running[running] = attempt
         running.add_done_callback(self._on_done)
+
+    def _charge(self, node_id: str, images: int, now: float) -> None:
+        if rest_s := self._devices.charge(node_id, images, now):
+            asyncio.get_running_loop().call_later(rest_s, self._wake)
 
     def stop(self, job: ActiveJob) -> None:
         """Cancel all attempts of a job that is ending."""
@@ -264,14 +290,13 @@ class Attempts:
                     attempt.lost = f"{node_id} left the device list" if view is None else f"{node_id}: {view.reason}"
                     running.cancel()
             elif (
-                attempt.upstreams
-                and not attempt.reroute
-                and attempt.upstreams[0].node_id == node_id
+                attempt.reroute is None
+                and any(node.node_id == node_id for node in attempt.first_asked)
                 and not self._devices.keeps_tasks(node_id, now)
             ):
                 # Whoever waits for a node that fell silent would wait until the budget is spent. The coarse answer, if
                 # it is still to come, comes first.
-                attempt.reroute = True
+                attempt.reroute = node_id
                 if not attempt.owed:
                     running.cancel()
         self._judge_broken(node_id, now)
@@ -285,7 +310,7 @@ class Attempts:
                 continue
             after_s = self._durations.straggles_after_s(attempt)
             if after_s is not None:
-                nodes = (attempt.node_id, *(node.node_id for node in attempt.upstreams[:1]))
+                nodes = (attempt.node_id, *(node.node_id for node in attempt.first_asked))
                 yield job, task, frozenset(nodes), attempt.started + after_s
 
     # --- one attempt ----------------------------------------------------------------------------------------------
@@ -308,6 +333,7 @@ class Attempts:
             upstreams=self._fleet.upstreams(attempt.upstreams),
             coarse_classes=self._coarse_classes,
             fine_classes=self._fine_classes,
+            stages=attempt.stages,
             coarse_known=attempt.fine_only,
             key=attempt.device.registration.key,
         )
@@ -325,13 +351,14 @@ class Attempts:
                         asked_upper = bool(attempt.upstreams)
                         if not job.take(task, event, line, now, asked_upper=asked_upper, too_late=attempt.too_late):
                             attempt.lacks_fine = True
-                            attempt.fallback = (event, line) if isinstance(event, FallbackEvent) else None
+                            if isinstance(event, FallbackEvent | RoutedEvent):
+                                attempt.fallback = (event, line)
                         if task.closed:
                             self._drop_others(attempt)
                         limit.reschedule(now + _AFTER_FINAL_S if attempt.answered else deadline)
                         self._wake()
                         if attempt.reroute and not attempt.answered:
-                            return UpstreamUnavailable(f"{attempt.upstreams[0].node_id} left the device list")
+                            return UpstreamUnavailable(f"{attempt.reroute} left the device list")
         except TimeoutError:
             if attempt.answered:
                 return None
@@ -351,7 +378,7 @@ class Attempts:
         return None
 
     def _learn(self, attempt: _Attempt, event: TaskEvent, now: float) -> None:
-        """Tell the pilot what an answer says of the nodes' speed."""
+        """Tell the pilot what an answer says of the nodes' speed, and count what went on from node to node."""
         match event:
             case CoarseEvent():
                 timing = Timing(
@@ -361,15 +388,25 @@ class Attempts:
                 )
                 self._pilot.coarse(attempt, timing, now)
             case FineEvent():
-                said = event.timing
-                upper = None
-                if said is not None:
-                    upper = Timing(
-                        queue_s=said.queue_ms / 1000,
-                        compute_s=said.compute_ms / 1000,
-                        batch_images=said.batch_images,
-                    )
-                self._pilot.fine(attempt, event.node_id, upper, event.round_trip_ms / 1000, now)
+                self._learn_upper(attempt, event, now)
+            case RoutedEvent():
+                # The images that went on from the first tier: nobody knew before how many they would be.
+                sent = asks(event)
+                for node in attempt.first_asked[1:]:
+                    self._charge(node.node_id, sent.get(node.tier, 0), now)
+                for answer in event.answers[:1]:
+                    self._learn_upper(attempt, answer, now)
+
+    def _learn_upper(self, attempt: _Attempt, answer: FineEvent | StageAnswer, now: float) -> None:
+        said = answer.timing
+        upper = None
+        if said is not None:
+            upper = Timing(
+                queue_s=said.queue_ms / 1000,
+                compute_s=said.compute_ms / 1000,
+                batch_images=said.batch_images,
+            )
+        self._pilot.fine(attempt, answer.node_id, upper, answer.round_trip_ms / 1000, now)
 
     async def _acknowledged(self, attempt: _Attempt) -> None:
         """The sending of a task with recovery `reassign`: nothing else of its job is sent meanwhile, and a device that
@@ -418,7 +455,7 @@ class Attempts:
         if not running.cancelled():
             error = running.result()
         elif attempt.lost is not None or attempt.reroute:
-            error = UpstreamUnavailable(attempt.lost or f"{attempt.upstreams[0].node_id} left the device list")
+            error = UpstreamUnavailable(attempt.lost or f"{attempt.reroute} left the device list")
         elif attempt.dropped or job.ending:
             self._tell(attempt, "cancelled", attempt.dropped or "the job has ended")
             return
@@ -443,7 +480,7 @@ class Attempts:
                 self._durations.add(attempt, now - attempt.started)
             return ("ok" if error is None else "late"), reason
         if attempt.reroute and task.has_coarse and attempt.lost is None:
-            self._blame(job, task, attempt.upstreams[0].node_id, now)
+            self._blame(job, task, attempt.reroute, now)
             self._again(attempt, now)
             return "rerouted", reason
         if isinstance(error, Overloaded):
@@ -474,10 +511,11 @@ class Attempts:
         """The coarse answer is there, and no upper node has given the fine one."""
         job, task = attempt.job, attempt.task
         event, line = attempt.fallback or (None, "")
-        if event is not None:
-            task.tried.update(event.tried)
-            for node_id in event.tried:
-                self._suspect_upper(node_id, job, task, now)
+        losses = without(event).values() if isinstance(event, RoutedEvent) else () if event is None else (event,)
+        tried = {node_id for loss in losses for node_id in loss.tried}
+        task.tried.update(tried)
+        for node_id in tried:
+            self._suspect_upper(node_id, job, task, now)
         if task.closed:
             pass  # quarantined by that
         elif job.policy.on_upstream_loss is UpstreamLoss.WAIT:
@@ -487,11 +525,17 @@ class Attempts:
         elif event is not None:
             task.failed_attempts += 1
             left = task.failed_attempts < self._settings.max_attempts
-            if left and self._fleet.has_upstream(job.policy.scheme, now):
+            if left and self._may_get_more(job, event, now):
                 self._retry(attempt, now)
             elif not task.under_way:
                 job.stand(task, event, line, now)
-        return ("ok", "") if event is None else ("fallback", f"{event.reason}: {event.detail}")
+        return next((("fallback", f"{loss.reason}: {loss.detail}") for loss in losses), ("ok", ""))
+
+    def _may_get_more(self, job: ActiveJob, event: FallbackEvent | RoutedEvent, now: float) -> bool:
+        """Whether there is a node now that could give what no node gave."""
+        if isinstance(event, FallbackEvent):
+            return self._fleet.has_upstream(job.policy.scheme, now)
+        return any(self._fleet.upper(tier, now) for tier in {loss.tier for loss in without(event).values()})
 
     def _failed(self, attempt: _Attempt, error: str, now: float) -> None:
         """Try again elsewhere, give the task up, or end the job."""

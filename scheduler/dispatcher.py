@@ -31,7 +31,9 @@ from scheduler.adaptive.planner import Ask, Hold
 from scheduler.attempts import Attempts
 from scheduler.devices import DeviceList
 from scheduler.dispatch import Choice, Place, Want, choose, tags
+from scheduler.escalation import upstreams_of
 from scheduler.fleet import Fleet
+from scheduler.mapping import Node
 from scheduler.retry import RetryBudget
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
@@ -277,6 +279,7 @@ class Dispatcher:
         if upstreams is None:
             route = self._fleet.route(job.policy.scheme, device.node_id, now)
             upstreams, why = route.for_task(job.sent), f"{choice.reason}; {route.reason}"
+        upstreams = _gated(job, upstreams)
         self._last_used = device.node_id
         task = job.begin(now)
         if task.has_coarse and not upstreams:
@@ -309,7 +312,7 @@ class Dispatcher:
             if device is None or job.retries is None or not job.retries.has_token(now):
                 continue
             route = self._fleet.route(job.policy.scheme, device.node_id, now)
-            upstreams = tuple(sorted(route.for_task(job.sent), key=lambda node: node.node_id in nodes))
+            upstreams = tuple(sorted(_gated(job, route.for_task(job.sent)), key=lambda node: node.node_id in nodes))
             if task.has_coarse and not upstreams:
                 continue
             job.retries.take(now)
@@ -349,3 +352,12 @@ class Dispatcher:
         await job.sink.ended(state, reason)
         del self._jobs[job.job_id]
         self._wake.set()
+
+
+def _gated(job: ActiveJob, route: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The upper nodes of a route that a job asks: those for each step up, where its images go up one by one."""
+    if not job.policy.gates or not route:
+        return route
+    # The nodes of scheme adaptive stand in the order of their finish already.
+    turn = 0 if job.policy.scheme is Scheme.ADAPTIVE else job.sent
+    return upstreams_of(job.policy.gates, route, turn)

@@ -182,6 +182,7 @@ class Fleet:
             tier=device.tier,
             url=device.registration.url,
             model=offer.name,
+            sha256=offer.sha256,
             ms_per_image=offer.ms_per_image,
         )
 

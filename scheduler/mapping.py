@@ -48,6 +48,8 @@ class Node:
     model: str
     ms_per_image: float
     """Measured by the node at its start."""
+    sha256: str = ""
+    """Of the model's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

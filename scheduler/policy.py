@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tierkit.errors import InvalidInput
-from tierkit.types import Privacy, Recovery, Scheme, UpstreamLoss
+from models.escalation import Tuning
+from scheduler.escalation import JobGate, choose_gates
+from tierkit.errors import InvalidInput, NotFound, TerraceError
+from tierkit.types import Escalate, Privacy, Recovery, Scheme, UpstreamLoss
 
 __all__ = ["JobPolicy", "PolicyRequest", "read_policy", "settle"]
 
@@ -52,6 +54,20 @@ class PolicyRequest(BaseModel):
     on_upstream_loss: UpstreamLoss = UpstreamLoss.FALLBACK
     """What follows when no upper node answers: fallback (the coarse answer stands) or wait (for one to come back)."""
 
+    escalate: Escalate = Escalate.ALWAYS
+    """Which images go up a tier: always (all), or those whose answer is less sure than a threshold that keeps an
+    accuracy (threshold) or a share of the images (budget)."""
+
+    escalate_from: Literal["edge", "end"] = "edge"
+    """The lowest tier whose answer may stand: edge (every image gets a fine answer, the unsure ones go on to the cloud)
+    or end (a sure coarse answer is enough)."""
+
+    escalate_accuracy: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """With escalate=threshold: share of the upper network's accuracy to keep. Default: as tuned (0.99)."""
+
+    escalate_budget: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """With escalate=budget: share of the images that may go up. Default: as tuned (0.5)."""
+
 
 class JobPolicy(PolicyRequest):
     """The policy that a job was accepted with: nothing is left open, so it means the same after a restart with other
@@ -60,16 +76,43 @@ class JobPolicy(PolicyRequest):
     scheme: Scheme
     deadline_s: Seconds
     task_deadline_s: Seconds
+    gates: tuple[JobGate, ...] = ()
+    """The steps up a tier and their thresholds; none where all images go up together."""
 
 
-def settle(request: PolicyRequest, *, scheme: Scheme, deadline_s: float, task_deadline_s: float) -> JobPolicy:
-    """Fill what the request leaves open from the scheduler's settings."""
+_NOT_TUNED = NotFound("nothing was tuned")
+
+
+def settle(
+    request: PolicyRequest,
+    *,
+    scheme: Scheme,
+    deadline_s: float,
+    task_deadline_s: float,
+    tuning: Tuning | TerraceError = _NOT_TUNED,
+) -> JobPolicy:
+    """Fill what the request leaves open from the scheduler's settings, and choose the thresholds.
+
+    Args:
+        tuning: the thresholds that there are, or why there are none.
+
+    Raises:
+        InvalidInput: as `choose_gates`.
+    """
     given: dict[str, Any] = request.model_dump(exclude_none=True)
     if request.on_upstream_loss is UpstreamLoss.WAIT:
         # Who wants to wait for a node to come back does not want a task to be closed in the meantime.
         task_deadline_s = given.get("deadline_s", deadline_s)
     defaults = {"scheme": scheme, "deadline_s": deadline_s, "task_deadline_s": task_deadline_s}
-    return JobPolicy(**{**defaults, **given})
+    gates = choose_gates(
+        request.escalate,
+        request.scheme or scheme,
+        tuning,
+        lowest=request.escalate_from,
+        accuracy=request.escalate_accuracy,
+        budget=request.escalate_budget,
+    )
+    return JobPolicy(**{**defaults, **given, "gates": gates})
 
 
 def read_policy(fields: Iterable[tuple[str, str]]) -> PolicyRequest:

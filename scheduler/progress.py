@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, TaskEvent
+from scheduler.escalation import asks, final_answers, without
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
 from tierkit.types import Tier
 
 __all__ = ["Progress"]
 
 _RANGES_SHOWN = 20
+_TIERS = list(Tier)
+_END = _TIERS.index(Tier.END)
 
 
 class Progress:
@@ -35,10 +38,14 @@ class Progress:
         self.failed_images = 0
         self._quarantined: list[tuple[int, int]] = []
         """First image and number of images of each task that is given to no node any more."""
+        self._sent_up: dict[str, int] = {}
+        self._final_tier = dict.fromkeys(Tier, 0)
+        self._coarse_labels: dict[int, tuple[int, ...]] = {}
+        """Of the tasks without a final answer, by their first image."""
         self._by_node: dict[str, dict[str, Any]] = {}
         self._latencies: dict[str, list[tuple[float, int]]] = {"coarse": [], "fine": []}
-        self._right = {"coarse": 0, "fine": 0, "coarse_from_fine": 0}
-        self._known = {"coarse": 0, "fine": 0}
+        self._right = {"coarse": 0, "fine": 0, "coarse_from_fine": 0, "final_coarse": 0}
+        self._known = {"coarse": 0, "fine": 0, "final_coarse": 0}
 
     def add(self, event: TaskEvent, *, kind: str, ms: float, first_image: int, images: int) -> None:
         """Count one durable result."""
@@ -46,19 +53,52 @@ class Progress:
             self.answered_coarse += images
             self._count(event.node_id, Tier.END, "coarse_images", images)
             self._latencies["coarse"].append((ms, images))
-            self._compare("coarse", event.labels, first_image, coarse=True)
-        elif isinstance(event, FineEvent):
-            self.answered_fine += images
-            self._count(event.node_id, event.tier, "fine_images", images)
-            self._latencies["fine"].append((ms, images))
-            self._compare("fine", event.labels, first_image, coarse=False)
-            self._compare("coarse_from_fine", event.coarse_labels, first_image, coarse=True)
+            self._compare("coarse", np.array(event.labels, np.int32), first_image, np.arange(images), coarse=True)
+            self._coarse_labels[first_image] = event.labels
+            return
+        if _is_quarantine(event):
+            self._quarantined.append((first_image, images))
+        standing = np.array(self._coarse_labels.pop(first_image, ()), np.int32)
+        tiers = np.full(images, _END)
+        if isinstance(event, FineEvent | RoutedEvent):
+            self._add_finer(event, tiers, standing, ms=ms, first_image=first_image)
         elif kind == "fallback":
             self.fallback += images
         else:
             self.failed_images += images
-        if _is_quarantine(event):
-            self._quarantined.append((first_image, images))
+            return
+        for tier, of_it in zip(Tier, np.bincount(tiers, minlength=len(Tier)).tolist(), strict=True):
+            self._final_tier[tier] += of_it
+        self._compare("final_coarse", standing, first_image, np.arange(len(standing)), coarse=True)
+
+    def _add_finer(
+        self,
+        event: FineEvent | RoutedEvent,
+        tiers: NDArray[np.int64],
+        standing: NDArray[np.int32],
+        *,
+        ms: float,
+        first_image: int,
+    ) -> None:
+        """Count the answers from upper nodes that stand; notes in `tiers` and `standing` whose they are."""
+        answers: list[tuple[FineEvent | StageAnswer, NDArray[np.int64], NDArray[np.int64]]]
+        if isinstance(event, FineEvent):
+            answers = [(event, np.arange(len(tiers)), np.arange(len(tiers)))]
+        else:
+            answers = list(final_answers(event))
+            self.fallback += len(without(event))
+            for tier, sent in asks(event).items():
+                self._sent_up[tier] = self._sent_up.get(tier, 0) + sent
+        for answer, at, places in answers:
+            self.answered_fine += len(at)
+            self._count(answer.node_id, answer.tier, "fine_images", len(at))
+            self._latencies["fine"].append((ms, len(at)))
+            fine, coarse = np.array(answer.labels, np.int32)[places], np.array(answer.coarse_labels, np.int32)[places]
+            self._compare("fine", fine, first_image, at, coarse=False)
+            self._compare("coarse_from_fine", coarse, first_image, at, coarse=True)
+            tiers[at] = _TIERS.index(answer.tier)
+            if len(standing):
+                standing[at] = coarse
 
     def quarantined_ranges(self) -> str:
         """Which images are quarantined, such as "50-99, 200-249"; "" for none."""
@@ -77,6 +117,9 @@ class Progress:
             "coarse_accuracy": _share(self._right["coarse"], self._known["coarse"]),
             "fine_accuracy": _share(self._right["fine"], self._known["fine"]),
             "coarse_from_fine_accuracy": _share(self._right["coarse_from_fine"], self._known["fine"]),
+            "sent_up": dict(self._sent_up),
+            "final_tier": {str(tier): images for tier, images in self._final_tier.items() if images},
+            "final_coarse_accuracy": _share(self._right["final_coarse"], self._known["final_coarse"]),
             **_percentiles(self._latencies),
             "by_node": {node: dict(share) for node, share in sorted(self._by_node.items())},
         }
@@ -85,13 +128,16 @@ class Progress:
         share = self._by_node.setdefault(node_id, {"tier": str(tier), "coarse_images": 0, "fine_images": 0})
         share[what] += images
 
-    def _compare(self, what: str, answers: tuple[int, ...], first_image: int, *, coarse: bool) -> None:
+    def _compare(
+        self, what: str, answers: NDArray[np.int32], first_image: int, at: NDArray[np.int64], *, coarse: bool
+    ) -> None:
+        """`at`: positions in the task of the images that the answers are to."""
         if self._labels is None:
             return
-        truth = self._labels[first_image : first_image + len(answers)]
+        truth = self._labels[first_image + at]
         known = truth >= 0
         wanted = self._parents[truth] if coarse else truth
-        self._right[what] += int(np.count_nonzero(known & (wanted == np.asarray(answers, np.int32))))
+        self._right[what] += int(np.count_nonzero(known & (wanted == answers)))
         if what in self._known:
             self._known[what] += int(np.count_nonzero(known))
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, load_manifest
 from scheduler.adaptive.pilot import Pilot
 from scheduler.devices import DeviceList
@@ -25,7 +26,7 @@ from scheduler.store.database import last_seq, open_database
 from scheduler.store.jobs import JobStore
 from scheduler.watch import Watch
 from tierkit.access import client_context
-from tierkit.errors import SetupError, Unavailable
+from tierkit.errors import NotFound, SetupError, TerraceError, Unavailable, WeightsError
 from tierkit.http_client import open_client
 from tierkit.service import Lifecycle
 from tierkit.types import Health, Tier
@@ -83,6 +84,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
                     inputs=InputFiles(state / "inputs", _input_shape(manifest)),
                     spool_folder=state,
                     hub=Hub(),
+                    tuning=_tuning(settings.weights, manifest),
                 )
                 commit.on_commit = scheduler.on_commit
                 lifecycle.add_check("database", scheduler.check_database)
@@ -172,6 +174,18 @@ def _locked(folder: Path) -> Iterator[Path]:
         except BlockingIOError as exc:
             raise SetupError(f"another scheduler uses the state folder {folder}; choose another with --state") from exc
         yield folder
+
+
+def _tuning(weights: Path | None, manifest: Manifest) -> Tuning | TerraceError:
+    """The thresholds of escalation for these very weights, or why there are none; jobs that need none go on."""
+    try:
+        tuning = load_tuning(weights)
+        tuning.check(manifest)
+    except (NotFound, WeightsError) as exc:
+        if isinstance(exc, WeightsError):
+            _log.warning("no thresholds for escalation: %s", exc)
+        return exc
+    return tuning
 
 
 def _input_shape(manifest: Manifest) -> tuple[int, int, int]:

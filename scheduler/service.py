@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from models.escalation import Tuning
 from models.manifest import Manifest
 from scheduler.devices import DeviceList
 from scheduler.dispatcher import Dispatcher
@@ -46,7 +47,7 @@ from scheduler.views import (
 )
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.access import Allowance
-from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded, Unavailable
+from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded, TerraceError, Unavailable
 from tierkit.types import Scheme
 
 __all__ = ["CLASSIFY_MAX_IMAGES", "Scheduler", "Submission"]
@@ -84,9 +85,12 @@ class Scheduler:
         inputs: InputFiles,
         spool_folder: Path,
         hub: Hub,
+        tuning: Tuning | TerraceError,
     ) -> None:
         self.settings = settings
         self.manifest = manifest
+        self.tuning = tuning
+        """The thresholds of escalation, or why there are none."""
         self.devices = devices
         self.fleet = fleet
         self.dispatcher = dispatcher
@@ -169,6 +173,7 @@ class Scheduler:
             scheme=settings.scheme,
             deadline_s=settings.deadline_s,
             task_deadline_s=settings.task_deadline_s,
+            tuning=self.tuning,
         )
         self.fleet.check_trust(policy.scheme, policy.privacy, time.monotonic())
         return policy
@@ -392,8 +397,7 @@ class Scheduler:
         """The state of a job and its image results in index order, as text piece by piece. While the job runs, those
         that there are; afterwards all. Raises NotFound."""
         job = await self._current(await self._store.get(job_id))
-        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id))
-        expects_fine = job.policy.scheme is not Scheme.END
+        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
         unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
 
         async def pieces() -> AsyncIterator[str]:
@@ -410,7 +414,6 @@ class Scheduler:
                     answers.get("coarse"),
                     answers.get("final"),
                     unanswered=unanswered,
-                    expects_fine=expects_fine,
                 )
                 yield "".join(csv_lines(rows)) if form == "csv" else "".join(to_line(row) + "\n" for row in rows)
 
@@ -423,8 +426,8 @@ class Scheduler:
         Raises:
             NotFound: at once, before the first event.
         """
-        await self._store.get(job_id)
-        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id))
+        job = await self._store.get(job_id)
+        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
         return self._events(job_id, after, renderer)
 
     async def _events(self, job_id: str, seq: int, renderer: Renderer) -> AsyncIterator[str]:
@@ -512,7 +515,7 @@ class Scheduler:
     ) -> AsyncIterator[str]:
         begun = time.monotonic()
         sink = LiveSink()
-        renderer = Renderer(self.manifest.hierarchy, facts)
+        renderer = Renderer(self.manifest.hierarchy, facts, policy)
         job = ActiveJob(
             job_id=f"live-{new_job_id(time.time())}",
             policy=policy,

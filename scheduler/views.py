@@ -16,9 +16,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from models.hierarchy import Hierarchy
+from scheduler.escalation import final_answers, without
+from scheduler.policy import JobPolicy
 from scheduler.store.jobs import ImageFacts, JobRow
 from scheduler.work import Answer, AttemptReport
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
 from tierkit.types import Privacy, Scheme, Tier
 
 __all__ = [
@@ -67,7 +69,9 @@ class ImageResult(BaseModel):
     name: str | None = Field(description="File name, where there is one.")
     coarse: CoarseAnswer | None
     fine: FineAnswer | None
-    fallback: str | None = Field(description="Why the coarse answer stands in place of a fine one.")
+    answered_by: Tier | None = Field(description="The tier whose answer stands; null while that is open.")
+    not_escalated: bool = Field(description="Whether it stands because it was sure: the image was not sent further up.")
+    fallback: str | None = Field(description="Why the coarse (or a lower tier's) answer stands for a finer one.")
     error: str | None = Field(description="Why there is no answer.")
     resized_from: tuple[int, int] | None = Field(description="Height and width as sent, where they were others.")
     true_fine: str | None
@@ -113,7 +117,9 @@ class JobView(BaseModel):
     tasks: int
     answered_coarse: int
     answered_fine: int
-    fallback: int = Field(description="Images whose coarse answer stands.")
+    fallback: int = Field(description="Images whose coarse (or lower tier's) answer stands, no node having answered.")
+    sent_up: dict[Tier, int] = Field({}, description="Images sent to a tier, where they go up one by one (`escalate`).")
+    final_tier: dict[Tier, int] = Field({}, description="Images by the tier whose answer stands.")
     failed_images: int = Field(description="Images without any answer.")
     quarantined_images: int = Field(0, description="Images of tasks that no node gets any more: three died with them.")
     created_at: datetime
@@ -124,6 +130,7 @@ class JobView(BaseModel):
     coarse_accuracy: float | None
     fine_accuracy: float | None
     coarse_from_fine_accuracy: float | None
+    final_coarse_accuracy: float | None = Field(None, description="Of the superclasses of the answers that stand.")
     coarse_p50_ms: float | None
     coarse_p99_ms: float | None
     fine_p50_ms: float | None
@@ -267,9 +274,13 @@ class Renderer:
     Args:
         hierarchy: names of the classes.
         facts: names, labels and sizes of the job's images.
+        policy: with which it was accepted.
     """
 
-    def __init__(self, hierarchy: Hierarchy, facts: ImageFacts) -> None:
+    def __init__(self, hierarchy: Hierarchy, facts: ImageFacts, policy: JobPolicy) -> None:
+        self._expects_fine = policy.scheme is not Scheme.END
+        self._top = policy.gates[-1].upper if policy.gates else None
+        """The tier above which there is nothing, where images go up one by one."""
         self._fine = hierarchy.fine
         self._coarse = hierarchy.coarse
         self._parent = hierarchy.parent
@@ -283,7 +294,6 @@ class Renderer:
         final: Answer | None,
         *,
         unanswered: str | None = None,
-        expects_fine: bool = False,
     ) -> list[dict[str, Any]]:
         """The results of a task's images.
 
@@ -291,11 +301,9 @@ class Renderer:
             coarse, final: what there is.
             unanswered: shown where an answer is missing that will not come: as the error without any answer, as the
                 reason of the fallback where the coarse one is there and a fine one was to follow.
-            expects_fine: whether it was.
         """
         known = final or coarse
         coarse_event = coarse.event if coarse is not None and isinstance(coarse.event, CoarseEvent) else None
-        fine_event = final.event if final is not None and isinstance(final.event, FineEvent) else None
         fallback = error = None
         if final is not None and isinstance(final.event, FallbackEvent):
             fallback = f"{final.event.reason}: {final.event.detail}"
@@ -303,8 +311,11 @@ class Renderer:
             error = final.event.error
         elif known is None:
             error = unanswered
-        elif final is None and expects_fine:
+        elif final is None and self._expects_fine:
             fallback = unanswered
+        over = final is not None or unanswered is not None or not self._expects_fine
+        finer = _finer_answers(final.event, images) if final is not None else {}
+        losses = without(final.event) if final is not None and isinstance(final.event, RoutedEvent) else None
         rows = []
         for offset in range(images):
             index = first_image + offset
@@ -313,6 +324,8 @@ class Renderer:
                 "name": None if self._facts.names is None else self._facts.names[index],
                 "coarse": None,
                 "fine": None,
+                "answered_by": None,
+                "not_escalated": False,
                 "fallback": fallback,
                 "error": error,
                 "resized_from": self._facts.resized.get(index),
@@ -331,19 +344,41 @@ class Renderer:
                     "node": coarse_event.node_id,
                     "ms": round(coarse.ms, 3),
                 }
-            if fine_event is not None and final is not None:
-                row["fine"] = {
-                    "index": fine_event.labels[offset],
-                    "label": self._fine[fine_event.labels[offset]],
-                    "confidence": fine_event.confidences[offset],
-                    "coarse_index": fine_event.coarse_labels[offset],
-                    "coarse_label": self._coarse[fine_event.coarse_labels[offset]],
-                    "node": fine_event.node_id,
-                    "tier": fine_event.tier,
-                    "ms": round(final.ms, 3),
-                }
+            if offset in finer and final is not None:
+                row["fine"] = {**self._fine_answer(*finer[offset]), "ms": round(final.ms, 3)}
+            if over and error is None and (row["coarse"] or row["fine"]):
+                row["answered_by"] = row["fine"]["tier"] if row["fine"] else Tier.END
+            if losses is not None:
+                lost = losses.get(offset)
+                row["fallback"] = None if lost is None else f"{lost.reason}: {lost.detail}"
+                row["not_escalated"] = lost is None and row["answered_by"] != self._top
             rows.append(row)
         return rows
+
+    def _fine_answer(self, answer: FineEvent | StageAnswer, place: int) -> dict[str, Any]:
+        return {
+            "index": answer.labels[place],
+            "label": self._fine[answer.labels[place]],
+            "confidence": answer.confidences[place],
+            "coarse_index": answer.coarse_labels[place],
+            "coarse_label": self._coarse[answer.coarse_labels[place]],
+            "node": answer.node_id,
+            "tier": answer.tier,
+        }
+
+
+def _finer_answers(event: TaskEvent, images: int) -> dict[int, tuple[FineEvent | StageAnswer, int]]:
+    """By position in the task: the upper node's answer that stands, and the image's place in it."""
+    match event:
+        case FineEvent():
+            return {place: (event, place) for place in range(images)}
+        case RoutedEvent():
+            return {
+                index: (answer, place)
+                for answer, at, places in final_answers(event)
+                for index, place in zip(at.tolist(), places.tolist(), strict=True)
+            }
+    return {}
 
 
 CSV_COLUMNS = (
@@ -359,6 +394,8 @@ CSV_COLUMNS = (
     "fine_tier",
     "fine_ms",
     "fine_coarse_label",
+    "answered_by",
+    "not_escalated",
     "fallback",
     "error",
     "resized_from",
@@ -381,6 +418,8 @@ def csv_lines(results: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 result["name"],
                 *(coarse.get(key) for key in ("label", "confidence", "node", "ms")),
                 *(fine.get(key) for key in ("label", "confidence", "node", "tier", "ms", "coarse_label")),
+                result["answered_by"],
+                "true" if result["not_escalated"] else "false",
                 result["fallback"],
                 result["error"],
                 None if size is None else f"{size[0]}x{size[1]}",

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scheduler.escalation import without
 from scheduler.inputs import Pixels
 from scheduler.measures import TASKS
 from scheduler.policy import JobPolicy
 from scheduler.retry import RetryBudget, is_suspect
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, TaskEvent
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, RoutedEvent, TaskEvent
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["FAILED_OUTCOMES", "ActiveJob", "ActiveTask", "Answer", "AttemptReport", "Sink"]
@@ -117,6 +118,9 @@ class ActiveTask:
     upstream_waits: int = 0
     """How often it came back without a fine answer that its job wants to wait for."""
     has_coarse: bool = False
+    partial: tuple[RoutedEvent, str] | None = None
+    """What there is of the finer answers of a task whose images go up one by one, and how it came: it stands if no more
+    comes."""
     closed: bool = False
 
     def __lt__(self, other: ActiveTask) -> bool:
@@ -295,15 +299,20 @@ class ActiveJob:
                 self._hand_over(task, "final", "fine", event, line, now)
             case FallbackEvent() if may_retry and event.reason != "deadline":
                 return False
-            case FallbackEvent():
+            case RoutedEvent() if may_retry and any(loss.reason != "deadline" for loss in without(event).values()):
+                task.partial = (event, line)
+                return False
+            case FallbackEvent() | RoutedEvent():
                 self.stand(task, event, line, now)
         return True
 
-    def stand(self, task: ActiveTask, event: FallbackEvent, line: str, now: float) -> None:
-        """The coarse answer stands, for the reason that the end device has given."""
+    def stand(self, task: ActiveTask, event: FallbackEvent | RoutedEvent, line: str, now: float) -> None:
+        """What the end device has is the answer: the coarse one for the reason that it has given, or what came of the
+        images one by one."""
         if not task.closed:
-            self._close(task, "fallback", now)
-            self._hand_over(task, "final", "fallback", event, line, now)
+            kind = "fine" if isinstance(event, RoutedEvent) and (event.answers or not event.losses) else "fallback"
+            self._close(task, kind, now)
+            self._hand_over(task, "final", kind, event, line, now)
 
     def give_up(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
         """No (further) answer will come: the coarse one stands, or the task has failed."""
@@ -318,6 +327,9 @@ class ActiveJob:
         self._hand_over(task, "final", "failed", event, event.model_dump_json(), now)
 
     def _fall_back(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
+        if task.partial is not None and reason != "quarantined":
+            self.stand(task, *task.partial, now)
+            return
         event = FallbackEvent(task_id=self.task_id(task), reason=reason, detail=detail, tried=())
         self.stand(task, event, event.model_dump_json(), now)
 

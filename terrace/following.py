@@ -32,10 +32,15 @@ def follow(client: Client, job: Job, console: Console, *, budget_s: float | None
                 case CoarseResults(results=results):
                     progress.advance(coarse, len(results))
                 case FineResults(results=results):
-                    progress.advance(fine, len(results))
+                    standing += sum(result.fallback is not None for result in results)
+                    progress.update(fine, advance=len(results), note=_note(standing))
                 case FallbackResults(results=results) | FailedResults(results=results):
                     standing += len(results)
-                    progress.update(fine, advance=len(results), note=f"{standing} without a fine answer")
+                    progress.update(fine, advance=len(results), note=_note(standing))
                 case StateChange(job=job):
                     pass
     return job
+
+
+def _note(standing: int) -> str:
+    return f"{standing} without a finer answer" if standing else ""

@@ -17,6 +17,7 @@ __all__ = [
     "DEFAULT_PORT",
     "DEFAULT_URL",
     "Json",
+    "LowestTier",
     "SchedulerUrl",
     "TlsCa",
     "TokenFile",
@@ -60,6 +61,13 @@ class UpperTier(StrEnum):
 
     EDGE = Tier.EDGE
     CLOUD = Tier.CLOUD
+
+
+class LowestTier(StrEnum):
+    """A tier whose answer may stand: an upper one gives the next."""
+
+    END = Tier.END
+    EDGE = Tier.EDGE
 
 
 Untrusted = Annotated[

@@ -10,7 +10,7 @@ from terrace.console import Column, Listing, image_count, milliseconds, node_ord
 from tierkit.client import Job, JobState
 from tierkit.types import Scheme, Tier
 
-__all__ = ["headline", "job_summary", "mapping_line"]
+__all__ = ["escalation_line", "headline", "job_summary", "mapping_line"]
 
 _STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.CANCELLED: "yellow"}
 
@@ -20,6 +20,8 @@ def job_summary(job: Job) -> RenderableType:
     parts: list[RenderableType] = [headline(job), Padding(_answers(job), (1, 0, 0, 0), expand=False)]
     if job.by_node:
         parts.append(Padding(_shares(job), (1, 0, 0, 0), expand=False))
+    if job.sent_up:
+        parts.append(Padding(escalation_line(job), (1, 0, 0, 0), expand=False))
     if job.mapping:
         parts.append(Padding(mapping_line(job), (1, 0, 0, 0), expand=False))
     return Group(*parts)
@@ -39,7 +41,7 @@ def headline(job: Job) -> Text:
     extras = [
         f"{count:,} {what}"
         for count, what in (
-            (job.fallback, "with the coarse answer standing"),
+            (job.fallback, f"with {'a lower tier' if job.sent_up else 'the coarse'} answer standing"),
             (job.failed_images, "failed"),
             (job.quarantined_images, "quarantined"),
             (job.resized_images, "resized"),
@@ -48,6 +50,20 @@ def headline(job: Job) -> Text:
     ]
     if extras:
         line.append(f"  ({', '.join(extras)})", style="not bold yellow")
+    return line
+
+
+def escalation_line(job: Job) -> Text:
+    """Which share of the images went up to each tier, and whose answers stand."""
+    line = Text("sent up  ", style="dim")
+    for what, images in (("", job.sent_up), ("answered by  ", job.final_tier)):
+        if what:
+            line.append(f"   {what}")
+        shares = [(tier, images[tier]) for tier in Tier if tier in images]
+        for position, (tier, count) in enumerate(shares):
+            line.append(",  " if position else "")
+            line.append_text(tier_text(tier, tier))
+            line.append(f" {percent(count / job.images)}", style="not dim")
     return line
 
 
@@ -86,7 +102,9 @@ def _answers(job: Job) -> RenderableType:
             milliseconds(job.fine_p50_ms),
             milliseconds(job.fine_p99_ms),
         )
-    if job.coarse_from_fine_accuracy is not None:
+    if job.sent_up and job.final_coarse_accuracy is not None:
+        table.add_row("coarse, as it stands", f"{job.images:,}", percent(job.final_coarse_accuracy), "", "")
+    elif job.coarse_from_fine_accuracy is not None:
         table.add_row("coarse, from fine", f"{job.answered_fine:,}", percent(job.coarse_from_fine_accuracy), "", "")
     return table
 

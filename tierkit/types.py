@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Health", "Privacy", "Recovery", "Scheme", "Tier", "UpstreamLoss"]
+__all__ = ["Escalate", "Health", "Privacy", "Recovery", "Scheme", "Tier", "UpstreamLoss"]
 
 
 class Tier(StrEnum):
@@ -32,6 +32,15 @@ class Scheme(StrEnum):
     END_EDGE = "end-edge"
     MAPPING = "mapping"
     ADAPTIVE = "adaptive"
+
+
+class Escalate(StrEnum):
+    """Which images go up a tier: all of them, or those whose answer is less sure than a threshold that was chosen for
+    an accuracy or for a budget of images."""
+
+    ALWAYS = "always"
+    THRESHOLD = "threshold"
+    BUDGET = "budget"
 
 
 class Privacy(StrEnum):

@@ -10,12 +10,12 @@ import typer
 
 from terrace.console import Column, Listing, percent, print_json, screen, tier_text
 from terrace.following import follow
-from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
+from terrace.options import DEFAULT_URL, Json, LowestTier, SchedulerUrl, TlsCa, TokenFile, connect
 from terrace.report import job_summary
 from terrace.sources import FOLDER_LABELS, open_source
 from tierkit.client import ImageResult, Job
 from tierkit.errors import InvalidInput
-from tierkit.types import Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.types import Escalate, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["app"]
 
@@ -64,6 +64,18 @@ def classify(
     on_upstream_loss: Annotated[
         UpstreamLoss | None, typer.Option(help="What happens when no upper node answers.")
     ] = None,
+    escalate: Annotated[
+        Escalate | None, typer.Option(help="Which images go up a tier: all, or those whose answer is unsure.")
+    ] = None,
+    escalate_from: Annotated[
+        LowestTier | None, typer.Option(help="The lowest tier whose answer may stand, with --escalate.")
+    ] = None,
+    escalate_accuracy: Annotated[
+        float | None, typer.Option(help="With --escalate threshold: share of the upper network's accuracy to keep.")
+    ] = None,
+    escalate_budget: Annotated[
+        float | None, typer.Option(help="With --escalate budget: share of the images that may go up.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="A name for the job.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write one result per image to this file (.jsonl or .csv).", dir_okay=False)
@@ -91,6 +103,10 @@ def classify(
             weight=weight,
             recovery=recovery,
             on_upstream_loss=on_upstream_loss,
+            escalate=escalate,
+            escalate_from=escalate_from,
+            escalate_accuracy=escalate_accuracy,
+            escalate_budget=escalate_budget,
             name=name or source.title,
         )
         try:

@@ -22,7 +22,7 @@ from anyio import to_thread
 from tierkit.errors import InvalidInput
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.types import Privacy, Recovery, Scheme, UpstreamLoss
+from tierkit.types import Escalate, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
 
@@ -69,6 +69,10 @@ class PolicyFields(TypedDict, total=False):
     weight: float | None
     recovery: Recovery | str | None
     on_upstream_loss: UpstreamLoss | str | None
+    escalate: Escalate | str | None
+    escalate_from: Tier | str | None
+    escalate_accuracy: float | None
+    escalate_budget: float | None
     batch_size: int | None
     name: str | None
 

@@ -89,8 +89,12 @@ class ImageResult:
     name: str | None = None
     coarse: CoarseAnswer | None = None
     fine: FineAnswer | None = None
+    answered_by: Tier | None = None
+    """The tier whose answer stands; None while that is open."""
+    not_escalated: bool = False
+    """Whether it stands because it was sure: the image was not sent further up."""
     fallback: str | None = None
-    """Why the coarse answer stands in place of a fine one."""
+    """Why the coarse (or a lower tier's) answer stands for a finer one."""
     error: str | None = None
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
@@ -130,6 +134,10 @@ class Job:
     answered_fine: int = 0
     fallback: int = 0
     failed_images: int = 0
+    sent_up: Mapping[Tier, int] = field(default_factory=dict)
+    """Images sent to a tier, where they go up one by one."""
+    final_tier: Mapping[Tier, int] = field(default_factory=dict)
+    """Images by the tier whose answer stands."""
     quarantined_images: int = 0
     """Images of tasks that no node gets any more, since three different ones died with them."""
     created_at: datetime | None = None
@@ -140,6 +148,8 @@ class Job:
     coarse_accuracy: float | None = None
     fine_accuracy: float | None = None
     coarse_from_fine_accuracy: float | None = None
+    final_coarse_accuracy: float | None = None
+    """Of the superclasses of the answers that stand."""
     coarse_p50_ms: float | None = None
     coarse_p99_ms: float | None = None
     fine_p50_ms: float | None = None

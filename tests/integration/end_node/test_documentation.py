@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from models.manifest import load_manifest
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, Upstream
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, RoutedEvent, Upstream
 from tierkit.testing import ServiceProcess
 
 PAGE = (Path(__file__).parents[3] / "docs" / "end-node.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def rows(header: str) -> dict[str, str]:
     return dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", table, re.MULTILINE))
 
 
-@pytest.mark.parametrize("event", [CoarseEvent, FineEvent, FallbackEvent, ErrorEvent])
+@pytest.mark.parametrize("event", [CoarseEvent, FineEvent, RoutedEvent, FallbackEvent, ErrorEvent])
 def test_every_field_of_an_event_is_named(event: type[BaseModel]) -> None:
     told = rows("| `event` | fields besides `event` and `task_id` |\n")
     named = re.findall(r"`(\w+)`", told[event.model_fields["event"].default])
@@ -41,7 +41,7 @@ def test_every_field_of_an_event_is_named(event: type[BaseModel]) -> None:
 
 
 def test_every_reason_and_every_field_of_an_upper_node_is_named() -> None:
-    assert rows("| `reason` of a fallback |").keys() == set(get_args(FallbackReason)) - {"no_upstream", "quarantined"}
+    assert rows("| `reason` of a fallback |").keys() == set(get_args(FallbackReason)) - {"quarantined"}
     assert (
         set(re.findall(r"`(\w+)`", rows("| header | meaning |\n")["Terrace-Upstream"])) == Upstream.model_fields.keys()
     )

@@ -169,6 +169,13 @@ async def test_what_no_edge_answers_goes_to_the_cloud_if_it_may(
     assert len(finals(event)) == (8 if spare else 0)
 
 
+async def test_a_tier_without_a_node_is_lost_and_that_is_told(end: RunningEnd, edge: RunningUpper) -> None:
+    event = await routed(end, EIGHT, at(edge.url, Tier.EDGE), stages=HALF)
+    assert len(finals(event)) == 8
+    (loss,) = event.losses
+    assert (loss.tier, loss.indices, loss.reason, loss.tried) == (Tier.CLOUD, (0, 2, 5, 6), "no_upstream", ())
+
+
 async def test_the_next_node_of_a_tier_is_asked_before_the_tier_is_lost(
     end: RunningEnd, edge: RunningUpper, cloud: RunningUpper
 ) -> None:
