@@ -115,6 +115,15 @@ def test_each_answer_is_that_of_the_networks(
     )
 
 
+def test_scheme_adaptive_routes_image_by_image_too(fleet_url: str, sample: ImageSet, direct: Direct) -> None:
+    below = load_tuning().gate(Tier.EDGE, Tier.CLOUD).for_budget(0.5).below
+    with Client(fleet_url) as client:
+        job = client.wait(client.submit(sample.images[:BATCH], scheme="adaptive", escalate="budget"), budget_s=50)
+        results = list(client.results(job))
+    given = [(result.answered_by, result.fine.index) for result in results if result.fine]
+    assert given == direct.route(sample.images[:BATCH], {Tier.EDGE: below})
+
+
 def test_a_few_images_at_once_are_routed_as_well(fleet_url: str, sample: ImageSet) -> None:
     with Client(fleet_url) as client:
         first, last = client.classify(sample.images[:10], scheme="mapping", escalate="budget")
