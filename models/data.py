@@ -27,9 +27,10 @@ __all__ = ["ImageSet", "Split", "read_cifar100", "read_folder", "read_sample", "
 Split = Literal["train", "test"]
 
 _CIFAR100_FOLDER = "cifar-100-python"
-_CIFAR100_MD5: dict[Split, str] = {
+_CIFAR100_MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
 }
 _SAMPLES = Path(__file__).parent / "samples"
 _SAMPLE = "cifar-100-test-1000"
@@ -53,6 +54,14 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
+    def digest(self) -> str:
+        """sha256 of size, pixels and fine labels, in this order."""
+        digest = hashlib.sha256(repr(self.images.shape).encode())
+        digest.update(np.ascontiguousarray(self.images).data)
+        if self.fine is not None:
+            digest.update(np.ascontiguousarray(self.fine, dtype="<i8").data)
+        return digest.hexdigest()
+
     def take(self, indices: Array) -> ImageSet:
         """The images at `indices` (integers `[m]`), in that order."""
         return ImageSet(
@@ -72,25 +81,14 @@ def read_cifar100(split: Split, root: Path | None = None) -> ImageSet:
         root: folder that holds `cifar-100-python/`.
 
     Raises:
-        DataError: `root` is None, or the file is missing or not the official one.
+        DataError: `root` is None, or the split's file or `meta` is missing or not the official one.
     """
     if root is None:
         raise DataError("no data folder given: set TERRACE_DATA to the folder that holds cifar-100-python/")
-    path = root / _CIFAR100_FOLDER / split
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"cannot read {path} ({error.strerror}): set TERRACE_DATA to the folder that holds "
-            f"{_CIFAR100_FOLDER}/, unpacked from cifar-100-python.tar.gz"
-        ) from error
-    found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
-    if found != _CIFAR100_MD5[split]:
-        raise DataError(
-            f"{path} is damaged or another file: md5 {found}, expected {_CIFAR100_MD5[split]}; "
-            "it was not opened. Unpack cifar-100-python.tar.gz again."
-        )
-    content = pickle.load(io.BytesIO(raw), encoding="bytes")
+    # Nothing is taken from `meta`, since the bundled hierarchy has the class names; but where it differs, something is
+    # wrong with the folder.
+    _read_official(root, "meta")
+    content = pickle.load(io.BytesIO(_read_official(root, split)), encoding="bytes")
     planes = np.asarray(content[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
     return ImageSet(
         images=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
@@ -99,6 +97,25 @@ def read_cifar100(split: Split, root: Path | None = None) -> ImageSet:
         names=tuple(f"{split}/{index:05d}" for index in range(len(planes))),
         hierarchy_name="cifar-100",
     )
+
+
+def _read_official(root: Path, name: str) -> bytes:
+    """A file of CIFAR-100, of which the md5 is the one that its authors publish."""
+    path = root / _CIFAR100_FOLDER / name
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path} ({error.strerror}): set TERRACE_DATA to the folder that holds "
+            f"{_CIFAR100_FOLDER}/, unpacked from cifar-100-python.tar.gz"
+        ) from error
+    found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    if found != _CIFAR100_MD5[name]:
+        raise DataError(
+            f"{path} is damaged or another file: md5 {found}, expected {_CIFAR100_MD5[name]}; "
+            "it was not opened. Unpack cifar-100-python.tar.gz again."
+        )
+    return raw
 
 
 def read_sample() -> ImageSet:

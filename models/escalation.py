@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from models.atomic import write_atomically
 from models.manifest import Manifest, ModelEntry, weights_folder
+from tierkit.documents import faults
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.model import Array
 from tierkit.types import Tier
@@ -243,8 +244,7 @@ def load_tuning(folder: Path | None = None) -> Tuning:
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        raise WeightsError(f"{path} is wrong: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise WeightsError(f"{path} is wrong: {faults(error, Tuning)}") from error
 
 
 def save_tuning(tuning: Tuning, folder: Path) -> Path:

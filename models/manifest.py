@@ -12,19 +12,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
+from tierkit.documents import faults
 from tierkit.errors import DataError, NotFound, WeightsError
 
 __all__ = [
     "MANIFEST_NAME",
     "Manifest",
     "ModelEntry",
+    "PlainName",
     "TrainingFacts",
     "load_manifest",
     "merge_entry",
+    "records_folder",
     "save_manifest",
     "weights_folder",
 ]
@@ -47,13 +50,17 @@ class TrainingFacts(_Frozen):
     """File name of the training record."""
     config: str
     """Name of the training configuration."""
-    epochs: PositiveInt
+    epochs: NonNegativeInt
+    """Finished epochs of this run."""
     minutes: float
-    """Wall time of the training steps, on a machine that had other work too where `hardware` says so."""
+    """Wall time of this run's steps, on a machine that had other work too where `hardware` says so."""
+    total_epochs: NonNegativeInt
+    total_minutes: float
+    """The same of this run and all before it: the one that its weights start from (`initial`), the one before, ..."""
     hardware: str
     teachers: tuple[str, ...] = ()
     initial: str | None = None
-    """The run whose weights this one started from; epochs and minutes are those of this run alone."""
+    """The run whose weights this one started from."""
     data: str
     """Data set, and how much of it was trained on."""
 
@@ -119,7 +126,8 @@ class Manifest(_Frozen):
     hierarchy_content: dict[str, Any] = Field(alias="hierarchy")
     data_source: str
     """Where the training and test images come from, and their terms."""
-    models: tuple[ModelEntry, ...] = Field(min_length=1)
+    models: tuple[ModelEntry, ...]
+    """At least one."""
 
     @cached_property
     def hierarchy(self) -> Hierarchy:
@@ -158,6 +166,12 @@ def weights_folder() -> Path:
     return Path(__file__).parent / "weights"
 
 
+def records_folder(weights: Path) -> Path:
+    """Where the training records of a weights folder lie: within it, or beside it for the bundled one."""
+    bundled = weights.resolve() == weights_folder().resolve()
+    return weights.parent / "records" if bundled else weights / "records"
+
+
 def load_manifest(folder: Path | None = None) -> Manifest:
     """Read `manifest.json` of `folder`, the bundled weights unless given.
 
@@ -171,8 +185,7 @@ def load_manifest(folder: Path | None = None) -> Manifest:
     except OSError as error:
         raise WeightsError(f"cannot read the manifest {path}: {error.strerror}") from error
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise WeightsError(f"the manifest {path} is wrong: {faults}") from error
+        raise WeightsError(f"the manifest {path} is wrong: {faults(error, Manifest)}") from error
     except DataError as error:
         raise WeightsError(f"the manifest {path} is wrong: {error}") from error
     _check_consistency(manifest, hierarchy, path)
@@ -201,6 +214,8 @@ def merge_entry(models: Iterable[ModelEntry], entry: ModelEntry) -> tuple[ModelE
 
 
 def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: Path) -> None:
+    if not manifest.models:
+        raise WeightsError(f"the manifest {path} lists no network")
     names = [model.name for model in manifest.models]
     if len(set(names)) < len(names):
         raise WeightsError(f"the manifest {path} names a model twice")

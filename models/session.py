@@ -18,7 +18,7 @@ from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 from tierkit.model import Array, TensorSpec
 
-__all__ = ["OnnxModel", "load_model", "softmax", "verify_file"]
+__all__ = ["OnnxModel", "check_threads", "load_model", "softmax", "verify_file"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DATATYPES = {"tensor(uint8)": "UINT8", "tensor(float)": "FP32"}
@@ -155,6 +155,18 @@ def verify_file(entry: ModelEntry, folder: Path) -> Path:
     return path
 
 
+def check_threads(threads: int) -> None:
+    """Refuse what would only make the threads wait for one another.
+
+    Raises:
+        SetupError: more threads than the machine has cores.
+    """
+    cores = os.cpu_count() or 1
+    if threads > cores:
+        noun = "core" if cores == 1 else "cores"
+        raise SetupError(f"{threads} threads are asked for, and this machine has {cores} {noun}: take at most {cores}")
+
+
 def load_model(
     entry: ModelEntry,
     folder: Path | None = None,
@@ -181,9 +193,7 @@ def load_model(
         ProviderUnavailable: the installed ONNX Runtime cannot use `provider`.
     """
     runtime = _import_runtime()
-    cores = os.cpu_count() or 1
-    if threads > cores:
-        raise SetupError(f"{threads} threads are asked for, and this machine has {cores} cores: take at most {cores}")
+    check_threads(threads)
     wanted = _PROVIDERS.get(provider)
     if wanted is None:
         raise ProviderUnavailable(f"no execution provider {provider!r}; there is: {', '.join(_PROVIDERS)}")

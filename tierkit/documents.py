@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from tierkit.errors import SetupError
 
-__all__ = ["read_document"]
+__all__ = ["faults", "read_document"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -36,8 +36,12 @@ def read_document(path: Path, kind: type[M], *, what: str) -> M:
     try:
         return kind.model_validate(document)
     except ValidationError as exc:
-        sentences = "; ".join(_sentence(error, kind) for error in exc.errors())
-        raise SetupError(f"the {what} {path}: {sentences}") from exc
+        raise SetupError(f"the {what} {path}: {faults(exc, kind)}") from exc
+
+
+def faults(error: ValidationError, kind: type[BaseModel]) -> str:
+    """All that pydantic found wrong with a document of `kind`, in plain words."""
+    return "; ".join(_sentence(each, kind) for each in error.errors())
 
 
 def _sentence(error: ErrorDetails, kind: type[BaseModel]) -> str:

@@ -45,6 +45,8 @@ class _Run:
     checkpoint: Checkpoint
     config: TrainConfig
     record: TrainingRecord
+    before: tuple[TrainingRecord, ...]
+    """The runs that its weights come from, latest first."""
     statistics: Statistics
     parameters: int
 
@@ -53,7 +55,7 @@ def export_run(folder: Path, dataset: Dataset) -> Path:
     """Write the averaged weights of a run as `fp32.onnx` into its folder, for images of the data set's size.
 
     Raises:
-        WeightsError: the folder has no checkpoint, or one that does not fit the data set's hierarchy.
+        WeightsError: the folder has no checkpoint, or one for another hierarchy than the data set's.
     """
     checkpoint = load_checkpoint(folder / "checkpoint.pt")
     if checkpoint is None:
@@ -81,7 +83,8 @@ def quantize_run(
         folder: the run folder, after `export_run`.
         dataset: the data set that it was trained on.
         weights: the weights folder; its manifest is updated, or begun.
-        records: folder that gets a copy of the training record and its curves.
+        records: folder that gets copies of the training records and their curves, of the run and of those that its
+            weights come from.
         stands_in_for: the network that this one replaces for now, and why.
         say: told what is going on.
 
@@ -119,7 +122,7 @@ def quantize_run(
     entry = _measured(draft, model, test, dataset, temperature)
     say("measuring on the test set, FP32")
     entry = _measured_fp32(entry, source, test, dataset)
-    _keep_records(folder, run.config, records)
+    _keep_records(run, records)
     write_atomically(weights / entry.file, content)
     save_manifest(
         Manifest(
@@ -132,16 +135,13 @@ def quantize_run(
     return entry
 
 
-def _keep_records(folder: Path, config: TrainConfig, records: Path) -> None:
-    """Copy record and curves of a run, and of the runs that its weights come from."""
-    name: str | None = config.name
-    while name is not None:
-        record = load_record(folder.parent / name)
+def _keep_records(run: _Run, records: Path) -> None:
+    for record in (run.record, *run.before):
+        name = record.config.name
         save_record(record, records, record_name(name))
-        curves = folder.parent / name / "curves.png"
+        curves = run.folder.parent / name / "curves.png"
         if curves.is_file():
             write_atomically(records / f"{name}.png", curves.read_bytes())
-        name = record.config.initial
 
 
 def _open(folder: Path, dataset: Dataset) -> _Run:
@@ -149,11 +149,15 @@ def _open(folder: Path, dataset: Dataset) -> _Run:
     if checkpoint is None:
         raise WeightsError(f"nothing trained in {folder}: no checkpoint.pt")
     network, config, known = averaged_network(checkpoint, dataset.hierarchy)
+    chain = [load_record(folder)]
+    while (name := chain[-1].config.initial) is not None:
+        chain.append(load_record(folder.parent / name))
     return _Run(
         folder=folder,
         checkpoint=checkpoint,
         config=config,
-        record=load_record(folder),
+        record=chain[0],
+        before=tuple(chain[1:]),
         statistics=known,
         parameters=count_parameters(network),
     )
@@ -192,7 +196,7 @@ def _draft(
         feature_shape=(channels, height, width),
         head_parameters=_head_parameters(run),
         stands_in_for=stands_in_for,
-        training=run.record.facts(record_name(config.name)),
+        training=run.record.facts(record_name(config.name), run.before),
     )
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from models.atomic import write_atomically
-from models.training.config import TrainConfig
-from tierkit.errors import Conflict, WeightsError
+from tierkit.errors import WeightsError
 
 __all__ = ["Checkpoint", "EpochRow", "load_checkpoint", "save_checkpoint"]
 
@@ -37,6 +36,10 @@ class Checkpoint:
 
     step: int
     config: dict[str, Any]
+    hierarchy: dict[str, Any]
+    """`Hierarchy.content` of what it is trained for."""
+    data_sha256: str
+    """`ImageSet.digest` of all training images, held-out ones included."""
     statistics: dict[str, Any]
     weights: dict[str, Any]
     averaged: dict[str, Any]
@@ -61,25 +64,18 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def load_checkpoint(path: Path, config: TrainConfig | None = None, device: str = "cpu") -> Checkpoint | None:
+def load_checkpoint(path: Path, device: str = "cpu") -> Checkpoint | None:
     """Read a checkpoint; None where there is none.
-
-    Args:
-        config: refuse a checkpoint of another configuration than this.
 
     Raises:
         WeightsError: the file is truncated or no checkpoint.
-        Conflict: it belongs to a run with another configuration.
     """
     if not path.is_file():
         return None
     try:
         content = torch.load(path, map_location=device, weights_only=True)
-        checkpoint = Checkpoint(**content)
+        return Checkpoint(**content)
     except Exception as error:  # torch raises many unrelated classes for a damaged file
         raise WeightsError(
             f"{path} is truncated or no checkpoint ({type(error).__name__}); remove it to start this run afresh"
         ) from error
-    if config is not None and checkpoint.config != config.model_dump(mode="json"):
-        raise Conflict(f"{path} belongs to a run with another configuration; use another run folder or remove it")
-    return checkpoint

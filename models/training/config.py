@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from models.manifest import PlainName
+from tierkit.documents import read_document
 from tierkit.errors import InvalidInput
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "TrainConfig",
     "bundled_config",
     "bundled_configs",
+    "find_config",
     "load_config",
 ]
 
@@ -38,7 +40,7 @@ class NetworkConfig(_Frozen):
 class TeacherConfig(_Frozen):
     """Knowledge distillation (Hinton et al. 2015, arXiv:1503.02531)."""
 
-    runs: tuple[str, ...]
+    runs: tuple[PlainName, ...] = Field(min_length=1)
     """Names of finished runs whose averaged probabilities are learnt, beside the labels."""
     weight: float = Field(default=0.7, ge=0, le=1)
     """Share of the teacher's term in the loss; the labels have the rest."""
@@ -49,7 +51,7 @@ class TeacherConfig(_Frozen):
 class TrainConfig(_Frozen):
     """Everything that determines a training run, together with the data and the code."""
 
-    name: str
+    name: PlainName
     """Name of the network in the manifest and of its run folder."""
     tier: Literal["end", "edge", "cloud"]
     """Where it serves."""
@@ -57,7 +59,7 @@ class TrainConfig(_Frozen):
     """Which labels its output has."""
     network: NetworkConfig
     teacher: TeacherConfig | None = None
-    initial: str | None = None
+    initial: PlainName | None = None
     """Name of a run of the same architecture whose averaged weights this one starts from; random ones unless given."""
     auxiliary: NonNegativeFloat = 0.0
     """Weight of a second, fine classifier that a coarse network has during training only."""
@@ -113,14 +115,19 @@ def load_config(path: Path) -> TrainConfig:
     """Read a configuration file.
 
     Raises:
-        InvalidInput: the file cannot be read, or which field is wrong and why.
+        SetupError: the file cannot be read, or which field is wrong and why.
     """
-    try:
-        return TrainConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InvalidInput(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"the configuration {path} is not valid TOML: {error}") from error
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise InvalidInput(f"the configuration {path} is wrong: {faults}") from error
+    return read_document(path, TrainConfig, what="configuration")
+
+
+def find_config(name: str, path: Path | None) -> TrainConfig:
+    """The configuration of the network `name`: the file at `path`, or the bundled one unless given.
+
+    Raises:
+        InvalidInput: there is no bundled one, or the file is of a network with another name.
+        SetupError: the file is wrong.
+    """
+    config = load_config(path or bundled_config(name))
+    if config.name != name:
+        raise InvalidInput(f"the configuration {path} is of the network {config.name!r}, not of {name!r}")
+    return config

@@ -27,9 +27,9 @@ from models.training.gemm_conv import use_matrix_products
 from models.training.loss import Labels, training_loss
 from models.training.networks import build_network
 from models.training.schedule import learning_rate
-from tierkit.errors import DataError, WeightsError
+from tierkit.errors import Conflict, DataError, WeightsError
 
-__all__ = ["Progress", "Trainer", "averaged_network", "predict", "served_weights"]
+__all__ = ["Progress", "Trainer", "averaged_network", "check_hierarchy", "predict", "served_weights"]
 
 _EVALUATION_BATCH = 500
 
@@ -61,7 +61,7 @@ class Trainer:
 
     Raises:
         DataError: labels are missing or disagree with the hierarchy.
-        Conflict: the folder holds a run with another configuration.
+        Conflict: the folder holds a run with another configuration, on other images or for another hierarchy.
         WeightsError: the folder's checkpoint is damaged.
     """
 
@@ -94,6 +94,7 @@ class Trainer:
         self.train_images = len(split.train)
         self._source = BatchSource(data, split.train, config, self._device)
         self._hierarchy = hierarchy
+        self._data_sha256 = data.digest()
         membership = torch.zeros(len(hierarchy.fine), len(hierarchy.coarse))
         membership[torch.arange(len(hierarchy.fine)), torch.tensor(hierarchy.parent)] = 1
         self._labels = Labels(
@@ -111,7 +112,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self._student = _Student(config, hierarchy).to(self._device, memory_format=torch.channels_last)
         if initial is not None:
-            self._student.network.load_state_dict(initial)
+            _fill(self._student.network, initial, f"the weights that {config.name!r} is to start from")
         self._averaged = {name: value.clone() for name, value in self._student.state_dict().items()}
         self._optimizer = torch.optim.SGD(
             _parameter_groups(self._student, config.weight_decay),
@@ -124,16 +125,24 @@ class Trainer:
         self._restore()
 
     def run(
-        self, report: Callable[[Progress], None] = lambda _: None, *, stop: Callable[[], bool] = lambda: False
+        self,
+        report: Callable[[Progress], None] = lambda _: None,
+        *,
+        last: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Train on, to the end or until `stop()` holds after a step; True when the run is complete.
+
+        Args:
+            last: stop also after this many steps of the run, those of earlier calls included.
 
         Raises:
             SetupError: a checkpoint could not be written; the previous one is whole.
         """
         saved_at = time.monotonic()
         first, begun = self.step, time.monotonic()
-        while self.step < self.steps:
+        last = self.steps if last is None else min(last, self.steps)
+        while self.step < last:
             started = time.monotonic()
             loss = self._advance()
             self._loss_sum += loss
@@ -157,8 +166,9 @@ class Trainer:
                     row=row,
                 )
             )
-            if stop():
-                self._save()
+            if stop() or self.step == last:
+                if row is None:
+                    self._save()
                 break
         return self.step == self.steps
 
@@ -224,6 +234,8 @@ class Trainer:
             Checkpoint(
                 step=self.step,
                 config=self.config.model_dump(mode="json"),
+                hierarchy=self._hierarchy.content(),
+                data_sha256=self._data_sha256,
                 statistics=asdict(self.statistics),
                 weights=self._student.state_dict(),
                 averaged=self._averaged,
@@ -236,10 +248,21 @@ class Trainer:
         )
 
     def _restore(self) -> None:
-        checkpoint = load_checkpoint(self._folder / "checkpoint.pt", self.config, str(self._device))
+        path = self._folder / "checkpoint.pt"
+        checkpoint = load_checkpoint(path, str(self._device))
         if checkpoint is None:
             return
-        self._student.load_state_dict(checkpoint.weights)
+        if checkpoint.config != self.config.model_dump(mode="json"):
+            other = "with another configuration"
+        elif _hierarchy_of(checkpoint) != self._hierarchy:
+            other = "for another hierarchy"
+        elif checkpoint.data_sha256 != self._data_sha256:
+            other = "on other training images"
+        else:
+            other = None
+        if other is not None:
+            raise Conflict(f"{path} belongs to a run {other}; use another folder of runs, or remove it")
+        _fill(self._student, checkpoint.weights, str(path))
         for name, value in checkpoint.averaged.items():
             self._averaged[name].copy_(value)
         self._optimizer.load_state_dict(checkpoint.optimizer)
@@ -270,16 +293,42 @@ def averaged_network(checkpoint: Checkpoint, hierarchy: Hierarchy) -> tuple[nn.M
     """The network with a checkpoint's averaged weights in evaluation mode, its configuration and input statistics.
 
     Raises:
-        WeightsError: the weights have another number of classes than the hierarchy.
+        WeightsError: it was trained for another hierarchy.
     """
+    check_hierarchy(checkpoint, hierarchy)
     config = TrainConfig.model_validate(checkpoint.config)
-    try:
-        network = _load(config, hierarchy, served_weights(checkpoint))
-    except RuntimeError as error:
+    return _load(config, hierarchy, served_weights(checkpoint)), config, Statistics(**checkpoint.statistics)
+
+
+def check_hierarchy(checkpoint: Checkpoint, hierarchy: Hierarchy) -> None:
+    """Compare what a checkpoint was trained for with a data set's hierarchy: names, counts and order.
+
+    Raises:
+        WeightsError: they differ.
+    """
+    stored = _hierarchy_of(checkpoint)
+    if stored != hierarchy:
+        ours, theirs = (
+            f"{each.name!r} ({len(each.fine)} classes in {len(each.coarse)} superclasses)"
+            for each in (stored, hierarchy)
+        )
         raise WeightsError(
-            f"the checkpoint of {config.name!r} does not fit hierarchy {hierarchy.name!r}: {error}"
+            f"the run {checkpoint.config['name']!r} was trained for hierarchy {ours}, the data set has {theirs}; "
+            "names and order of the classes must agree"
+        )
+
+
+def _hierarchy_of(checkpoint: Checkpoint) -> Hierarchy:
+    return Hierarchy.parse(checkpoint.hierarchy, source="the checkpoint")
+
+
+def _fill(network: nn.Module, weights: dict[str, Tensor], what: str) -> None:
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:  # its text lists every tensor
+        raise WeightsError(
+            f"{what} does not fit the network that its configuration describes; train it afresh"
         ) from error
-    return network, config, Statistics(**checkpoint.statistics)
 
 
 def served_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -317,7 +366,7 @@ def _served(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def _load(config: TrainConfig, hierarchy: Hierarchy, weights: dict[str, Tensor]) -> nn.Module:
     classes = len(hierarchy.fine if config.target == "fine" else hierarchy.coarse)
     network = build_network(config.network.kind, classes, config.network.options)
-    network.load_state_dict(weights)
+    _fill(network, weights, f"the checkpoint of {config.name!r}")
     return network.eval()
 
 

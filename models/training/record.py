@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,19 @@ class TrainingRecord(BaseModel):
     epochs: tuple[dict[str, Any], ...]
     """One row per finished epoch, as in `EpochRow`."""
 
-    def facts(self, file_name: str) -> TrainingFacts:
-        """The summary that stands in the manifest."""
+    def facts(self, file_name: str, before: Sequence[TrainingRecord]) -> TrainingFacts:
+        """The summary that stands in the manifest.
+
+        Args:
+            before: the runs that this one's weights come from.
+        """
         return TrainingFacts(
             record=file_name,
             config=self.config.name,
-            epochs=max(1, len(self.epochs)),
+            epochs=len(self.epochs),
             minutes=round(self.minutes, 1),
+            total_epochs=sum(len(record.epochs) for record in (self, *before)),
+            total_minutes=round(sum(record.minutes for record in (self, *before)), 1),
             hardware=self.hardware,
             initial=self.config.initial,
             teachers=self.config.teacher.runs if self.config.teacher else (),
@@ -129,7 +136,8 @@ def _hardware(device: str) -> str:
     if cpuinfo.is_file():
         names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
-    return f"{torch.get_num_threads()} cores of {model}, shared with other work"
+    threads = torch.get_num_threads()
+    return f"{threads} {'core' if threads == 1 else 'cores'} of {model}, shared with other work"
 
 
 def _commit() -> str | None:

@@ -14,7 +14,7 @@ from models.data import ImageSet
 from models.dataset import CIFAR100, Dataset
 from models.training.checkpoint import EpochRow, load_checkpoint
 from models.training.config import TrainConfig
-from models.training.loop import Progress, Trainer, served_weights
+from models.training.loop import Progress, Trainer, check_hierarchy, served_weights
 from models.training.record import TrainingRecord, make_record, save_record
 from models.training.teacher import teacher_probabilities
 from tierkit.errors import DataError, WeightsError
@@ -56,8 +56,10 @@ def train_run(
     runs: Path,
     *,
     device: str = "cpu",
+    last: int | None = None,
     report: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> TrainingRecord:
     """Train `config` in the folder `runs / config.name`, or go on with what is there.
 
@@ -66,16 +68,20 @@ def train_run(
     Args:
         runs: folder of all runs; the run to start from and a teacher's are looked for here, and a teacher's answers are
             kept here for its other students.
+        last: stop after this many steps of the run, those of earlier calls included.
         stop: asked after each step whether to stop there.
+        say: told what is going on before the first step.
 
     Raises:
         DataError, WeightsError, Conflict, SetupError: see `Trainer` and `teacher_probabilities`.
     """
+    say("reading the training images")
     data = read_training_images(dataset)
     folder = runs / config.name
     folder.mkdir(parents=True, exist_ok=True)
     teacher = None
     if config.teacher is not None:
+        say(f"getting the answers of {', '.join(config.teacher.runs)} to them")
         teacher = teacher_probabilities(
             [runs / name for name in config.teacher.runs],
             data,
@@ -83,7 +89,7 @@ def train_run(
             cache=runs / "answers" / f"{'+'.join(config.teacher.runs)}.pt",
             device=device,
         )
-    initial = None if config.initial is None else _initial_weights(runs / config.initial, device)
+    initial = None if config.initial is None else _initial_weights(config, runs / config.initial, dataset, device)
     trainer = Trainer(config, data, dataset.hierarchy, folder, initial=initial, teacher=teacher, device=device)
 
     def record() -> TrainingRecord:
@@ -105,16 +111,27 @@ def train_run(
             save_record(record(), folder)
         report(progress)
 
-    trainer.run(after_step, stop=stop)
+    say(
+        f"{config.name}: {config.network.kind} on {dataset.name}, {config.epochs} epochs of "
+        f"{trainer.steps // config.epochs:,} steps with {config.batch_size} images each, on {device}"
+        + (f", going on after step {trainer.step:,}" if trainer.step else "")
+    )
+    trainer.run(after_step, last=last, stop=stop)
     finished = record()
     save_record(finished, folder)
     return finished
 
 
-def _initial_weights(folder: Path, device: str) -> dict[str, Tensor]:
+def _initial_weights(config: TrainConfig, folder: Path, dataset: Dataset, device: str) -> dict[str, Tensor]:
     checkpoint = load_checkpoint(folder / "checkpoint.pt", device=device)
     if checkpoint is None:
         raise WeightsError(f"the run to start from has not been trained: no {folder / 'checkpoint.pt'}")
+    check_hierarchy(checkpoint, dataset.hierarchy)
+    before = TrainConfig.model_validate(checkpoint.config)
+    if (before.network, before.target) != (config.network, config.target):
+        raise WeightsError(
+            f"{config.name!r} cannot start from the weights of {before.name!r}: network and target of the two differ"
+        )
     return served_weights(checkpoint)
 
 

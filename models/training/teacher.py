@@ -40,14 +40,14 @@ def teacher_probabilities(
 
     Args:
         runs: run folders of finished fine networks.
-        cache: file that keeps the result; it is used again while the teachers' checkpoints are the same.
+        cache: file that keeps the result; it is used again while the images and the teachers' checkpoints are the same.
         report: told the finished share, 0 to 1.
 
     Raises:
-        WeightsError: a run folder has no checkpoint, or a damaged one.
+        WeightsError: a run folder has no checkpoint, a damaged one, or one for another hierarchy.
         DataError: a teacher gives no fine probabilities.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(data.digest().encode())
     for run in runs:
         path = run / "checkpoint.pt"
         if not path.is_file():

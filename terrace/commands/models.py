@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -23,18 +26,27 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from models.dataset import CIFAR100, Dataset
 from models.escalation import Tuning
 from models.evaluate import evaluate
-from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
-from models.session import load_model
+from models.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ModelEntry,
+    PlainName,
+    load_manifest,
+    records_folder,
+    weights_folder,
+)
+from models.session import check_threads, load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
 from models.tuning import Target, TuningReport, tune_weights
 from models.verify import verify_entry
 from terrace.console import percent, plain_table, print_json, screen, tier_text
 from terrace.options import Json
-from tierkit.errors import InvalidInput, MissingExtra
+from tierkit.errors import InvalidInput, MissingExtra, SetupError
 
 __all__ = ["app"]
 
@@ -49,9 +61,39 @@ DatasetName = Annotated[
     str, typer.Option("--dataset", metavar="NAME", help="cifar100, or a folder with hierarchy.toml, train/ and test/.")
 ]
 Runs = Annotated[Path, typer.Option(help="Folder of the training runs, one folder each.", file_okay=False)]
-Provider = Annotated[str, typer.Option(help="Execution provider: cpu or cuda.")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads per network.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the network.", show_default=False)]
+
+
+class Processor(StrEnum):
+    """What a network runs on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def _within_cores(threads: int | None) -> int | None:
+    if threads is not None:
+        try:
+            check_threads(threads)
+        except SetupError as error:
+            raise typer.BadParameter(str(error)) from error
+    return threads
+
+
+def _plain_name(name: str) -> str:
+    try:
+        return TypeAdapter(PlainName).validate_python(name)
+    except ValidationError as error:
+        raise typer.BadParameter(
+            f"{name!r} is no name of a network: letters, digits, dots, dashes and underscores, "
+            "beginning with a letter or a digit"
+        ) from error
+
+
+Provider = Annotated[Processor, typer.Option(help="Execution provider.")]
+Threads = Annotated[int, typer.Option(min=1, callback=_within_cores, help="CPU threads per network.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the network.", show_default=False, callback=_plain_name)
+]
 
 _RUNS = Path("runs") / "models"
 
@@ -98,7 +140,7 @@ def show(name: Name, weights: Weights = None, json: Json = False) -> None:
 
 
 @app.command()
-def verify(weights: Weights = None, provider: Provider = "cpu", json: Json = False) -> None:
+def verify(weights: Weights = None, provider: Provider = Processor.CPU, json: Json = False) -> None:
     """Check digest, loading, answers and the cut into head and tail of every network."""
     folder = weights or weights_folder()
     manifest = load_manifest(folder)
@@ -106,9 +148,10 @@ def verify(weights: Weights = None, provider: Provider = "cpu", json: Json = Fal
     if json:
         print_json([asdict(verdict) for verdict in verdicts])
     else:
+        table = Table.grid(padding=(0, 2, 0, 0))
         for verdict in verdicts:
-            mark = "[green]ok[/green]    " if verdict.ok else "[red]wrong[/red] "
-            screen().print(f"{mark} {verdict.name}: {verdict.detail}", soft_wrap=True)
+            table.add_row("[green]ok[/green]" if verdict.ok else "[red]wrong[/red]", verdict.name, verdict.detail)
+        screen().print(table)
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(1)
 
@@ -120,7 +163,7 @@ def evaluate_models(
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     weights: Weights = None,
-    provider: Provider = "cpu",
+    provider: Provider = Processor.CPU,
     threads: Threads = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per run.")] = 50,
     json: Json = False,
@@ -179,7 +222,10 @@ def speed(
     runs: Annotated[
         Path | None, typer.Option(help="Folder of training runs: their FP32 files are measured beside the INT8 ones.")
     ] = None,
-    provider: Provider = "cpu",
+    fp32: Annotated[
+        bool, typer.Option("--fp32", help="Each INT8 network also in FP32, its weights taken back from INT8.")
+    ] = False,
+    provider: Provider = Processor.CPU,
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
@@ -188,12 +234,13 @@ def speed(
     manifest = load_manifest(folder)
     sizes = batches or [1, 50, 256]
     found: list[dict[str, Any]] = []
-    for entry in _chosen(manifest, names or [], not names):
-        for file, place in _precisions(entry, folder, runs):
-            model = load_model(file, place, provider=provider, threads=threads, labels=manifest.labels(entry))
-            pace = measure_ms_per_image(model, probe_images(entry.input_shape), sizes)
-            size = file.size_bytes
-            found.append({"name": entry.name, "precision": file.precision, "size_bytes": size, "ms_per_image": pace})
+    with tempfile.TemporaryDirectory() as scratch:
+        for entry in _chosen(manifest, names or [], not names):
+            for file, place in _precisions(entry, folder, runs, Path(scratch) if fp32 else None):
+                model = load_model(file, place, provider=provider, threads=threads, labels=manifest.labels(entry))
+                pace = measure_ms_per_image(model, probe_images(entry.input_shape), sizes)
+                facts = {"name": entry.name, "precision": file.precision, "size_bytes": file.size_bytes}
+                found.append({**facts, "ms_per_image": pace})
     if json:
         print_json(found)
         return
@@ -213,7 +260,7 @@ def tune_escalation(
     weights: Weights = None,
     records: Annotated[
         Path | None,
-        typer.Option(help="Folder of the training records, which gets the curves; `records` beside the weights."),
+        typer.Option(help="Folder of the training records, which gets the curves; `records` in the weights folder."),
     ] = None,
     relative_accuracy: Annotated[
         float | None,
@@ -224,13 +271,15 @@ def tune_escalation(
     ] = None,
     budget: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the images that may go up.")] = 0.5,
     test: Annotated[bool, typer.Option(help="Measure the chosen thresholds on the test set.")] = True,
-    provider: Provider = "cpu",
+    provider: Provider = Processor.CPU,
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
     """Choose how sure an answer must be to stand, on images held out of training, and store it with the weights."""
     if relative_accuracy is not None and target_accuracy is not None:
-        raise InvalidInput("--relative-accuracy and --target-accuracy say one thing in two ways: give one of them")
+        raise typer.BadParameter(
+            "--relative-accuracy and --target-accuracy say one thing in two ways: give one of them."
+        )
     folder = weights or weights_folder()
     size = load_manifest(folder).models[0].input_shape[:2]
     with _progress("image") as progress:
@@ -244,7 +293,7 @@ def tune_escalation(
         report = tune_weights(
             folder,
             Dataset.open(dataset, data, size=size),
-            records or folder.parent / "records",
+            records or records_folder(folder),
             Target(
                 accuracy=target_accuracy or relative_accuracy or 0.99, relative=target_accuracy is None, budget=budget
             ),
@@ -275,28 +324,43 @@ def train(
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     runs: Runs = _RUNS,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's own choice unless given.")] = None,
+    device: Annotated[Processor, typer.Option(help="What to train on.")] = Processor.CPU,
+    threads: Annotated[
+        int | None, typer.Option(min=1, callback=_within_cores, help="CPU threads; torch's own choice unless given.")
+    ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so long; the same command goes on from there.")
+        float | None,
+        typer.Option(min=0, help="Stop after so long, at the end of a step; the same command goes on from there."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop when the run has done so many steps in all.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images per step in place of the configuration's; small to try it out.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Train a network, or go on with a run that was interrupted."""
     with _training_extra("training a network"):
-        from models.training.commands import train_by_name
+        from models.training.commands import train_and_draw
+        from models.training.config import find_config
 
+    try:
+        chosen = find_config(name, config)
+    except (InvalidInput, SetupError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if batch_size is not None:
+        chosen = chosen.model_copy(update={"batch_size": batch_size})
     err = screen(stderr=True)
     with _progress("step") as progress:
-        record = train_by_name(
-            name,
-            config=config,
+        record = train_and_draw(
+            chosen,
             dataset=Dataset.open(dataset, data),
             runs=runs,
             device=device,
             threads=threads,
             minutes=minutes,
+            steps=steps,
             progress=_TrainingDisplay(progress, name, err),
+            say=lambda text: err.print(text, style="dim", markup=False),
         )
     content = record.model_dump(mode="json")
     if json:
@@ -336,7 +400,7 @@ def quantize(
         typer.Option(help="Weights folder to enter it into; the bundled one unless given.", file_okay=False),
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(help="Folder for the training record; `records` beside the weights unless given.")
+        Path | None, typer.Option(help="Folder for the training records; `records` in the weights folder unless given.")
     ] = None,
     stands_in_for: Annotated[str, typer.Option(help="The network that it replaces for now, and why.")] = "",
     json: Json = False,
@@ -346,11 +410,12 @@ def quantize(
         from models.export.pipeline import quantize_run
     err = screen(stderr=True)
     weights = out or weights_folder()
+    place = records or records_folder(weights)
     entry = quantize_run(
         runs / name,
         Dataset.open(dataset, data),
         weights,
-        records=records or weights.parent / "records",
+        records=place,
         stands_in_for=stands_in_for or None,
         say=lambda text: err.print(f"[dim]{text}[/dim]"),
     )
@@ -363,6 +428,8 @@ def quantize(
         f"ECE {entry.ece_before:.3f} before and {entry.ece_after:.3f} after temperature {entry.temperature:.2f}",
         soft_wrap=True,
     )
+    for path in (weights / entry.file, weights / MANIFEST_NAME, place / entry.training.record):
+        screen().print(str(path), style="dim", markup=False, soft_wrap=True)
 
 
 def _operating_points(tuning: Tuning) -> list[dict[str, Any]]:
@@ -441,13 +508,23 @@ class _TrainingDisplay:
 
 
 def _chosen(manifest: Manifest, names: list[str], everything: bool) -> list[ModelEntry]:
-    if everything == bool(names):
-        raise InvalidInput("name the networks to measure, or say --all")
+    if everything and names:
+        raise typer.BadParameter("name the networks to measure or say --all, not both.")
+    if not everything and not names:
+        raise typer.BadParameter("name the networks to measure, or say --all.")
     return list(manifest.models) if everything else [manifest.entry(name) for name in names]
 
 
-def _precisions(entry: ModelEntry, folder: Path, runs: Path | None) -> Iterator[tuple[ModelEntry, Path]]:
+def _precisions(
+    entry: ModelEntry, folder: Path, runs: Path | None, scratch: Path | None
+) -> Iterator[tuple[ModelEntry, Path]]:
     yield entry, folder
+    if scratch is not None and entry.precision == "int8":
+        with _training_extra("the FP32 form of a network"):
+            from models.export.dequantize import dequantize_onnx
+        path = scratch / f"{entry.name}.fp32.onnx"
+        path.write_bytes(dequantize_onnx(verify_file(entry, folder).read_bytes()))
+        yield entry.with_file(path, precision="fp32"), scratch
     if runs is not None:
         path = runs / entry.name / "fp32.onnx"
         yield entry.with_file(path, precision="fp32"), path.parent
@@ -464,6 +541,7 @@ def _training_extra(purpose: str) -> Iterator[None]:
 
 
 def _progress(unit: str) -> Progress:
+    console = screen(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -471,8 +549,10 @@ def _progress(unit: str) -> Progress:
         TextColumn(f"{unit}s"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=screen(stderr=True),
+        console=console,
         transient=True,
+        # Into a file it would leave an empty line behind.
+        disable=not console.is_terminal,
     )
 
 

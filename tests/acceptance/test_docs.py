@@ -17,6 +17,7 @@ from tierkit.client import DEFAULT_URL
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/api.md", "docs/cli.md")
+DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -70,7 +71,12 @@ def test_the_errors_of_the_api_page_exist() -> None:
     assert named <= set(errors.__all__)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/deploy.md", "docs/security.md", "CONTRIBUTING.md"])
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert linked == set(DOCS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *DOCS])
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
-from models.manifest import load_manifest, weights_folder
+from models.manifest import load_manifest, records_folder, weights_folder
+from terrace.cli import run
 from terrace.commands.models import app
-from tierkit.errors import DataError, InvalidInput, MissingExtra, NotFound
+from tierkit.errors import DataError, MissingExtra, NotFound
 
 
 def names() -> list[str]:
@@ -59,11 +61,67 @@ def test_speed_measures_each_batch_size(monkeypatch: pytest.MonkeyPatch):
     assert names()[0] in invoke("speed", names()[0], "--batch", "2").output
 
 
-def test_eval_wants_names_or_all():
-    with pytest.raises(InvalidInput, match="--all"):
-        invoke("eval")
-    with pytest.raises(InvalidInput, match="--all"):
-        invoke("eval", names()[0], "--all")
+@pytest.mark.train
+def test_speed_measures_the_fp32_form_beside_the_shipped_one(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("onnx", reason="needs the extra 'train'")
+    monkeypatch.setattr("models.speed._LEAST_S", 0.001)
+    integer, floating = json.loads(invoke("speed", "wrn-16-2", "--batch", "4", "--fp32", "--json").stdout)
+    assert (integer["precision"], floating["precision"]) == ("int8", "fp32")
+    assert 3.5 < floating["size_bytes"] / integer["size_bytes"] < 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("eval", "name the networks to measure, or say --all."),
+        ("eval resnet-34 --all", "name the networks to measure or say --all, not both."),
+        ("eval --all --provider foo", "'foo' is not one of 'cpu', 'cuda'."),
+        ("eval --all --threads 99999", "99999 threads are asked for, and this machine has"),
+        ("speed --threads 99999", "take at most"),
+        ("tune-escalation --threads 99999", "take at most"),
+        ("tune-escalation --relative-accuracy 0.9 --target-accuracy 0.9", "give one of them."),
+        ("train wrn-16-2 --threads 99999", "take at most"),
+        ("train wrn-16-2 --device tpu", "'tpu' is not one of 'cpu', 'cuda'."),
+        ("train ../x", "'../x' is no name of a network"),
+        ("export ../x", "'../x' is no name of a network"),
+        ("quantize a/b", "'a/b' is no name of a network"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    arguments: str, message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(["models", *arguments.split()]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_into_a_pipe_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    shutil.copytree(weights_folder(), tmp_path / "weights")
+    (tmp_path / "weights" / load_manifest().models[0].file).write_bytes(b"")
+    (tmp_path / "data").mkdir()
+    classes = load_manifest().hierarchy.fine
+    for name in classes:
+        picture = tmp_path / "data" / "test" / name / "0.png"
+        picture.parent.mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(picture)
+    (tmp_path / "data" / "hierarchy.json").write_text(json.dumps(load_manifest().hierarchy.content()))
+    arguments = ["--dataset", str(tmp_path / "data"), "--weights", str(tmp_path / "weights")]
+    assert run(["models", "eval", "--all", *arguments]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "is not the file of the manifest" in line
+
+
+def test_verify_fits_a_terminal_of_80_columns():
+    lines = invoke("verify", COLUMNS="80").output.splitlines()
+    assert len(lines) == len(names())
+    assert all(line.rstrip().endswith("answers") for line in lines)
+
+
+def test_the_records_of_other_weights_lie_with_them(tmp_path: Path):
+    assert records_folder(tmp_path) == tmp_path / "records"
+    assert (records_folder(weights_folder()) / load_manifest().models[0].training.record).is_file()
 
 
 def test_eval_says_what_to_set_when_the_data_are_missing(tmp_path: Path):

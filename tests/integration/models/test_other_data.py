@@ -1,17 +1,22 @@
 """Another data set with another hierarchy: trained, exported, quantised, evaluated and run, by the commands alone."""
 
 import json
+import re
+import shlex
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 from typer.testing import CliRunner
 
 from models.data import read_sample
 from models.hierarchy import Hierarchy, bundled_hierarchy
 from models.manifest import load_manifest
 from models.session import load_model
+from terrace.cli import run
 from terrace.commands.models import app
 from tierkit.errors import DataError, InvalidInput
 
@@ -74,7 +79,8 @@ def test_another_hierarchy_needs_no_code(garden: Path, tmp_path: Path, target: s
     terrace_models("export", "garden-net", *data, *runs)
     entry = terrace_models("quantize", "garden-net", "--out", str(weights), *data, *runs)
     assert entry["classes"] == (5 if target == "fine" else 2)
-    assert (tmp_path / "records" / "garden-net.json").is_file()
+    assert (weights / "records" / "garden-net.json").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"garden.toml", "runs", "weights"}
 
     (row,) = terrace_models("eval", "--all", "--weights", str(weights), *data)
     assert row["images"] == 15
@@ -92,6 +98,89 @@ def test_another_hierarchy_needs_no_code(garden: Path, tmp_path: Path, target: s
 def test_networks_of_one_hierarchy_are_not_measured_on_another(garden: Path):
     with pytest.raises(InvalidInput, match="'cifar-100', the data set is 'garden'"):
         terrace_models("eval", "--all", "--dataset", str(garden))
+
+
+@pytest.fixture(scope="module")
+def run_folder(garden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs with one of a single step."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "garden.toml").write_text(CONFIG.format(target="fine"))
+    arguments = ["--config", str(folder / "garden.toml"), "--dataset", str(garden), "--runs", str(folder)]
+    assert run(["models", "train", "garden-net", "--steps", "1", *arguments]) == 0
+    return folder
+
+
+def test_training_says_what_it_begins_with(
+    garden: Path, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    arguments = ["--config", str(run_folder / "garden.toml"), "--dataset", str(garden), "--runs", str(tmp_path)]
+    assert run(["models", "train", "garden-net", "--batch-size", "10", "--steps", "2", *arguments]) == 0
+    out, err = capfd.readouterr()
+    assert "stopped; the same command goes on after 2 of 6 steps" in out
+    assert err.splitlines() == [
+        "reading the training images",
+        "garden-net: wide-resnet on garden, 2 epochs of 3 steps with 10 images each, on cpu",
+    ]
+
+
+OTHERS = {
+    "order": {**GARDEN, "superclasses": {"thing": ["bicycle"], "plant": ["apple", "orange", "poppy", "rose"]}},
+    "count": {"name": "fruit", "fine": ["orange", "apple"], "superclasses": {"fruit": ["apple", "orange"]}},
+}
+
+
+@pytest.mark.parametrize("command", ["train", "export", "quantize"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_run_is_not_used_for_another_hierarchy(
+    garden: Path, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, other: str
+):
+    content: dict[str, Any] = OTHERS[other]
+    (tmp_path / "hierarchy.json").write_text(json.dumps(content))
+    for name in content["fine"]:
+        for split in ("train", "test"):
+            shutil.copytree(garden / split / name, tmp_path / split / name)
+    arguments = ["--dataset", str(tmp_path), "--runs", str(run_folder)]
+    if command == "train":
+        arguments += ["--config", str(run_folder / "garden.toml")]
+    capfd.readouterr()
+    assert run(["models", command, "garden-net", *arguments]) == 1
+    *_, last = capfd.readouterr().err.splitlines()
+    assert re.match("terrace: .* (for another hierarchy|was trained for hierarchy 'garden')", last)
+
+
+def test_a_configuration_of_another_name_is_a_usage_error(
+    garden: Path, run_folder: Path, capfd: pytest.CaptureFixture[str]
+):
+    arguments = ["--config", str(run_folder / "garden.toml"), "--dataset", str(garden), "--runs", str(run_folder)]
+    assert run(["models", "train", "meadow-net", *arguments]) == 2
+    assert "of the network 'garden-net', not of 'meadow-net'" in capfd.readouterr().err
+
+
+def test_the_example_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    hierarchy, config = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    (commands,) = re.findall(r"```sh\n(terrace models train shapes-net.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "shapes-net.toml").write_text(config.replace("epochs = 10", "epochs = 1"))
+    for split, count in (("train", 12), ("test", 3)):
+        for number, shape in enumerate(("circle", "ellipse", "square")):
+            folder = tmp_path / "shapes" / split / shape
+            folder.mkdir(parents=True)
+            for index in range(count):
+                picture = Image.new("RGB", (40, 40))
+                corner, side = (index, 2 * index), 15 + number
+                box = (*corner, corner[0] + side, corner[1] + side // (1 + (shape == "ellipse")))
+                (ImageDraw.Draw(picture).rectangle if shape == "square" else ImageDraw.Draw(picture).ellipse)(box)
+                picture.save(folder / f"{index}.png")
+    (tmp_path / "shapes" / "hierarchy.toml").write_text(hierarchy)
+    monkeypatch.chdir(tmp_path)
+    for line in commands.splitlines():
+        _, *arguments = shlex.split(line)
+        if arguments[0] == "models":
+            assert run(arguments) == 0, capfd.readouterr().err
+    assert load_manifest(tmp_path / "shapes-weights").default_for("edge").name == "shapes-net"
+    assert str(Path("shapes-weights") / "records" / "shapes-net.json") in capfd.readouterr().out
 
 
 def test_training_names_the_class_that_has_too_few_images(garden: Path, tmp_path: Path):

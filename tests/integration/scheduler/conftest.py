@@ -55,6 +55,8 @@ def model_entry(name: str, tier: str, target: str) -> dict[str, Any]:
             "config": "c",
             "epochs": 1,
             "minutes": 1.0,
+            "total_epochs": 1,
+            "total_minutes": 1.0,
             "hardware": "none",
             "data": "none",
         },

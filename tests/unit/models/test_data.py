@@ -29,8 +29,9 @@ def fake_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, content: object) -> 
     folder = root / "cifar-100-python"
     folder.mkdir()
     raw = pickle.dumps(content)
-    (folder / "test").write_bytes(raw)
-    monkeypatch.setitem(models.data._CIFAR100_MD5, "test", hashlib.md5(raw, usedforsecurity=False).hexdigest())
+    for name in ("test", "meta"):
+        (folder / name).write_bytes(raw)
+        monkeypatch.setitem(models.data._CIFAR100_MD5, name, hashlib.md5(raw, usedforsecurity=False).hexdigest())
 
 
 def test_the_sample_is_balanced_and_interleaved():
@@ -91,11 +92,15 @@ class Bomb:
         return (os.abort, ())
 
 
-def test_a_damaged_file_is_refused_before_it_is_unpickled(tmp_path: Path):
-    folder = tmp_path / "cifar-100-python"
-    folder.mkdir()
-    (folder / "test").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(DataError, match="was not opened"):
+@pytest.mark.parametrize("name", ["test", "meta"])
+def test_a_damaged_file_is_refused_before_it_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    fake_cifar(tmp_path, monkeypatch, {})
+    path = tmp_path / "cifar-100-python" / name
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(DataError, match=f"{path} is damaged or another file: .* was not opened"):
+        read_cifar100("test", tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=f"cannot read {path}"):
         read_cifar100("test", tmp_path)
 
 

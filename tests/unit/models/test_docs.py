@@ -31,9 +31,26 @@ def test_the_example_runs():
     assert getattr(names["coarse"], "shape", None) == (50, 20)
 
 
-def test_each_shipped_network_has_its_record():
+def test_each_shipped_network_has_its_records_and_the_manifest_their_totals():
     for entry in load_manifest().models:
-        assert (ROOT / "models" / "records" / entry.training.record).is_file()
+        file: str | None = entry.training.record
+        chain = []
+        while file is not None:
+            chain.append(json.loads((ROOT / "models" / "records" / file).read_bytes()))
+            initial = chain[-1]["config"].get("initial")
+            file = initial and f"{initial}.json"
+        assert entry.training.epochs == len(chain[0]["epochs"])
+        assert entry.training.total_epochs == sum(len(record["epochs"]) for record in chain)
+        assert entry.training.total_minutes == round(sum(record["minutes"] for record in chain), 1)
+
+
+def test_the_recipe_trains_as_many_steps_as_the_records_say():
+    steps = dict(re.findall(r"^terrace models train (\S+) --threads 1(?: --steps (\d+))? ", TEXT, flags=re.MULTILINE))
+    for name, last in steps.items():
+        record = json.loads((ROOT / "models" / "records" / f"{name}.json").read_bytes())
+        assert record["steps"] == (int(last) if last else record["planned_steps"]), name
+        assert record["environment"]["threads"] == "1"
+    assert set(steps) == {"wrn-16-2", "resnet-34-early", "resnet-34-middle", "resnet-34", "mobilenet-v1-0.5"}
 
 
 def test_the_escalation_page_says_what_the_record_says():

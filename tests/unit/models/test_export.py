@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.manifest import ModelEntry, load_manifest
+from models.data import read_sample
+from models.manifest import ModelEntry, load_manifest, weights_folder
 from models.session import OnnxModel, load_model
 from models.split import FEATURES, Part
 from tierkit.errors import WeightsError
@@ -15,6 +16,7 @@ from tierkit.errors import WeightsError
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 onnx = pytest.importorskip("onnx", reason="needs the extra 'train' (onnx)")
 
+from models.export.dequantize import dequantize_onnx  # noqa: E402
 from models.export.quantize import quantize_onnx  # noqa: E402
 from models.export.to_onnx import export_onnx  # noqa: E402
 from models.training.batches import Statistics, normalise  # noqa: E402
@@ -99,6 +101,22 @@ def test_int8_covers_every_weight_and_stays_close(kind: str, options: dict[str, 
     assert np.abs(answer - expected).mean() < 0.25 * spread
     joined = tail.run(head.run({"images": images}, [FEATURES]), ["logits"])["logits"]
     assert np.abs(joined - answer).mean() < 0.1 * spread
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in load_manifest().models])
+def test_the_fp32_form_of_a_shipped_network_answers_nearly_the_same(name: str, tmp_path: Path):
+    entry = load_manifest().entry(name)
+    content = dequantize_onnx((weights_folder() / entry.file).read_bytes())
+    steps = [node.op_type for node in onnx.load_from_string(content).graph.node]
+    assert steps.count("DequantizeLinear") == 1, "only the image is UINT8"
+    assert "QuantizeLinear" not in steps
+    (tmp_path / "fp32.onnx").write_bytes(content)
+    labels = load_manifest().labels(entry)
+    floating = load_model(entry.with_file(tmp_path / "fp32.onnx", precision="fp32"), tmp_path, labels=labels)
+    sample = {"images": read_sample().images[:200]}
+    answer, expected = (model.run(sample, ["logits"])["logits"] for model in (floating, load_model(entry)))
+    assert np.mean(answer.argmax(1) == expected.argmax(1)) > 0.9
+    assert np.abs(answer - expected).max() < 0.1 * np.abs(expected).max()
 
 
 def test_an_exported_file_says_nothing_of_the_machine_it_was_made_on():

@@ -96,8 +96,14 @@ def test_a_wrong_field_is_named(tmp_path: Path, content, field: str, value: obje
 
 def test_text_that_is_no_json_is_refused(tmp_path: Path):
     (tmp_path / MANIFEST_NAME).write_text("{")
-    with pytest.raises(WeightsError, match="is wrong"):
+    with pytest.raises(WeightsError, match=r"manifest\.json is wrong: Invalid JSON: EOF"):
         load_manifest(tmp_path)
+
+
+def test_a_manifest_without_networks_is_refused(tmp_path: Path, content):
+    content["models"] = []
+    with pytest.raises(WeightsError, match=r"manifest\.json lists no network"):
+        load_manifest(write(tmp_path, content))
 
 
 def test_an_entry_for_another_file_has_its_digest(tmp_path: Path):

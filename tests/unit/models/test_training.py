@@ -20,12 +20,16 @@ from tierkit.model import Array
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
+from models.dataset import Dataset  # noqa: E402
 from models.training.batches import BatchSource, normalise, statistics  # noqa: E402
-from models.training.checkpoint import load_checkpoint  # noqa: E402
-from models.training.config import TrainConfig, bundled_config, bundled_configs, load_config  # noqa: E402
-from models.training.loop import Progress, Trainer  # noqa: E402
+from models.training.checkpoint import EpochRow, load_checkpoint, save_checkpoint  # noqa: E402
+from models.training.config import TrainConfig, bundled_config, bundled_configs, find_config, load_config  # noqa: E402
+from models.training.loop import Progress, Trainer, averaged_network  # noqa: E402
 from models.training.loss import Labels, training_loss  # noqa: E402
+from models.training.record import TrainingRecord, make_record  # noqa: E402
+from models.training.run import train_run  # noqa: E402
 from models.training.schedule import learning_rate  # noqa: E402
+from models.training.teacher import teacher_probabilities  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -255,6 +259,118 @@ def test_a_run_folder_of_another_configuration_is_refused(data: ImageSet, tmp_pa
         Trainer(make_config(seed=1), data, SHAPES, tmp_path)
 
 
+# The same classes with the superclasses in another order: only the coarse labels differ.
+TURNED = Hierarchy.parse(
+    {**SHAPES.content(), "superclasses": dict(reversed(SHAPES.content()["superclasses"].items()))}, source="test"
+)
+MORE = Hierarchy.parse(
+    {
+        "name": "more",
+        "fine": [*SHAPES.fine, "star"],
+        "superclasses": {"round": ["circle", "ellipse"], "angular": ["square", "star"]},
+    },
+    source="test",
+)
+
+
+@pytest.mark.parametrize("hierarchy", [TURNED, MORE], ids=["order", "count"])
+def test_a_run_for_another_hierarchy_is_refused(data: ImageSet, tmp_path: Path, hierarchy: Hierarchy):
+    Trainer(make_config(), data, SHAPES, tmp_path).run(last=1)
+    with pytest.raises(Conflict, match="belongs to a run for another hierarchy"):
+        Trainer(make_config(), data, hierarchy, tmp_path)
+    checkpoint = load_checkpoint(tmp_path / "checkpoint.pt")
+    assert checkpoint is not None
+    with pytest.raises(WeightsError, match=r"hierarchy 'shapes' \(3 classes in 2 superclasses\)") as caught:
+        averaged_network(checkpoint, hierarchy)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_on_other_images_is_refused(data: ImageSet, tmp_path: Path):
+    Trainer(make_config(), data, SHAPES, tmp_path).run(last=1)
+    fewer, relabelled = data.take(np.arange(33)), dataclasses.replace(data, fine=(fine_of(data) + 1) % 3)
+    for other in (fewer, relabelled):
+        with pytest.raises(Conflict, match="on other training images"):
+            Trainer(make_config(), other, SHAPES, tmp_path)
+
+
+def test_a_checkpoint_of_an_older_network_is_refused_in_one_line(data: ImageSet, tmp_path: Path):
+    Trainer(make_config(), data, SHAPES, tmp_path).run(last=1)
+    checkpoint = load_checkpoint(tmp_path / "checkpoint.pt")
+    assert checkpoint is not None
+    gone = next(iter(checkpoint.weights))
+    for weights in (checkpoint.weights, checkpoint.averaged):
+        weights["old"] = weights.pop(gone)
+    save_checkpoint(tmp_path / "checkpoint.pt", checkpoint)
+    for use in (lambda: Trainer(make_config(), data, SHAPES, tmp_path), lambda: averaged_network(checkpoint, SHAPES)):
+        with pytest.raises(WeightsError, match="does not fit the network") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_run_stops_after_the_steps_asked_for(data: ImageSet, tmp_path: Path):
+    for last, reached in ((5, 5), (3, 5), (7, 7)):
+        trainer = Trainer(make_config(), data, SHAPES, tmp_path)
+        assert not trainer.run(last=last)
+        checkpoint = load_checkpoint(tmp_path / "checkpoint.pt")
+        assert checkpoint is not None
+        assert checkpoint.step == trainer.step == reached
+    assert Trainer(make_config(), data, SHAPES, tmp_path).run(last=10_000)
+
+
+def test_the_answers_of_a_teacher_to_other_images_are_not_used(data: ImageSet, tmp_path: Path):
+    config = make_config(name="big", target="fine", auxiliary=0)
+    Trainer(config, data, SHAPES, tmp_path / "big").run(last=2)
+
+    def answers(images: ImageSet) -> Any:
+        return teacher_probabilities([tmp_path / "big"], images, SHAPES, cache=tmp_path / "answers.pt")
+
+    first = answers(data)
+    assert torch.equal(answers(data), first)
+    turned = data.take(np.arange(36)[::-1].copy())
+    assert torch.allclose(answers(turned).exp(), first.flip(0).exp(), atol=1e-2)
+    assert not torch.equal(answers(turned), first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "coarse"}, "network and target of the two differ"),
+        ({"network": {"kind": "wide-resnet", "options": {"depth": 10, "width": 2}}}, "network and target"),
+    ],
+    ids=["target", "network"],
+)
+def test_a_run_cannot_start_from_another_network(tmp_path: Path, data: ImageSet, monkeypatch, changes, message: str):
+    dataset = Dataset(name="shapes", hierarchy=SHAPES, source="test", folder=tmp_path, size=(8, 8))
+    monkeypatch.setattr(Dataset, "read", lambda *_: data)
+    train_run(make_config(name="first", target="fine", auxiliary=0), dataset, tmp_path, last=1)
+    second = make_config(**{"name": "second", "target": "fine", "auxiliary": 0, "initial": "first", **changes})
+    with pytest.raises(WeightsError, match=message):
+        train_run(second, dataset, tmp_path)
+    with pytest.raises(WeightsError, match="trained for hierarchy 'shapes'"):
+        train_run(second, dataclasses.replace(dataset, hierarchy=TURNED), tmp_path)
+
+
+def test_the_summary_of_a_run_counts_those_before_it():
+    row = EpochRow(epoch=1, loss=1.0, held_out_coarse=0.5, held_out_fine=None, rate=0.1, seconds=1.0)
+
+    def record(epochs: int, seconds: float) -> TrainingRecord:
+        return make_record(
+            make_config(),
+            [row] * epochs,
+            data="shapes",
+            train_images=30,
+            held_out_images=6,
+            steps=9,
+            planned_steps=9,
+            seconds=seconds,
+            device="cpu",
+        )
+
+    facts = record(1, 90).facts("late.json", [record(2, 60)])
+    assert (facts.epochs, facts.minutes) == (1, 1.5)
+    assert (facts.total_epochs, facts.total_minutes) == (3, 2.5)
+
+
 def test_a_full_disk_leaves_the_old_checkpoint_whole(data: ImageSet, tmp_path: Path, monkeypatch):
     Trainer(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
     before = (tmp_path / "checkpoint.pt").read_bytes()
@@ -281,16 +397,28 @@ def test_every_bundled_configuration_is_valid_and_named_as_its_file():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("epochs = 'many'", "epochs"), ("colour = 1", "colour"), ("name = ", "not valid TOML")],
+    [
+        ("epochs = 'many'", "epochs"),
+        ("colour = 1", "colour is unknown"),
+        ("name = ", "not valid TOML"),
+        ("name = '../x'", "name is '../x'"),
+        ("initial = '../x'", "initial is '../x'"),
+    ],
 )
 def test_a_wrong_configuration_says_what_is_wrong(tmp_path: Path, text: str, message: str):
     (tmp_path / "bad.toml").write_text(text)
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(SetupError, match=message):
         load_config(tmp_path / "bad.toml")
 
 
 def test_a_configuration_that_is_not_there(tmp_path: Path):
     with pytest.raises(InvalidInput, match="there is: "):
         bundled_config("vgg")
-    with pytest.raises(InvalidInput, match="cannot read"):
+    with pytest.raises(SetupError, match="cannot read"):
         load_config(tmp_path / "absent.toml")
+
+
+def test_a_configuration_of_another_name_is_refused():
+    assert find_config("wrn-16-2", bundled_config("wrn-16-2")) == find_config("wrn-16-2", None)
+    with pytest.raises(InvalidInput, match="is of the network 'wrn-16-2', not of 'mine'"):
+        find_config("mine", bundled_config("wrn-16-2"))
