@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.service.exchange import ON_DISCONNECT
 
-__all__ = ["DirectRoutes", "cancelled_on_disconnect", "read_body"]
+__all__ = ["DirectRoutes", "HeadAsGet", "cancelled_on_disconnect", "read_body"]
 
 
 class DirectRoutes:
@@ -34,6 +34,33 @@ class DirectRoutes:
             return
         endpoint, scope["path_params"] = found
         await endpoint(scope, receive, send)
+
+
+class HeadAsGet:
+    """ASGI middleware for frameworks that refuse HEAD: it is answered as GET up to the head. The server leaves the body
+    out, and an endless one ends with its first piece.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        over = False
+
+        async def send_head(message: Message) -> None:
+            nonlocal over
+            if over:
+                return
+            await send(message)
+            over = message["type"] == "http.response.body"
+            if over and message.get("more_body", False):
+                # From here on the server says to the application that the client has gone, which ends a stream.
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.errors import (
@@ -51,6 +52,9 @@ _STATUS: dict[type[BaseException], int] = {
     DeadlineExceeded: 504,
     UpstreamError: 502,
 }
+
+
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def status_of(error: TerraceError) -> int:
@@ -120,7 +124,21 @@ def _on_http_exception(request: Request, exc: Exception) -> Response:
         "Not Found": f"no such route: {request.url.path[:200]}",
         "Method Not Allowed": f"{request.method} is not allowed on {request.url.path[:200]}",
     }
-    return JSONResponse({"error": sentences.get(exc.detail, exc.detail)}, exc.status_code, exc.headers)
+    headers = dict(exc.headers or {})
+    if exc.status_code == 405:
+        headers["Allow"] = _allowed(request)
+    return JSONResponse({"error": sentences.get(exc.detail, exc.detail)}, exc.status_code, headers)
+
+
+def _allowed(request: Request) -> str:
+    """Methods of all routes of this path: the framework names those of the first one alone."""
+    allowed = {
+        method
+        for method in _METHODS
+        for route in request.app.routes
+        if route.matches({**request.scope, "method": method})[0] is Match.FULL
+    }
+    return ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
 
 
 def _on_validation_error(request: Request, exc: Exception) -> Response:

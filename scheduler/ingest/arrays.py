@@ -76,7 +76,8 @@ def read_header(file: IO[bytes], name: str) -> ArrayHeader:
             shape, fortran, dtype = npy.read_array_header_2_0(text)
     except Exception as exc:
         # Python's own parser reads the literal: it fails with errors of a dozen classes, MemoryError among them.
-        raise MalformedMessage(f"{name}: damaged .npy header ({_first_line(exc)})") from exc
+        # What they say is about Python, and may name its objects and their addresses.
+        raise MalformedMessage(f"{name}: damaged .npy header; it must hold descr, fortran_order and shape") from exc
     if dtype.hasobject:
         raise InvalidInput(
             f"{name}: an array of Python objects; it would have to be unpickled, which is never done here"

@@ -49,6 +49,8 @@ def decode_image(data: bytes | memoryview, name: str, shape: tuple[int, int, int
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)  # reads the header alone
     except UnidentifiedImageError:
+        if _looks_like_an_image(bytes(data[:12])):
+            raise InvalidInput(f"{name}: damaged image (its header cannot be read)") from None
         raise UnsupportedMedia(f"{name}: not a PNG, JPEG or WebP image") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # Pillow's own bound; ours is never higher
         raise TooLarge(f"{name}: more pixels than the {limits.max_pixels} that one image may have") from None
@@ -63,6 +65,10 @@ def decode_image(data: bytes | memoryview, name: str, shape: tuple[int, int, int
         except Exception as exc:  # as above, for damaged or truncated pixel data
             raise InvalidInput(f"{name}: damaged or truncated image ({exc})") from exc
     return fit(np.asarray(rgb), shape)
+
+
+def _looks_like_an_image(start: bytes) -> bool:
+    return start.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")) or (start[:4], start[8:]) == (b"RIFF", b"WEBP")
 
 
 def fit(pixels: Pixels, shape: tuple[int, int, int]) -> Decoded:

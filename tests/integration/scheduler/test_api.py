@@ -441,3 +441,17 @@ async def test_metrics_count_jobs_tasks_and_devices(kit, scheduler):
     for line in ('terrace_scheduler_jobs_total{state="completed"}', 'terrace_scheduler_tasks_total{outcome="coarse"}'):
         assert float(re.search(re.escape(line) + r" (\S+)", text).group(1)) >= 1  # type: ignore[union-attr]
     assert 'terrace_scheduler_devices{health="alive",tier="end"}' in text
+
+
+async def test_head_is_answered_wherever_get_is_and_405_names_all_methods(kit, scheduler):
+    job = await scheduler.submit(kit.images(10))  # never done: there is no node
+    for path in ("/v1/jobs", f"/v1/jobs/{job['id']}", f"/v1/jobs/{job['id']}/events", "/v1/devices", "/docs"):
+        head = await scheduler.http.head(path, timeout=10)
+        assert (head.status_code, head.content) == (200, b""), path
+    for path in ("/v1/jobs", "/v1/info"):
+        head, got = await scheduler.http.head(path), await scheduler.http.get(path)
+        assert head.headers["Content-Length"] == got.headers["Content-Length"]
+    assert (await scheduler.http.head("/v1/jobs/x")).status_code == 404
+    refused = await scheduler.http.put("/v1/jobs")
+    assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, HEAD, POST")
+    assert (await scheduler.http.head("/v1/classify")).headers["Allow"] == "POST"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from tierkit.protocol import FallbackReason
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -38,3 +41,8 @@ def test_the_links_lead_somewhere():
         targets = re.findall(r"\]\((?!https?:)([^)#]+)", (DOCS / page).read_text())
         assert targets or page == "scheduling.md"
         assert [target for target in targets if not (DOCS / target).exists()] == []
+
+
+def test_every_reason_of_a_fallback_is_told():
+    table = (DOCS / "jobs.md").read_text().partition("| reason | what happened |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(get_args(FallbackReason))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
 from scheduler.ingest.arrays import read_header
@@ -170,6 +170,15 @@ def test_another_size_is_resampled_and_said():
 def test_what_is_no_image_is_said_to_be_none(data):
     with pytest.raises((UnsupportedMedia, InvalidInput), match=r"notes: (not a PNG, JPEG or WebP|damaged)"):
         decode_image(data, "notes", SHAPE, IMAGE)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_an_image_with_a_damaged_head_is_not_called_something_else(form):
+    data = bytearray(encoded(Image.fromarray(images(1, (64, 64))[0]), form))
+    data[12:40] = bytes(28)
+    with pytest.raises(InvalidInput, match=r"cat\.png: damaged") as caught:
+        decode_image(bytes(data), "cat.png", SHAPE, IMAGE)
+    assert not isinstance(caught.value, UnsupportedMedia)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
@@ -481,14 +490,17 @@ def npy_of(header: bytes, data: bytes = b"", *, version: tuple[int, int] = (1, 0
         b"{'descr':['\xff'],'fortran_order':False,'shape':()}",
         b"{'descr':'|u1','fortran_order':False,'shape':(1,)}\0",
         b"{1:2}",
+        b"{'descr':print(1),'fortran_order':False,'shape':(1,)}",
         b"",
     ],
-    ids=["parentheses", "minus", "open string", "python 2", "not a type", "zero byte", "other keys", "empty"],
+    ids=["parentheses", "minus", "open string", "python 2", "not a type", "zero byte", "other keys", "a call", "empty"],
 )
 def test_a_header_that_no_parser_can_read(header: bytes):
     for version in ((1, 0), (2, 0)):
-        with pytest.raises(InvalidInput, match=r"x\.npy: damaged .npy header \(.+\)"):
+        with pytest.raises(InvalidInput) as caught:
             read_header(io.BytesIO(npy_of(header, version=version)), "x.npy")
+        # Nothing of what the parser says: it names objects of this process, and where they lie.
+        assert str(caught.value) == "x.npy: damaged .npy header; it must hold descr, fortran_order and shape"
 
 
 def test_a_long_header_is_refused_before_it_is_read():
@@ -533,6 +545,7 @@ def damaged_headers(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore")  # numpy's and Python's parsers warn of odd headers
+@settings(deadline=None)  # numpy's parser takes quadratic time: some 0.2 s for the longest header that is read
 @given(header=damaged_headers(), data=st.binary(max_size=64), version=st.sampled_from([(1, 0), (2, 0)]))
 @example(header=b"{'descr':'<U1','fortran_order':False,'shape':(1,)}", data=b"\xff" * 4, version=(1, 0))
 @example(header=b"{'descr':'<U0','fortran_order':False,'shape':(1,)}", data=b"", version=(1, 0))

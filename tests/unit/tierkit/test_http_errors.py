@@ -104,12 +104,16 @@ async def test_the_frameworks_own_errors_have_the_same_form() -> None:
     async def item(number: int) -> int:
         return number
 
+    @app.put("/items/{number}")
+    async def put_item(number: int) -> int:
+        return number
+
     async with client_of(app) as http:
         missing = await http.get("/nowhere")
         method = await http.delete("/items/1")
         value = await http.get("/items/x")
     assert (missing.status_code, missing.json()) == (404, {"error": "no such route: /nowhere"})
     assert (method.status_code, method.json()) == (405, {"error": "DELETE is not allowed on /items/1"})
-    assert method.headers["allow"] == "GET"
+    assert method.headers["allow"] == "GET, HEAD, PUT"
     assert value.status_code == 422
     assert value.json()["error"].startswith("path.number: ")
