@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments import heartbeat, table5
+from experiments import heartbeat, steady, table5
 from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, new_folder
 from experiments.profile import read_profile
@@ -80,6 +80,18 @@ def chaos_command(
     json: Json = False,
 ) -> None:
     _run([chaos.configured(faults=faults, jobs=jobs)], _request(profile, quick, seed, tasks, data), out, json=json)
+
+
+@app.command("steady", help="Nodes given up for no reason, under full load of the processor.")
+def steady_command(
+    minutes: Annotated[float | None, typer.Option(min=0.01, help="Default: 30; 2 with --quick.")] = None,
+    out: Out = None,
+    quick: Quick = False,
+    tasks: Tasks = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    _run([steady.configured(minutes=minutes)], _request("native", quick, 0, tasks, data), out, json=json)
 
 
 @app.command("table1")

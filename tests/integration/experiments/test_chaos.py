@@ -28,3 +28,14 @@ def test_no_image_is_lost_while_services_are_killed_stopped_and_cut_off(
     assert {"detection_p99_s", "fallback_share"} <= set(row)
     assert json.loads((out / RECORD).read_text())["results"]["rows"] == [row]
     assert (out / "detection.png").stat().st_size > 0
+
+
+def test_nobody_is_given_up_under_full_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TERRACE_DATA", raising=False)
+    arguments = ["steady", "--minutes", "0.05", "--tasks", "8", "--out", str(tmp_path / "steady"), "--json"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    row = json.loads(result.stdout)
+    assert row["false_deaths"] == 0
+    assert row["images"] >= 2 * 400
+    assert row["minutes"] >= 0.05
