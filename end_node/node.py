@@ -196,7 +196,11 @@ class EndNode(InferenceNode):
             nodes = [upstream for upstream in task.upstreams if upstream.tier is stage.tier]
             above = {after.tier for after in task.stages[number + 1 :]}
             later = sum(upstream.tier in above for upstream in task.upstreams)
-            got = await self._ask_in_turn(task, images, nodes, later=later)
+            got: _Got | _Failed
+            if nodes:
+                got = await self._ask_in_turn(task, images, nodes, later=later)
+            else:
+                got = _Failed(reason="no_upstream", detail=f"there was no {stage.tier} node to ask", tried=())
             if isinstance(got, _Failed):
                 indices = tuple(going.tolist())
                 losses.append(
@@ -221,8 +225,6 @@ class EndNode(InferenceNode):
         self, task: Task, images: Array, upstreams: Sequence[Upstream], *, later: int
     ) -> _Got | _Failed:
         """Ask these nodes until one answers. `later`: how many more may have to be asked after them."""
-        if not upstreams:
-            return _Failed(reason="no_upstream", detail="no node of this tier was named", tried=())
         tried: list[str] = []
         failures: list[str] = []
         reason: FallbackReason = "deadline"

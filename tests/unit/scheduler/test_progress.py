@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler.progress import Progress
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent
+from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
 from tierkit.types import Tier
 
 PARENTS = np.array([0, 0, 1, 1], np.int32)  # four fine classes, two superclasses
@@ -49,6 +49,54 @@ def test_accuracies_count_answered_images_with_a_known_class():
     assert summary["fine_accuracy"] == pytest.approx(2 / 3)
     assert summary["coarse_from_fine_accuracy"] == pytest.approx(2 / 3)
     assert (summary["answered_coarse"], summary["answered_fine"]) == (6, 3)
+
+
+def stage(tier: Tier, indices: tuple[int, ...], labels: tuple[int, ...]) -> StageAnswer:
+    sure = (0.5,) * len(labels)
+    return StageAnswer(
+        tier=tier,
+        node_id=f"{tier}-0",
+        model="m",
+        indices=indices,
+        labels=labels,
+        confidences=sure,
+        coarse_labels=tuple(int(PARENTS[label]) for label in labels),
+        coarse_confidences=sure,
+        round_trip_ms=1,
+    )
+
+
+def test_images_that_went_up_one_by_one_count_where_their_answer_comes_from():
+    progress = Progress(np.array([0, 1, 2, 3, 0, 1], np.int32), PARENTS)
+    progress.add(coarse((0,)), kind="coarse", ms=1, first_image=0, images=1)
+    fallback = FallbackEvent(task_id="t", reason="deadline", detail="late", tried=())
+    progress.add(fallback, kind="fallback", ms=1, first_image=0, images=1)
+    progress.add(coarse((0, 0, 0, 1)), kind="coarse", ms=1, first_image=1, images=4)
+    # Of images 1 to 4 the last stays at the end, 1 at the edge (wrong); the cloud knows 2, 3 stays at the edge.
+    event = RoutedEvent(
+        task_id="t",
+        answers=(stage(Tier.EDGE, (0, 1, 2), (3, 3, 3)), stage(Tier.CLOUD, (1,), (2,))),
+        losses=(),
+    )
+    progress.add(event, kind="fine", ms=9, first_image=1, images=4)
+    # Image 5 should have gone on from the edge, and no cloud node answered.
+    progress.add(coarse((0,)), kind="coarse", ms=1, first_image=5, images=1)
+    lost = StageLoss(tier=Tier.CLOUD, indices=(0,), reason="upstream_error", detail="no", tried=("cloud-1",))
+    event = RoutedEvent(task_id="t", answers=(stage(Tier.EDGE, (0,), (1,)),), losses=(lost,))
+    progress.add(event, kind="fine", ms=9, first_image=5, images=1)
+    summary = progress.summary()
+    assert (summary["answered_coarse"], summary["answered_fine"], summary["fallback"]) == (6, 4, 2)
+    assert summary["sent_up"] == {"edge": 4, "cloud": 2}
+    assert summary["final_tier"] == {"end": 2, "edge": 3, "cloud": 1}
+    assert {node: share["fine_images"] for node, share in summary["by_node"].items()} == {
+        "end-0": 0,
+        "edge-0": 3,
+        "cloud-0": 1,
+    }
+    assert summary["fine_accuracy"] == pytest.approx(3 / 4)  # 2 by the cloud, 3 and 5 by the edge
+    # Of what stands 0 is right at the end, 2, 3 and 5 above; 1 is wrong at the edge and 4 at the end.
+    assert summary["final_coarse_accuracy"] == pytest.approx(4 / 6)
+    assert summary["fine_p50_ms"] == 9
 
 
 def test_without_labels_there_is_no_accuracy():

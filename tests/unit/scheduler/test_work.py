@@ -10,7 +10,7 @@ from scheduler.progress import Progress
 from scheduler.sinks import DurableSink
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.errors import Unavailable
-from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent
+from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
 
 
@@ -113,6 +113,54 @@ def test_a_lost_upper_node(loss, events, asked_upper, done, kinds):
     active, told = job(on_upstream_loss=loss)
     assert take(active, active.begin(0.0), *events, asked_upper=asked_upper) == done
     assert [kind for _, _, kind in told.answers] == kinds
+
+
+EDGE = StageAnswer(
+    tier=Tier.EDGE,
+    node_id="edge-0",
+    model="m",
+    indices=(0,),
+    labels=(0,),
+    confidences=(0.5,),
+    coarse_labels=(0,),
+    coarse_confidences=(0.5,),
+    round_trip_ms=1,
+)
+NO_CLOUD = StageLoss(tier=Tier.CLOUD, indices=(0,), reason="upstream_timeout", detail="slow", tried=("cloud-0",))
+NO_TIME = NO_CLOUD.model_copy(update={"reason": "deadline"})
+NO_EDGE = NO_CLOUD.model_copy(update={"tier": Tier.EDGE})
+
+
+def routed(*answers: StageAnswer, losses: tuple[StageLoss, ...] = ()) -> RoutedEvent:
+    return RoutedEvent(task_id="j-0", answers=answers, losses=losses)
+
+
+@pytest.mark.parametrize(
+    ("event", "recovery", "done", "kind"),
+    [
+        (routed(EDGE), Recovery.MONITOR, True, "fine"),
+        (routed(), Recovery.MONITOR, True, "fine"),  # the coarse answer was sure: no fallback
+        (routed(EDGE, losses=(NO_CLOUD,)), Recovery.MONITOR, False, None),
+        (routed(EDGE, losses=(NO_CLOUD,)), Recovery.NONE, True, "fine"),
+        (routed(EDGE, losses=(NO_TIME,)), Recovery.MONITOR, True, "fine"),
+        (routed(losses=(NO_EDGE,)), Recovery.MONITOR, False, None),
+        (routed(losses=(NO_EDGE,)), Recovery.NONE, True, "fallback"),
+        (routed(EDGE.model_copy(update={"tier": Tier.CLOUD}), losses=(NO_EDGE,)), Recovery.MONITOR, True, "fine"),
+    ],
+)
+def test_images_that_went_up_one_by_one(event: RoutedEvent, recovery: Recovery, done: bool, kind: str | None):
+    active, told = job(recovery=recovery)
+    assert take(active, active.begin(0.0), COARSE, event) == [True, done]
+    assert [said for _, stage, said in told.answers if stage == "final"] == ([] if kind is None else [kind])
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("deadline", "fine"), ("quarantined", "fallback")])
+def test_what_there_is_of_the_finer_answers_stands_when_no_more_comes(reason, kind):
+    active, told = job()
+    task = active.begin(0.0)
+    take(active, task, COARSE, routed(EDGE, losses=(NO_CLOUD,)))
+    active.give_up(task, reason, "it is over", 2.0)
+    assert told.answers[-1] == (0, "final", kind)
 
 
 def test_giving_up_leaves_the_coarse_answer_or_an_error():
