@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from scheduler.devices import Device, DeviceList, DeviceView
 from scheduler.health import Probe
+from tierkit.access import tls_trouble
 from tierkit.types import Health
 
 __all__ = ["Watch"]
@@ -57,6 +58,8 @@ class Watch:
         self._changed = asyncio.Event()
         self._news: dict[str, tuple[str, asyncio.Event]] = {}
         """By node id: the incarnation that is watched, and what wakes its loop."""
+        self._distrusted: set[str] = set()
+        """Incarnations of which it has been told that TLS with them fails."""
         devices.listen(self._on_change)
 
     async def run(self) -> None:
@@ -103,6 +106,7 @@ class Watch:
         finally:
             if self._news.get(node_id, ("", None))[1] is news:
                 del self._news[node_id]
+            self._distrusted.discard(incarnation)
             self._changed.set()
 
     async def _probe_and_hold(self, view: DeviceView, news: asyncio.Event) -> float | None:
@@ -130,8 +134,11 @@ class Watch:
         except (ConnectionError, EOFError):
             self._failed(device, Probe.SILENT, began)
             return _BROKEN_AGAIN_S if device.reached else _UNREACHED_AGAIN_S
-        except (OSError, ValueError):
+        except (OSError, ValueError) as exc:
             # No route, no such host, no usable address, another protocol.
+            if device.incarnation not in self._distrusted and (why := tls_trouble(exc, device.node_id)):
+                self._distrusted.add(device.incarnation)
+                _log.warning("%s cannot be reached: %s", device.node_id, why)
             return self._failed(device, Probe.SILENT, began)
         try:
             self._tell(device, Probe.ANSWERED, began)

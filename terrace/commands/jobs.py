@@ -135,13 +135,15 @@ def attempts(
 def explain(
     job: JobId,
     scheduler: SchedulerUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
     limit: Annotated[int, typer.Option(min=1, max=_ATTEMPTS_PAGE, help="How many, by task.")] = 200,
     cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
     task: Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")] = None,
     json: Json = False,
 ) -> None:
     """Why each task of a job went where it went."""
-    with connect(scheduler) as client:
+    with connect(scheduler, token_file, tls_ca) as client:
         page = client.explain(job, limit=limit, cursor=cursor, task=task)
     if json:
         print_json(page)

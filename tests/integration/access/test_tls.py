@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -20,13 +21,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from experiments.bench.http import Connection, ConnectionBroken, Origin, encode_http
+from scheduler.devices import DeviceList
+from scheduler.health import DetectorTimes
+from scheduler.watch import Watch
 from terrace.checks import Verdict, _check_certificate
 from tierkit.access import client_context
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import CertificateError, SetupError, UpstreamUnavailable
 from tierkit.http_client import calling, open_client
+from tierkit.protocol import ModelOffer, Registration
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
+from tierkit.types import Tier
 
 
 async def echo(request: Request) -> Response:
@@ -271,3 +277,30 @@ def test_old_versions_of_tls_are_not_spoken(certificates: Any) -> None:
     assert client_context(certificates.ca).minimum_version == ssl.TLSVersion.TLSv1_2
     assert client_context(certificates.ca).check_hostname
     assert client_context(certificates.ca).verify_mode is ssl.CERT_REQUIRED
+
+
+async def test_the_scheduler_says_once_whose_certificate_it_does_not_trust(
+    certificates: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign = trustme.CA().issue_cert("127.0.0.1")
+    cert = certificates.folder / "foreign.pem"
+    cert.touch(0o600)
+    cert.write_bytes(foreign.private_key_and_cert_chain_pem.bytes())
+    devices = DeviceList(DetectorTimes(heartbeat_s=0.05, suspect_s=0.2, probe_s=0.2, lease_s=5.0, stall_s=5.0))
+    offer = ModelOffer(name="m", sha256="0" * 64, ms_per_image=1.0)
+    watch = Watch(devices, clock=time.monotonic, tls=client_context(certificates.ca))
+    async with serve_app(APP, settings({"tls_cert": cert})) as node:
+        registration = Registration(
+            node_id="a", incarnation="12345678", tier=Tier.END, url=node.url, models=(offer,), version="0"
+        )
+        watching = asyncio.create_task(watch.run())
+        try:
+            devices.register(registration, time.monotonic())
+            said = "a cannot be reached: the certificate of a comes from nobody who is trusted here"
+            await wait_for(lambda: any(message.startswith(said) for message in caplog.messages), what="the warning")
+            # It is suspect by now, so it is probed again and again.
+            probes = [record for record in caplog.records if record.name == "scheduler.watch"]
+            assert len(probes) == 1
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 
+from scheduler.access import for_nodes, for_users
+from scheduler.app import about, fleet, jobs
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Backoff
@@ -124,6 +127,27 @@ async def test_roles(closed: Any) -> None:
             assert answer.status_code == status, (method, path, answer.text)
             if status == 403:
                 assert "the token of 'any' has the role node; this takes user" in answer.json()["error"]
+
+
+FOR_BOTH = {
+    ("DELETE", "/v1/devices/{node_id}"),  # a node its own
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name}/file"),
+    ("GET", "/v1/whoami"),
+}
+
+
+def test_every_route_has_said_whose_it_is() -> None:
+    """A route that is added later is not open to nodes because nobody has thought of it."""
+    routes = [route for router in (jobs, fleet, about) for route in router.routes if isinstance(route, APIRoute)]
+    assert len(routes) > 15
+    for_both = {
+        (method, route.path)
+        for route in routes
+        if not {for_users, for_nodes} & {dependency.call for dependency in route.dependant.dependencies}
+        for method in route.methods or ()
+    }
+    assert for_both == FOR_BOTH
 
 
 async def test_users_are_no_nodes(closed: Any) -> None:
