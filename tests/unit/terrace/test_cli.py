@@ -169,12 +169,15 @@ def test_a_sample_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.startswith("terrace: cannot write into")
 
 
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+"""Output is kept until the end, as it is for users: what cannot be written then shows twice, or not at all."""
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["models", "list"], ["models", "list", "--json"]], ids=" ".join)
 def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "terrace", *arguments]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "terrace", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=BUFFERED)
     assert (done.returncode, done.stderr) == (1, "terrace: cannot write the output: No space left on device.\n")
 
 
@@ -183,7 +186,7 @@ def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "terrace", *arguments]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=BUFFERED)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
 
