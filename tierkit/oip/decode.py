@@ -27,8 +27,8 @@ _MAX_STRINGS = 2**16
 """Elements of a BYTES tensor, each of which becomes a Python object; class names are the only strings here."""
 
 _REMEMBERED_BYTES = 1024
-"""JSON parts of requests up to this length are remembered: a client sends the same one with all its requests of one
-size, and reading it costs several times what reading the tensors behind it does."""
+"""JSON parts of requests up to this length are remembered, the last 256 of them: a client sends the same one with all
+its requests of one size, and reading it costs several times what reading the tensors behind it does."""
 
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
 """What may stand in the JSON of a tensor, by numpy's kind of its type."""
