@@ -97,7 +97,7 @@ async def test_a_task_that_kills_its_nodes_is_quarantined_and_the_rest_completes
     async with AsyncExitStack() as nodes:
         for number in range(5):
             await nodes.enter_async_context(kit.end(scheduler, f"end-{number}", script=killers.script))
-        job = await scheduler.submit(kit.images(1000), scheme="end")
+        job = await scheduler.submit(kit.images(1000), scheme="end", deadline_s=25)
         view = await scheduler.finished(job["id"])
         results = await scheduler.results(job["id"])
         killers.over.set()
@@ -113,17 +113,21 @@ async def test_a_task_that_kills_its_nodes_is_quarantined_and_the_rest_completes
 async def test_the_end_of_a_connection_counts_as_death_once_the_node_is_known_to_be_dead(kit, scheduler):
     """A killed node breaks its connections before anybody knows that it is dead."""
     async with AsyncExitStack() as nodes:
-        broken = []
+        beats: dict[str, asyncio.Task[None]] = {}
 
         async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            broken.append(writer)
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b"/v1/tasks/" in head:
+                port = writer.get_extra_info("sockname")[1]
+                beats[f"http://127.0.0.1:{port}"].cancel()
             writer.close()
 
         for number in range(3):
             url = await nodes.enter_async_context(listening(die))
-            await scheduler.register(f"end-{number}", "end", url=url)
-        job = await scheduler.submit(kit.images(50), scheme="end")
+            incarnation = await scheduler.register(f"end-{number}", "end", url=url)
+            beats[url] = asyncio.create_task(scheduler.keep_alive(f"end-{number}", "end", incarnation, url=url))
+            nodes.callback(beats[url].cancel)
+        job = await scheduler.submit(kit.images(50), scheme="end", deadline_s=20)
         view = await scheduler.finished(job["id"])
     assert counts(view) == ("failed", 0, 0, 0, 50)
     assert view["quarantined_images"] == 50
