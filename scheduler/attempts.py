@@ -29,7 +29,7 @@ import logging
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -66,6 +66,8 @@ _log = logging.getLogger(__name__)
 _UPSTREAM_WAIT_BASE_S, _UPSTREAM_WAIT_CAP_S = 0.2, 5.0
 _AFTER_FINAL_S = 1.0
 """How long an answer stream may go on after its final line before the connection is given up."""
+_MOST_MOVES = 3
+"""So often a task is taken from an upper node that is alive."""
 _DURATIONS = 100
 """Attempts per job and device whose duration is remembered, for hedging."""
 
@@ -92,6 +94,8 @@ class _Attempt:
     """An upper node that it was to ask and that has left the list."""
     sending: bool = False
     """Whether its device has not acknowledged it yet, with recovery `reassign`."""
+    moved: str = ""
+    """Why its upper node is given up though it is alive."""
     dropped: str | None = None
     """Why nobody waits for it any more."""
     lacks_fine: bool = False
@@ -254,6 +258,7 @@ class Attempts:
             images=task.images,
             now=now,
             fine_only=attempt.fine_only,
+            planned=job.policy.scheme is Scheme.ADAPTIVE,
         )
         for node_id in (device.node_id, *(node.node_id for node in attempt.first_asked[:1])):
             self._charge(node_id, task.images, now)
@@ -300,6 +305,29 @@ class Attempts:
                 if not attempt.owed:
                     running.cancel()
         self._judge_broken(node_id, now)
+
+    def waiting_above(self, job: ActiveJob) -> list[Hashable]:
+        """Attempts of a job that only wait for an upper node, and may be given up for another one: `move`."""
+        return [
+            attempt
+            for attempt in self._running.values()
+            if attempt.job is job
+            and not (attempt.owed or attempt.answered or attempt.reroute or attempt.hedge)
+            and attempt.lost is None
+            and attempt.dropped is None
+            and attempt.task.under_way == 1
+            and attempt.task.moves < _MOST_MOVES
+        ]
+
+    def move(self, key: Hashable, why: str) -> None:
+        """Give up an attempt of `waiting_above`: the fine stage of its task goes to another upper node at once."""
+        for running, attempt in self._running.items():
+            if attempt is key:
+                attempt.moved = why
+                attempt.reroute = attempt.upstreams[0].node_id
+                attempt.task.moves += 1
+                self._pilot.taken_away(attempt, self._clock())
+                running.cancel()
 
     def stragglers(self, now: float) -> Iterator[tuple[ActiveJob, ActiveTask, frozenset[str], float]]:
         """Attempts that may be hedged: job, task, the nodes that it is with, and when it is (or was) due for that."""
@@ -455,7 +483,7 @@ class Attempts:
         if not running.cancelled():
             error = running.result()
         elif attempt.lost is not None or attempt.reroute:
-            error = UpstreamUnavailable(attempt.lost or f"{attempt.reroute} left the device list")
+            error = UpstreamUnavailable(attempt.lost or attempt.moved or f"{attempt.reroute} left the device list")
         elif attempt.dropped or job.ending:
             self._tell(attempt, "cancelled", attempt.dropped or "the job has ended")
             return
@@ -480,7 +508,8 @@ class Attempts:
                 self._durations.add(attempt, now - attempt.started)
             return ("ok" if error is None else "late"), reason
         if attempt.reroute and task.has_coarse and attempt.lost is None:
-            self._blame(job, task, attempt.reroute, now)
+            if not attempt.moved:
+                self._blame(job, task, attempt.reroute, now)
             self._again(attempt, now)
             return "rerouted", reason
         if isinstance(error, Overloaded):

@@ -43,6 +43,8 @@ __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
 
+_MOVE_S = 0.25
+"""How often it is asked whether a task waits for the wrong upper node."""
 _IDLE_S = 1.0
 """The loop looks around at least this often, should a change have announced itself to nobody."""
 
@@ -97,6 +99,7 @@ class Dispatcher:
         self._last_used: str | None = None
         self._virtual = 0.0
         """Virtual time of the fair queue, see `dispatch.tags`."""
+        self._move_at = 0.0
         self._look_at = 0.0
         """When a task that is held back may go."""
         self._gathering_until = 0.0
@@ -164,6 +167,11 @@ class Dispatcher:
         self._look_at = now + _IDLE_S
         while not self._congested() and self._send_next(now):
             pass
+        if now >= self._move_at:
+            self._move_at = now + _MOVE_S
+            self._move(now)
+        if any(job.policy.scheme is Scheme.ADAPTIVE for job in self._jobs.values()):
+            self._look_at = min(self._look_at, self._move_at)
         hedge_in_s = self._hedge(now) if self._settings.hedge else _IDLE_S
         self._explain_waiting(now)
         due = [self._look_at - now, hedge_in_s, self._gathering_until - now if now < self._gathering_until else _IDLE_S]
@@ -272,6 +280,19 @@ class Dispatcher:
         if not job.regardless:
             job.regardless = frozenset(device.node_id for device in self._devices.alive(Tier.END, now))
         return job.regardless
+
+    def _move(self, now: float) -> None:
+        """Take tasks of the scheme `adaptive` away from upper nodes that have become slow."""
+        for job in self._jobs.values():
+            wanted = job.policy.scheme is Scheme.ADAPTIVE and job.policy.recovery is Recovery.MONITOR
+            if job.ending or not wanted or not (waiting := self._attempts.waiting_above(job)):
+                continue
+            ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
+            ask = Ask(remaining=len(job.ready) + 1, interactive=job.interactive)
+            images = job.policy.batch_size
+            found = self.pilot.misplaced(ask, waiting, images, ends, self._fleet.uppers(now), now)
+            if found is not None:
+                self._attempts.move(*found)
 
     def _send(self, job: ActiveJob, choice: Choice, now: float) -> None:
         device = self._devices.get(choice.node_id)

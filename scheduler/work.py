@@ -105,6 +105,8 @@ class ActiveTask:
     """Made so far, those under way included."""
     under_way: int = 0
     """More than one when a straggler has been hedged."""
+    moves: int = 0
+    """How often it was taken from an upper node that had become slow."""
     failed_attempts: int = 0
     errors: int = 0
     """Those of the failed ones that the device itself is to blame for: it answered nonsense, or not in time."""

@@ -26,8 +26,14 @@ def slowness(queue: Queue, *, idle_since: float, known: float) -> float:
 
 
 def finishes(queue: Queue, *, idle_since: float, factor: float = 1.0) -> Iterator[float]:
-    """When each task of a queue will be done, oldest first, by a node that takes `factor` times as long as expected."""
+    """When each task of a queue will be done, oldest first, by a node that takes `factor` times as long as expected.
+
+    The oldest is overdue where the factor is above 1, and is taken to stay so for as long as it has been until now: a
+    node that hangs is not about to answer at every moment.
+    """
     free = idle_since
+    late = factor - 1.0
     for arrival, seconds in queue:
-        free = max(arrival, free) + seconds * factor
+        free = max(arrival, free) + seconds * (factor + late)
+        late = 0.0
         yield free

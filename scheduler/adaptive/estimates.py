@@ -40,6 +40,10 @@ class Estimate:
         idle_s = max(0.0, now - self.at)
         return self.prior + self.learned * math.pow(0.5, idle_s / HALF_LIFE_S)
 
+    def at_least(self, bound: float, now: float) -> Estimate:
+        """The estimate after it has shown that the truth is `bound` or more, though not how much."""
+        return self if bound <= self.value(now) else replace(self, learned=bound - self.prior, at=now)
+
     def observe(self, observation: float, now: float, *, trust_first: bool = False) -> Estimate:
         """The estimate after one more observation.
 

@@ -5,12 +5,12 @@ No I/O and no clock: time is passed in, so a simulation can drive it as the disp
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.adaptive.backlog import finishes, slowness
 from scheduler.adaptive.estimates import Estimate
-from scheduler.adaptive.planner import Ask, EndState, Hold, Send, UpperState, plan
+from scheduler.adaptive.planner import Ask, EndState, Hold, Send, UpperState, horizon, plan
 from scheduler.mapping import Node
 from tierkit.oip import Timing
 from tierkit.types import Tier
@@ -20,11 +20,19 @@ __all__ = ["EndPlace", "LinkEstimate", "NodeEstimate", "Pilot"]
 _CUSHION_S = 0.15
 """So long, and one task more, may wait at an upper node, that it has work while answers are on their way."""
 
+_AHEAD_TASKS, _AHEAD_S = 1.5, 0.05
+"""An end device gets another task when those of this scheme that it owes will be done in so many tasks' time, and so
+many seconds and its answer's way to the scheduler: enough to be never idle, and no choice is made too early."""
+
 _BLIND_TASKS = 6
 """Tasks that an upper node may have while nothing is known of the link to it: the first answers will tell."""
 
 _MOST_TASKS = 64
 """Tasks that an end device or an upper node may have in all; an end device holds the images of each in memory."""
+
+_WORTH_S, _WORTH = 0.3, 0.3
+"""A task is taken away from its upper node when it gains so many seconds, and such a share of what it still has to
+wait: estimates err, and what the node has done of it is lost."""
 
 _MOST_KNOWN = 4096
 """Nodes and links that are remembered; beyond that those that are not on the device list are forgotten."""
@@ -74,6 +82,8 @@ class _Flight:
     upper: str | None
     images: int
     sent_at: float
+    planned: bool
+    """Whether this scheme has sent it."""
     coarse_at: float | None = None
     """When the device had computed the coarse answer; None while it owes it."""
 
@@ -86,6 +96,10 @@ class _Backlog:
     tasks: Mapping[str, int]
     slowness: Mapping[str, float]
     """How many times slower than estimated a node is by the answer that it owes; 1 where not named."""
+    planned_s: Mapping[str, float]
+    """Until an end device will have computed what this scheme has sent it, were there nothing else."""
+    finish: Mapping[Hashable, float]
+    """When the answers of the upper nodes to the tasks on their way are expected at the scheduler."""
 
 
 class Pilot:
@@ -115,9 +129,22 @@ class Pilot:
     # --- what has happened ----------------------------------------------------------------------------------------
 
     def sent(
-        self, key: Hashable, *, end: Node, upper: Node | None, images: int, now: float, fine_only: bool = False
+        self,
+        key: Hashable,
+        *,
+        end: Node,
+        upper: Node | None,
+        images: int,
+        now: float,
+        fine_only: bool = False,
+        planned: bool = True,
     ) -> None:
-        """A task is on its way; `key` names the attempt. With `fine_only` the end device just passes it on."""
+        """A task is on its way; `key` names the attempt.
+
+        Args:
+            fine_only: the end device just passes it on.
+            planned: this scheme has sent it.
+        """
         self._speed(end)
         if upper is not None:
             self._speed(upper)
@@ -126,6 +153,7 @@ class Pilot:
             upper=None if upper is None else upper.node_id,
             images=images,
             sent_at=now,
+            planned=planned,
             coarse_at=now + self._hop_s(end.node_id, now) / 2 if fine_only else None,
         )
 
@@ -161,6 +189,15 @@ class Pilot:
         self._done_at[upper] = now - (self._hop_s(flight.end, now) + link_s) / 2
         self.ended(key)
 
+    def taken_away(self, key: Hashable, now: float) -> None:
+        """An attempt is given up because its upper node is slow; how slow at least is all that will be known."""
+        flight = self._flights.get(key)
+        if flight is not None and flight.upper is not None:
+            slow = self._backlog(now).slowness.get(flight.upper, 1.0)
+            speed = self._speeds[flight.upper]
+            self._speeds[flight.upper] = speed.at_least(slow * speed.value(now), now)
+        self.ended(key)
+
     def ended(self, key: Hashable) -> None:
         """An attempt is over, however it ended."""
         self._flights.pop(key, None)
@@ -192,6 +229,48 @@ class Pilot:
             link=lambda end, upper: self._link_s(end, upper, now),
             now=now,
         )
+
+    def misplaced(
+        self,
+        ask: Ask,
+        keys: Collection[Hashable],
+        images: int,
+        ends: Sequence[EndPlace],
+        uppers: Sequence[Node],
+        now: float,
+    ) -> tuple[Hashable, str] | None:
+        """The attempt among `keys` that is to be given up, because its task would be done much earlier if it went
+        elsewhere now, and the reason; None for none. One at a time: each changes what is best for the others.
+
+        Args:
+            ask: of the tasks that are still to be sent; `remaining` counts the one that would come to them.
+            keys: attempts of the job whose coarse answers are there.
+        """
+        waiting = [
+            key for key in keys if (flight := self._flights.get(key)) is not None and flight.coarse_at is not None
+        ]
+        if not waiting or not ends or not uppers:
+            return None
+        backlog = self._backlog(now)
+        key = max(waiting, key=lambda key: backlog.finish.get(key, 0.0))
+        upper = self._flights[key].upper
+        others = [node for node in uppers if node.node_id != upper]
+        if upper is None or not others:
+            return None
+        best = horizon(
+            ask.remaining,
+            # The others that are still to be sent need their coarse answers; this one alone does not.
+            [self._end_state(place, images, backlog, now, fine_only=ask.remaining == 1) for place in ends],
+            [self._upper_state(node, images, backlog, now) for node in others],
+            link=lambda end, node_id: self._link_s(end, node_id, now),
+            now=now,
+        )
+        finish = backlog.finish[key]
+        gain_s = finish - best
+        if gain_s <= max(_WORTH_S, _WORTH * (finish - now)):
+            return None
+        why = f"{upper} is expected to answer in {finish - now:.2f} s, another upper node in {best - now:.2f} s"
+        return key, why
 
     def estimates(
         self, ends: Sequence[Node], uppers: Sequence[Node], now: float
@@ -225,12 +304,15 @@ class Pilot:
             return EndState(
                 node_id=node_id, has_room=room, free_at=now, seconds=0.0, hop_s=hop_s, untried=place.untried
             )
+        seconds = images * self._speed(place.node).value(now) * backlog.slowness.get(node_id, 1.0)
+        hop_s = self._hop_s(node_id, now)
+        ahead_s = backlog.planned_s.get(node_id, 0.0)
         return EndState(
             node_id=node_id,
-            has_room=place.has_room and room,
+            has_room=place.has_room and room and ahead_s <= _AHEAD_TASKS * seconds + _AHEAD_S + hop_s,
             free_at=backlog.free_at.get(node_id, now),
-            seconds=images * self._speed(place.node).value(now) * backlog.slowness.get(node_id, 1.0),
-            hop_s=self._hop_s(node_id, now),
+            seconds=seconds,
+            hop_s=hop_s,
             untried=place.untried,
         )
 
@@ -248,51 +330,65 @@ class Pilot:
         )
 
     def _backlog(self, now: float) -> _Backlog:
-        at_end: dict[str, list[_Flight]] = {}
-        at_upper: dict[str, list[tuple[float, float]]] = {}
+        at_end: dict[str, list[tuple[Hashable, _Flight]]] = {}
+        at_upper: dict[str, list[tuple[float, float, Hashable, _Flight]]] = {}
         tasks: dict[str, int] = {}
-        lag_s: dict[str, float] = {}
         free_at: dict[str, float] = {}
         slow: dict[str, float] = {}
-        for flight in self._flights.values():
+        planned_s: dict[str, float] = {}
+        finish: dict[Hashable, float] = {}
+        for key, flight in self._flights.items():
+            tasks[flight.end] = tasks.get(flight.end, 0) + 1
             if flight.coarse_at is None:
-                at_end.setdefault(flight.end, []).append(flight)
+                at_end.setdefault(flight.end, []).append((key, flight))
             else:
-                tasks[flight.end] = tasks.get(flight.end, 0) + 1
-                self._bring(flight, flight.coarse_at, at_upper, lag_s, now)
+                self._bring(key, flight, flight.coarse_at, at_upper, now)
         for end, flights in at_end.items():
-            tasks[end] = tasks.get(end, 0) + len(flights)
             half_s = self._hop_s(end, now) / 2
             per_image = self._speeds[end].value(now)
-            queue = [(flight.sent_at + half_s, flight.images * per_image) for flight in flights]
+            queue = [(flight.sent_at + half_s, flight.images * per_image) for _, flight in flights]
             idle_since = self._done_at.get(end, 0.0)
             slow[end] = slowness(queue, idle_since=idle_since, known=now - half_s)
-            expected = finishes(queue, idle_since=idle_since, factor=slow[end])
-            for flight, finish in zip(flights, expected, strict=True):
-                free_at[end] = finish
-                self._bring(flight, finish, at_upper, lag_s, now)
+            done = idle_since
+            for (key, flight), done_at in zip(
+                flights, finishes(queue, idle_since=idle_since, factor=slow[end]), strict=True
+            ):
+                if flight.planned:
+                    # Of the task at the head only what is left.
+                    begun = max(done, flight.sent_at + half_s, now)
+                    planned_s[end] = planned_s.get(end, 0.0) + max(0.0, done_at - begun)
+                done = free_at[end] = done_at
+                self._bring(key, flight, done_at, at_upper, now)
         for upper, arrivals in at_upper.items():
             tasks[upper] = len(arrivals)
-            queue, idle_since = sorted(arrivals), self._done_at.get(upper, 0.0)
-            slow[upper] = slowness(queue, idle_since=idle_since, known=now - lag_s[upper])
-            *_, free_at[upper] = finishes(queue, idle_since=idle_since, factor=slow[upper])
-        return _Backlog(free_at, tasks, slow)
+            arrivals.sort(key=lambda one: one[0])
+            queue, idle_since = [one[:2] for one in arrivals], self._done_at.get(upper, 0.0)
+            # What has not come by now had not been done when its answer would have set out.
+            known = now - self._back_s(arrivals[0][3], upper, now)
+            slow[upper] = slowness(queue, idle_since=idle_since, known=known)
+            done_at_upper = finishes(queue, idle_since=idle_since, factor=slow[upper])
+            for (_, _, key, flight), done_at in zip(arrivals, done_at_upper, strict=True):
+                free_at[upper] = done_at
+                finish[key] = done_at + self._back_s(flight, upper, now)
+        return _Backlog(free_at, tasks, slow, planned_s, finish)
 
     def _bring(
         self,
+        key: Hashable,
         flight: _Flight,
         coarse_at: float,
-        at_upper: dict[str, list[tuple[float, float]]],
-        lag_s: dict[str, float],
+        at_upper: dict[str, list[tuple[float, float, Hashable, _Flight]]],
         now: float,
     ) -> None:
         """Put a task that leaves its end device at `coarse_at` into the queue of its upper node."""
-        if flight.upper is None:
-            return
-        half_s = self._link_s(flight.end, flight.upper, now) / 2
-        seconds = flight.images * self._speeds[flight.upper].value(now)
-        at_upper.setdefault(flight.upper, []).append((coarse_at + half_s, seconds))
-        lag_s[flight.upper] = max(lag_s.get(flight.upper, 0.0), half_s + self._hop_s(flight.end, now) / 2)
+        if flight.upper is not None:
+            half_s = self._link_s(flight.end, flight.upper, now) / 2
+            seconds = flight.images * self._speeds[flight.upper].value(now)
+            at_upper.setdefault(flight.upper, []).append((coarse_at + half_s, seconds, key, flight))
+
+    def _back_s(self, flight: _Flight, upper: str, now: float) -> float:
+        """From an upper node's answer to its arrival at the scheduler."""
+        return (self._link_s(flight.end, upper, now) + self._hop_s(flight.end, now)) / 2
 
     # --- estimates ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+from starlette.responses import StreamingResponse
+
 from tierkit.testing import wait_for
 
 
@@ -114,3 +120,32 @@ async def test_jobs_share_a_device_by_their_weights(kit, settings):
         # The first of them was alone; of the next 16 three in four are the heavier job's.
         ours = sum(task.startswith(second["id"]) for task in end.tasks[1:17])
         assert 11 <= ours <= 13
+
+
+async def test_a_task_is_taken_from_an_upper_node_that_has_become_slow(kit, settings):
+    """The last task waits for edge-0, which does not answer; edge-1 would."""
+
+    async def script(end, task_id, upstreams, lines):
+        lines = told(lines, upper_ms=10.0)
+        if task_id.endswith("-9") and len([task for task in end.tasks if task == task_id]) == 1:
+            return StreamingResponse(never_fine(json.dumps(lines[0])), media_type="application/x-ndjson")
+        if lines[0]["event"] == "coarse" and len([task for task in end.tasks if task == task_id]) > 1:
+            lines = lines[1:]  # the coarse answer is known
+        return lines
+
+    async def never_fine(coarse: str) -> AsyncIterator[str]:
+        yield coarse + "\n"
+        await asyncio.Event().wait()
+
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.end(scheduler, "end-0", script=script),
+        kit.uppers(scheduler, "edge-0", "edge-1"),
+    ):
+        job = await scheduler.submit(kit.images(500), scheme="adaptive")
+        view = await scheduler.finished(job["id"])
+        assert (view["state"], view["answered_fine"], view["fallback"]) == ("completed", 500, 0)
+        attempts = (await scheduler.http.get(f"/v1/jobs/{job['id']}/attempts", params={"task": 9})).json()["attempts"]
+        assert [(attempt["stage"], attempt["outcome"]) for attempt in attempts] == [("all", "rerouted"), ("fine", "ok")]
+        assert attempts[0]["upstream"] != attempts[1]["upstream"]
+        assert "is expected to answer in" in attempts[0]["reason"]

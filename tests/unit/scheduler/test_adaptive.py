@@ -93,8 +93,8 @@ def test_an_estimate_stays_between_what_it_has_seen(observations, prior):
         ([(10.0, 1.0), (10.0, 1.0)], 0.0, 10.0, [11.0, 12.0]),
         ([(10.0, 1.0), (15.0, 1.0)], 0.0, 10.5, [11.0, 16.0]),
         ([(10.0, 1.0)], 12.0, 12.5, [13.0]),
-        # Two seconds on a task of one: twice as slow, for all that it has.
-        ([(10.0, 1.0), (10.0, 1.0)], 0.0, 12.0, [12.0, 14.0]),
+        # Two seconds on a task of one: twice as slow, for all that it has, and one more second for this one.
+        ([(10.0, 1.0), (10.0, 1.0)], 0.0, 12.0, [13.0, 15.0]),
         ([], 0.0, 10.0, []),
     ],
 )
