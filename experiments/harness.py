@@ -73,6 +73,8 @@ class Experiment:
     table: Callable[[Record], Table]
     """The rows in words."""
     draw: Callable[[Record, Figures], None]
+    emulates: bool = True
+    """Whether the profile has a part in it; else it measures this machine as it is."""
     one_row: bool = False
     """Whether there is a single row, which `--json` then prints bare."""
 

@@ -300,4 +300,5 @@ HEARTBEAT = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    emulates=False,
 )

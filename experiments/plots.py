@@ -67,11 +67,13 @@ class Figures:
 
     def __init__(self) -> None:
         try:
+            from matplotlib import rc_context
             from matplotlib.figure import Figure
         except ImportError as exc:
             raise MissingExtra("plots", "drawing plots") from exc
         # The object interface: no global state, and no display needed.
         self._figure_class: Any = Figure
+        self._rc_context: Any = rc_context
         self._figures: dict[str, Any] = {}
 
     def panels(self, name: str, titles: Sequence[str], *, xlabel: str, ylabel: str) -> list[Any]:
@@ -88,10 +90,11 @@ class Figures:
     def save(self, folder: Path) -> list[Path]:
         """Write them, and return the files."""
         paths = []
-        for name, figure in self._figures.items():
-            for suffix in ("png", "svg"):
-                path = folder / f"{name}.{suffix}"
-                # Without the date, the same record gives the same file.
-                figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
-                paths.append(path)
+        # Without the date and with names that are not random, the same record gives the same file.
+        with self._rc_context({"svg.hashsalt": "terrace"}):
+            for name, figure in self._figures.items():
+                for suffix in ("png", "svg"):
+                    path = folder / f"{name}.{suffix}"
+                    figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+                    paths.append(path)
         return paths

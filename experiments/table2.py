@@ -38,6 +38,7 @@ PAPER: Mapping[tuple[str, bool], tuple[float, float]] = {
 _SCHEMES = {Tier.END: Scheme.END, Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
 _TASKS, _QUICK_TASKS = 50, 10
 _JOB_BUDGET_S = 900.0
+_INFERENCE = {**measured(1), "linestyle": "", "marker": "_", "markersize": 22, "markeredgewidth": 2}
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -167,9 +168,7 @@ def _draw(record: Record, figures: Figures) -> None:
     axes.plot(
         places, [row["processing_ms_per_image"] for row in rows], label="processing", **{**measured(0), "linestyle": ""}
     )
-    axes.plot(
-        places, [row["inference_ms_per_image"] for row in rows], label="inference", **{**measured(1), "linestyle": ""}
-    )
+    axes.plot(places, [row["inference_ms_per_image"] for row in rows], label="inference", **_INFERENCE)
     axes.set_xticks(places, [f"{row['tier']}, {row['link_s']:g} s" for row in rows])
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)

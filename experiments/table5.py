@@ -35,9 +35,9 @@ from experiments.plots import Figures, bound, error_bars, formula, measured, pap
 from experiments.record import spread
 from experiments.testbed import BATCH, task_s
 from models.data import ImageSet
-from tierkit.client import AsyncClient, CoarseResults, Job, JobState, StateChange
+from tierkit.client import AsyncClient, Job, JobState
 from tierkit.errors import DeadlineExceeded, InvalidInput
-from tierkit.fleet import Fleet
+from tierkit.fleet import SCHEDULER, Fleet
 from tierkit.types import Health, Recovery, Scheme, Tier
 
 __all__ = ["FIGURE4", "PAPER_S", "TABLE5", "configured", "ideal_s"]
@@ -57,7 +57,9 @@ _READY_BUDGET_S = 60.0
 _POLL_S = 0.02
 _START_S = 8.0
 _BETWEEN_S = 1.5
+_TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _ATTEMPTS = re.compile(r'^terrace_scheduler_attempts_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
+_LATE = re.compile(r"(\S+) is suspect: \1 did not acknowledge")
 _UNACKNOWLEDGED = "unreachable"
 """What the scheduler calls the outcome of an attempt whose device did not acknowledge it."""
 
@@ -106,13 +108,31 @@ async def _measure(run: Run, *, runs: int | None, failures: Sequence[int], metho
         async with run.step("starting the fleet", _START_S):
             networks = await asyncio.to_thread(run.networks, profile)
             settings = {"acknowledge_s": COMMUNICATION_S}
-            fleet, client = await stack.enter_async_context(run.fleet(profile, networks, settings))
+            silence = _Silence()
+            starting = run.fleet(profile, networks, settings, watch=silence.watch)
+            fleet, client = await stack.enter_async_context(starting)
+            silence.fleet = fleet
         ends = [node.name for node in fleet.plan.nodes]
         for (repeat, number, method), expected_s in zip(turns, expected, strict=True):
             doomed = random.Random(f"{run.request.seed}/{repeat}/{number}").sample(ends, number)
             async with run.step(f"{method}, {number} failures, run {repeat + 1} of {runs}", expected_s + _BETWEEN_S):
-                job, attempts = await _one_run(fleet, client, run.images, method, doomed, given)
+                silence.after(given, doomed)
+                try:
+                    job, attempts = await _one_job(client, run.images, method)
+                finally:
+                    silence.end()
                 await _all_idle(client, devices)
+            answered = {name: share.coarse_images for name, share in sorted(job.by_node.items())}
+            late = [name for name in doomed if answered.get(name, 0) != given * BATCH]
+            if late:
+                run.note(
+                    f"left out: {method}, {number} failures, run {repeat + 1}: {', '.join(late)} fell silent too late"
+                )
+            if silence.late_answers:
+                run.note(
+                    f"{method}, {number} failures, run {repeat + 1}: {silence.late_answers} times a device that lived "
+                    f"did not acknowledge a task within {COMMUNICATION_S:g} s, so this machine was too busy"
+                )
             run.add(
                 method=method,
                 failures=number,
@@ -122,29 +142,52 @@ async def _measure(run: Run, *, runs: int | None, failures: Sequence[int], metho
                 reason=job.reason,
                 seconds=job.elapsed_s,
                 answered_images=job.answered_coarse,
-                images_by_node={name: share.coarse_images for name, share in sorted(job.by_node.items())},
+                images_by_node=answered,
+                valid=not late,
+                late_answers=silence.late_answers,
                 attempts=attempts,
             )
 
 
-async def _one_run(
-    fleet: Fleet, client: AsyncClient, images: ImageSet, method: Recovery, doomed: Sequence[str], given: int
-) -> tuple[Job, dict[str, int]]:
-    """One job, whose doomed devices fall silent in its middle; all go on when it has ended."""
-    answered: Counter[str] = Counter()
+class _Silence:
+    """Stops end devices (SIGSTOP) as soon as their logs say that they have answered so many tasks."""
+
+    def __init__(self) -> None:
+        self.fleet: Fleet | None = None
+        self.late_answers = 0
+        """How often a device that lives has not acknowledged a task in time: the machine is too busy."""
+        self._left: dict[str, int] = {}
+
+    def after(self, given: int, doomed: Sequence[str]) -> None:
+        """Silence these devices after so many tasks each."""
+        self.late_answers = 0
+        self._left = dict.fromkeys(doomed, given)
+
+    def watch(self, name: str, line: str) -> None:
+        """Take a line that a service wrote."""
+        if name in self._left and " task done " in line:
+            self._left[name] -= 1
+            if self._left[name] == 0:
+                self._send(name, signal.SIGSTOP)
+        elif name == SCHEDULER and (found := _LATE.search(line)) and self._left.get(found[1], 1) > 0:
+            self.late_answers += 1
+
+    def end(self) -> None:
+        """Let all go on."""
+        for name in self._left:
+            self._send(name, signal.SIGCONT)
+        self._left = {}
+
+    def _send(self, name: str, number: signal.Signals) -> None:
+        if self.fleet is not None and self.fleet.services[name].alive:
+            self.fleet.services[name].process.send_signal(number)
+
+
+async def _one_job(client: AsyncClient, images: ImageSet, method: Recovery) -> tuple[Job, dict[str, int]]:
+    """One job to its end, and the scheduler's attempts for it by outcome."""
     before = await _attempts(client.url)
     job = await client.submit(images.images, scheme=Scheme.END, recovery=method, batch_size=BATCH, name=method)
-    try:
-        async for event in client.events(job, budget_s=_JOB_BUDGET_S):
-            if isinstance(event, StateChange):
-                job = event.job
-            elif isinstance(event, CoarseResults) and (answer := event.results[0].coarse) is not None:
-                answered[answer.node] += 1
-                if answer.node in doomed and answered[answer.node] == given:
-                    fleet.services[answer.node].process.send_signal(signal.SIGSTOP)
-    finally:
-        for name in doomed:
-            fleet.services[name].process.send_signal(signal.SIGCONT)
+    job = await client.wait(job, budget_s=_JOB_BUDGET_S)
     after = await _attempts(client.url)
     return job, {outcome: after[outcome] - before[outcome] for outcome in sorted(after)}
 
@@ -176,7 +219,8 @@ async def _all_idle(client: AsyncClient, devices: int) -> None:
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:
-    points = record["points"]
+    """Of the runs in which all happened as planned; the record's notes name the others."""
+    points = [point for point in record["points"] if point["valid"]]
     cells = dict.fromkeys((point["method"], point["failures"]) for point in points)
     return [
         _row([p for p in points if (p["method"], p["failures"]) == cell], record["config"])
@@ -260,7 +304,7 @@ def _seconds(row: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
 
 def _draw(record: Record, figures: Figures) -> None:
     rows, config = _rows(record), record["config"]
-    title = f"{config['tasks']} tasks on {config['devices']} end devices; mean of {config['runs']}"
+    title = f"{config['tasks']} tasks on {config['devices']} end devices; n = {config['runs']}, mean and range"
     (axes,) = figures.panels("figure4", [title], xlabel="end devices that fall silent", ylabel="time to finish (s)")
     for number, method in enumerate(PAPER_S):
         shown = [row for row in rows if row["method"] == method and row["seconds"] is not None]
@@ -276,8 +320,10 @@ def _draw(record: Record, figures: Figures) -> None:
     alone = {row["failures"]: row["ideal_seconds"] for row in rows}
     axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **bound())
     axes.set_yscale("log")
-    axes.set_yticks([2, 5, 10, 20, 50, 100, 200], ["2", "5", "10", "20", "50", "100", "200"])
+    limits = axes.get_ylim()
+    axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
     axes.minorticks_off()
+    axes.set_ylim(limits)
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -359,5 +359,6 @@ CHAOS = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    emulates=False,
     one_row=True,
 )

@@ -10,17 +10,19 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments import heartbeat, steady, table5
+from experiments import figure3, heartbeat, steady, table5
+from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, new_folder
 from experiments.profile import read_profile
+from experiments.report import write_report
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
 from terrace.console import plain_table, print_json, screen
 from terrace.options import Json
 from terrace.stoppable import run_stoppable
 from tierkit.errors import InvalidInput
-from tierkit.types import Recovery
+from tierkit.types import Recovery, Scheme
 
 __all__ = ["app"]
 
@@ -48,6 +50,32 @@ Methods = Annotated[list[Recovery] | None, typer.Option("--method", help="Only t
 _INVALID, _INTERRUPTED = 1, 130
 
 
+@app.command("all")
+def all_command(
+    profile: ProfileName = "paper",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """All of them, one after the other. Those that emulate nothing run at this machine's speed whatever the profile."""
+    _run(ALL, _request(profile, quick, seed, None, data), out, json=json)
+
+
+@app.command("report")
+def report_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with runs, at any depth.", file_okay=False, exists=True)
+    ],
+) -> None:
+    """Make tables and plots of all records in a folder again, and one HTML page of them."""
+    page, warnings = write_report(folder, EXPERIMENTS)
+    for warning in warnings:
+        screen(stderr=True).print(f"[yellow]note[/yellow]  {warning}", soft_wrap=True)
+    screen().print(str(page), soft_wrap=True)
+
+
 @app.command("figure4", help="The same as table5.")
 @app.command("table5")
 def table5_command(
@@ -64,6 +92,31 @@ def table5_command(
 ) -> None:
     """Time to finish against devices that fall silent, for three methods."""
     experiment = table5.configured(runs=runs, failures=_numbers(failures), methods=methods or tuple(Recovery))
+    _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
+
+
+@app.command("figure3")
+def figure3_command(
+    ends: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Numbers of end devices. Default: 1 to 8; 1,4,8 with --quick.")
+    ] = None,
+    window: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=64, help="Tasks under way per end device; may be repeated. Default: 1, and enough."),
+    ] = None,
+    scheme: Annotated[list[Scheme] | None, typer.Option(help="Only this scheme; may be repeated.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each point.")] = 1,
+    profile: ProfileName = "paper",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    tasks: Tasks = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Time to finish against the number of end devices, for each scheme, beside formula and bound."""
+    numbers = None if ends is None else _numbers(ends)
+    experiment = figure3.configured(ends=numbers, windows=window, schemes=scheme or tuple(Scheme), runs=runs)
     _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
 
 
@@ -155,10 +208,12 @@ def _run(experiments: Sequence[Experiment], request: Request, out: Path | None, 
     """Run them one after the other, each into a folder of its own, until one is stopped or cannot be trusted."""
     began = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
     whole = new_folder(out or Path("runs", f"all-{began}")) if len(experiments) > 1 else None
+    # A single one has been asked for with its own profile.
+    native = _request("native", request.quick, request.seed, request.tasks, request.data) if whole else request
     found: dict[str, Any] = {}
     for experiment in experiments:
         folder = whole / experiment.name if whole else out or Path("runs", f"{experiment.name}-{began}")
-        outcome = _execute(experiment, request, folder)
+        outcome = _execute(experiment, request if experiment.emulates else native, folder)
         rows = outcome.record["results"]["rows"]
         found[experiment.name] = rows[0] if experiment.one_row else rows
         if not json:

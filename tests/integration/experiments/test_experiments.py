@@ -97,6 +97,26 @@ def test_table3(tmp_path: Path) -> None:
     assert [(row["shape"], row["parameters"]) for row in rows] == [([16, 16, 64], 9472), ([32, 32, 16], 432)]
 
 
+def test_figure3(profile: str, tmp_path: Path) -> None:
+    options = ["--profile", profile, "--tasks", "12", "--ends", "2", "--window", "4", "--out", str(tmp_path / "run")]
+    rows = run("figure3", *options)
+    assert [row["series"] for row in rows] == [
+        "end",
+        "end-cloud",
+        "end-edge",
+        "mapping, N_map 1",
+        "mapping, N_map by Eq. 4",
+        "adaptive",
+    ]
+    # Two of three end devices: the third one is drained.
+    assert rows[0]["bound_seconds"] == pytest.approx(12 / 2 * 0.15)
+    assert all(row["seconds"] >= row["bound_seconds"] and row["fallback"] == 0 for row in rows)
+    assert [row["fine_accuracy"] is None for row in rows] == [True, False, False, False, False, False]
+    assert rows[1]["cloud_share"] == 1.0
+    points = json.loads((tmp_path / "run" / RECORD).read_text())["points"]
+    assert all(point["images_by_tier"]["end"] == 600 for point in points)
+
+
 def test_heartbeat(tmp_path: Path) -> None:
     (row,) = run("heartbeat", "--quick", "--times", "2", "--interval", "0.2", "--out", str(tmp_path / "run"))
     assert (row["mode"], row["heartbeat_s"], row["n"], row["false_deaths"]) == ("stop", 0.2, 2, 0)

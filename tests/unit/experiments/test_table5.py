@@ -17,7 +17,7 @@ def test_the_ideal_time_is_that_of_the_machines_that_were_alive(failures: int, e
 def point(method: str, failures: int, seconds: float, state: str = "completed", **attempts: int) -> dict[str, Any]:
     reason = "" if state == "completed" else "task 96 failed on end-1 (recovery=none): silent"
     facts = {"method": method, "failures": failures, "seconds": seconds, "state": state, "reason": reason}
-    return {**facts, "attempts": {"ok": 200, **attempts}}
+    return {**facts, "attempts": {"ok": 200, **attempts}, "valid": True}
 
 
 RECORD = {
@@ -56,6 +56,12 @@ def test_a_job_that_failed_has_no_time_but_a_reason() -> None:
 def test_one_failed_run_of_several_is_not_averaged_away() -> None:
     points = [point("monitor", 2, 12.0), point("monitor", 2, 900.0, "failed")]
     assert TABLE5.rows({"config": CONFIG, "points": points})[0]["seconds"] is None
+
+
+def test_a_run_whose_devices_fell_silent_too_late_is_left_out() -> None:
+    late = {**point("monitor", 6, 17.8), "valid": False}
+    rows = TABLE5.rows({**RECORD, "points": [*RECORD["points"], late]})
+    assert rows == TABLE5.rows(RECORD)
 
 
 def test_the_table_has_the_papers_figures_beside_ours() -> None:

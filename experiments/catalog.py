@@ -1,0 +1,18 @@
+"""All experiments by name, in the order in which `terrace experiment all` runs them."""
+
+from __future__ import annotations
+
+from experiments.chaos.experiment import CHAOS
+from experiments.figure3 import FIGURE3
+from experiments.harness import Experiment
+from experiments.heartbeat import HEARTBEAT
+from experiments.table1 import TABLE1, TABLE3
+from experiments.table2 import TABLE2
+from experiments.table5 import FIGURE4, TABLE5
+
+__all__ = ["ALL", "EXPERIMENTS"]
+
+ALL = (TABLE1, TABLE2, TABLE3, TABLE5, FIGURE3, HEARTBEAT, CHAOS)
+"""`figure4` is drawn by `table5`."""
+
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*ALL, FIGURE4)}

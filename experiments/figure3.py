@@ -1,0 +1,418 @@
+"""Figure 3 of the paper: the time to finish the test set against the number of end devices, for each scheme.
+
+Each point is one job of 50-image tasks on a fleet of the profile; end devices beyond the number wanted are drained. The
+schemes run with a window of 1 (one task at a time per end device, as the paper sent them) and with one that keeps an
+end device busy while its answers are on their way. Three figures stand side by side:
+
+- the paper's formula (Eq. 1 to 3, and 6), which adds the two stages up;
+- the pipelined bound (`scheduler.bound`): no order of the tasks is faster. Under `mapping` each edge node with its own
+  end devices is a fleet for itself, and so are the clouds with theirs; the bound is that of the tasks that really went
+  to the clouds, for the split is the scheme's doing;
+- the measurement.
+
+A window of w bounds the time as well: n end devices that need l seconds for a task from its dispatch to its last
+answer get no more than n w / l tasks a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures, bound, error_bars, formula, measured
+from experiments.profile import Profile
+from experiments.record import spread
+from experiments.testbed import BATCH, task_s
+from scheduler.bound import NodeCounts, bound_of_scheme, least_bound
+from scheduler.mapping import (
+    FleetTimes,
+    TaskTimes,
+    map_count,
+    share_to_cloud,
+    time_end,
+    time_end_cloud,
+    time_end_edge,
+    time_mapping,
+)
+from tierkit.client import AsyncClient, Job, JobState
+from tierkit.errors import DeadlineExceeded, InvalidInput
+from tierkit.types import Health, Scheme, Tier
+
+__all__ = ["FIGURE3", "SERIES", "Series", "bound_s", "busy_window", "configured", "formula_s", "times_of"]
+
+_QUICK_ENDS = (1, 4, 8)
+_START_S = 12.0
+_BETWEEN_S = 1.0
+_JOB_BUDGET_S = 1800.0
+_READY_BUDGET_S = 60.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line of the figure."""
+
+    scheme: Scheme
+    by_formula: bool = False
+    """Whether N_map is that of Eq. 4, for `mapping`; else it is 1, as in the paper's evaluation."""
+
+    def __str__(self) -> str:
+        if self.scheme is not Scheme.MAPPING:
+            return str(self.scheme)
+        return "mapping, N_map by Eq. 4" if self.by_formula else "mapping, N_map 1"
+
+
+SERIES: Sequence[Series] = (
+    Series(scheme=Scheme.END),
+    Series(scheme=Scheme.END_CLOUD),
+    Series(scheme=Scheme.END_EDGE),
+    Series(scheme=Scheme.MAPPING),
+    Series(scheme=Scheme.MAPPING, by_formula=True),
+    Series(scheme=Scheme.ADAPTIVE),
+)
+
+
+# --- formulas and bounds --------------------------------------------------------------------------------------------
+
+
+def times_of(profile: Profile) -> FleetTimes:
+    """What a task costs on each tier of a profile whose speeds are emulated."""
+
+    def of(tier: Tier, path: str) -> TaskTimes:
+        return TaskTimes(communication_s=profile.round_trip_s(path), processing_s=task_s(profile, tier))
+
+    return FleetTimes(
+        end=of(Tier.END, "scheduler-end"), edge=of(Tier.EDGE, "end-edge"), cloud=of(Tier.CLOUD, "end-cloud")
+    )
+
+
+def busy_window(times: FleetTimes) -> int:
+    """Tasks under way with which an end device is never idle, however far the node that it sends them on to."""
+    assert times.edge is not None
+    assert times.cloud is not None
+    longest_s = times.end.total_s + max(times.edge.total_s, times.cloud.total_s)
+    return 1 + math.ceil(longest_s / times.end.processing_s - 1e-9)
+
+
+def formula_s(series: Series, tasks: int, counts: NodeCounts, times: FleetTimes) -> float | None:
+    """The paper's time for a job; None for `adaptive`, which it does not have."""
+    assert times.edge is not None
+    assert times.cloud is not None
+    end_cloud_s = time_end_cloud(tasks, counts.end, counts.cloud, times.end, times.cloud)
+    end_edge_s = time_end_edge(tasks, counts.end, counts.edge, times.end, times.edge)
+    match series.scheme:
+        case Scheme.END:
+            return time_end(tasks, counts.end, times.end)
+        case Scheme.END_CLOUD:
+            return end_cloud_s
+        case Scheme.END_EDGE:
+            return end_edge_s
+        case Scheme.MAPPING:
+            theta = share_to_cloud(counts.end, counts.edge, _n_map(series, times))
+            return time_mapping(theta, end_cloud_s, end_edge_s)
+        case _:
+            return None
+
+
+def bound_s(
+    series: Series,
+    tasks: int,
+    counts: NodeCounts,
+    times: FleetTimes,
+    *,
+    cloud_tasks: int | None = None,
+    window: int | None = None,
+) -> float:
+    """The least time for a job (see the module).
+
+    Args:
+        cloud_tasks: those that the clouds answered, for `mapping`; None for theta_cloud of all (Eq. 5).
+        window: tasks that an end device may have under way; None for any number.
+    """
+    if series.scheme is Scheme.ADAPTIVE:
+        # It holds the end devices' own work against its window, not what waits for upper nodes.
+        return least_bound(tasks, counts, times).seconds
+    if series.scheme is not Scheme.MAPPING:
+        return _shared_s([(series.scheme, counts)], tasks, times, window)
+    n_map = _n_map(series, times)
+    if cloud_tasks is None:
+        cloud_tasks = round(tasks * share_to_cloud(counts.end, counts.edge, n_map))
+    places = min(counts.end, counts.edge * n_map)
+    edges = [
+        (Scheme.END_EDGE, NodeCounts(end=len(range(edge, places, counts.edge)), edge=1))
+        for edge in range(min(places, counts.edge))
+    ]
+    clouds = [(Scheme.END_CLOUD, NodeCounts(end=counts.end - places, cloud=counts.cloud))] if cloud_tasks else []
+    return max(
+        _shared_s(edges, tasks - cloud_tasks, times, window),
+        _shared_s(clouds, cloud_tasks, times, window),
+    )
+
+
+def _shared_s(groups: Sequence[tuple[Scheme, NodeCounts]], tasks: int, times: FleetTimes, window: int | None) -> float:
+    """The least time for tasks that parts of the fleet share which have nothing else in common."""
+    given = [0] * len(groups)
+    for _ in range(tasks):
+        # Each task goes where it is done first: bounds only grow, so this is the best way to share them.
+        best = min(range(len(groups)), key=lambda one: _group_s(groups[one], given[one] + 1, times, window))
+        given[best] += 1
+    shares = zip(groups, given, strict=True)
+    return max((_group_s(group, number, times, window) for group, number in shares if number), default=0.0)
+
+
+def _group_s(group: tuple[Scheme, NodeCounts], tasks: int, times: FleetTimes, window: int | None) -> float:
+    scheme, counts = group
+    pipelined_s = bound_of_scheme(scheme, tasks, counts, times).seconds
+    if window is None:
+        return pipelined_s
+    upper = {Scheme.END_EDGE: times.edge, Scheme.END_CLOUD: times.cloud}.get(scheme)
+    latency_s = times.end.total_s + (upper.total_s if upper is not None else 0.0)
+    return max(pipelined_s, tasks / (counts.end * window) * latency_s)
+
+
+def _n_map(series: Series, times: FleetTimes) -> int:
+    assert times.edge is not None
+    return map_count(times.end, times.edge) if series.by_formula else 1
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+async def _measure(
+    run: Run, *, ends: Sequence[int] | None, windows: Sequence[int] | None, schemes: Sequence[Scheme], runs: int
+) -> None:
+    profile, most = run.profile, run.profile.nodes.end
+    ends = ends or [number for number in (_QUICK_ENDS if run.request.quick else range(1, most + 1)) if number <= most]
+    if max(ends) > most:
+        raise InvalidInput(f"the profile has {most} end devices, so there is no point for {max(ends)}")
+    times = times_of(profile)
+    windows = windows or (1, busy_window(times))
+    run.config |= {"ends": list(ends), "windows": list(windows), "runs": runs}
+    run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
+    wanted = [series for series in SERIES if series.scheme in schemes]
+    turns = [
+        (window, by_formula, [series for series in wanted if series.by_formula is by_formula])
+        for window in windows
+        for by_formula in (False, True)
+    ]
+
+    def expected_s(series: Series, window: int, number: int) -> float:
+        return _BETWEEN_S + bound_s(series, run.tasks, _counts(profile, number), times, window=window)
+
+    run.expected_s = sum(
+        _START_S + runs * sum(expected_s(one, window, number) for one in chosen for number in ends)
+        for window, _, chosen in turns
+        if chosen
+    )
+    networks = await asyncio.to_thread(run.networks, profile)
+    for window, by_formula, chosen in turns:
+        if not chosen:
+            continue
+        settings = {"window": window} if by_formula else {"window": window, "n_map": 1}
+        async with AsyncExitStack() as stack:
+            async with run.step("starting the fleet", _START_S):
+                _, client = await stack.enter_async_context(run.fleet(profile, networks, settings))
+            for number in ends:
+                await _only(client, number, most)
+                for series in [series for series in chosen for _ in range(runs)]:
+                    label = f"{series}, window {window}, {number} end devices"
+                    async with run.step(label, expected_s(series, window, number)):
+                        job = await _one_job(client, run, series)
+                    run.add(scheme=series.scheme, by_formula=by_formula, window=window, ends=number, **_facts(job))
+
+
+def _counts(profile: Profile, ends: int) -> NodeCounts:
+    return NodeCounts(end=ends, edge=profile.nodes.edge, cloud=profile.nodes.cloud)
+
+
+async def _only(client: AsyncClient, number: int, most: int) -> None:
+    """Drain the end devices beyond the first `number`, and let the others take tasks."""
+    wanted = {f"end-{n}": Health.ALIVE if n <= number else Health.DRAINING for n in range(1, most + 1)}
+    known = {device.node_id: device.health for device in await client.devices()}
+    for name, health in wanted.items():
+        if health is Health.DRAINING:
+            await client.drain(name)
+        elif known[name] is Health.DRAINING:
+            await client.resume(name)
+    deadline = time.monotonic() + _READY_BUDGET_S
+    while True:
+        known = {device.node_id: device.health for device in await client.devices()}
+        if all(known[name] is health for name, health in wanted.items()):
+            return
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"the fleet did not shrink to {number} end devices within {_READY_BUDGET_S:g} s")
+        await asyncio.sleep(_POLL_S)
+
+
+async def _one_job(client: AsyncClient, run: Run, series: Series) -> Job:
+    images = run.images
+    job = await client.submit(
+        images.images, labels=images.fine, scheme=series.scheme, batch_size=BATCH, name=f"figure3 {series}"
+    )
+    return await client.wait(job, budget_s=_JOB_BUDGET_S)
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """What the record keeps of a job."""
+    by_tier = dict.fromkeys(Tier, 0)
+    for share in job.by_node.values():
+        by_tier[share.tier] += share.coarse_images if share.tier is Tier.END else share.fine_images
+    return {
+        "state": job.state,
+        "reason": job.reason,
+        "seconds": job.elapsed_s,
+        "images": job.images,
+        "fallback": job.fallback,
+        "images_by_tier": by_tier,
+        "coarse_accuracy": job.coarse_accuracy,
+        "fine_accuracy": job.fine_accuracy,
+    }
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    cells: dict[tuple[str, bool, int, int], list[Mapping[str, Any]]] = {}
+    for point in record["points"]:
+        key = (point["scheme"], point["by_formula"], point["window"], point["ends"])
+        cells.setdefault(key, []).append(point)
+    order = [(series.scheme, series.by_formula) for series in SERIES]
+    ranked = sorted(cells, key=lambda key: (key[2], order.index((Scheme(key[0]), key[1])), key[3]))
+    profile = Profile.model_validate({k: v for k, v in record["config"]["profile"].items() if k != "name"})
+    return [_row(key, cells[key], profile, record["config"]["tasks"]) for key in ranked]
+
+
+def _row(
+    key: tuple[str, bool, int, int], points: Sequence[Mapping[str, Any]], profile: Profile, tasks: int
+) -> dict[str, Any]:
+    scheme, by_formula, window, ends = key
+    series, counts, times = (
+        Series(scheme=Scheme(scheme), by_formula=by_formula),
+        _counts(profile, ends),
+        times_of(profile),
+    )
+    whole = all(point["state"] == JobState.COMPLETED and not point["fallback"] for point in points)
+    measured_s = spread([point["seconds"] for point in points])
+    papers_s = formula_s(series, tasks, counts, times)
+    # The points of a cell split alike, but for a task or two; the least bound of them all is that of none too many.
+    cloud = min(point["images_by_tier"][Tier.CLOUD] // BATCH for point in points)
+    pipelined_s = bound_s(series, tasks, counts, times, cloud_tasks=cloud)
+    fine = [point["fine_accuracy"] for point in points if point["fine_accuracy"] is not None]
+    return {
+        "scheme": scheme,
+        "series": str(series),
+        "window": window,
+        "ends": ends,
+        "seconds": round(measured_s.mean, 3) if whole else None,
+        "min_seconds": measured_s.minimum,
+        "max_seconds": measured_s.maximum,
+        "runs": len(points),
+        "formula_seconds": None if papers_s is None else round(papers_s, 3),
+        "bound_seconds": round(pipelined_s, 3),
+        "window_bound_seconds": round(bound_s(series, tasks, counts, times, cloud_tasks=cloud, window=window), 3),
+        "ratio": round(measured_s.mean / pipelined_s, 3) if whole else None,
+        "fine_accuracy": spread(fine).mean if fine else None,
+        "cloud_share": points[0]["images_by_tier"][Tier.CLOUD] / points[0]["images"],
+        "fallback": sum(point["fallback"] for point in points),
+    }
+
+
+def _table(record: Record) -> Table:
+    return Table(
+        headings=(
+            "scheme",
+            "window",
+            "end devices",
+            "paper's formula, s",
+            "pipelined bound, s",
+            "bound with this window, s",
+            "measured, s",
+            "measured / pipelined bound",
+            "fine accuracy",
+        ),
+        rows=[
+            [
+                row["series"],
+                str(row["window"]),
+                str(row["ends"]),
+                "-" if row["formula_seconds"] is None else f"{row['formula_seconds']:.1f}",
+                f"{row['bound_seconds']:.1f}",
+                f"{row['window_bound_seconds']:.1f}",
+                "not whole" if row["seconds"] is None else f"{row['seconds']:.1f}",
+                "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
+                "-" if row["fine_accuracy"] is None else f"{row['fine_accuracy']:.3f}",
+            ]
+            for row in _rows(record)
+        ],
+    )
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    rows = _rows(record)
+    windows = sorted({row["window"] for row in rows})
+    panels = figures.panels(
+        "figure3",
+        [f"window {window}" for window in windows],
+        xlabel="end devices",
+        ylabel=f"time to finish {record['config']['tasks']} tasks (s)",
+    )
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    for axes, window in zip(panels, windows, strict=True):
+        for number, name in enumerate(names):
+            shown = [row for row in rows if (row["series"], row["window"]) == (name, window)]
+            ends = [row["ends"] for row in shown]
+            axes.plot(ends, [row["bound_seconds"] for row in shown], **bound(number))
+            if shown and shown[0]["formula_seconds"] is not None:
+                axes.plot(ends, [row["formula_seconds"] for row in shown], **{**formula(number), "linestyle": ":"})
+            done = [row for row in shown if row["seconds"] is not None]
+            means = [row["seconds"] for row in done]
+            error = error_bars(means, *([row[bar] for row in done] for bar in ("min_seconds", "max_seconds")))
+            axes.errorbar([row["ends"] for row in done], means, yerr=error, label=name, **measured(number))
+        axes.set_yscale("log")
+        axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
+        axes.minorticks_off()
+        axes.set_xticks(sorted({row["ends"] for row in rows}))
+    low = min(min(row["bound_seconds"], row["seconds"] or math.inf) for row in rows)
+    high = max(max(row["formula_seconds"] or 0, row["seconds"] or 0) for row in rows)
+    panels[0].set_ylim(0.8 * low, 1.25 * high)
+    panels[0].plot([], [], label="pipelined bound", **bound())
+    panels[0].plot([], [], label="paper's formula", **{**formula(), "linestyle": ":"})
+    panels[0].legend(frameon=False, fontsize=8)
+
+
+_TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+
+
+def configured(
+    *,
+    ends: Sequence[int] | None = None,
+    windows: Sequence[int] | None = None,
+    schemes: Sequence[Scheme] = tuple(Scheme),
+    runs: int = 1,
+) -> Experiment:
+    """The experiment with other numbers.
+
+    Args:
+        ends: numbers of end devices; None for all up to the profile's, or a few when it shall be quick.
+        windows: tasks that an end device may have under way; None for 1 and `busy_window`.
+        runs: of each point.
+    """
+    return replace(FIGURE3, measure=partial(_measure, ends=ends, windows=windows, schemes=schemes, runs=runs))
+
+
+FIGURE3 = Experiment(
+    name="figure3",
+    summary="time to finish against the number of end devices, for each scheme",
+    measure=partial(_measure, ends=None, windows=None, schemes=tuple(Scheme), runs=1),
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+)
