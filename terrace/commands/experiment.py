@@ -44,7 +44,10 @@ Data = Annotated[
     Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder with CIFAR-100; without it, the bundled sample.")
 ]
 Runs = Annotated[int | None, typer.Option(min=1, help="Runs of each cell. Default: 5; 1 with --quick.")]
-Failures = Annotated[str, typer.Option(metavar="N,N,...", help="How many devices fall silent.")]
+Failures = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="How many devices fall silent. Default: 0 to 6.", show_default=False),
+]
 Methods = Annotated[list[Recovery] | None, typer.Option("--method", help="Only this method; may be repeated.")]
 
 _INVALID, _INTERRUPTED = 1, 130
@@ -80,7 +83,7 @@ def report_command(
 @app.command("table5")
 def table5_command(
     runs: Runs = None,
-    failures: Failures = "0,1,2,3,4,5,6",
+    failures: Failures = None,
     methods: Methods = None,
     profile: ProfileName = "paper",
     out: Out = None,
@@ -91,7 +94,8 @@ def table5_command(
     json: Json = False,
 ) -> None:
     """Time to finish against devices that fall silent, for three methods."""
-    experiment = table5.configured(runs=runs, failures=_numbers(failures), methods=methods or tuple(Recovery))
+    numbers = None if failures is None else _numbers(failures)
+    experiment = table5.configured(runs=runs, failures=numbers, methods=methods or tuple(Recovery))
     _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
 
 
