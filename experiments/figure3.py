@@ -47,7 +47,6 @@ from tierkit.types import Health, Scheme, Tier
 
 __all__ = ["FIGURE3", "SERIES", "Series", "bound_s", "busy_window", "configured", "formula_s", "times_of"]
 
-_QUICK_ENDS = (1, 4, 8)
 _START_S = 12.0
 _BETWEEN_S = 1.0
 _JOB_BUDGET_S = 1800.0
@@ -189,7 +188,7 @@ async def _measure(
     run: Run, *, ends: Sequence[int] | None, windows: Sequence[int] | None, schemes: Sequence[Scheme], runs: int
 ) -> None:
     profile, most = run.profile, run.profile.nodes.end
-    ends = ends or [number for number in (_QUICK_ENDS if run.request.quick else range(1, most + 1)) if number <= most]
+    ends = ends or (sorted({1, most // 2, most} - {0}) if run.request.quick else range(1, most + 1))
     if max(ends) > most:
         raise InvalidInput(f"the profile has {most} end devices, so there is no point for {max(ends)}")
     times = times_of(profile)

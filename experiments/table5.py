@@ -321,6 +321,7 @@ def _draw(record: Record, figures: Figures) -> None:
         axes.plot([row["failures"] for row in reassigned], sums, label="ideal + Eq. 9", **formula(1))
     alone = {row["failures"]: row["ideal_seconds"] for row in rows}
     axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **bound())
+    axes.set_xticks(sorted(alone))
     axes.set_yscale("log")
     limits = axes.get_ylim()
     axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
