@@ -137,5 +137,6 @@ STEADY = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    emulates=False,
     one_row=True,
 )
