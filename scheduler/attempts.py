@@ -525,10 +525,11 @@ class Attempts:
         outcome = "error"
         if attempt.lost is not None:
             outcome = "lost"
-            self._blame(job, task, attempt.node_id, now)
+            if not task.has_coarse:  # with the coarse answer there, it only passes the images on
+                self._blame(job, task, attempt.node_id, now)
         elif isinstance(error, UpstreamUnavailable):
             outcome = "unreachable"
-            if may_have_held(error):
+            if may_have_held(error) and not task.has_coarse:
                 self._suspect(attempt.node_id, attempt.device.incarnation, job, task)
             self._devices.accuse(attempt.node_id, attempt.device.incarnation, reason, now)
         else:

@@ -110,6 +110,25 @@ async def test_a_task_that_kills_its_nodes_is_quarantined_and_the_rest_completes
     assert errors[150].startswith("quarantined: 3 nodes died or got stuck with it (")
 
 
+async def test_an_end_device_that_dies_while_an_upper_node_works_is_no_evidence(kit, scheduler):
+    async with AsyncExitStack() as nodes:
+        left = [await nodes.enter_async_context(kit.end(scheduler, f"end-{number}")) for number in range(4)]
+        await nodes.enter_async_context(kit.uppers(scheduler, "edge-0"))
+        for end in left:
+            end.fine_gate.clear()
+        job = await scheduler.submit(kit.images(50))
+        while len(left) > 1:
+            await wait_for(lambda: any(end.stages for end in left), what="an end device that has the task")
+            holder = next(end for end in left if end.stages)
+            await wait_for(lambda: has(scheduler, job, ("running", 50, 0, 0, 0)), what="the coarse answer")
+            holder.beats.cancel()
+            left.remove(holder)
+        left[0].fine_gate.set()
+        view = await scheduler.finished(job["id"])
+    assert counts(view) == ("completed", 50, 50, 0, 0)
+    assert view["quarantined_images"] == 0
+
+
 async def test_the_end_of_a_connection_counts_as_death_once_the_node_is_known_to_be_dead(kit, scheduler):
     """A killed node breaks its connections before anybody knows that it is dead."""
     async with AsyncExitStack() as nodes:
