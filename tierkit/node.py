@@ -62,7 +62,7 @@ class InferenceNode:
         self.runners = {
             model.name: ModelRunner(
                 model,
-                max_batch_size=settings.max_batch_size,
+                max_batch_size=settings.batch_images,
                 max_queue_delay_s=settings.max_queue_delay_s,
                 max_queue_images=settings.max_queue_images,
                 thread=thread,

@@ -223,8 +223,8 @@ class NodeSettings(ServiceSettings):
     or cloud node all that the process may use."""
 
     max_batch_size: PositiveInt = 64
-    """Most images in one inference; waiting requests are joined up to this size. Beyond some 64 a CPU core gains
-    nothing any more, and from 200 on it loses: activations leave its cache. A GPU takes more."""
+    """Most images in one inference for each core that it uses; waiting requests are joined up to this size. Beyond some
+    64 a CPU core gains nothing any more, and from 200 on it loses: activations leave its cache. A GPU takes more."""
 
     max_queue_delay_ms: NonNegativeFloat = 0.0
     """Milliseconds for which a request may wait for others to share its batch; 0 joins only what already waits."""
@@ -267,6 +267,11 @@ class NodeSettings(ServiceSettings):
     def cores(self) -> int:
         """Cores for one batch, the default filled in."""
         return self.threads or (len(os.sched_getaffinity(0)) if self.takes_all_cores else 1)
+
+    @property
+    def batch_images(self) -> int:
+        """Most images in one inference."""
+        return self.max_batch_size * (self.cores if self.provider == "cpu" else 1)
 
     @property
     def max_queue_delay_s(self) -> float:
