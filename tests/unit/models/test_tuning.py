@@ -1,13 +1,14 @@
 """What thresholds come to on a set of images, counted by hand."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from models.escalation import load_tuning
+from models.escalation import Tuning, load_tuning
 from models.manifest import load_manifest
 from models.tuning import Side, Target, curve_rows, measure_choice, tune
 from tierkit.errors import InvalidInput
@@ -28,16 +29,22 @@ def side(tier: Tier, margins: list[float], coarse: list[int], fine: list[int] | 
     )
 
 
-ANSWERS = {
-    Tier.END: side(Tier.END, [0.125, 0.25, 0.75, 0.875], [0, 1, 1, 1], None),
-    Tier.EDGE: side(Tier.EDGE, [0.125, 0.875, 0.25, 0.75], [0, 1, 1, 1], [0, 1, 0, 1]),
-    Tier.CLOUD: side(Tier.CLOUD, [0.5, 0.5, 0.5, 0.5], [1, 1, 1, 1], [1, 1, 1, 0]),
-}
-TUNING = tune(ANSWERS, Target(accuracy=1.0, budget=1.0), data="four images")
+@cache
+def answers() -> dict[Tier, Side]:
+    return {
+        Tier.END: side(Tier.END, [0.125, 0.25, 0.75, 0.875], [0, 1, 1, 1], None),
+        Tier.EDGE: side(Tier.EDGE, [0.125, 0.875, 0.25, 0.75], [0, 1, 1, 1], [0, 1, 0, 1]),
+        Tier.CLOUD: side(Tier.CLOUD, [0.5, 0.5, 0.5, 0.5], [1, 1, 1, 1], [1, 1, 1, 0]),
+    }
+
+
+@cache
+def tuning() -> Tuning:
+    return tune(answers(), Target(accuracy=1.0, budget=1.0), data="four images")
 
 
 def test_one_gate_for_each_pair_of_tiers():
-    assert [(gate.lower.tier, gate.upper.tier, gate.answers) for gate in TUNING.gates] == [
+    assert [(gate.lower.tier, gate.upper.tier, gate.answers) for gate in tuning().gates] == [
         (Tier.EDGE, Tier.CLOUD, "fine"),
         (Tier.END, Tier.EDGE, "coarse"),
         (Tier.END, Tier.CLOUD, "coarse"),
@@ -45,7 +52,7 @@ def test_one_gate_for_each_pair_of_tiers():
 
 
 def test_every_image_gets_a_fine_answer_from_the_edge_on():
-    found = measure_choice(ANSWERS, TUNING, escalate="threshold", lowest=Tier.EDGE)
+    found = measure_choice(answers(), tuning(), escalate="threshold", lowest=Tier.EDGE)
     # 1.0 times the cloud's 0.75 is kept from one image on, the least sure one.
     assert found.went_to == {"edge": 1.0, "cloud": 0.25}
     assert found.stayed_at == {"end": 0.0, "edge": 0.75, "cloud": 0.25}
@@ -54,14 +61,14 @@ def test_every_image_gets_a_fine_answer_from_the_edge_on():
 
 
 def test_a_sure_coarse_answer_stays_on_the_end_device():
-    found = measure_choice(ANSWERS, TUNING, escalate="threshold", lowest=Tier.END)
+    found = measure_choice(answers(), tuning(), escalate="threshold", lowest=Tier.END)
     # The edge is no better than the end here (0.75 both): nothing need go up.
     assert found.stayed_at == {"end": 1.0, "edge": 0.0, "cloud": 0.0}
     assert (found.fine_accuracy, found.coarse_accuracy) == (None, 0.75)
 
 
 def test_a_budget_of_all_images_is_the_upper_network():
-    found = measure_choice(ANSWERS, TUNING, escalate="budget", lowest=Tier.END)
+    found = measure_choice(answers(), tuning(), escalate="budget", lowest=Tier.END)
     assert found.stayed_at == {"end": 0.0, "edge": 0.0, "cloud": 1.0}
     assert (found.fine_accuracy, found.coarse_accuracy, found.relative_accuracy) == (0.75, 1.0, 1.0)
 
@@ -96,26 +103,26 @@ def test_every_image_has_one_answer(rows, relative: float, budget: float, escala
 
 
 def test_no_rule_beats_the_oracle_nor_is_the_curve_beside_its_ends():
-    rows = [row for row in curve_rows(ANSWERS, TUNING, ANSWERS) if row["gate"] == "edge-cloud"]
+    rows = [row for row in curve_rows(answers(), tuning(), answers()) if row["gate"] == "edge-cloud"]
     # Only the cloud is right on two images, only the edge on one.
     assert [row["oracle"] for row in rows] == [0.5, 0.75, 1.0, 1.0, 0.75]
     assert [row["random"] for row in rows] == [0.5, 0.5625, 0.625, 0.6875, 0.75]
     assert all(row["accuracy"] <= row["oracle"] for row in rows)
     assert [row["test_accuracy"] for row in rows] == [row["accuracy"] for row in rows]
-    assert "test_share" not in curve_rows(ANSWERS, TUNING, None)[0]
+    assert "test_share" not in curve_rows(answers(), tuning(), None)[0]
 
 
 def test_a_fine_accuracy_in_itself():
-    assert tune(ANSWERS, Target(accuracy=0.6, relative=False), data="").relative_accuracy == pytest.approx(0.8)
+    assert tune(answers(), Target(accuracy=0.6, relative=False), data="").relative_accuracy == pytest.approx(0.8)
     with pytest.raises(InvalidInput, match=r"fine accuracy 0\.8 cannot be reached: .* 0\.7500"):
-        tune(ANSWERS, Target(accuracy=0.8, relative=False), data="")
+        tune(answers(), Target(accuracy=0.8, relative=False), data="")
     with pytest.raises(InvalidInput, match=r"1\.01 times .* cannot be reached"):
-        tune(ANSWERS, Target(accuracy=1.01), data="")
+        tune(answers(), Target(accuracy=1.01), data="")
 
 
 def test_one_tier_alone_has_nothing_to_escalate():
     with pytest.raises(InvalidInput, match="no two tiers"):
-        tune({Tier.EDGE: ANSWERS[Tier.EDGE]}, Target(accuracy=0.9), data="")
+        tune({Tier.EDGE: answers()[Tier.EDGE]}, Target(accuracy=0.9), data="")
 
 
 def test_the_record_is_of_the_shipped_thresholds_and_keeps_the_promise():
