@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 _MAX_GROUP = 500
 _CONGESTED = 1000
 _LINGER_S = 0.05
-"""Least time between two commits: each costs some milliseconds of the processor, whatever it holds. An answer that comes
-after a pause is not held up."""
+"""Least time between two commits: each costs some milliseconds of the processor, whatever it holds. An answer that
+comes after a pause is not held up."""
 _RETRY_S = (0.05, 2.0)
 """First and longest wait before the next try when the database refuses a commit."""
 
