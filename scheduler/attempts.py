@@ -9,7 +9,8 @@ nothing; `_on_done` does, once, in one step:
     "not now" (503)                      -> refused: again elsewhere, and no attempt counts as failed
     connection refused or broken         -> unreachable
     its device died, left or is stuck    -> lost
-    nonsense, or no coarse answer in time-> error
+    nonsense, or no coarse answer in time-> error; see `breaker`
+    no final answer in time              -> deadline
     the upper nodes failed               -> fallback: the fine stage alone is tried again, or the coarse answer stands
     the upper node left                  -> rerouted: the fine stage alone goes to another at once
 
@@ -50,11 +51,11 @@ from tierkit.oip import Timing
 from tierkit.protocol import (
     CoarseEvent,
     FallbackEvent,
-    FallbackReason,
     FineEvent,
     RoutedEvent,
     Stage,
     StageAnswer,
+    StageLoss,
     TaskEvent,
 )
 from tierkit.types import Health, Recovery, Scheme, Tier, UpstreamLoss
@@ -66,6 +67,8 @@ _log = logging.getLogger(__name__)
 _UPSTREAM_WAIT_BASE_S, _UPSTREAM_WAIT_CAP_S = 0.2, 5.0
 _AFTER_FINAL_S = 1.0
 """How long an answer stream may go on after its final line before the connection is given up."""
+_TICK_S = 0.005
+"""An event loop counts in milliseconds: what happens at a time is looked at a little later."""
 _MOST_MOVES = 3
 """So often a task is taken from an upper node that is alive."""
 _DURATIONS = 100
@@ -102,6 +105,10 @@ class _Attempt:
     """The coarse answer is there; the fine one shall come from an upper node that failed or is not there."""
     fallback: tuple[FallbackEvent | RoutedEvent, str] | None = None
     """What the device said of that, and how it came."""
+    overdue: str = ""
+    """Why it was given up when its time was over."""
+    told: bool = False
+    """Whether its row has been handed over."""
 
     @property
     def node_id(self) -> str:
@@ -205,7 +212,7 @@ class Attempts:
         return [
             _report(attempt, outcome="running", reason="", ended_at=None)
             for attempt in self._running.values()
-            if attempt.job.job_id == job_id
+            if attempt.job.job_id == job_id and not attempt.told
         ]
 
     def start(
@@ -229,6 +236,7 @@ class Attempts:
         now = self._clock()
         task.attempts += 1
         task.under_way += 1
+        self._devices.sent(device.node_id, device.incarnation, now)
         stages = stages_of(job.policy.gates, job.policy.escalate, device.registration.models[0].sha256)
         # A threshold for the coarse answer needs its probabilities, which the device alone has.
         fine_only = task.has_coarse and not (stages and stages[0].below is not None)
@@ -376,12 +384,14 @@ class Attempts:
                         self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
                         self._take_off(attempt, now, answered=True)
                         self._learn(attempt, event, now)
-                        asked_upper = bool(attempt.upstreams)
+                        asked_upper, was_open = bool(attempt.upstreams), not task.closed
                         if not job.take(task, event, line, now, asked_upper=asked_upper, too_late=attempt.too_late):
                             attempt.lacks_fine = True
                             if isinstance(event, FallbackEvent | RoutedEvent):
                                 attempt.fallback = (event, line)
                         if task.closed:
+                            if was_open:
+                                self._tell(attempt, *_what_came(event))
                             self._drop_others(attempt)
                         limit.reschedule(now + _AFTER_FINAL_S if attempt.answered else deadline)
                         self._wake()
@@ -393,10 +403,12 @@ class Attempts:
             if limit.when() != deadline:
                 return UpstreamError(f"{attempt.node_id} gave no coarse answer within {first_s:g} s")
             if deadline < job.deadline_of(task, now):
-                attempt.lacks_fine = True
+                attempt.overdue = (
+                    f"no final answer within {self._settings.task_deadline_s:g} s; the task goes on waiting"
+                )
             else:
-                said = f"no final answer within {job.policy.task_deadline_s:g} s"
-                self._give_up(attempt, "deadline", said)
+                attempt.overdue = f"no final answer within {job.policy.task_deadline_s:g} s"
+                self._end_in_time(attempt)
         except TerraceError as exc:
             return exc
         except Exception as exc:
@@ -455,8 +467,9 @@ class Attempts:
                 attempt.dropped = "answered by another attempt"
                 running.cancel()
 
-    def _give_up(self, attempt: _Attempt, reason: FallbackReason, detail: str) -> None:
-        attempt.job.give_up(attempt.task, reason, detail, self._clock())
+    def _end_in_time(self, attempt: _Attempt) -> None:
+        attempt.job.give_up(attempt.task, "deadline", attempt.overdue, self._clock())
+        self._tell(attempt, "deadline", attempt.overdue)
         self._drop_others(attempt)
 
     def _take_off(self, attempt: _Attempt, now: float, *, answered: bool) -> None:
@@ -493,6 +506,10 @@ class Attempts:
         self._tell(attempt, outcome, reason)
 
     def _tell(self, attempt: _Attempt, outcome: str, reason: str) -> None:
+        """Hand over the attempt's row; in the same step as the task's final answer, so that both or none are kept."""
+        if attempt.told:
+            return
+        attempt.told = True
         ATTEMPTS.labels(outcome=outcome).inc()
         ended_at = attempt.started_at + self._clock() - attempt.started
         attempt.job.sink.attempted(_report(attempt, outcome=outcome, reason=reason, ended_at=ended_at))
@@ -503,6 +520,11 @@ class Attempts:
         reason = (
             "" if error is None else str(error) if isinstance(error, TerraceError) else f"internal error: {error!r}"
         )
+        if error is None and attempt.overdue:
+            self._after_time(attempt, now)
+            return "deadline", attempt.overdue
+        if error is None:
+            self._right(attempt, now)
         if task.closed or job.ending:
             if error is None and self._settings.hedge and not job.ending:
                 self._durations.add(attempt, now - attempt.started)
@@ -534,24 +556,59 @@ class Attempts:
             self._devices.accuse(attempt.node_id, attempt.device.incarnation, reason, now)
         else:
             task.errors += 1
+            if isinstance(error, TerraceError):  # anything else is the scheduler's own fault
+                self._wrong(attempt, reason, now)
         self._failed(attempt, reason, now)
         return outcome, reason
+
+    def _wrong(self, attempt: _Attempt, reason: str, now: float) -> None:
+        """The device has answered wrongly, or not in time. The first one to do so with a task is blamed; when a second
+        one does, it is the task's fault as much, until another device can do it: `_right`."""
+        task, device = attempt.task, attempt.device
+        first = not task.wrong
+        if len(task.wrong) == 1 and device.node_id not in task.wrong:
+            for node_id, incarnation in task.wrong.items():
+                self._devices.pardon(node_id, incarnation, now)
+        task.wrong[device.node_id] = device.incarnation
+        self._devices.answered_wrongly(device.node_id, device.incarnation, reason, now, counts=first)
+        asyncio.get_running_loop().call_later(self._settings.set_aside_s + _TICK_S, self._wake)
+
+    def _right(self, attempt: _Attempt, now: float) -> None:
+        """The device has answered as it should, so those that could not were at fault themselves."""
+        task, device = attempt.task, attempt.device
+        self._devices.answered_rightly(device.node_id, device.incarnation, now)
+        blamed, task.wrong = task.wrong, {}
+        if len(blamed) < 2:
+            return  # the only one has been blamed already
+        for node_id, incarnation in blamed.items():
+            if node_id != device.node_id:
+                reason = f"task {attempt.job.task_id(task)}, which {device.node_id} could do"
+                self._devices.answered_wrongly(node_id, incarnation, reason, now)
+
+    def _after_time(self, attempt: _Attempt, now: float) -> None:
+        """The task's time was up when its final answer had not come. One that may go on waiting asks again."""
+        if not attempt.task.closed and not attempt.job.ending:
+            self._wait_for_upper(attempt, now)
+
+    def _wait_for_upper(self, attempt: _Attempt, now: float) -> None:
+        wait_s = min(_UPSTREAM_WAIT_CAP_S, _UPSTREAM_WAIT_BASE_S * 2**attempt.task.upstream_waits)
+        attempt.task.upstream_waits += 1
+        self._again(attempt, now + wait_s * self._chance.uniform(0.5, 1.0))
 
     def _without_fine(self, attempt: _Attempt, now: float) -> tuple[str, str]:
         """The coarse answer is there, and no upper node has given the fine one."""
         job, task = attempt.job, attempt.task
         event, line = attempt.fallback or (None, "")
-        losses = without(event).values() if isinstance(event, RoutedEvent) else () if event is None else (event,)
-        tried = {node_id for loss in losses for node_id in loss.tried}
+        tried = {node_id for loss in _losses(event) for node_id in loss.tried}
         task.tried.update(tried)
+        if event is not None:
+            task.tried.add(attempt.node_id)  # it may be its own way to them that is broken
         for node_id in tried:
             self._suspect_upper(node_id, job, task, now)
         if task.closed:
             pass  # quarantined by that
         elif job.policy.on_upstream_loss is UpstreamLoss.WAIT:
-            wait_s = min(_UPSTREAM_WAIT_CAP_S, _UPSTREAM_WAIT_BASE_S * 2**task.upstream_waits)
-            task.upstream_waits += 1
-            self._again(attempt, now + wait_s * self._chance.uniform(0.5, 1.0))
+            self._wait_for_upper(attempt, now)
         elif event is not None:
             task.failed_attempts += 1
             left = task.failed_attempts < self._settings.max_attempts
@@ -559,7 +616,7 @@ class Attempts:
                 self._retry(attempt, now)
             elif not task.under_way:
                 job.stand(task, event, line, now)
-        return next((("fallback", f"{loss.reason}: {loss.detail}") for loss in losses), ("ok", ""))
+        return _what_came(event)
 
     def _may_get_more(self, job: ActiveJob, event: FallbackEvent | RoutedEvent, now: float) -> bool:
         """Whether there is a node now that could give what no node gave."""
@@ -635,7 +692,7 @@ class Attempts:
         """The device list has news of a node: was the broken connection its end?"""
         for key in [key for key in self._broken if key[0] == node_id]:
             view = self._devices.view_of(*key, now)
-            if view is not None and view.health is not Health.ALIVE and view.keeps_tasks:
+            if view is not None and view.health is not Health.ALIVE and view.keeps_tasks and not view.set_aside:
                 continue  # not decided yet
             tasks = self._broken.pop(key)
             if view is None or not view.keeps_tasks:
@@ -664,6 +721,20 @@ class Attempts:
         except NotFound:
             return False
         return True
+
+
+def _losses(event: TaskEvent | None) -> tuple[FallbackEvent | StageLoss, ...]:
+    """What is missing of the finer answers."""
+    if isinstance(event, RoutedEvent):
+        return tuple(without(event).values())
+    return (event,) if isinstance(event, FallbackEvent) else ()
+
+
+def _what_came(event: TaskEvent | None) -> tuple[str, str]:
+    """Outcome and reason of an attempt whose last line was this."""
+    for loss in _losses(event):
+        return ("deadline" if loss.reason == "deadline" else "fallback"), f"{loss.reason}: {loss.detail}"
+    return "ok", ""
 
 
 def _report(attempt: _Attempt, *, outcome: str, reason: str, ended_at: float | None) -> AttemptReport:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from scheduler.breaker import WrongAnswers
 from scheduler.health import (
     Arrivals,
     DetectorTimes,
@@ -56,6 +57,7 @@ class Device:
     """When it last finished images or, having owed nothing, was given some."""
     draining: bool = False
     accusation: str | None = None
+    wrong: WrongAnswers = field(default_factory=WrongAnswers)
     probe: Probe | None = None
     """Outcome of a probe since the last sign of life."""
     reached: bool = False
@@ -107,6 +109,8 @@ class DeviceView:
     silent_s: float
     keeps_tasks: bool
     """Whether the tasks that it has may stay with it."""
+    set_aside: bool = False
+    """Suspect for nothing but its wrong answers."""
 
     @property
     def phi(self) -> float:
@@ -171,12 +175,13 @@ class DeviceList:
         return Lease(lease_s=self.times.lease_s, heartbeat_s=self.times.heartbeat_s)
 
     def _check_claim(self, claim: Registration, old: Device, now: float) -> None:
-        health = self._view(old, now).health
+        view = self._view(old, now)
+        health = view.health
         if claim.incarnation == old.incarnation or health is Health.DEAD:
             return
         # A second process cannot listen where the first one does, so the same address means that the first has ended.
         same_place = claim.url == old.registration.url and claim.incarnation not in old.retired
-        if not same_place and health is not Health.SUSPECT:
+        if not same_place and (health is not Health.SUSPECT or view.set_aside):
             raise Conflict(
                 f"the node id {claim.node_id!r} belongs to a node at {old.registration.url} that is {health}; "
                 "give this one another --node-id, or stop that one first"
@@ -263,6 +268,39 @@ class DeviceList:
             device.accusation = reason
             self._announce(device, now)
 
+    def answered_wrongly(self, node_id: str, incarnation: str, reason: str, now: float, *, counts: bool = True) -> None:
+        """Evidence against a node that heartbeats do not clear: an attempt ended with a wrong answer, or with none in
+        time.
+
+        Args:
+            counts: False where the task may be to blame as well: the node rests no longer than it did.
+        """
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            device.wrong = device.wrong.one_more(reason, now) if counts else device.wrong.again(now)
+            self._announce(device, now)
+
+    def pardon(self, node_id: str, incarnation: str, now: float) -> None:
+        """One of the node's wrong answers was its task's fault as much."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            device.wrong = device.wrong.one_less()
+            self._announce(device, now)
+
+    def answered_rightly(self, node_id: str, incarnation: str, now: float) -> None:
+        """An attempt on the node ended as it should: its wrong answers are forgotten."""
+        device = self._current(node_id, incarnation)
+        if device is not None and device.wrong.count:
+            device.wrong = WrongAnswers()
+            self._announce(device, now)
+
+    def sent(self, node_id: str, incarnation: str, now: float) -> None:
+        """A task is on its way to the node: its trial, if its last answers were wrong."""
+        device = self._current(node_id, incarnation)
+        if device is not None and device.wrong.count:
+            device.wrong = device.wrong.again(now)
+            self._announce(device, now)
+
     def set_aside(self, node_id: str, incarnation: str, until: float) -> None:
         """The node said "not now": give it no new tasks before `until`."""
         device = self._current(node_id, incarnation)
@@ -325,6 +363,24 @@ class DeviceList:
             if device.tier is tier
             and max(device.not_before, device.pace.free_at) <= now
             and self._view(device, now).health is Health.ALIVE
+        ]
+
+    def last_resort(self, tier: Tier, now: float) -> list[Device]:
+        """Nodes to try where all nodes of a tier that could work are set aside for wrong answers: it may be the tasks'
+        fault, and a fleet that does nothing finds out nothing. Each gets a task every `set_aside_s` then."""
+        views = [
+            view
+            for view in self.view(now)
+            if view.device.tier is tier and view.keeps_tasks and view.health is not Health.DRAINING
+        ]
+        if not all(view.set_aside for view in views):
+            return []
+        base_s = self.times.set_aside_s
+        return [
+            view.device
+            for view in views
+            if view.device.wrong.may_be_asked(now, base_s)
+            and max(view.device.not_before, view.device.pace.free_at) <= now
         ]
 
     def suspect(self, tier: Tier, now: float) -> list[Device]:
@@ -405,6 +461,7 @@ class DeviceList:
                 idle_s=max(0.0, now - device.progress_at),
                 allowed_s=stalled_after_s(owed, device.ms_per_image, self.times),
             )
+        wrong = device.wrong
         verdict = judge(
             Evidence(
                 silent_s=silent_s,
@@ -412,6 +469,7 @@ class DeviceList:
                 probe=device.probe,
                 reached=device.reached,
                 accusation=device.accusation,
+                wrong=wrong.why if wrong.sets_aside(now, self.times.set_aside_s) else None,
                 draining=device.draining,
                 work=work,
             ),
@@ -421,8 +479,15 @@ class DeviceList:
         if verdict.health is Health.ALIVE and (rest_s := device.pace.wait_s(now)):
             budget = device.registration.images_per_minute
             reason = f"{reason}; rests for {rest_s:.1f} s to keep to {budget} images a minute"
+        if verdict.health is Health.ALIVE and wrong.count:
+            reason = f"{reason}; gets one task as a trial: {wrong.why}"
         return DeviceView(
-            device=device, health=verdict.health, reason=reason, silent_s=silent_s, keeps_tasks=verdict.keeps_tasks
+            device=device,
+            health=verdict.health,
+            reason=reason,
+            silent_s=silent_s,
+            keeps_tasks=verdict.keeps_tasks,
+            set_aside=verdict.set_aside,
         )
 
     def _announce(self, device: Device, now: float) -> None:

@@ -10,6 +10,9 @@ Which device, for the schemes of the paper: tasks go over the end devices in seq
 N, #1, ...), except that a device whose window is full is passed over: the order of the paper is kept where all devices
 are equally fast, and a slow one does not hold up the others. An interactive request may use one place more than the
 window. For the scheme `adaptive` the planner is asked.
+
+A task that has failed somewhere waits for another device, full windows or not, while one is alive. A device that fails
+at once is always free: were tasks to go to whoever is free, it would get all attempts of one after the other.
 """
 
 from __future__ import annotations
@@ -40,11 +43,13 @@ class Want:
     """A job that has a task ready to go."""
 
     job_id: str
+    task: int = 0
+    """Its index."""
     interactive: bool
     start_tag: float
     """See `tags`."""
     tried: frozenset[str] = frozenset()
-    """End devices on which this very task has failed: others are better."""
+    """Nodes on which this very task has failed: it goes to them only when no other end device may receive tasks."""
     regardless: frozenset[str] | None = None
     """With recovery `reassign`: the devices of the job's beginning, which receive tasks whatever their health. None:
     those that are alive."""
@@ -54,9 +59,11 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Send the next task of `job_id` to `node_id`."""
+    """Send a task of `job_id` to `node_id`."""
 
     job_id: str
+    task: int = 0
+    """Its index."""
     node_id: str
     reason: str
     upper: tuple[Node, ...] | None = None
@@ -85,7 +92,7 @@ def choose(
     """The next task to send, or None when nothing can go now. A job that cannot go does not hold up another.
 
     Args:
-        wants: jobs with a task that is ready, in any order.
+        wants: jobs with a task that is ready, in any order; of one job the first one goes first if it can.
         places: end devices in the order of the device list.
         window: tasks that a device may have outstanding.
         last_used: the device that got the task before; the sequential order goes on after it.
@@ -102,16 +109,13 @@ def _in_order(want: Want, places: Sequence[Place], *, window: int, last_used: st
     start = next((i + 1 for i, place in enumerate(places) if place.node_id == last_used), 0)
     in_turn = [*places[start:], *places[:start]]
     limit = window + want.interactive
-    free = [
-        place
-        for place in in_turn
-        if max(place.outstanding, place.owed) < limit
-        and (place.alive if want.regardless is None else place.node_id in want.regardless)
+    able = [
+        place for place in in_turn if (place.alive if want.regardless is None else place.node_id in want.regardless)
     ]
-    if not free:
+    untried = [place for place in able if place.node_id not in want.tried]
+    place = next((place for place in untried or able if max(place.outstanding, place.owed) < limit), None)
+    if place is None:
         return None
-    untried = [place for place in free if place.node_id not in want.tried]
-    place = (untried or free)[0]
     passed_over = in_turn.index(place)
     reason = f"next in order with room, {passed_over} passed over" if passed_over else "next in sequential order"
-    return Choice(job_id=want.job_id, node_id=place.node_id, reason=reason)
+    return Choice(job_id=want.job_id, task=want.task, node_id=place.node_id, reason=reason)

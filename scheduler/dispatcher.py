@@ -195,6 +195,7 @@ class Dispatcher:
         wants = [
             Want(
                 job_id=job.job_id,
+                task=task.index,
                 interactive=job.interactive,
                 start_tag=self._tags(job, task)[0],
                 # Going round over all devices is what `reassign` does, whatever it has met there.
@@ -203,11 +204,13 @@ class Dispatcher:
                 adaptive=job.policy.scheme is Scheme.ADAPTIVE,
             )
             for job in self._jobs.values()
-            if (task := job.next_task()) is not None and not self._gathers_for(job, now)
+            if not self._gathers_for(job, now)
+            for task in job.next_tasks()
         ]
         if not wants:
             return False
-        alive = {device.node_id for device in self._devices.alive(Tier.END, now)}
+        able = self._devices.alive(Tier.END, now) or self._devices.last_resort(Tier.END, now)
+        alive = {device.node_id for device in able}
         ends = self._fleet.ends(now)
         places = [
             Place(
@@ -228,12 +231,13 @@ class Dispatcher:
         if choice is None:
             return False
         job = self._jobs[choice.job_id]
+        task = job.open[choice.task]
         if not job.interactive:
-            self._virtual, job.finish_tag = self._tags(job, job.ready[0])
+            self._virtual, job.finish_tag = self._tags(job, task)
         if _log.isEnabledFor(logging.DEBUG):
-            what = {"task": job.task_id(job.ready[0]), "request_id": job.request_id(job.ready[0])}
+            what = {"task": job.task_id(task), "request_id": job.request_id(task)}
             _log.debug("next task", extra={**what, "node": choice.node_id, "why": choice.reason})
-        self._send(job, choice, now)
+        self._send(job, task, choice, now)
         return True
 
     def _tags(self, job: ActiveJob, task: ActiveTask) -> tuple[float, float]:
@@ -242,7 +246,7 @@ class Dispatcher:
     def _plan(self, want: Want, places: Sequence[Place], now: float) -> Choice | None:
         """Where the scheme `adaptive` sends the next task of a job."""
         job = self._jobs[want.job_id]
-        task = job.ready[0]
+        task = job.open[want.task]
         limit = self._settings.window + want.interactive
         ends = [
             EndPlace(
@@ -268,7 +272,14 @@ class Dispatcher:
             job.held_back = way.reason
             self._look_at = min(self._look_at, way.until)
             return None
-        return Choice(job_id=want.job_id, node_id=way.end, reason=way.reason, upper=way.upper, too_late=way.too_late)
+        return Choice(
+            job_id=want.job_id,
+            task=want.task,
+            node_id=way.end,
+            reason=way.reason,
+            upper=way.upper,
+            too_late=way.too_late,
+        )
 
     def _gathers_for(self, job: ActiveJob, now: float) -> bool:
         scheme = job.policy.scheme
@@ -294,7 +305,7 @@ class Dispatcher:
             if found is not None:
                 self._attempts.move(*found)
 
-    def _send(self, job: ActiveJob, choice: Choice, now: float) -> None:
+    def _send(self, job: ActiveJob, task: ActiveTask, choice: Choice, now: float) -> None:
         device = self._devices.get(choice.node_id)
         upstreams, why = choice.upper, choice.reason
         if upstreams is None:
@@ -302,7 +313,7 @@ class Dispatcher:
             upstreams, why = route.for_task(job.sent), f"{choice.reason}; {route.reason}"
         upstreams = _gated(job, upstreams)
         self._last_used = device.node_id
-        task = job.begin(now)
+        job.begin(now, task)
         if task.has_coarse and not upstreams:
             if choice.too_late:
                 job.give_up(task, "deadline", "no upper node would have answered in time", now)

@@ -18,6 +18,8 @@ Silence makes a node suspect, no more. It is dead when the scheduler's own probe
     silent for `lease_s`                                           -> dead, whatever the probe says
 
 A node that the scheduler has never reached (an address behind a wall) is judged by its lease alone.
+
+What a node answers is another matter: one that is there and whose answers are wrong is suspect, as `breaker` says.
 """
 
 from __future__ import annotations
@@ -69,6 +71,8 @@ class DetectorTimes:
     """Silence after which a node is dead, even one that answers."""
     stall_s: float
     """Time without progress that is never held against a node."""
+    set_aside_s: float
+    """For which a node is given nothing after a wrong answer; see `breaker`."""
 
 
 class Probe(Enum):
@@ -147,6 +151,8 @@ class Evidence:
     """Whether this incarnation has ever answered a probe."""
     accusation: str | None = None
     """Why an attempt on the node failed after that sign of life."""
+    wrong: str | None = None
+    """Why its answers are not wanted now, though it is there."""
     draining: bool = False
     """About to leave: it said so, or an operator did."""
     work: Work | None = None
@@ -160,6 +166,8 @@ class Verdict:
     health: Health
     reason: str
     keeps_tasks: bool
+    set_aside: bool = False
+    """Suspect for nothing but its wrong answers."""
 
 
 def judge(evidence: Evidence, times: DetectorTimes) -> Verdict:
@@ -184,6 +192,8 @@ def judge(evidence: Evidence, times: DetectorTimes) -> Verdict:
         return _stays(Health.DRAINING, "draining: finishes what it has, takes nothing new")
     if evidence.accusation is not None:
         return _stays(Health.SUSPECT, evidence.accusation)
+    if evidence.wrong is not None:
+        return Verdict(health=Health.SUSPECT, reason=evidence.wrong, keeps_tasks=True, set_aside=True)
     return _stays(Health.ALIVE, "heartbeats on time")
 
 

@@ -73,6 +73,10 @@ class SchedulerSettings(ServiceSettings):
     stall_s: PositiveFloat = 5.0
     """Seconds without progress that are never held against a node that has work; a slow one is given more."""
 
+    set_aside_s: PositiveFloat = 1.0
+    """Seconds for which an end device gets nothing after a wrong answer; twice as long after each further one in a row,
+    30 at most."""
+
     deadline_s: PositiveFloat = 24 * 3600.0
     """Seconds from the submission of a job to its end at the latest, where the job names no deadline."""
 
@@ -143,6 +147,7 @@ class SchedulerSettings(ServiceSettings):
             probe_s=self.probe_s,
             lease_s=self.lease_s,
             stall_s=self.stall_s,
+            set_aside_s=self.set_aside_s,
         )
 
     @property

@@ -169,13 +169,13 @@ class Watch:
 
     def _is_well(self, device: Device) -> bool:
         view = self._devices.view_of(device.node_id, device.incarnation, self._clock())
-        return view is not None and view.health in (Health.ALIVE, Health.DRAINING)
+        return view is not None and (view.health in (Health.ALIVE, Health.DRAINING) or view.set_aside)
 
     def _again_s(self, device: Device) -> float | None:
         """Seconds after which to ask again although nothing has happened; None for a node that is well."""
         view = self._devices.view_of(device.node_id, device.incarnation, self._clock())
-        if view is None or view.health is not Health.SUSPECT:
-            return None
+        if view is None or view.health is not Health.SUSPECT or view.set_aside:
+            return None  # a wrong answer came from somebody who is there
         return self._devices.times.heartbeat_s if view.keeps_tasks else _STUCK_AGAIN_S
 
     def _tell(self, device: Device, outcome: Probe, began: float) -> None:

@@ -7,6 +7,7 @@ of the answer. That, and the key of the results table, is what makes answers exa
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable
@@ -24,6 +25,9 @@ from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
 __all__ = ["FAILED_OUTCOMES", "ActiveJob", "ActiveTask", "Answer", "AttemptReport", "Sink"]
 
 _log = logging.getLogger(__name__)
+
+_LOOK_AHEAD = 64
+"""Ready tasks among which one is looked for that may go before one that waits for another device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +71,9 @@ class AttemptReport:
     """Whether it was made beside one that took too long."""
     outcome: str
     """running | ok | refused (the device said "not now") | unreachable | lost (the device died, left or got stuck with
-    it) | error (a wrong answer, or none in time) | fallback (the upper nodes failed) | rerouted (the upper node left)
-    | cancelled (another attempt was quicker, or the job ended) | late (it failed when the task was closed already)"""
+    it) | error (a wrong answer, or no coarse one in time) | fallback (the upper nodes failed) | rerouted (the upper
+    node left) | deadline (no final answer in the task's time) | cancelled (another attempt was quicker, or the job
+    ended) | late (it failed when the task was closed already)"""
     reason: str
     """Why; "" for ok."""
     why: str
@@ -110,8 +115,10 @@ class ActiveTask:
     failed_attempts: int = 0
     errors: int = 0
     """Those of the failed ones that the device itself is to blame for: it answered nonsense, or not in time."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """End devices that answered it wrongly, with their incarnations."""
     tried: set[str] = field(default_factory=set)
-    """Nodes of any tier with which an attempt of this task failed: others are better."""
+    """Nodes of any tier with which an attempt of this task failed: it goes to others, while there are any."""
     deaths: set[str] = field(default_factory=set)
     """Nodes that died with it at its present stage."""
     started: float | None = None
@@ -197,16 +204,33 @@ class ActiveJob:
 
     def next_task(self) -> ActiveTask | None:
         """The task that goes next, without taking it."""
+        while self.ready and self.ready[0].closed:
+            self.ready.popleft()  # quarantined while it waited
         return self.ready[0] if self.ready and not self.ending and not self.sending else None
+
+    def next_tasks(self) -> list[ActiveTask]:
+        """The task that goes next, without taking it, and one that goes instead while that waits for a device on which
+        it has not failed."""
+        first = self.next_task()
+        if first is None:
+            return []
+        if not first.tried:
+            return [first]
+        others = itertools.islice(self.ready, 1, _LOOK_AHEAD)
+        other = next((task for task in others if not (task.tried or task.closed)), None)
+        return [first] if other is None else [first, other]
 
     @property
     def waiting(self) -> int:
         """Tasks that are not on their way."""
         return len(self.ready) + len(self.delayed) + len(self.held)
 
-    def begin(self, now: float) -> ActiveTask:
-        """Take the next task to be sent now."""
-        task = self.ready.popleft()
+    def begin(self, now: float, task: ActiveTask | None = None) -> ActiveTask:
+        """Take the next task, or another one of `next_tasks`, to be sent now."""
+        if task is None:
+            task = self.ready.popleft()
+        else:
+            self.ready.remove(task)
         if task.started is None:
             task.started = now
         if not self.started:

@@ -118,15 +118,14 @@ class _Pair:
 def plan(
     ask: Ask, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float
 ) -> Send | Hold | None:
-    """The next task's way, a reason to hold it back, or None when no end device has room.
+    """The next task's way, a reason to hold it back, or None when no end device that it may go to has room.
 
     Args:
         ends: end devices that may receive tasks of the job.
         uppers: upper nodes on the device list that may see its pixels.
     """
-    # A device on which this task failed is considered, and looked ahead to, only when no other has room.
-    untried = [end for end in ends if end.untried]
-    ends = untried if any(end.has_room for end in untried) else ends
+    # A device on which this task failed is considered only when there is no other, with or without room.
+    ends = [end for end in ends if end.untried] or ends
     open_ends = _first([end for end in ends if end.has_room], now)
     if not open_ends:
         return None

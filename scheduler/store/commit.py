@@ -113,7 +113,8 @@ class GroupCommit:
             first = await self._queue.get()
             await asyncio.sleep(max(0.0, last + _LINGER_S - loop.time()))
             items = [first]
-            while len(items) < _MAX_GROUP and not self._queue.empty():
+            # A final answer is followed by the row of the attempt that brought it: both or none.
+            while not self._queue.empty() and (len(items) < _MAX_GROUP or isinstance(items[-1], Result)):
                 items.append(self._queue.get_nowait())
             await self._commit([item for item in items if not isinstance(item, asyncio.Future)])
             last = loop.time()

@@ -286,7 +286,9 @@ async def test_the_scheduler_says_once_whose_certificate_it_does_not_trust(
     cert = certificates.folder / "foreign.pem"
     cert.touch(0o600)
     cert.write_bytes(foreign.private_key_and_cert_chain_pem.bytes())
-    devices = DeviceList(DetectorTimes(heartbeat_s=0.05, suspect_s=0.2, probe_s=0.2, lease_s=5.0, stall_s=5.0))
+    devices = DeviceList(
+        DetectorTimes(heartbeat_s=0.05, suspect_s=0.2, probe_s=0.2, lease_s=5.0, stall_s=5.0, set_aside_s=1.0)
+    )
     offer = ModelOffer(name="m", sha256="0" * 64, ms_per_image=1.0)
     watch = Watch(devices, clock=time.monotonic, tls=client_context(certificates.ca))
     async with serve_app(APP, settings({"tls_cert": cert})) as node:

@@ -365,6 +365,7 @@ def settings(tmp_path: Path, weights: Path) -> SchedulerSettings:
         heartbeat_s=0.1,
         suspect_s=0.5,
         lease_s=1.0,
+        set_aside_s=0.05,
         drain_s=2.0,
     )
 

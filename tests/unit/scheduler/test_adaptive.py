@@ -175,10 +175,11 @@ def test_without_upper_nodes_the_coarse_answer_is_asked_for():
     assert not choice.too_late
 
 
-def test_a_device_that_has_failed_the_task_is_the_last_choice():
+def test_a_device_that_has_failed_the_task_is_no_choice_while_there_is_another():
     tried = end("end-1", untried=False)
     assert route(choose([tried, end("end-2", busy_s=3.0)], [upper("edge-1")]))[0] == "end-2"
-    assert route(choose([tried, end("end-2", has_room=False)], [upper("edge-1")]))[0] == "end-1"
+    assert choose([tried, end("end-2", has_room=False)], [upper("edge-1")]) is None
+    assert route(choose([tried], [upper("edge-1")]))[0] == "end-1"
     assert choose([end(has_room=False)], [upper("edge-1")]) is None
 
 
@@ -230,7 +231,8 @@ def test_whatever_the_fleet_a_choice_is_possible_in_time_and_has_a_reason(ends, 
     choice = choose(
         end_states, upper_states, remaining=remaining, interactive=interactive, deadline=deadline, job_deadline=deadline
     )
-    rooms = {state.node_id for state in end_states if state.has_room}
+    may_do = [state for state in end_states if state.untried] or end_states
+    rooms = {state.node_id for state in may_do if state.has_room}
     if choice is None:
         assert not rooms
         return

@@ -13,7 +13,7 @@ from tierkit.errors import Conflict, NotFound
 from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Health, Tier
 
-TIMES = DetectorTimes(heartbeat_s=0.5, suspect_s=1.5, probe_s=0.4, lease_s=3.0, stall_s=5.0)
+TIMES = DetectorTimes(heartbeat_s=0.5, suspect_s=1.5, probe_s=0.4, lease_s=3.0, stall_s=5.0, set_aside_s=1.0)
 
 
 def registration(
@@ -136,6 +136,57 @@ def test_an_accusation_lasts_until_the_next_heartbeat(devices):
     assert [device.node_id for device in devices.suspect(Tier.END, 0.1)] == ["end-0"]
     devices.heartbeat("end-0", beat(), 0.2)
     assert health(devices, "end-0", 0.2) is Health.ALIVE
+
+
+def test_wrong_answers_last_until_a_right_one_whatever_the_heartbeats_say(devices):
+    devices.register(registration(), 0.0)
+    devices.answered_wrongly("end-0", "first-one", "no JSON", 0.1)
+    devices.heartbeat("end-0", beat(), 0.5)
+    assert health(devices, "end-0", 0.5) is Health.SUSPECT
+    assert devices.keeps_tasks("end-0", 0.5)
+    # Suspect by that alone, it is there: nobody else may take its name.
+    with pytest.raises(Conflict, match="--node-id"):
+        devices.register(registration(incarnation="second-one", port=2), 0.6)
+    devices.heartbeat("end-0", beat(), 1.1)
+    (view,) = devices.view(1.1)
+    assert view.health is Health.ALIVE
+    assert "gets one task as a trial: its last answer was wrong: no JSON" in view.reason
+    devices.sent("end-0", "first-one", 1.2)
+    assert devices.alive(Tier.END, 1.2) == []
+    devices.answered_rightly("end-0", "first-one", 1.3)
+    assert [view.reason for view in devices.view(1.3)] == ["heartbeats on time"]
+
+
+def test_one_that_has_done_nothing_wrong_alone_is_not_blamed(devices):
+    devices.register(registration(), 0.0)
+    devices.answered_wrongly("end-0", "first-one", "500", 0.1, counts=False)
+    assert health(devices, "end-0", 0.1) is Health.ALIVE
+    devices.answered_wrongly("end-0", "first-one", "500", 0.1)
+    devices.pardon("end-0", "first-one", 0.2)
+    assert health(devices, "end-0", 0.2) is Health.ALIVE
+    devices.answered_wrongly("end-0", "another-one", "500", 0.3)
+    assert health(devices, "end-0", 0.3) is Health.ALIVE
+
+
+def test_nodes_that_are_set_aside_are_asked_where_there_is_no_other(devices):
+    for node_id in ("end-0", "end-1"):
+        devices.register(registration(node_id), 0.0)
+    for at in (0.1, 0.2, 0.3):
+        devices.answered_wrongly("end-0", "first-one", "500", at)
+
+    def asked(now: float) -> list[str]:
+        return [device.node_id for device in devices.last_resort(Tier.END, now)]
+
+    for node_id in ("end-0", "end-1"):
+        devices.heartbeat(node_id, beat(), 0.9)
+    assert asked(1.4) == [], "the other one is alive"
+    devices.answered_wrongly("end-1", "first-one", "500", 1.0)
+    assert asked(1.2) == []
+    assert asked(1.31) == ["end-0"]
+    devices.accuse("end-1", "first-one", "connection reset", 1.35)
+    assert asked(1.4) == [], "the other one may be back in a moment"
+    devices.remove("end-1")
+    assert asked(1.4) == ["end-0"]
 
 
 def test_an_answer_to_a_task_clears_an_accusation_and_ends_silence(devices):

@@ -78,6 +78,17 @@ def test_a_task_prefers_devices_that_have_not_failed_it_but_takes_what_there_is(
     assert node_of(pick([want(tried=frozenset({"a", "b"}))], places, window=1, last_used=None)) == "a"
 
 
+def test_a_task_waits_for_a_device_that_has_not_failed_it_rather_than_go_to_one_that_has():
+    """A device that fails at once is always free."""
+    job = want(tried=frozenset({"a"}))
+    assert pick([job], [place("a"), place("b", 1)], window=1, last_used=None) is None
+    assert node_of(pick([job], [place("a"), place("b", 1, alive=False)], window=1, last_used=None)) == "a"
+    # What has not failed there goes meanwhile.
+    choice = pick([job, want(task=5)], [place("a"), place("b", 1)], window=1, last_used=None)
+    assert choice is not None
+    assert (choice.node_id, choice.task) == ("a", 5)
+
+
 def test_jobs_take_turns():
     wants = [want("old", start_tag=7), want("new", start_tag=0), want("mid", start_tag=3)]
     choice = pick(wants, [place("a")], window=1, last_used=None)

@@ -53,6 +53,11 @@ STUCK = Work(images=50, idle_s=5.2, allowed_s=5.0)
         (replace(ON_TIME, accusation="connection reset"), Health.SUSPECT, "connection reset"),
         (replace(REACHED, accusation="connection reset", probe=Probe.SILENT), Health.SUSPECT, "connection reset"),
         (replace(REACHED, accusation="connection reset", probe=Probe.REFUSED), Health.DEAD, "has ended"),
+        # Wrong answers: whatever else is known of the node counts more.
+        (replace(ON_TIME, wrong="its last answer was wrong"), Health.SUSPECT, "its last answer was wrong"),
+        (replace(LATE, wrong="its last answer was wrong"), Health.SUSPECT, "no heartbeat"),
+        (replace(ON_TIME, wrong="its last answer was wrong", draining=True), Health.DRAINING, "takes nothing new"),
+        (replace(REACHED, wrong="its last answer was wrong", probe=Probe.REFUSED), Health.DEAD, "has ended"),
         # A node that leaves closes its socket before it ends.
         (replace(ON_TIME, draining=True), Health.DRAINING, "takes nothing new"),
         (replace(ON_TIME, draining=True, accusation="reset"), Health.DRAINING, "takes nothing new"),
@@ -81,6 +86,7 @@ evidence = st.builds(
     probe=st.sampled_from([None, *Probe]),
     reached=st.booleans(),
     accusation=st.sampled_from([None, "reset"]),
+    wrong=st.sampled_from([None, "500"]),
     draining=st.booleans(),
     work=st.none() | st.builds(Work, images=st.just(50), idle_s=st.floats(0, 10), allowed_s=st.just(5.0)),
 )

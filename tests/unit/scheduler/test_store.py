@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from scheduler.policy import JobPolicy
-from scheduler.store.commit import GroupCommit, Result
+from scheduler.store.commit import Attempted, GroupCommit, Result
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobStore, NewJob, new_job_id
 from scheduler.store.tables import properties
@@ -129,6 +129,42 @@ async def test_what_queues_during_a_commit_shares_the_next_one(store):
     await store.commit.flush()
     assert sum(len(group) for group in store.announced) == 300
     assert len(store.announced) <= 2
+
+
+async def test_an_answer_and_the_attempt_that_brought_it_share_a_commit(store):
+    """Wherever among many the commit would have ended."""
+    job = await store.jobs.add(new_job(images=50 * 501))
+    report = AttemptReport(
+        task=0,
+        number=1,
+        node_id="end-0",
+        incarnation="i",
+        tier=Tier.END,
+        upstream=None,
+        stage="all",
+        hedge=False,
+        outcome="ok",
+        reason="",
+        why="",
+        started_at=1.0,
+        ended_at=2.0,
+    )
+    inserted: dict[str, list[int]] = {"results": [], "attempts": []}
+
+    def count(connection, cursor, statement, parameters, context, many):
+        for name, sizes in inserted.items():
+            if statement.startswith(f"INSERT INTO terrace_{name}"):
+                sizes.append(len(parameters) if many else 1)
+
+    event.listen(store.engine.sync_engine, "before_cursor_execute", count)
+    store.commit.put(Attempted(job_id=job.id, report=report))
+    for task in range(1, 501):
+        store.commit.put(Result(job_id=job.id, answer=answer(task)))
+        store.commit.put(Attempted(job_id=job.id, report=dataclasses.replace(report, task=task)))
+    await store.commit.flush()
+    first, *others = inserted["results"]
+    assert others, "one commit took all"
+    assert inserted["attempts"] == [first + 1, *others]
 
 
 async def test_numbers_go_on_after_a_restart(tmp_path):

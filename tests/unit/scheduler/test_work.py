@@ -286,3 +286,18 @@ async def test_the_end_of_a_job_is_written_until_it_is(coarse, failed, state, re
     assert flaky.calls == [expected, expected]
     assert ended == [sink]
     assert sink.state == expected[0]
+
+
+def test_a_task_that_waits_for_another_device_lets_the_next_one_go_first():
+    active, _ = job(tasks=4)
+    first, second, third, fourth = active.ready
+    assert active.next_tasks() == [first]
+    first.tried.add("end-0")
+    second.tried.add("end-0")
+    assert active.next_tasks() == [first, third]
+    assert active.begin(0.0, third) is third
+    assert list(active.ready) == [first, second, fourth]
+    active.give_up(fourth, "quarantined", "it kills", 0.0)
+    assert active.next_tasks() == [first]
+    active.give_up(first, "quarantined", "it kills", 0.0)
+    assert active.next_tasks() == [second]

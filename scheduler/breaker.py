@@ -1,0 +1,62 @@
+"""When a node that answers wrongly is given work again: a circuit breaker (Nygard, Release It!, 2007). Pure.
+
+Heartbeats say that a node is there, not that its answers are right. One whose answers are wrong is set aside for
+`base_s`, twice as long after each further wrong answer in a row, `LONGEST_S` at most; then it gets one task as a trial,
+and is set aside for as long again until that is answered. A right answer clears it.
+
+    rest_s(n) = min(LONGEST_S, base_s * 2^(n - 1))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+__all__ = ["LONGEST_S", "WrongAnswers", "rest_s"]
+
+LONGEST_S = 30.0
+_MOST_COUNTED = 1000
+"""Beyond that a further one changes nothing but the number."""
+
+
+def rest_s(count: int, base_s: float) -> float:
+    """Seconds for which a node is set aside after so many wrong answers in a row (at least 1)."""
+    doublings = min(count, _MOST_COUNTED) - 1
+    return min(LONGEST_S, base_s * 2.0**doublings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongAnswers:
+    """Those of a node since its last right one. Times are those of the scheduler's monotonic clock."""
+
+    count: int = 0
+    at: float = 0.0
+    """Of the last one, or of the trial after it."""
+    reason: str = ""
+    """What was wrong with the last one."""
+
+    def one_more(self, reason: str, now: float) -> WrongAnswers:
+        return WrongAnswers(count=self.count + 1, at=now, reason=reason)
+
+    def one_less(self) -> WrongAnswers:
+        """After one of them has turned out to be no fault of the node."""
+        return replace(self, count=self.count - 1) if self.count > 1 else WrongAnswers()
+
+    def again(self, now: float) -> WrongAnswers:
+        """The rest begins anew: its trial is on its way, or has failed without being its fault."""
+        return replace(self, at=now) if self.count else self
+
+    def sets_aside(self, now: float, base_s: float) -> bool:
+        """Whether the node is to be given nothing now."""
+        return self.count > 0 and now < self.at + rest_s(self.count, base_s)
+
+    def may_be_asked(self, now: float, base_s: float) -> bool:
+        """Whether the node may be given a task where all others are set aside as well."""
+        return self.count > 0 and now >= self.at + min(base_s, LONGEST_S)
+
+    @property
+    def why(self) -> str:
+        """In words; "" for none."""
+        if not self.count:
+            return ""
+        which = "its last answer was wrong" if self.count == 1 else f"its last {self.count} answers were wrong"
+        return f"{which}: {self.reason}"

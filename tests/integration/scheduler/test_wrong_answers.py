@@ -1,0 +1,167 @@
+"""Devices that are there and answer wrongly: whom that costs what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+from starlette.responses import PlainTextResponse, StreamingResponse
+
+from tests.integration.scheduler.test_dispatching import counts
+from tierkit.testing import wait_for
+
+
+async def garbage(end, task_id, upstreams, lines):
+    return ["\x00garbage"]
+
+
+async def health(scheduler) -> dict[str, tuple[str, str]]:
+    """Health and reason of each node."""
+    devices = (await scheduler.http.get("/v1/devices")).json()["devices"]
+    return {device["node_id"]: (device["health"], device["reason"]) for device in devices}
+
+
+async def outcomes(scheduler, job) -> list[tuple[str, str, str]]:
+    attempts = (await scheduler.http.get(f"/v1/jobs/{job['id']}/attempts")).json()["attempts"]
+    return [(attempt["node"], attempt["outcome"], attempt["reason"]) for attempt in attempts]
+
+
+@pytest.mark.parametrize("scheme", ["mapping", "adaptive"])
+async def test_a_device_that_answers_garbage_at_once_costs_no_image_its_answer(kit, settings, scheme):
+    """It is the only one with room at all times, so it must not be asked because of that."""
+
+    async def slow(end, task_id, upstreams, lines):
+        await asyncio.sleep(0.04)
+        return lines
+
+    # It is hardly set aside here: where the task goes is what counts.
+    settings = settings.model_copy(update={"window": 1, "set_aside_s": 0.001})
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.end(scheduler, "end-0", script=garbage) as liar,
+        kit.end(scheduler, "end-1", script=slow),
+        kit.uppers(scheduler, "edge-0"),
+    ):
+        job = await scheduler.submit(kit.images(400), scheme=scheme, batch_size=10)
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 400, 400, 0, 0)
+    assert liar.tasks
+    assert max(Counter(liar.tasks).values()) == 1
+
+
+async def test_a_device_whose_own_way_up_is_broken_costs_no_image_its_fine_answer(kit, settings):
+    async def cut_off(end, task_id, upstreams, lines):
+        fallback = {"reason": "upstream_unavailable", "detail": "refused", "tried": ["edge-0"]}
+        return [lines[0], {"event": "fallback", "task_id": task_id, **fallback}]
+
+    async def slow(end, task_id, upstreams, lines):
+        await asyncio.sleep(0.04)
+        return lines
+
+    async with (
+        kit.scheduler(settings.model_copy(update={"window": 1})) as scheduler,
+        kit.end(scheduler, "end-0", script=cut_off),
+        kit.end(scheduler, "end-1", script=slow),
+        kit.uppers(scheduler, "edge-0"),
+    ):
+        job = await scheduler.submit(kit.images(200), batch_size=10)
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 200, 200, 0, 0)
+
+
+async def test_a_device_whose_answers_are_wrong_is_suspect_until_one_is_right(kit, settings):
+    lies = True
+
+    async def script(end, task_id, upstreams, lines):
+        return ["\x00garbage"] if lies else lines
+
+    async with (
+        kit.scheduler(settings.model_copy(update={"window": 1, "set_aside_s": 1.0})) as scheduler,
+        kit.end(scheduler, "end-0", script=script),
+        kit.end(scheduler, "end-1"),
+    ):
+        job = await scheduler.submit(kit.images(20), scheme="end", batch_size=10)
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 20, 0, 0, 0)
+        state, reason = (await health(scheduler))["end-0"]
+        assert state == "suspect"
+        assert reason.startswith("its last answer was wrong: end-0 sent a line that is no answer (")
+        lies = False
+
+        async def on_trial() -> bool:
+            state, reason = (await health(scheduler))["end-0"]
+            return state == "alive" and "gets one task as a trial: its last answer was wrong" in reason
+
+        await wait_for(on_trial, what="the end of its rest, heartbeats or not")
+        job = await scheduler.submit(kit.images(20), scheme="end", batch_size=10)
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 20, 0, 0, 0)
+
+        async def trusted() -> bool:
+            return (await health(scheduler))["end-0"] == ("alive", "heartbeats on time")
+
+        await wait_for(trusted, what="trust")
+
+
+async def test_a_task_that_no_device_can_do_leaves_the_fleet_alive(kit, settings):
+    async def broken(end, task_id, upstreams, lines):
+        return PlainTextResponse("broken", status_code=500)
+
+    async with AsyncExitStack() as stack:
+        longest = settings.model_copy(update={"set_aside_s": 30.0})
+        scheduler = await stack.enter_async_context(kit.scheduler(longest))
+        for number in range(3):
+            await stack.enter_async_context(kit.end(scheduler, f"end-{number}", script=broken))
+        job = await scheduler.submit(kit.images(10), scheme="end")
+        assert counts(await scheduler.finished(job["id"])) == ("failed", 0, 0, 0, 10)
+        assert {state for state, _ in (await health(scheduler)).values()} == {"alive"}
+
+
+async def test_devices_that_could_not_do_what_another_one_can_are_blamed_each(kit, settings):
+    async with AsyncExitStack() as stack:
+        longest = settings.model_copy(update={"set_aside_s": 30.0})
+        scheduler = await stack.enter_async_context(kit.scheduler(longest))
+        for number, script in enumerate((garbage, garbage, None)):
+            await stack.enter_async_context(kit.end(scheduler, f"end-{number}", script=script))
+        job = await scheduler.submit(kit.images(10), scheme="end")
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 10, 0, 0, 0)
+        told = await health(scheduler)
+    assert {node: state for node, (state, _) in told.items()} == {
+        "end-0": "suspect",
+        "end-1": "suspect",
+        "end-2": "alive",
+    }
+    assert told["end-1"][1] == f"its last answer was wrong: task {job['id']}-0, which end-2 could do"
+
+
+async def test_the_row_of_an_attempt_comes_with_the_answer_that_it_brought(kit, scheduler):
+    """Its connection may stay open for a while."""
+    over = asyncio.Event()
+
+    async def lingering(end, task_id, upstreams, lines):
+        async def answer() -> AsyncIterator[bytes]:
+            yield kit.json_response(lines[0]).body + b"\n"
+            await over.wait()
+
+        return StreamingResponse(answer(), media_type="application/x-ndjson")
+
+    async with kit.end(scheduler, "end-0", script=lingering):
+        job = await scheduler.submit(kit.images(10), scheme="end")
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 10, 0, 0, 0)
+        assert await outcomes(scheduler, job) == [("end-0", "ok", "")]
+        over.set()
+
+
+@pytest.mark.parametrize("who", ["the scheduler", "the device"])
+async def test_an_attempt_whose_time_was_over_is_no_success(kit, scheduler, who):
+    async def late(end, task_id, upstreams, lines):
+        fallback = {"reason": "deadline", "detail": "the budget is spent", "tried": []}
+        return [lines[0], {"event": "fallback", "task_id": task_id, **fallback}]
+
+    script = late if who == "the device" else None
+    async with kit.end(scheduler, "end-0", script=script) as end, kit.uppers(scheduler, "edge-0"):
+        if script is None:
+            end.fine_gate.clear()
+        job = await scheduler.submit(kit.images(50), task_deadline_s=0.3)
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 50, 0, 50, 0)
+        why = "no final answer within 0.3 s" if script is None else "deadline: the budget is spent"
+        assert await outcomes(scheduler, job) == [("end-0", "deadline", why)]
