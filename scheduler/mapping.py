@@ -179,7 +179,7 @@ def _map(ends: list[str], edges: list[Node], clouds: list[Node], n_map: int) -> 
     for position, end in enumerate(ends):
         if position < places:
             own, others, spare = edges, position % len(edges), clouds
-            reason = f"end device {position + 1} of {places} mapped to {_count(edges, 'edge')} (N_map = {n_map})"
+            reason = f"place {position + 1} of {places} on {_count(edges, 'edge')} (N_map = {n_map})"
         elif clouds:
             own, others, spare = clouds, (position - places) % len(clouds), edges
             reason = (

@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[3] / "docs"
         ("jobs.md", ["event: state", "event: coarse", '"index":2']),
         (
             "scheduling.md",
-            ["end-0 -> ['edge-0', 'cloud-0'] end device 1 of 1 mapped to 1 edge node", "set by the operator"],
+            ["end-0 -> ['edge-0', 'cloud-0'] place 1 of 1 on 1 edge node", "set by the operator"],
         ),
     ],
 )
