@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from tierkit.types import Tier
+from tierkit.urls import checked_url
 
 __all__ = [
     "BUDGET_HEADER",
@@ -111,10 +112,10 @@ class Registration(_Message):
     incarnation: Annotated[str, Field(min_length=8, max_length=64)]
     """Fresh at each start of the process; work given to an older incarnation is void."""
     tier: Tier
-    url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
+    url: Annotated[str, Field(max_length=512, json_schema_extra={"pattern": "^https?://"}), AfterValidator(checked_url)]
     """Where the scheduler and other nodes reach this node."""
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64)]
-    version: str
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
     """Version of the Terrace distribution that the node runs."""
     images_per_minute: PositiveInt | None = None
     """Power budget: the scheduler gives the node no more than this on average. None: no limit."""

@@ -14,7 +14,6 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -40,6 +39,7 @@ from pydantic_settings import (
 from tierkit.access import Role, check_private, checked_token, read_token
 from tierkit.errors import SetupError
 from tierkit.protocol import checked_node_id
+from tierkit.urls import checked_url
 
 __all__ = [
     "CommaSeparated",
@@ -60,21 +60,6 @@ def _split(value: object) -> object:
     return value
 
 
-def _checked_url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError("must start with http:// or https://")
-    try:
-        parts = urlsplit(value)
-        usable = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or not value.isprintable() or " " in value:
-        raise ValueError("must name a host, and a port from 1 to 65535, such as http://10.0.0.1:8070")
-    if parts.query or parts.fragment:
-        raise ValueError("must end before ? or #")
-    return value.rstrip("/")
-
-
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
@@ -82,7 +67,7 @@ def _lower(value: object) -> object:
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Names: a list in TOML, "a,b" in a flag or an environment variable."""
 
-HttpUrl = Annotated[str, AfterValidator(_checked_url)]
+HttpUrl = Annotated[str, AfterValidator(checked_url)]
 """An http or https URL, without the slash at its end."""
 
 CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], NoDecode, BeforeValidator(_split)]

@@ -248,7 +248,24 @@ async def test_a_wrong_last_event_id(kit, scheduler, number):
 
 
 @pytest.mark.parametrize(
-    "change", [{"tier": "fog"}, {"node_id": "UPPER"}, {"url": "ftp://x"}, {"models": []}, {"extra": 1}]
+    "change",
+    [
+        {"tier": "fog"},
+        {"node_id": "UPPER"},
+        {"url": "ftp://x"},
+        {"url": "http://"},
+        {"url": "http://a b"},
+        {"url": "http://["},
+        {"url": "http://h:99999"},
+        {"url": "http://h\n"},
+        {"url": "http://h/?q=1"},
+        {"url": f"http://{'h' * 600}"},
+        {"version": ""},
+        {"version": "1" * 65},
+        {"version": "1\x1b[2J"},
+        {"models": []},
+        {"extra": 1},
+    ],
 )
 async def test_a_wrong_registration(scheduler, change):
     registration = {
