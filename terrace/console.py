@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic_core import to_json
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
@@ -83,6 +84,8 @@ class Column:
     min_width: int | None = None
     max_width: int | None = None
     """Longer texts end in an ellipsis, unless the width is unbounded."""
+    least: int | None = None
+    """The column takes what the others leave, and so much at least; one such column per listing."""
 
 
 class Listing:
@@ -116,18 +119,33 @@ class Listing:
             table = self._table(shown, wide=wide)
             width = Measurement.get(console, options.update_width(_UNBOUNDED_WIDTH), table).maximum
             last = max(shown, key=lambda column: column.rank)
-            if width <= options.max_width or last.rank == 0:
+            if width <= options.max_width:
+                return table, width
+            for column in shown:
+                if column.least is not None:
+                    longest = max(cell_len(text) for text in self._texts(column))
+                    room = options.max_width - (width - longest)
+                    if room >= column.least or last.rank == 0:
+                        room = max(room, min(column.least, longest))
+                        return self._table(shown, wide=wide, room=room), width - longest + room
+            if last.rank == 0:
                 return table, width
             shown.remove(last)
 
-    def _table(self, shown: list[Column], *, wide: bool) -> Table:
+    def _texts(self, column: Column) -> list[str]:
+        """The title of a column and all that stands below it."""
+        at = self._columns.index(column)
+        cells = (row[at] for row in self._rows)
+        return [column.title, *(one_line(cell) if isinstance(cell, str) else cell.plain for cell in cells)]
+
+    def _table(self, shown: list[Column], *, wide: bool, room: int | None = None) -> Table:
         table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False)
         for column in shown:
             table.add_column(
                 column.title,
                 justify="right" if column.right else "left",
                 min_width=column.min_width,
-                max_width=None if wide else column.max_width,
+                max_width=None if wide else column.max_width if column.least is None else room,
                 no_wrap=True,
                 overflow="ellipsis",
             )

@@ -27,6 +27,7 @@ _ATTEMPTS_PAGE = 1000
 
 _NAME_WIDTH = 24
 _REASON_WIDTH = 60
+_LEAST_REASON_WIDTH = 40
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 
@@ -154,7 +155,7 @@ def explain(
         Column(title="node"),
         Column(title="upstream"),
         Column(title="outcome", rank=2),
-        Column(title="why", max_width=_REASON_WIDTH),
+        Column(title="why", least=_LEAST_REASON_WIDTH),
     )
     for each in page.decisions:
         table.add_row(str(each.task), str(each.attempt), each.node, each.upstream or "", each.outcome, each.why)

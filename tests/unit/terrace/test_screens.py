@@ -116,6 +116,32 @@ def test_a_listing_never_breaks_an_id(width: int, cells: list[str]) -> None:
     assert re.split(" {2,}", capture.get().splitlines()[-1].strip()) == cells
 
 
+TELLING = "earliest finish, end-1 and edge-1 after 0.31 s in its queue: answer in 0.92 s"
+EXPLAINED = Listing(
+    Column(title="task", right=True), Column(title="outcome", rank=1), Column(title="why", least=30), Column(title="id")
+)
+EXPLAINED.add_row("7", "rerouted", TELLING, "end-1")
+
+
+@pytest.mark.parametrize(
+    ("width", "outcome", "whole"), [(120, True, True), (80, True, False), (50, False, False), (10_000, True, True)]
+)
+def test_one_column_takes_what_the_others_leave(width: int, outcome: bool, whole: bool) -> None:
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(EXPLAINED, crop=False)
+    lines = capture.get().splitlines()
+    cells = re.split(" {2,}", lines[-1].strip())
+    assert ("rerouted" in cells) == outcome
+    assert cells[-1] == "end-1"
+    if whole:
+        assert cells[-2] == TELLING
+        return
+    assert max(map(len, lines)) == width
+    assert TELLING.startswith(cells[-2].removesuffix("…"))
+    assert cells[-2].endswith("…")
+
+
 def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert console_module.screen().width == 10_000
