@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-from tierkit.access import read_token
+from terrace.console import screen
+from tierkit.access import checked_token, read_token
 from tierkit.client import DEFAULT_URL, Backoff, Client
+from tierkit.plaintext import one_line
 from tierkit.types import Tier
 
 __all__ = [
@@ -79,13 +81,27 @@ Untrusted = Annotated[
 def connect(url: str, token_file: Path | None = None, tls_ca: Path | None = None) -> Client:
     """A client for one command: a person waits, so it gives up early. What takes long (an upload, following a job) is
     bounded by other means."""
-    return Client(url, timeout_s=_PATIENCE_S, backoff=Backoff(attempts=2), token=token_from(token_file), tls_ca=tls_ca)
+    return Client(
+        url,
+        timeout_s=_PATIENCE_S,
+        backoff=Backoff(attempts=2),
+        token=token_from(token_file),
+        tls_ca=tls_ca,
+        on_wait=_tell_wait,
+    )
+
+
+def _tell_wait(reason: str, wait_s: float) -> None:
+    screen(stderr=True).print(f"{one_line(reason)}; trying again in {wait_s:.0f} s", soft_wrap=True, markup=False)
 
 
 def token_from(token_file: Path | None) -> str | None:
     """The user's token: from the file or, without one, from TERRACE_TOKEN. No flag holds it: command lines are public.
 
     Raises:
-        SetupError: the file cannot be read, holds no token, or others may read it.
+        SetupError: the file cannot be read, holds no token, or others may read it; TERRACE_TOKEN holds none.
     """
-    return read_token(token_file) if token_file is not None else os.environ.get("TERRACE_TOKEN") or None
+    if token_file is not None:
+        return read_token(token_file)
+    token = os.environ.get("TERRACE_TOKEN")
+    return checked_token(token, "TERRACE_TOKEN") if token else None

@@ -69,7 +69,7 @@ def create(
     upload_bytes_per_minute: Annotated[int | None, typer.Option(min=1, help="User: limit of uploads.")] = None,
     unfinished_jobs: Annotated[int | None, typer.Option(min=1, help="User: limit of jobs at a time.")] = None,
 ) -> None:
-    """Make a token, show it this once, and add its hash to the file."""
+    """Make a token, show it this once or write it into a file of its own, and add its hash to the file of tokens."""
     token, now = new_token(), _now()
     try:
         entry = TokenEntry(
@@ -89,32 +89,37 @@ def create(
     with editing(tokens) as entries:
         entries[:] = added(entries, entry)
         _hand_over(token, out)
-    _say(f"{name} has a token of the role {role.value} now; it is shown this once, for {tokens} keeps only its hash")
+    where = "it is shown this once" if out is None else f"it is in {out} and nowhere else"
+    _say(f"{name} has a token of the role {role.value} now; {where}, for {tokens} keeps only its hash")
 
 
 @app.command()
 def rotate(
     name: Name,
     tokens: TokensFile = DEFAULT_TOKENS,
-    grace: Annotated[str, typer.Option(metavar="SPAN", help="How long the old one stays valid.")] = "24h",
+    grace: Annotated[
+        str, typer.Option(metavar="SPAN", help="How long the old one stays valid; 0s: no longer.")
+    ] = "24h",
     expires: Annotated[
         str | None, typer.Option(metavar="SPAN", help="Valid for so long. Default: as long as the old one was.")
     ] = None,
     out: Out = None,
 ) -> None:
     """Make a further token of the same rights, and let the old one expire soon."""
-    token = new_token()
+    token, span = new_token(), parse_duration(grace, zero=True)
     with editing(tokens) as entries:
         entries[:] = rotated(
             entries,
             name,
             token,
             now=_now(),
-            grace=parse_duration(grace),
+            grace=span,
             lifetime=None if expires is None else parse_duration(expires),
         )
         _hand_over(token, out)
-    _say(f"the old token of {name} is valid for another {grace}")
+    old = f"is valid for another {grace}" if span else "is worthless; services know within seconds"
+    new = "" if out is None else f"the new token of {name} is in {out}; "
+    _say(f"{new}the old token of {name} {old}")
 
 
 @app.command()

@@ -22,14 +22,17 @@ _LONGEST_S = 100 * 366 * 86400
 Entries = Sequence[TokenEntry]
 
 
-def parse_duration(text: str) -> timedelta:
+def parse_duration(text: str, *, zero: bool = False) -> timedelta:
     """ "30d", "12h", "90m", "45s" or "2w" as a span of time.
+
+    Args:
+        zero: whether no time at all ("0s") is a span as well.
 
     Raises:
         InvalidInput: something else, or more than 100 years.
     """
     found = re.fullmatch(r"([0-9]{1,10})([smhdw])", text)
-    if found is None or not 0 < int(found[1]) * _UNITS[found[2]] <= _LONGEST_S:
+    if found is None or not -zero < int(found[1]) * _UNITS[found[2]] <= _LONGEST_S:
         raise InvalidInput(f"{text!r} is no span of time: write a number and s, m, h, d or w, such as 30d")
     return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
 

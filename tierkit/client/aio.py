@@ -14,7 +14,7 @@ from urllib.parse import quote
 import anyio
 from anyio import to_thread
 
-from tierkit.client.http import Backoff, Patience, SchedulerHttp
+from tierkit.client.http import Backoff, OnWait, Patience, SchedulerHttp
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
 from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload
 from tierkit.client.views import (
@@ -75,6 +75,7 @@ class AsyncClient:
         backoff: Backoff | None = None,
         token: str | None = None,
         tls_ca: str | os.PathLike[str] | None = None,
+        on_wait: OnWait | None = None,
     ) -> None:
         """Open nothing yet: connections are made by the first request.
 
@@ -85,6 +86,8 @@ class AsyncClient:
                 its scheduler is away.
             token: for a scheduler that asks for one; `read_token` of `tierkit.access` reads it from a file.
             tls_ca: file with the certificates (PEM) to trust at an https URL, in place of the public authorities.
+            on_wait: called with the reason and the seconds before a call waits for as long as the scheduler has asked
+                for (a limit of the token is reached, or it takes no jobs now).
         """
         self._http = SchedulerHttp(
             url,
@@ -92,6 +95,7 @@ class AsyncClient:
             backoff=backoff or Backoff(),
             token=token,
             tls_ca=None if tls_ca is None else Path(tls_ca),
+            on_wait=on_wait,
         )
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from tierkit.client.aio import DEFAULT_URL, AsyncClient
-from tierkit.client.http import Backoff
+from tierkit.client.http import Backoff, OnWait
 
 __all__ = ["Client"]
 
@@ -80,8 +80,11 @@ class Client:
         backoff: Backoff | None = None,
         token: str | None = None,
         tls_ca: str | os.PathLike[str] | None = None,
+        on_wait: OnWait | None = None,
     ) -> None:
-        self._client = AsyncClient(url, timeout_s=timeout_s, backoff=backoff, token=token, tls_ca=tls_ca)
+        self._client = AsyncClient(
+            url, timeout_s=timeout_s, backoff=backoff, token=token, tls_ca=tls_ca, on_wait=on_wait
+        )
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from tierkit.errors import (
 )
 from tierkit.http_client import authorization
 
-__all__ = ["Backoff", "Patience", "SchedulerHttp"]
+__all__ = ["Backoff", "OnWait", "Patience", "SchedulerHttp"]
 
 _ERRORS: dict[int, type[TerraceError]] = {
     400: InvalidInput,
@@ -74,6 +74,13 @@ class Backoff:
         bound = min(self.cap_s, self.first_s * 2 ** min(failures - 1, 30))
         # Full jitter: clients that lost the same server do not come back together.
         return max(at_least_s, random.uniform(self.first_s / 2, bound))
+
+
+OnWait = Callable[[str, float], None]
+"""Told when a scheduler has asked for a wait: its reason, and the seconds."""
+
+_TOLD_S = 1.0
+"""A shorter wait is not worth a word."""
 
 
 class Patience:
@@ -118,13 +125,21 @@ class SchedulerHttp:
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float, backoff: Backoff, token: str | None = None, tls_ca: Path | None = None
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        backoff: Backoff,
+        token: str | None = None,
+        tls_ca: Path | None = None,
+        on_wait: OnWait | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InvalidInput(f"the scheduler's URL must begin with http:// or https://, and this is {url!r}")
         self.url = url.rstrip("/")
         self.backoff = backoff
         self._timeout_s = timeout_s
+        self._on_wait = on_wait
         try:
             self._http = httpx.AsyncClient(
                 base_url=self.url,
@@ -183,7 +198,10 @@ class SchedulerHttp:
                 if failures >= self.backoff.attempts or not (repeatable or _not_acted_on(exc)):
                     raise
                 asked_s = 0.0 if isinstance(exc, UpstreamUnavailable) else min(exc.retry_after_s, _MAX_RETRY_AFTER_S)
-                await anyio.sleep(self.backoff.wait_s(failures, at_least_s=asked_s))
+                wait_s = self.backoff.wait_s(failures, at_least_s=asked_s)
+                if self._on_wait is not None and asked_s >= _TOLD_S:
+                    self._on_wait(str(exc), wait_s)
+                await anyio.sleep(wait_s)
 
     @asynccontextmanager
     async def stream(

@@ -1,6 +1,7 @@
 """`terrace token`, on a file."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,10 @@ def test_a_token_is_printed_once_and_only_its_hash_is_kept(capsys: pytest.Captur
 def test_a_token_goes_into_a_file_of_its_holders_alone(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["token", "create", "--name", "pi", "--role", "node", "--node", "pi-*", "--tier", "end"]
     assert run([*command, "--out", "pi.token"]) == 0
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "it is in pi.token and nowhere else" in err
+    assert "shown" not in err
     assert Path("pi.token").stat().st_mode & 0o777 == 0o600
     entry = read_book(BOOK).find(read_token(Path("pi.token")).encode())
     assert entry is not None
@@ -72,6 +76,27 @@ def test_rotate_and_revoke(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["token", "revoke", old.id]) == 0
     assert "1 token revoked" in capsys.readouterr().err
     assert list(read_book(BOOK)) == [new]
+
+
+def test_the_old_token_may_end_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    run(ALICE)
+    first = capsys.readouterr().out.strip()
+    assert run(["token", "rotate", "alice", "--grace", "0s", "--out", "new.token"]) == 0
+    said = "the new token of alice is in new.token; the old token of alice is worthless; services know within seconds\n"
+    assert capsys.readouterr().err == said
+    old = read_book(BOOK).find(first.encode())
+    assert old is not None
+    assert old.expired(time.time())
+
+
+def test_a_wrong_token_in_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERRACE_TOKEN", "not a token")
+    assert run(["jobs", "list"]) == 1
+    err = capsys.readouterr().err
+    assert "TERRACE_TOKEN holds no token: one line of 16 to 512" in err
+    assert "not a token" not in err
 
 
 @pytest.mark.parametrize(

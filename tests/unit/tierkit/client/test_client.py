@@ -175,6 +175,22 @@ async def test_error_answers_become_named_errors(
     assert type(caught.value) is kind
 
 
+async def test_a_wait_that_the_scheduler_asks_for_is_told(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("tierkit.client.http.anyio.sleep", sleep)
+    limit = answer({"error": "'alice' has used up her 2 requests a minute"}, status=429, headers={"Retry-After": "25"})
+    api.on("GET /v1/jobs/j1", limit, answer({"error": "soon"}, status=503, headers={"Retry-After": "0"}), answer(JOB))
+    told: list[tuple[str, float]] = []
+    async with AsyncClient(api.url, backoff=FAST, on_wait=lambda why, wait_s: told.append((why, wait_s))) as client:
+        await client.job("j1")
+    assert told == [("'alice' has used up her 2 requests a minute", 25.0)]
+    assert slept[0] == 25.0
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'"text"', b"{}"])
 async def test_another_kind_of_server_is_recognised(api: FakeApi, client: AsyncClient, body: bytes) -> None:
     api.on("GET /v1/jobs/j1", Reply(status=404, body=body))
