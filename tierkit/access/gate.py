@@ -115,6 +115,11 @@ class Gate:
             )
         return callers[entry.sha256]
 
+    @property
+    def admits_nobody(self) -> bool:
+        """Whether there is a file of tokens and none in it that is valid now."""
+        return self.path is not None and all(entry.expired(self._wall()) for entry in self._known[0])
+
     def load(self) -> None:
         """Read the file again.
 

@@ -171,7 +171,14 @@ def _gate(settings: ServiceSettings, lifecycle: Lifecycle) -> Gate | None:
         lifecycle.key = secrets.token_urlsafe(32)
     if settings.tokens is None and not lifecycle.key:
         return None
-    return Gate(settings.tokens, key=lifecycle.key, roles=settings.callers)
+    gate = Gate(settings.tokens, key=lifecycle.key, roles=settings.callers)
+    if gate.admits_nobody:
+        log.warning(
+            "the file of tokens %s has no valid token, so %s is let in: 'terrace token create' makes one",
+            gate.path,
+            "nobody but the fleet" if lifecycle.key else "nobody",
+        )
+    return gate
 
 
 def _check_exposure(sock: socket.socket, settings: ServiceSettings, gate: Gate | None, tls: ServerTls | None) -> None:

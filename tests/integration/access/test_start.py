@@ -58,6 +58,19 @@ async def test_nothing_is_served_to_a_network_without_tokens(host: str, kind: ty
             pass
 
 
+@pytest.mark.parametrize(("entries", "warned"), [(0, True), (1, False)])
+async def test_a_file_without_tokens_lets_nobody_in_and_that_is_said(
+    entries: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = TokenEntry(name="alice", role="user", sha256=digest_of(new_token().encode()).hex())
+    file = private(tmp_path / "tokens.toml", write_book([entry][:entries]))
+    with caplog.at_level(logging.WARNING):
+        async with serve_app(APP, ServiceSettings.model_validate({"host": "127.0.0.1", "tokens": file})):
+            pass
+    said = f"the file of tokens {file} has no valid token, so nobody is let in: 'terrace token create' makes one"
+    assert any(record.getMessage() == said for record in caplog.records) == warned
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "localhost", "::1", "::ffff:127.0.0.1"])
 async def test_loopback_needs_none(host: str) -> None:
     async with serve_app(APP, ServiceSettings(host=host)) as service, httpx.AsyncClient(trust_env=False) as http:
