@@ -16,7 +16,7 @@ from tierkit.errors import InvalidInput
 from tierkit.logs import current_request_id
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Limits
-from tierkit.oip_server.request import announced_images, budget_s, read_request
+from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of
 from tierkit.protocol import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, ErrorEvent, TaskEvent, Upstream
 
 __all__ = ["TaskEndpoint"]
@@ -35,7 +35,7 @@ class TaskEndpoint:
     def __init__(self, node: EndNode) -> None:
         self._node = node
         self._settings = node.settings
-        self._limits = Limits(max_body_bytes=node.settings.max_body_bytes)
+        self._reader = RequestReader(Limits(max_body_bytes=node.settings.max_body_bytes))
         self._metrics = node.metrics[node.default_runner.model.name]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +43,7 @@ class TaskEndpoint:
         arrived = self._node.clock()
         body = b""
         try:
-            headers = dict(scope["headers"])
+            headers = headers_of(scope)
             task_id = _task_id(scope)
             upstreams = read_upstreams(_text(headers, _UPSTREAM), self._settings.allowed_upstreams)
             wants_coarse = _wants_coarse(_text(headers, _STAGE), upstreams)
@@ -53,9 +53,7 @@ class TaskEndpoint:
                 images = announced_images(headers, self._node.default_runner.model.inputs[0])
                 self._node.default_runner.check_room(images)
             body = await read_body(receive)
-            request = read_request(
-                headers, body, limits=self._limits, raw_input=self._node.default_runner.model.inputs[0]
-            )
+            request = await self._reader.read(headers, body, raw_input=self._node.default_runner.model.inputs[0])
             budget = budget_s(headers, request)
             task = Task(
                 task_id=task_id,

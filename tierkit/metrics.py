@@ -33,7 +33,7 @@ _queue_duration = Histogram(
 )
 _compute_duration = Histogram(
     "terrace_compute_duration_seconds",
-    "Time of one batch in the model.",
+    "Time of one batch in the model. A request larger than the largest batch is several.",
     ["tier", "model"],
     buckets=_FROM_HALF_A_MILLISECOND,
 )
@@ -53,9 +53,10 @@ class ModelMetrics:
         self._answered = _request_duration.labels(tier, model, "ok")
 
     def observe_batch(self, record: BatchRecord) -> None:
-        """Count one batch that was computed."""
-        self._batch.observe(record.images)
-        self._compute.observe(record.infer_s)
+        """Count what was computed together."""
+        for run in record.runs:
+            self._batch.observe(run.images)
+            self._compute.observe(run.seconds)
         for waited_s in record.queue_s:
             self._queue.observe(waited_s)
 

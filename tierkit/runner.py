@@ -22,11 +22,11 @@ from typing import Self
 
 import numpy as np
 
-from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge, Unavailable
+from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TerraceError, TooLarge, Unavailable
 from tierkit.inference_thread import InferenceThread
 from tierkit.model import Array, Model, TensorSpec
 from tierkit.oip.datatypes import datatype_of, dtype_of
-from tierkit.statistics import BatchRecord, ModelStatistics
+from tierkit.statistics import BatchRecord, ModelRun, ModelStatistics
 
 __all__ = ["ModelRunner", "RunResult"]
 
@@ -35,6 +35,9 @@ _RATE_HALF_LIFE_IMAGES = 128
 
 _FRESH_S = 1.0
 """`check` trusts a batch that succeeded so recently."""
+
+_MARGIN_S = 0.005
+"""Of a request's budget, what waking up and the answer's way may take."""
 
 _STALL_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
@@ -64,6 +67,8 @@ class _Job:
     outputs: Sequence[str]
     images: int
     arrived: float
+    waits_until: float
+    """How long it may be made to wait for company."""
     deadline: float
     future: asyncio.Future[RunResult]
 
@@ -74,7 +79,8 @@ class ModelRunner:
     Args:
         model: what to run.
         max_batch_size: most images in one call of the model; a larger request is computed in pieces.
-        max_queue_delay_s: how long the first request of a batch waits for others to join it.
+        max_queue_delay_s: how long the first request of a batch waits for others to join it, less where the budget of
+            one of them asks for it.
         max_queue_images: most images that may wait; more are refused at once.
         thread: inference thread to share with other runners; None for one of its own.
         observe: called on the event loop after each batch.
@@ -159,9 +165,17 @@ class ModelRunner:
 
     async def warm_up(self) -> None:
         """Let the model allocate what it needs, and measure `ms_per_image` through the inference thread itself."""
-        probe = self._output_names[:1]
-        await self.infer(_blank(self.model.inputs, 1), probe)
-        one = await self.infer(_blank(self.model.inputs, 1), probe)
+        # Neither the metrics nor the statistics count it: nobody asked for these images.
+        observe, self._observe = self._observe, None
+        try:
+            await self._measure_speed()
+        finally:
+            self._observe = observe
+        self.statistics = ModelStatistics()
+
+    async def _measure_speed(self) -> None:
+        await self._probe(1)
+        one = await self._probe(1)
         images = max(
             1,
             min(
@@ -171,9 +185,14 @@ class ModelRunner:
                 int(_WARM_UP_S / 2 / max(one.compute_s, 1e-6)),
             ),
         )
-        runs = [await self.infer(_blank(self.model.inputs, images), probe) for _ in range(2)]
+        runs = [await self._probe(images) for _ in range(2)]
         self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
-        self.statistics = ModelStatistics()
+
+    async def _probe(self, images: int) -> RunResult:
+        """A batch of the runner's own, which waits for no company."""
+        return await self._submit(
+            _blank(self.model.inputs, images), self._output_names[:1], images, budget_s=None, delay_s=0.0
+        )
 
     async def check(self) -> None:
         """Prove that the model still answers, through its own thread; costs nothing while it is at work.
@@ -186,7 +205,7 @@ class ModelRunner:
         if now - self._batch_started > _STALL_S:
             raise Unavailable(f"the model '{self.model.name}' has computed one batch for over {_STALL_S:g} s")
         if self._thread.backlog_s() == 0 and now - self._last_success > _FRESH_S:
-            await self.infer(_blank(self.model.inputs, 1), self._output_names[:1])
+            await self._probe(1)
 
     async def infer(
         self, inputs: Mapping[str, Array], outputs: Sequence[str] = (), *, budget_s: float | None = None
@@ -207,6 +226,17 @@ class ModelRunner:
             Draining: the runner is closed or closes before the request's turn.
         """
         images = self.check_request(inputs, outputs)
+        return await self._submit(inputs, outputs, images, budget_s=budget_s, delay_s=self.max_queue_delay_s)
+
+    async def _submit(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        images: int,
+        *,
+        budget_s: float | None,
+        delay_s: float,
+    ) -> RunResult:
         self._admit(images, budget_s)
         assert self._loop is not None  # _admit refuses before __aenter__
         now = time.perf_counter()
@@ -215,6 +245,7 @@ class ModelRunner:
             outputs=outputs or self._output_names,
             images=images,
             arrived=now,
+            waits_until=now + delay_s,
             deadline=math.inf if budget_s is None else now + budget_s,
             future=self._loop.create_future(),
         )
@@ -261,30 +292,37 @@ class ModelRunner:
         return counts.pop()
 
     def _admit(self, images: int, budget_s: float | None) -> None:
+        refusal = self._refusal(images, budget_s)
+        if refusal is not None:
+            self.statistics.add_failure(0.0)
+            raise refusal
+
+    def _refusal(self, images: int, budget_s: float | None) -> TerraceError | None:
         if not self._open:
-            raise Draining("the node is shutting down")
+            return Draining("the node is shutting down")
         if images > self.max_queue_images:
-            raise TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
+            return TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
         if self._queued_images + images > self.max_queue_images:
-            raise Overloaded(
+            return Overloaded(
                 f"{self._queued_images} images wait, at most {self.max_queue_images} may",
                 retry_after_s=self._thread.backlog_s(),
             )
         if budget_s is None:
-            return
+            return None
         # By the best rate ever measured: a moving average that one slow batch has spoilt must not refuse everything,
         # for then nothing would ever correct it. The backlog may use the average: while there is one, batches run.
         if images * self._best_s_per_image >= budget_s:
-            raise DeadlineExceeded(
-                f"{images} images take {images * self._best_s_per_image * 1000:.0f} ms here, "
-                f"{max(budget_s, 0) * 1000:.0f} ms are left"
+            return DeadlineExceeded(
+                f"{'1 image takes' if images == 1 else f'{images} images take'} "
+                f"{_ms(images * self._best_s_per_image)} here, {_ms(max(budget_s, 0.0))} are left"
             )
         backlog_s = self._thread.backlog_s()
         if backlog_s and backlog_s + images * self._s_per_image > budget_s:
-            raise Overloaded(
-                f"about {backlog_s * 1000:.0f} ms of work wait here, {budget_s * 1000:.0f} ms are left",
+            return Overloaded(
+                f"about {_ms(backlog_s)} of work wait here, {_ms(budget_s)} are left",
                 retry_after_s=backlog_s,
             )
+        return None
 
     def _forget(self, job: _Job) -> None:
         with self._thread.changed:
@@ -298,9 +336,13 @@ class ModelRunner:
         """When the next batch shall start (`time.perf_counter`); infinity with an empty queue. Under the lock."""
         if not self._queue:
             return math.inf
-        if self._queued_images >= self.max_batch_size:
-            return self._queue[0].arrived
-        return self._queue[0].arrived + self.max_queue_delay_s
+        first = self._queue[0].arrived
+        if self._queued_images >= self.max_batch_size or not self.max_queue_delay_s:
+            return first
+        # Company is worth no missed deadline. Twice the expected time: the rate is an average, and half of all batches
+        # take longer.
+        needs_s = 2 * self._queued_images * self._s_per_image + _MARGIN_S
+        return max(first, min(min(job.waits_until, job.deadline - needs_s) for job in self._queue))
 
     def run_batch(self) -> None:
         """Take the next batch from the queue, compute it and hand the answers to the event loop."""
@@ -354,8 +396,8 @@ class ModelRunner:
         wanted = {name for job in jobs for name in job.outputs}
         inputs = self._join(jobs, images)
         joined = time.perf_counter()
-        outputs = self._run_model(inputs, [name for name in self._output_names if name in wanted], images)
-        computed = time.perf_counter()
+        outputs, runs = self._run_model(inputs, [name for name in self._output_names if name in wanted], images)
+        infer_s = sum(run.seconds for run in runs)
         results: list[RunResult] = []
         start = 0
         for job in jobs:
@@ -364,17 +406,16 @@ class ModelRunner:
                 RunResult(
                     outputs={name: outputs[name][start:end] for name in job.outputs},
                     queue_s=started - job.arrived,
-                    compute_s=computed - joined,
+                    compute_s=infer_s,
                     batch_images=images,
                 )
             )
             start = end
         record = BatchRecord(
-            images=images,
             queue_s=[result.queue_s for result in results],
             input_s=joined - started,
-            infer_s=computed - joined,
-            output_s=time.perf_counter() - computed,
+            runs=runs,
+            output_s=time.perf_counter() - joined - infer_s,
         )
         self._post(self._deliver, jobs, results, record)
 
@@ -399,20 +440,25 @@ class ModelRunner:
             buffer = self._joined[spec.name] = _blank([spec], self.max_batch_size)[spec.name]
         return buffer
 
-    def _run_model(self, inputs: Mapping[str, Array], names: Sequence[str], images: int) -> dict[str, Array]:
+    def _run_model(
+        self, inputs: Mapping[str, Array], names: Sequence[str], images: int
+    ) -> tuple[dict[str, Array], list[ModelRun]]:
+        """The outputs of all images, in as many runs as `max_batch_size` asks for."""
         step = self.max_batch_size
-        if images <= step:
-            outputs = self.model.run(inputs, names)
-        else:
-            pieces = [
-                self.model.run({name: array[at : at + step] for name, array in inputs.items()}, names)
-                for at in range(0, images, step)
-            ]
+        pieces: list[dict[str, Array]] = []
+        runs: list[ModelRun] = []
+        for at in range(0, images, step):
+            piece = inputs if images <= step else {name: array[at : at + step] for name, array in inputs.items()}
+            begun = time.perf_counter()
+            pieces.append(self.model.run(piece, names))
+            runs.append(ModelRun(min(step, images - at), time.perf_counter() - begun))
+        outputs = pieces[0]
+        if len(pieces) > 1:
             outputs = {name: np.concatenate([piece[name] for piece in pieces]) for name in names}
         for name in names:
             if len(outputs[name]) != images:
                 raise RuntimeError(f"model '{self.model.name}' returned {len(outputs[name])} rows for {images} images")
-        return outputs
+        return outputs, runs
 
     # --- back on the event loop ---
 
@@ -439,6 +485,12 @@ class ModelRunner:
             self.statistics.add_failure(time.perf_counter() - job.arrived)
             if not job.future.done():
                 job.future.set_exception(DeadlineExceeded("the time budget was spent while the request waited"))
+
+
+def _ms(seconds: float) -> str:
+    """A duration in milliseconds, with as many digits as tell it from nothing."""
+    ms = seconds * 1000
+    return f"{ms:.0f} ms" if ms == 0 or ms >= 10 else f"{ms:.2g} ms"
 
 
 def _blank(specs: Sequence[TensorSpec], images: int) -> dict[str, Array]:

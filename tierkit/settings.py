@@ -83,7 +83,12 @@ class ServiceSettings(BaseSettings):
     """What all four services can be told. Frozen; unknown names are refused."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
     )
 
     callers: ClassVar[tuple[Role, ...]] = ("user", "node")
@@ -146,7 +151,8 @@ class ServiceSettings(BaseSettings):
     """Seconds for which an idle connection stays open for the next request."""
 
     max_connections: PositiveInt = 512
-    """Connections served at a time; requests on further ones are answered with 503."""
+    """Connections served at a time. Requests on the next 64 are answered with 503, further connections closed at
+    once."""
 
     links: UserPath | None = None
     """TOML file of emulated links that this service's own requests pass, for experiments. Default: none."""
@@ -211,8 +217,9 @@ class NodeSettings(ServiceSettings):
     """Most images in one inference for each core that it uses; waiting requests are joined up to this size. Beyond some
     64 a CPU core gains nothing any more, and from 200 on it loses: activations leave its cache. A GPU takes more."""
 
-    max_queue_delay_ms: NonNegativeFloat = 0.0
-    """Milliseconds for which a request may wait for others to share its batch; 0 joins only what already waits."""
+    max_queue_delay_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    """Milliseconds for which a request may wait for others to share its batch, at most 10000, and less where a budget
+    asks for it; 0 joins only what already waits."""
 
     max_queue_images: PositiveInt = 4096
     """Most images that may wait for inference; beyond that requests are refused with 503 at once."""

@@ -8,24 +8,39 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["BatchRecord", "ModelStatistics"]
+__all__ = ["BatchRecord", "ModelRun", "ModelStatistics"]
+
+
+class ModelRun(NamedTuple):
+    """One call of the model."""
+
+    images: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """What one batch cost; seconds."""
+    """What the requests that were computed together cost; seconds."""
 
-    images: int
     queue_s: Sequence[float]
     """One entry for each request of the batch: from its arrival to the start of the batch."""
     input_s: float
     """Joining the requests' inputs."""
-    infer_s: float
-    """In the model."""
+    runs: Sequence[ModelRun]
+    """One, or several where a request is larger than the largest batch."""
     output_s: float
     """Dividing the outputs among the requests."""
+
+    @property
+    def images(self) -> int:
+        return sum(run.images for run in self.runs)
+
+    @property
+    def infer_s(self) -> float:
+        """In the model."""
+        return sum(run.seconds for run in self.runs)
 
 
 @dataclass(slots=True)
@@ -47,10 +62,11 @@ class _BatchDurations:
     infer: _Duration = field(default_factory=_Duration)
     output: _Duration = field(default_factory=_Duration)
 
-    def add(self, record: BatchRecord, count: int) -> None:
-        self.input.add(record.input_s * count, count)
-        self.infer.add(record.infer_s * count, count)
-        self.output.add(record.output_s * count, count)
+    def add(self, count: int, *, input_s: float, infer_s: float, output_s: float) -> None:
+        """Count as many as took so long each."""
+        self.input.add(input_s * count, count)
+        self.infer.add(infer_s * count, count)
+        self.output.add(output_s * count, count)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -78,16 +94,21 @@ class ModelStatistics:
         """Count a batch that succeeded, and its requests."""
         requests = len(record.queue_s)
         queue_s = sum(record.queue_s)
-        self.images += record.images
-        self.executions += 1
+        images, infer_s = record.images, record.infer_s
+        self.images += images
+        self.executions += len(record.runs)
         self.last_inference_ms = time.time_ns() // 1_000_000
         self._queue.add(queue_s, requests)
-        self._success.add(queue_s + requests * (record.input_s + record.infer_s + record.output_s), requests)
-        self._requests.add(record, requests)
-        self._by_size.setdefault(record.images, _BatchDurations()).add(record, 1)
+        self._success.add(queue_s + requests * (record.input_s + infer_s + record.output_s), requests)
+        self._requests.add(requests, input_s=record.input_s, infer_s=infer_s, output_s=record.output_s)
+        for run in record.runs:
+            share = run.images / images
+            self._by_size.setdefault(run.images, _BatchDurations()).add(
+                1, input_s=record.input_s * share, infer_s=run.seconds, output_s=record.output_s * share
+            )
 
     def add_failure(self, seconds: float) -> None:
-        """Count a request that failed, `seconds` after it came."""
+        """Count a request that failed or was refused, `seconds` after it came."""
         self._fail.add(seconds)
 
     def as_json(self) -> dict[str, Any]:

@@ -23,6 +23,8 @@ __all__ = ["Limits", "decode_request", "decode_response", "parse_header_length"]
 _MAX_RANK = 16
 _MAX_DIMENSION = 2**63 - 1
 _MAX_NAME = 256
+_MAX_LISTS = 2**15
+"""Lists and objects in a JSON part: reading one of them takes as long as reading several numbers."""
 _MAX_STRINGS = 2**16
 """Elements of a BYTES tensor, each of which becomes a Python object; class names are the only strings here."""
 
@@ -39,9 +41,9 @@ class Limits:
     """What a message may cost its reader."""
 
     max_body_bytes: int = 64 * 2**20
-    max_json_bytes: int = 4 * 2**20
-    """For the JSON part alone: once parsed it takes up to some thirty times its length, and parsing it (about 10 ms
-    per MiB) holds up everything else in the process."""
+    max_json_bytes: int = 512 * 2**10
+    """For the JSON part alone, some 40 images of 32 x 32 pixels: reading so much (up to 25 ms) holds up everything else
+    in the process, in a thread of its own as well, and once parsed it takes up to some thirty times its length."""
     max_tensors: int = 64
 
 
@@ -129,17 +131,33 @@ def _split(body: bytes | bytearray | memoryview, header_length: int | None, limi
     if length > limits.max_json_bytes:
         raise TooLarge(f"{length} bytes of JSON; at most {limits.max_json_bytes} are accepted: send tensors as binary")
     view = memoryview(body)
-    return bytes(view[:length]), view[length:]
+    text = bytes(view[:length])
+    if length > _MAX_LISTS and text.count(b"[") + text.count(b"{") > _MAX_LISTS:
+        raise TooLarge(f"more than {_MAX_LISTS} lists and objects in the JSON part: send tensors flat or as binary")
+    return text, view[length:]
+
+
+_LENGTH_HINT = f"where tensors follow the JSON, {BINARY_HEADER} must be its length"
 
 
 def _json_object(text: bytes) -> dict[str, Any]:
     try:
         head = _JSON.decode(text.decode())
-    except (ValueError, RecursionError) as exc:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise MalformedMessage(f"the JSON part cannot be read: {str(exc)[:200]}") from exc
+    except UnicodeDecodeError as exc:
+        raise _unreadable(f"no text from byte {exc.start} on; {_LENGTH_HINT}") from exc
+    except json.JSONDecodeError as exc:
+        raise _unreadable(f"{exc}; {_LENGTH_HINT}" if exc.msg == "Extra data" else str(exc)) from exc
+    except RecursionError as exc:
+        raise _unreadable("its lists or objects are nested too deeply") from exc
+    except ValueError as exc:  # Python's bound on the digits of a number
+        raise _unreadable("one of its numbers has too many digits") from exc
     if not isinstance(head, dict):
         raise MalformedMessage("the JSON part must be an object")
     return head
+
+
+def _unreadable(why: str) -> MalformedMessage:
+    return MalformedMessage(f"the JSON part cannot be read: {why}")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -307,8 +325,10 @@ def _tensors(heads: Sequence[_TensorHead], payload: memoryview) -> tuple[Tensor,
 def _shape(value: Any, name: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= _MAX_RANK:
         raise MalformedMessage(f"the shape of {name!r} must be a list of 1 to {_MAX_RANK} numbers")
-    if not all(type(dim) is int and 0 < dim <= _MAX_DIMENSION for dim in value):
-        raise MalformedMessage(f"each dimension of {name!r} must be a whole number from 1 to {_MAX_DIMENSION}")
+    for dim in value:
+        if type(dim) is not int or not 0 < dim <= _MAX_DIMENSION:
+            shown = str(dim)[:32] if isinstance(dim, int | float) else type(dim).__name__
+            raise MalformedMessage(f"each dimension of {name!r} must be a whole number from 1 to 2^63 - 1, not {shown}")
     return tuple(value)
 
 
@@ -409,7 +429,7 @@ def _flatten(data: Any, shape: tuple[int, ...], name: str) -> list[Any]:
         if len(rows) != shape[0]:
             raise MalformedMessage(f"tensor {name!r}: {len(rows)} rows where its shape says {shape[0]}")
         for dim in shape[1:]:
-            if not all(type(row) is list and len(row) == dim for row in rows):
+            if set(map(type, rows)) != {list} or set(map(len, rows)) != {dim}:
                 raise MalformedMessage(f"tensor {name!r}: its lists are not nested as its shape {list(shape)} says")
             rows = list(chain.from_iterable(rows))
     if len(rows) != math.prod(shape):

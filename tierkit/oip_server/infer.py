@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from starlette.types import Receive, Scope, Send
 
 from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.errors import TooLarge
 from tierkit.metrics import ModelMetrics
+from tierkit.model import Model
 from tierkit.oip import (
     Chunks,
     InferResponse,
@@ -19,10 +22,13 @@ from tierkit.oip import (
 )
 from tierkit.oip_server.classification import best_classes
 from tierkit.oip_server.lookup import Models
-from tierkit.oip_server.request import announced_images, budget_s, read_request
+from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of
 from tierkit.runner import ModelRunner, RunResult
 
 __all__ = ["InferEndpoint"]
+
+_MAX_TEXTS = 2**15
+"""Numbers as JSON, or classes by name, in one answer: writing them holds up the event loop as reading them does."""
 
 
 class InferEndpoint:
@@ -40,7 +46,7 @@ class InferEndpoint:
     def __init__(self, models: Mapping[str, ModelRunner], metrics: Mapping[str, ModelMetrics], limits: Limits) -> None:
         self._models = Models(models)
         self._metrics = metrics
-        self._limits = limits
+        self._reader = RequestReader(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -48,7 +54,7 @@ class InferEndpoint:
         metrics = self._metrics[runner.model.name]
         body = b""
         try:
-            request_headers = dict(scope["headers"])
+            request_headers = headers_of(scope)
             runner.check_room(announced_images(request_headers, runner.model.inputs[0]))
             body = await read_body(receive)
             result, chunks, headers = await self._answer(runner, body, request_headers, scope)
@@ -68,13 +74,17 @@ class InferEndpoint:
         self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], scope: Scope
     ) -> tuple[RunResult, Chunks, dict[str, str]]:
         inputs = runner.model.inputs
-        request = read_request(headers, body, limits=self._limits, raw_input=inputs[0] if len(inputs) == 1 else None)
-        wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
+        arrived = time.perf_counter()
         with cancelled_on_disconnect(scope):
+            request = await self._reader.read(headers, body, raw_input=inputs[0] if len(inputs) == 1 else None)
+            budget = budget_s(headers, request)
+            wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
+            binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
+            _check_texts(runner.model, len(request.inputs[0].data), wanted, binary)
             result = await runner.infer(
                 {tensor.name: tensor.data for tensor in request.inputs},
                 [output.name for output in wanted],
-                budget_s=budget_s(headers, request),
+                budget_s=None if budget is None else budget - (time.perf_counter() - arrived),
             )
         model = runner.model
         tensors = []
@@ -83,8 +93,23 @@ class InferEndpoint:
             if output.classification:
                 data = best_classes(output.name, data, output.classification, model.labels.get(output.name, ()))
             tensors.append(Tensor(output.name, data))
-        binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
         return (
             result,
             *encode_response(InferResponse(model.name, model.version, tuple(tensors), request.id), binary=binary),
+        )
+
+
+def _check_texts(model: Model, images: int, wanted: Sequence[RequestedOutput], binary: Collection[str]) -> None:
+    """Refuse to write more text than the event loop has time for. Outputs that the model does not have count nothing:
+    the runner names them."""
+    texts = [output for output in wanted if output.classification or output.name not in binary]
+    if not texts:
+        return
+    # A size that the model leaves open counts as 1.
+    sizes = {spec.name: abs(math.prod(spec.shape[1:])) for spec in model.outputs}
+    count = images * sum(min(output.classification or math.inf, sizes.get(output.name, 0)) for output in texts)
+    if count > _MAX_TEXTS:
+        raise TooLarge(
+            f"the answer would hold {count:,} numbers or names as text; at most {_MAX_TEXTS:,} are written: "
+            "ask for binary outputs, fewer classes or fewer images"
         )

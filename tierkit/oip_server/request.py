@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 
-from tierkit.errors import InvalidInput, UnsupportedMedia
+from starlette.types import Scope
+
+from tierkit.errors import InvalidInput, MalformedMessage, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
 from tierkit.oip.datatypes import dtype_of
 from tierkit.protocol import BUDGET_HEADER
 
-__all__ = ["announced_images", "budget_s", "read_request"]
+__all__ = ["RequestReader", "announced_images", "budget_s", "headers_of"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 _BUDGET = BUDGET_HEADER.lower().encode()
 
+_MUCH_JSON = 64 * 1024
+"""Bytes of JSON that take some milliseconds to read."""
 
-def read_request(
-    headers: Mapping[bytes, bytes], body: bytes, *, limits: Limits, raw_input: TensorSpec | None = None
-) -> InferRequest:
-    """Decode a body; arguments and errors beside those below as for `tierkit.oip.decode_request`.
+_BREATH_S = 0.002
+"""Time for everything else before so much JSON is read."""
 
-    Args:
-        headers: of the HTTP request, names in lower case.
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """The headers of a request, names in lower case; the last one where a name stands twice.
 
     Raises:
-        UnsupportedMedia: the body is compressed.
+        MalformedMessage: two of them disagree about where the tensors begin.
     """
-    coding = headers.get(b"content-encoding", b"identity")
-    if coding != b"identity":
-        raise UnsupportedMedia(f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed")
-    length = headers.get(_BINARY)
-    return decode_request(
-        body,
-        parse_header_length(None if length is None else length.decode("latin-1")),
-        limits=limits,
-        raw_input=raw_input,
-    )
+    headers = dict(scope["headers"])
+    # Cheap, for it is done for each request; hardly any repeats a header.
+    if len(headers) != len(scope["headers"]):
+        lengths = {value for name, value in scope["headers"] if name == _BINARY}
+        if len(lengths) > 1:
+            raise MalformedMessage(f"{BINARY_HEADER} stands twice, with different values")
+    return headers
+
+
+class RequestReader:
+    """Reads the requests of a route. What takes long is read one after the other, with a pause before each.
+
+    Reading JSON stops the event loop. One of the size that `limits` accept may; a row of them, from clients that send
+    at the same time, would hold up the health checks for as long as all of them take. A thread would not help: the
+    parser does not let go of Python's lock.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._turn = asyncio.Lock()
+
+    async def read(
+        self, headers: Mapping[bytes, bytes], body: bytes, *, raw_input: TensorSpec | None = None
+    ) -> InferRequest:
+        """Decode a body; arguments and errors beside those below as for `tierkit.oip.decode_request`.
+
+        Args:
+            headers: of the HTTP request, names in lower case.
+
+        Raises:
+            UnsupportedMedia: the body is compressed.
+        """
+        coding = headers.get(b"content-encoding", b"identity")
+        if coding != b"identity":
+            raise UnsupportedMedia(f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed")
+        length = headers.get(_BINARY)
+        header_length = parse_header_length(None if length is None else length.decode("latin-1"))
+        json_bytes = len(body) if header_length is None else header_length
+        # More than is accepted at all is refused without a look at it.
+        if _MUCH_JSON < json_bytes <= self._limits.max_json_bytes:
+            async with self._turn:
+                await asyncio.sleep(_BREATH_S)
+                return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)
+        return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)
 
 
 def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:

@@ -131,7 +131,7 @@ class _HttpProtocol(asyncio.Protocol):
             log.debug("not HTTP", extra={"peer": self._addresses["client"], "why": str(exc)})
             self._refuse(400, "this is no valid HTTP request")
         if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(431, f"the head of the request is longer than {_MAX_HEAD_BYTES} bytes")
+            self._refuse_long_head()
         if self._receiving is not None and self._receiving.unread_bytes >= _READ_AHEAD_BYTES:
             self._pause_reading()
             self._receiving.wake()
@@ -162,6 +162,10 @@ class _HttpProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         if self._deaf:
+            return
+        # More came than a head may hold. It may be the body, or the next request: count.
+        if self._head_bytes > _MAX_HEAD_BYTES and self._head_length() > _MAX_HEAD_BYTES:
+            self._refuse_long_head()
             return
         self._head_bytes = 0
         self._body_bytes = 0
@@ -321,6 +325,13 @@ class _HttpProtocol(asyncio.Protocol):
             self._wait(self._body_is_late, left_s)
         else:
             self._refuse(408, f"the body did not arrive in time ({self._body_bytes} bytes so far)")
+
+    def _head_length(self) -> int:
+        """Bytes of the head: its target and its lines, each with a colon, a blank and a line break."""
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
+    def _refuse_long_head(self) -> None:
+        self._refuse(431, f"the head of the request is longer than {_MAX_HEAD_BYTES} bytes")
 
     def _too_large(self) -> str:
         return f"the body is larger than the limit of {self.limits.max_body_bytes} bytes"

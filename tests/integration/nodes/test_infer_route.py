@@ -119,6 +119,30 @@ async def test_a_binary_body_without_its_header_is_refused(running: Any) -> None
     answer = await running.http.post(running.infer_path, content=body, headers=headers)
     assert answer.status_code == 400
     assert "JSON part cannot be read" in answer.json()["error"]
+    assert f"{BINARY_HEADER} must be its length" in answer.json()["error"]
+
+
+async def test_two_header_lengths_that_disagree_are_refused(running: Any) -> None:
+    body, headers = message(running.model.images((1, 2, 3)))
+    length = int(headers[BINARY_HEADER])
+    fields = [*headers.items(), (BINARY_HEADER, str(length - 8))]
+    answer = await running.http.post(running.infer_path, content=body, headers=fields)
+    assert answer.status_code == 400
+    assert "stands twice" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("top", [0, 2, 3])
+async def test_an_answer_of_more_text_than_there_is_time_for_is_refused(start_node: Any, top: int) -> None:
+    async with start_node(max_queue_images=20_000) as running:
+        images = running.model.images(*[(1, 2, 3)] * 6000)
+        outputs = [RequestedOutput(name, binary=False, classification=top) for name in ("logits", "probabilities")]
+        answer = await post(running, images, outputs=tuple(outputs))
+        if top == 2:  # 24,000 names
+            assert answer.status_code == 200
+        else:
+            assert (answer.status_code, running.model.images_seen) == (413, 0)
+            assert "would hold 36,000 numbers or names as text" in answer.json()["error"]
+        assert (await post(running, images)).status_code == 200  # binary
 
 
 @pytest.mark.parametrize(
@@ -226,7 +250,8 @@ async def test_a_budget_that_the_queue_has_already_spent_is_refused_early(start_
         await wait_for(running.model.entered.is_set)
         backlog = asyncio.create_task(post(running, running.model.images(*[(1, 2, 3)] * 4000)))
         await wait_for(lambda: running.node.load().queued_images == 4000)
-        late = await post(running, running.model.images((1, 2, 3)), parameters={"timeout": 100})
+        running.node.default_runner._s_per_image = 0.001  # so that they take 4 s, whatever this machine can do
+        late = await post(running, running.model.images((1, 2, 3)), parameters={"timeout": 1_000_000})
         assert late.status_code == 503
         assert "of work wait here" in late.json()["error"]
         running.model.gate.set()

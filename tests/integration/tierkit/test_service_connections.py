@@ -135,8 +135,9 @@ async def test_a_large_body_in_one_packet_is_not_taken_for_a_head() -> None:
         b"GET / HTTP/1.1\r\nx-endless: " + b"a" * 100_000,
         b"GET /" + b"a" * 100_000,
         b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(20_000)),
+        b"GET / HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 65_536 + b"\r\n\r\n",
     ],
-    ids=["value", "target", "many"],
+    ids=["value", "target", "many", "whole, in one piece"],
 )
 async def test_an_endless_head_is_refused(head: bytes) -> None:
     async with serve_app(Sample().app) as service:

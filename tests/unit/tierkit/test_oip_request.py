@@ -1,9 +1,14 @@
-"""What an inference request's headers say before its body is read."""
+"""What an inference request's headers say before its body is read, and how bodies are read."""
+
+import asyncio
+import json
 
 import pytest
 
+from tierkit.errors import MalformedMessage
 from tierkit.model import TensorSpec
-from tierkit.oip_server.request import announced_images
+from tierkit.oip import InferRequest, Limits
+from tierkit.oip_server.request import RequestReader, announced_images, headers_of
 
 IMAGES = TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3))
 FEATURES = TensorSpec(name="features", datatype="FP32", shape=(-1, 2, 3))
@@ -27,3 +32,42 @@ FEATURES = TensorSpec(name="features", datatype="FP32", shape=(-1, 2, 3))
 def test_announced_images(length: bytes | None, json_length: bytes | None, spec: TensorSpec, images: int) -> None:
     named = {b"content-length": length, b"inference-header-content-length": json_length}
     assert announced_images({name: value for name, value in named.items() if value is not None}, spec) == images
+
+
+@pytest.mark.parametrize(("second", "fine"), [(b"12", True), (b"13", False)])
+def test_two_lengths_of_the_json_must_agree(second: bytes, fine: bool) -> None:
+    name = b"inference-header-content-length"
+    scope = {"headers": [(b"accept", b"a"), (name, b"12"), (b"accept", b"b"), (name, second)]}
+    if fine:
+        assert headers_of(scope) == {b"accept": b"b", name: b"12"}
+    else:
+        with pytest.raises(MalformedMessage, match="stands twice"):
+            headers_of(scope)
+
+
+def as_json(elements: int) -> bytes:
+    tensor = {"name": "x", "shape": [elements], "datatype": "INT32", "data": [7] * elements}
+    return json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+
+
+async def test_large_json_is_read_one_after_the_other_with_a_turn_for_others_before_each() -> None:
+    reader = RequestReader(Limits())
+    turns = 0
+    done: dict[str, int] = {}
+
+    async def read(body: bytes, name: str) -> InferRequest:
+        request = await reader.read({}, body)
+        done[name] = turns
+        return request
+
+    async def others() -> None:
+        nonlocal turns
+        while len(done) < 4:
+            turns += 1
+            await asyncio.sleep(0)
+
+    large = [asyncio.create_task(read(as_json(50_000), f"large {number}")) for number in range(3)]
+    await asyncio.gather(read(as_json(10), "small"), others(), *large)
+    assert list(done) == ["small", "large 0", "large 1", "large 2"]
+    assert done["large 0"] < done["large 1"] < done["large 2"]
+    assert (await large[2]).inputs[0].data.sum() == 350_000

@@ -129,6 +129,26 @@ async def test_a_request_waits_for_company_only_if_told_so() -> None:
     assert model.batches == [3]
 
 
+async def test_a_batch_starts_in_time_for_the_tightest_budget_in_it() -> None:
+    model = Doubler()
+    async with ModelRunner(model, max_queue_delay_s=30.0) as runner:
+        runner._s_per_image = 0.1
+        patient = asyncio.create_task(runner.infer(rows(1)))
+        await queued(runner, 1)
+        hurried = await runner.infer(rows(2), budget_s=1.0)
+        await patient
+    assert model.batches == [2]
+    # Twice 0.2 s are left for the inference, and nothing is started long before that.
+    assert 0.5 < hurried.queue_s < 0.95
+
+
+async def test_the_runners_own_batches_wait_for_no_company() -> None:
+    async with asyncio.timeout(10), ModelRunner(Doubler(), max_queue_delay_s=3600.0) as runner:
+        await runner.warm_up()
+        runner._last_success = -1e9
+        await runner.check()
+
+
 async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None:
     model = Doubler()
     async with ModelRunner(model, max_queue_images=3) as runner:
@@ -139,9 +159,12 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None
             with pytest.raises(Overloaded) as refusal:
                 await runner.infer(rows(3, 4))
             assert refusal.value.retry_after_s > 0
+            with pytest.raises(Overloaded):
+                runner.check_room(2)
         await waiting
         with pytest.raises(TooLarge):
             await runner.infer(rows(1, 2, 3, 4))
+        assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 3
 
 
 async def test_cancelling_takes_a_request_out_of_the_queue_and_leaves_its_neighbours() -> None:
@@ -185,7 +208,7 @@ async def test_a_budget_that_cannot_be_met_is_refused_before_the_work() -> None:
     model = Doubler()
     async with ModelRunner(model) as runner:
         await runner.warm_up()
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match=r"1 image takes 0\.\d+ ms here, 0 ms are left"):
             await runner.infer(rows(1), budget_s=0.0)
         async with busy(model, runner):
             waiting = [asyncio.create_task(runner.infer(rows(*range(200)))) for _ in range(3)]
@@ -279,11 +302,16 @@ async def test_runners_of_one_thread_take_turns_by_age() -> None:
 
 async def test_warm_up_measures_and_counts_nothing() -> None:
     model = Doubler()
-    async with ModelRunner(model) as runner:
+    records: list[BatchRecord] = []
+    async with ModelRunner(model, observe=records.append) as runner:
         assert runner.ms_per_image == 0
         await runner.warm_up()
         assert runner.ms_per_image > 0
         assert runner.images_done == 0
+        assert records == []
+        await runner.infer(rows(1))
+        assert len(records) == 1
+        model.batches.pop()
     assert model.batches == [1, 1, 50, 50]
 
 
@@ -330,6 +358,21 @@ async def test_statistics_add_up() -> None:
     assert parts["success"]["ns"] == pytest.approx(whole, abs=10)
     assert [entry["batch_size"] for entry in stats["batch_stats"]] == [1, 6]
     assert all(entry["compute_infer"]["count"] == 1 for entry in stats["batch_stats"])
+
+
+async def test_a_request_in_pieces_is_several_runs() -> None:
+    records: list[BatchRecord] = []
+    async with ModelRunner(Doubler(), max_batch_size=4, observe=records.append) as runner:
+        result = await runner.infer(rows(*range(10)))
+    assert [run.images for run in records[0].runs] == [4, 4, 2]
+    assert result.compute_s == records[0].infer_s
+    stats = runner.statistics.as_json()
+    assert (stats["inference_count"], stats["execution_count"]) == (10, 3)
+    assert stats["inference_stats"]["success"]["count"] == stats["inference_stats"]["compute_infer"]["count"] == 1
+    sizes = {entry["batch_size"]: entry["compute_infer"]["count"] for entry in stats["batch_stats"]}
+    assert sizes == {2: 1, 4: 2}
+    by_size = sum(entry["compute_infer"]["ns"] for entry in stats["batch_stats"])
+    assert by_size == pytest.approx(stats["inference_stats"]["compute_infer"]["ns"], abs=10)
 
 
 async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swap() -> None:

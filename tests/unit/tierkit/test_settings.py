@@ -54,6 +54,8 @@ def test_names_are_a_list_in_the_file_and_comma_separated_elsewhere(
     [
         ({"port": "http"}, {}, "", "the flag --port is 'http': input should be a valid integer"),
         ({"drain_s": "-1"}, {}, "", "the flag --drain-s is '-1': input should be greater than or equal to 0"),
+        ({"header_timeout_s": "inf"}, {}, "", "the flag --header-timeout-s is 'inf': input should be a finite number"),
+        ({"max_queue_delay_ms": "1e9"}, {}, "", "--max-queue-delay-ms is '1e9': input should be less than or equal to"),
         ({"scheduler": "ftp://x"}, {}, "", "the flag --scheduler is 'ftp://x': must start with http:// or https://"),
         ({}, {"PORT": "70000"}, "", "the environment variable TERRACE_EDGELIKE_PORT is '70000'"),
         ({}, {"PROT": "1"}, "", "TERRACE_EDGELIKE_PROT is no setting of this service; did you mean port?"),

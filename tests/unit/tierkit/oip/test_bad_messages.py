@@ -146,7 +146,8 @@ def head_with(**changes: Any) -> dict[str, Any]:
         (head_with(shape=...), "shape of 'x'"),
         (head_with(shape=[]), "shape of 'x'"),
         (head_with(shape=[1] * 17), "shape of 'x'"),
-        (head_with(shape=[0]), "whole number"),
+        (head_with(shape=[0]), r"from 1 to 2\^63 - 1, not 0$"),
+        (head_with(shape=[[1]]), "not list$"),
         (head_with(shape=[-2]), "whole number"),
         (head_with(shape=[2.0]), "whole number"),
         (head_with(shape=[True, 2]), "whole number"),
@@ -180,6 +181,39 @@ def head_with(**changes: Any) -> dict[str, Any]:
 def test_bad_json_says_what_is_wrong(head: Any, says: str) -> None:
     with pytest.raises(MalformedMessage, match=says):
         decode_request(json.dumps(head).encode(), None)
+
+
+@pytest.mark.parametrize("piece", [b"[],", b"{},", b'{"a":[1]},'])
+def test_lists_and_objects_are_counted_before_they_are_read(piece: bytes) -> None:
+    body = b'{"inputs":[' + piece * 40_000 + b"1]}"
+    with pytest.raises(TooLarge, match="more than 32768 lists and objects"):
+        decode_request(body, None)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_tens_of_images_as_json_are_read(nested: bool) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (30, 32, 32, 3)).astype(np.uint8)
+    data = images.tolist() if nested else images.reshape(-1).tolist()
+    tensor = {"name": "images", "shape": list(images.shape), "datatype": "UINT8", "data": data}
+    request = decode_request(json.dumps({"inputs": [tensor]}).encode(), None)
+    assert np.array_equal(request.inputs[0].data, images)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"[" * 20_000, "nested too deeply"),
+        (b'{"inputs":[' + b"9" * 5000 + b"]}", "one of its numbers has too many digits"),
+        (b'{"inputs":[]} \x00\x01', f"Extra data.*{BINARY_HEADER} must be its length"),
+        (b'{"inputs":[]} \xff', f"no text from byte 14 on.*{BINARY_HEADER} must be its length"),
+        (b'{"inputs":[}', r"Expecting value: line 1 column 12 \(char 11\)$"),
+    ],
+)
+def test_json_that_cannot_be_read_is_told_in_the_readers_words(text: bytes, says: str) -> None:
+    with pytest.raises(MalformedMessage, match=says) as refusal:
+        decode_request(text, None)
+    assert "sys." not in str(refusal.value)
+    assert "recursion" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
@@ -225,6 +259,8 @@ def test_limits() -> None:
         decode_request(BODY, HEADER_LENGTH, limits=Limits(max_json_bytes=HEADER_LENGTH - 1))
     with pytest.raises(TooLarge, match="2 inputs; at most 1 "):
         decode_request(BODY, HEADER_LENGTH, limits=Limits(max_tensors=1))
+    with pytest.raises(TooLarge, match=r"524290 bytes of JSON; at most 524288 .* as binary"):
+        decode_request(b'"' + b"a" * 2**19 + b'"', None)
     with pytest.raises(TooLarge, match="strings"):
         decode_request(*binary_message(b"", datatype="BYTES", shape=[2**20]))
     decode_request(BODY, HEADER_LENGTH, limits=Limits(max_body_bytes=len(BODY), max_json_bytes=HEADER_LENGTH))
