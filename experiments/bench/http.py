@@ -146,6 +146,7 @@ class Connection(asyncio.Protocol):
 
         Raises:
             ConnectionBroken: nobody answers there.
+            TimeoutError: nobody did within `timeout_s`, which was short.
         """
         if self._transport is not None:
             return
@@ -156,8 +157,14 @@ class Connection(asyncio.Protocol):
                     lambda: self, self._origin.host, self._origin.port, ssl=self._origin.context
                 )
         except (OSError, TimeoutError) as exc:
+            # The time may have run out between `connection_made` and here: that transport is of no use to anybody.
+            self.close()
+            if isinstance(exc, TimeoutError) and timeout_s < _CONNECT_S:
+                raise
             trouble = tls_trouble(exc, str(self._origin))
             raise ConnectionBroken(trouble or f"no server answers at {self._origin}") from exc
+        if self._transport is None:
+            raise ConnectionBroken(f"{self._origin} closed the connection")
 
     async def request(self, message: bytes, *, timeout_s: float) -> Reply:
         """Send one request, made by `encode_http`, and wait for its whole answer.

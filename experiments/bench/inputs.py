@@ -42,15 +42,20 @@ class InputPlan:
     tls_ca: Path | None = None
     """File with the certificates to trust; None for the public authorities."""
     seed: int = 0
+    timeout_s: float = 60.0
+    """For each question before the measurement; a server may load its model when the first one comes."""
 
 
 def make_inputs(specs: Sequence[TensorSpec], plan: InputPlan) -> list[dict[str, Array]]:
     """Up to 16 different sets of inputs by input name, in 64 MiB at most (one set in any case).
 
     Raises:
-        InvalidInput: a shape that is still open, or data that does not fit the model.
+        InvalidInput: a shape that is still open or of no input, or data that does not fit the model.
         DataError: the sample is not installed.
     """
+    if unknown := set(plan.shapes) - {spec.name for spec in specs}:
+        names = ", ".join(f"'{spec.name}'" for spec in specs)
+        raise InvalidInput(f"--shape names the input '{min(unknown)}', and this model takes {names}")
     shapes = {spec.name: _shape(spec, plan) for spec in specs}
     row_bytes = sum(
         int(np.prod(shape[1:])) * max(1, DATATYPES[spec.datatype].itemsize)

@@ -28,7 +28,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_levels(levels: Sequence[Level], path: Path, *, title: str) -> None:
-    """Draw latency against throughput, one line for each percentile, the levels named beside the lowest line.
+    """Draw latency against throughput, one line for each percentile, the levels named below the lowest line.
 
     Raises:
         InvalidInput: the file cannot be written, or nothing was answered.
@@ -49,9 +49,14 @@ def plot_levels(levels: Sequence[Level], path: Path, *, title: str) -> None:
         axes.annotate(
             load,
             (images_per_s, level.summary.latency_ms[lowest]),
-            xytext=(6, -3),
+            xytext=(0, -6),
             textcoords="offset points",
+            ha="center",
+            va="top",
             fontsize=8,
+            # Where a steep line passes behind it, the label stays readable.
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+            zorder=3,
         )
     axes.set(xlabel="images per second", ylabel="latency (ms)", title=title)
     axes.set(xlim=(0, _MARGIN * axes.get_xlim()[1]), ylim=(0, _MARGIN * axes.get_ylim()[1]))

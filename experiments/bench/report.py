@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.levels import Closed, Level
+from experiments.bench.levels import Closed, Level, Open
+from experiments.bench.summary import SLICES
 from experiments.bench.targets import Target
 from experiments.record import host_facts
 from tierkit.errors import InvalidInput
 
-__all__ = ["as_cells", "as_row", "cautions", "document", "write_csv"]
+__all__ = ["as_cells", "as_row", "cautions", "check_folder", "document", "write_csv"]
 
 _BUSY_GENERATOR = 0.85
 _UNSTEADY = 0.25
+_CHANCE = 4.0
+"""So many standard errors are no chance any more."""
 _NEGLIGIBLE_MS = 0.005
 
 Row = Mapping[str, str | float | int | bool | None]
@@ -97,6 +101,16 @@ def error_text(errors: Mapping[str, int]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in errors.items())
 
 
+def check_folder(path: Path) -> None:
+    """Find out before the measurement whether a file can be there after it.
+
+    Raises:
+        InvalidInput: there is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise InvalidInput(f"cannot write {path}: there is no folder {path.parent}")
+
+
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows that all have the same columns.
 
@@ -139,11 +153,18 @@ def cautions(levels: Sequence[Level]) -> Iterable[str]:
                 f"{label}: the load generator used {100 * level.generator_cpu:.0f} % of its core: "
                 "the server may be faster than shown"
             )
-        if summary.unsteady is not None and summary.unsteady > _UNSTEADY:
+        if summary.unsteady is not None and summary.unsteady > max(_UNSTEADY, _CHANCE * _standard_error(level)):
             yield (
                 f"{label}: the throughput of a fifth of the window was {100 * summary.unsteady:.0f} % off the rest: "
                 "lengthen --measurement-interval, or see what else runs"
             )
+
+
+def _standard_error(level: Level) -> float:
+    """Of the answers in a fifth of the window, as a share, where they come by chance: a Poisson count's."""
+    answers = level.summary.requests_per_s * level.summary.window_s / SLICES
+    poisson = isinstance(level.load, Open) and level.load.distribution == "poisson"
+    return 1 / math.sqrt(answers) if poisson and answers else 0.0
 
 
 def _network_ms(level: Level) -> float | None:

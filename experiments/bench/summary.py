@@ -13,7 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["ANSWERED", "FALLBACK", "OK", "Sample", "Summary", "Window", "percentile", "percentile_name", "summarise"]
+__all__ = [
+    "ANSWERED",
+    "FALLBACK",
+    "OK",
+    "SLICES",
+    "Sample",
+    "Summary",
+    "Window",
+    "percentile",
+    "percentile_name",
+    "summarise",
+]
 
 OK = "ok"
 FALLBACK = "fallback"
@@ -22,7 +33,8 @@ FALLBACK = "fallback"
 ANSWERED = frozenset({OK, FALLBACK})
 """Outcomes that count as answers; any other outcome names what went wrong ("503", "timeout", "connection")."""
 
-_SLICES = 5
+SLICES = 5
+"""Parts of a window that are compared with each other."""
 
 
 class Sample(NamedTuple):
@@ -151,10 +163,10 @@ def _distribution(seconds: list[float], percentiles: Sequence[float]) -> dict[st
 
 def _unsteady(finished: Sequence[float], window: Window) -> float | None:
     # With fewer, the noise of counting alone would look like a server that is not steady.
-    if len(finished) < 20 * _SLICES:
+    if len(finished) < 20 * SLICES:
         return None
-    counts = [0] * _SLICES
+    counts = [0] * SLICES
     for moment in finished:
-        counts[min(_SLICES - 1, int((moment - window.begin) / window.length_s * _SLICES))] += 1
-    mean = len(finished) / _SLICES
+        counts[min(SLICES - 1, int((moment - window.begin) / window.length_s * SLICES))] += 1
+    mean = len(finished) / SLICES
     return max(abs(count - mean) for count in counts) / mean

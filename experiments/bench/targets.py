@@ -24,9 +24,6 @@ __all__ = ["Judge", "Target", "classify_target", "judge_lines", "judge_status", 
 Judge = Callable[[Reply], str]
 """The outcome of an answer: `OK`, `FALLBACK`, or the name of what is wrong with it."""
 
-_TRIAL_S = 60.0
-"""A server may load its model when the first request comes."""
-
 _IMAGES = "images"
 
 
@@ -76,7 +73,7 @@ async def oip_target(url: str, model: str, plan: InputPlan) -> Target:
     """
     origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
     path = f"/v2/models/{quote(model, safe='')}"
-    payloads = make_inputs(await _inputs_of(origin, path, model), plan)
+    payloads = make_inputs(await _inputs_of(origin, path, model, plan), plan)
     outputs = tuple(RequestedOutput(name, binary=plan.binary_outputs) for name in plan.outputs)
     requests = [
         _oip_request(origin, f"{path}/infer", payload, plan, outputs=outputs, binary=plan.binary_inputs)
@@ -89,8 +86,9 @@ async def oip_target(url: str, model: str, plan: InputPlan) -> Target:
             requests=requests,
             images=plan.batch_size,
             judge=judge_status,
-            stats_path=await _stats_path(origin, path),
-        )
+            stats_path=await _stats_path(origin, path, plan),
+        ),
+        plan.timeout_s,
     )
 
 
@@ -104,7 +102,7 @@ async def tasks_target(url: str, model: str, plan: InputPlan) -> Target:
     """
     origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
     path = f"/v2/models/{quote(model, safe='')}"
-    payloads = make_inputs(await _inputs_of(origin, path, model), plan)
+    payloads = make_inputs(await _inputs_of(origin, path, model, plan), plan)
     return await try_out(
         Target(
             origin=origin,
@@ -116,9 +114,10 @@ async def tasks_target(url: str, model: str, plan: InputPlan) -> Target:
             ],
             images=plan.batch_size,
             judge=judge_lines,
-            stats_path=await _stats_path(origin, path),
+            stats_path=await _stats_path(origin, path, plan),
             streams=True,
-        )
+        ),
+        plan.timeout_s,
     )
 
 
@@ -129,7 +128,7 @@ async def classify_target(url: str, plan: InputPlan) -> Target:
         As `oip_target`.
     """
     origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
-    info = _document(origin, await _get(origin, "/v1/info"), "route /v1/info, so it is no Terrace scheduler")
+    info = _document(origin, await _get(origin, "/v1/info", plan), "route /v1/info, so it is no Terrace scheduler")
     try:
         shape = tuple(int(dim) for dim in info["input_shape"])
     except (KeyError, TypeError, ValueError):
@@ -143,11 +142,12 @@ async def classify_target(url: str, plan: InputPlan) -> Target:
             images=plan.batch_size,
             judge=judge_lines,
             streams=True,
-        )
+        ),
+        plan.timeout_s,
     )
 
 
-async def try_out(target: Target, *, timeout_s: float = _TRIAL_S) -> Target:
+async def try_out(target: Target, timeout_s: float) -> Target:
     """Send one request and return the target if it was answered.
 
     Raises:
@@ -178,8 +178,8 @@ def _oip_request(
     return encode_http("POST", origin, path, {**headers, **plan.headers}, b"".join(chunks))
 
 
-async def _inputs_of(origin: Origin, path: str, model: str) -> list[TensorSpec]:
-    reply = await _get(origin, path)
+async def _inputs_of(origin: Origin, path: str, model: str, plan: InputPlan) -> list[TensorSpec]:
+    reply = await _get(origin, path, plan)
     if reply.status == 400 and b"nknown model" in reply.body:  # Triton says so with 400, and not with 404
         raise NotFound(f"{origin} has no model '{model}': {_reason(reply)}")
     metadata = _document(origin, reply, f"model '{model}'")
@@ -195,13 +195,13 @@ async def _inputs_of(origin: Origin, path: str, model: str) -> list[TensorSpec]:
     return specs
 
 
-async def _stats_path(origin: Origin, path: str) -> str | None:
-    reply = await _get(origin, f"{path}/stats")
+async def _stats_path(origin: Origin, path: str, plan: InputPlan) -> str | None:
+    reply = await _get(origin, f"{path}/stats", plan)
     return f"{path}/stats" if reply.status == 200 else None
 
 
-async def _get(origin: Origin, path: str) -> Reply:
-    return await _exchange(origin, encode_http("GET", origin, path), _TRIAL_S)
+async def _get(origin: Origin, path: str, plan: InputPlan) -> Reply:
+    return await _exchange(origin, encode_http("GET", origin, path), plan.timeout_s)
 
 
 async def _exchange(origin: Origin, message: bytes, timeout_s: float) -> Reply:
@@ -209,7 +209,7 @@ async def _exchange(origin: Origin, message: bytes, timeout_s: float) -> Reply:
         try:
             return await connection.request(message, timeout_s=timeout_s)
         except TimeoutError:
-            raise UpstreamTimeout(f"{origin} did not answer within {timeout_s:g} s") from None
+            raise UpstreamTimeout(f"no answer from {origin} within {timeout_s:g} s") from None
         except ConnectionBroken as exc:
             # Said of whatever server this is, and not of another node of a fleet.
             raise Unavailable(str(exc)) from exc

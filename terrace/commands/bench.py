@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from experiments.bench.inputs import InputPlan
 from experiments.bench.levels import Closed, Level, Load, Open, Plan
 from experiments.bench.plot import check_plot, plot_levels
-from experiments.bench.report import as_cells, as_row, cautions, document, write_csv
+from experiments.bench.report import as_cells, as_row, cautions, check_folder, document, write_csv
 from experiments.bench.schedule import parse_range
 from experiments.bench.sweep import run_sweep
 from experiments.bench.targets import Target, classify_target, oip_target, tasks_target
-from terrace.console import plain_table, print_json, screen
+from terrace.console import Column, Listing, print_json, screen
 from terrace.options import Json, TlsCa, TokenFile, token_from
 from tierkit.errors import InvalidInput
 
@@ -29,7 +27,10 @@ app = typer.Typer(add_completion=False)
 _PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 _NOTHING_ANSWERED = 1
 _INTERRUPTED = 130
-_WIDEST = 1000
+
+_RANKS = {"network": 6, "send": 5, "not answered": 4, "p95": 3, "p90": 2, "batch": 1}
+"""Columns that a narrow terminal does without, the highest first. CSV and JSON hold them all; the notes below the table
+say what was not answered."""
 
 
 class ServiceKind(StrEnum):
@@ -58,7 +59,9 @@ def bench(
     model: Annotated[
         str | None, typer.Option("-m", "--model", help="Model to ask. Not needed with --service-kind classify.")
     ] = None,
-    url: Annotated[str, typer.Option("-u", "--url", help="Where the server listens.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option("-u", "--url", help="Where the server listens; 8000 is Triton's port.")
+    ] = "http://127.0.0.1:8000",
     service_kind: Annotated[
         ServiceKind,
         typer.Option(
@@ -110,7 +113,9 @@ def bench(
     ] = None,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds until a request is given up, the trial before as well.")
+    ] = 30.0,
     max_connections: Annotated[
         int, typer.Option(min=1, max=20_000, help="Connections of an open loop; beyond, requests wait.")
     ] = 512,
@@ -129,7 +134,12 @@ def bench(
     Percentiles are nearest-rank, over answered requests, from the moment at which a request was due.
     """
     if plot is not None:
+        check_folder(plot)
         check_plot(plot)
+    if csv is not None:
+        check_folder(csv)
+        if plot is not None and csv.resolve() == plot.resolve():
+            raise InvalidInput(f"-f and --plot both name {csv}: choose two files")
     loads = _loads(concurrency_range, request_rate_range, request_distribution)
     inputs = InputPlan(
         batch_size=batch_size,
@@ -142,6 +152,7 @@ def bench(
         token=token_from(token_file),
         tls_ca=tls_ca,
         seed=seed,
+        timeout_s=timeout,
     )
     plan = Plan(
         window_s=measurement_interval / 1000,
@@ -169,7 +180,7 @@ def bench(
         print_json(document(target, levels))
     elif levels:
         screen().print(f"[bold]{target.name}[/bold], {target.images} per request; latencies in ms")
-        _show(screen(), _table(target, levels, with_goodput=deadline is not None))
+        screen().print(_listing(target, levels, with_goodput=deadline is not None))
     for caution in cautions(levels):
         progress.print(f"[yellow]note[/yellow]  {caution}")
     answered = any(level.summary.answered for level in levels)
@@ -224,16 +235,9 @@ def _percentiles(more: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted({*_PERCENTILES, *more}))
 
 
-def _show(console: Console, table: Table) -> None:
-    # A terminal that is too narrow wraps whole lines, which stays readable; squeezed columns do not.
-    needed = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
-    console.width = max(console.width, needed)
-    console.print(table)
-
-
-def _table(target: Target, levels: Sequence[Level], *, with_goodput: bool) -> Table:
+def _listing(target: Target, levels: Sequence[Level], *, with_goodput: bool) -> Listing:
     headings, rows = as_cells(levels, streams=target.streams, with_goodput=with_goodput)
-    table = plain_table(*headings, right=tuple(headings))
+    listing = Listing(*(Column(title=title, rank=_RANKS.get(title, 0), right=True) for title in headings))
     for row in rows:
-        table.add_row(*row)
-    return table
+        listing.add_row(*row)
+    return listing

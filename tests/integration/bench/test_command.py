@@ -40,6 +40,17 @@ def test_a_closed_loop_table(threaded_url: str) -> None:
     assert [line.split()[0] for line in output.splitlines()[-2:]] == ["1", "3"]
 
 
+def test_the_table_fits_a_terminal(threaded_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rate = ["--request-rate-range", "50", "--deadline", "1000", "--percentile", "99.9"]
+    lines = run("-m", "sum", "-u", threaded_url, *rate, *QUICK).splitlines()
+    heading = next(line for line in lines if "images/s" in line)
+    assert {"requests/s", "in", "p50", "p99", "p99.9", "queue", "compute"} <= set(heading.split())
+    assert "network" not in heading
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if line.lstrip().startswith("50")]) == 1
+
+
 def test_json_and_csv_agree(threaded_url: str, tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     arguments = ["-m", "sum", "-u", threaded_url, "--request-rate-range", "50:100:50", "--percentile", "99.9"]
@@ -80,6 +91,9 @@ def test_a_plot_without_its_extra_is_refused_before_the_measurement(
         ["-m", "sum", "--shape", "images"],
         ["-m", "sum", "--header", "nonsense"],
         ["-m", "sum", "--plot", "plot.gif"],
+        ["-m", "sum", "--plot", "nowhere/plot.png"],
+        ["-m", "sum", "--csv", "nowhere/out.csv"],
+        ["-m", "sum", "--csv", "both.svg", "--plot", "./both.svg"],
         [],
     ],
 )

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from experiments.bench import Closed, InputPlan, Open, Origin, Plan, Sample, Target, measure, oip_target
 from experiments.bench.http import encode_http
 from experiments.bench.load import run_closed, run_open
+from experiments.bench.sweep import loop_factory
 from experiments.bench.targets import judge_status
 from tests.integration.bench.aids import SumModel
 from tierkit.testing import listening, wait_for
@@ -189,6 +190,31 @@ async def test_silence_ends_with_the_timeout_and_a_new_connection() -> None:
     assert set(level.summary.errors) == {"timeout"}
     assert server.connections == len(level.samples) >= 3
     assert all(0.09 <= sample.done - sample.due < 1.0 for sample in level.samples)
+
+
+@pytest.mark.parametrize("factory", [None, loop_factory()], ids=["asyncio", "the fastest"])
+def test_a_connection_that_is_made_too_late_is_a_timeout(
+    factory: Callable[[], asyncio.AbstractEventLoop] | None,
+) -> None:
+    outcomes: set[str] = set()
+
+    async def run() -> None:
+        async with raw_target(RawServer()) as target:
+            # From too short for anything to long enough for the connection, but not for the answer.
+            for step in range(50):
+                halt = asyncio.Event()
+                left = iter(range(10))
+
+                def record(sample: Sample, halt: asyncio.Event = halt, left: Iterator[int] = left) -> None:
+                    outcomes.add(sample.outcome)
+                    if next(left, None) is None:
+                        halt.set()
+
+                await run_closed(target, 2, record, halt, timeout_s=step * 2e-5)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())
+    assert {"timeout"} <= outcomes <= {"timeout", "ok"}
 
 
 async def test_answers_on_a_connection_that_closes_each_time() -> None:

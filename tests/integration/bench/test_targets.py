@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from experiments.bench import InputPlan, classify_target, measure, oip_target, tasks_target
+from experiments.bench import InputPlan, Target, classify_target, measure, oip_target, tasks_target
 from experiments.bench.levels import Closed, Plan
 from tests.integration.bench.aids import SumModel
-from tierkit.errors import InvalidInput, NotFound, TerraceError, Unavailable, UpstreamError
+from tierkit.errors import InvalidInput, NotFound, TerraceError, Unavailable, UpstreamError, UpstreamTimeout
 from tierkit.testing import listening
 
 
@@ -29,6 +30,16 @@ async def test_only_the_outputs_asked_for(node_url: str) -> None:
 async def test_an_unknown_model_is_one_sentence(node_url: str) -> None:
     with pytest.raises(NotFound, match="no model 'other'"):
         await oip_target(node_url, "other", InputPlan())
+
+
+@pytest.mark.parametrize("make", [oip_target, tasks_target])
+async def test_a_server_that_never_answers(make: Callable[[str, str, InputPlan], Awaitable[Target]]) -> None:
+    async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the client hangs up
+
+    async with listening(silent) as url:
+        with pytest.raises(UpstreamTimeout, match=r"no answer from http://127\.0\.0\.1:\d+ within 0\.2 s"):
+            await make(url, "sum", InputPlan(timeout_s=0.2))
 
 
 async def test_nobody_there() -> None:

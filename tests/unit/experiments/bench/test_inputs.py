@@ -49,6 +49,11 @@ def test_an_open_size_must_be_given() -> None:
     assert array.shape == (1, 6, 7, 3)
 
 
+def test_a_size_for_an_input_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'foo', and this model takes 'images'"):
+        make_inputs([IMAGES], InputPlan(shapes={"foo": (3,)}))
+
+
 def test_a_model_without_a_batch_axis_takes_no_batch() -> None:
     fixed = TensorSpec(name="x", datatype="FP32", shape=(3, 4))
     assert make_inputs([fixed], InputPlan())[0]["x"].shape == (3, 4)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.bench.levels import Closed, Level, Load, Open
-from experiments.bench.report import as_cells, as_row, cautions, write_csv
+from experiments.bench.report import as_cells, as_row, cautions, check_folder, write_csv
 from experiments.bench.server_stats import ServerTimes
 from experiments.bench.summary import OK, Sample, Window, summarise
 from tierkit.errors import InvalidInput
@@ -16,10 +16,17 @@ SERVER = ServerTimes(queue_ms=1.0, compute_input_ms=0.5, compute_infer_ms=4.0, c
 
 
 def level(
-    load: Load, outcomes: Sequence[str] = (OK,), *, server: ServerTimes | None = SERVER, generator_cpu: float = 0.2
+    load: Load,
+    outcomes: Sequence[str] = (OK,),
+    *,
+    server: ServerTimes | None = SERVER,
+    generator_cpu: float = 0.2,
+    times: Sequence[float] = (),
 ) -> Level:
     samples = [Sample(1.0, 1.002, 1.005, 1.010, outcome) for outcome in outcomes]
     window = Window(1.0, 2.0)
+    if times:
+        samples, window = [Sample(moment, moment, moment, moment, OK) for moment in times], Window(0.0, 5.0)
     return Level(
         load=load,
         summary=summarise(samples, window, images=50, open_loop=isinstance(load, Open)),
@@ -89,6 +96,30 @@ def test_csv_holds_every_row_and_leaves_unknown_cells_empty(tmp_path: Path) -> N
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="missing"):
         write_csv(tmp_path / "missing" / "out.csv", [as_row(level(Closed(1)))])
+
+
+def test_a_folder_that_there_is_not_is_named_before_the_measurement(tmp_path: Path) -> None:
+    check_folder(tmp_path / "out.csv")
+    with pytest.raises(InvalidInput, match=r"no folder .*missing"):
+        check_folder(tmp_path / "missing" / "out.csv")
+
+
+@pytest.mark.parametrize(
+    ("load", "rate", "noted"),
+    [
+        (Open(40.0), 40, False),  # 40 +- 6.3 in each fifth: a first fifth of 24 is scatter
+        (Open(40.0, "constant"), 40, True),
+        (Closed(1), 40, True),
+        (Open(4000.0), 4000, True),  # 4000 +- 63
+    ],
+)
+def test_chance_is_not_called_unsteady(load: Load, rate: int, noted: bool) -> None:
+    begun = [number / rate for number in range(5 * rate)]
+    moments = [moment for number, moment in enumerate(begun) if moment >= 1.0 or number % 10 < 6]
+    measured = level(load, times=moments)
+    assert measured.summary.unsteady is not None
+    assert measured.summary.unsteady > 0.3
+    assert any("lengthen" in caution for caution in cautions([measured])) is noted
 
 
 def test_cautions_say_what_to_doubt() -> None:
