@@ -292,37 +292,37 @@ class ModelRunner:
         return counts.pop()
 
     def _admit(self, images: int, budget_s: float | None) -> None:
-        refusal = self._refusal(images, budget_s)
-        if refusal is not None:
+        try:
+            self._check_admission(images, budget_s)
+        except TerraceError:
             self.statistics.add_failure(0.0)
-            raise refusal
+            raise
 
-    def _refusal(self, images: int, budget_s: float | None) -> TerraceError | None:
+    def _check_admission(self, images: int, budget_s: float | None) -> None:
         if not self._open:
-            return Draining("the node is shutting down")
+            raise Draining("the node is shutting down")
         if images > self.max_queue_images:
-            return TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
+            raise TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
         if self._queued_images + images > self.max_queue_images:
-            return Overloaded(
+            raise Overloaded(
                 f"{self._queued_images} images wait, at most {self.max_queue_images} may",
                 retry_after_s=self._thread.backlog_s(),
             )
         if budget_s is None:
-            return None
+            return
         # By the best rate ever measured: a moving average that one slow batch has spoilt must not refuse everything,
         # for then nothing would ever correct it. The backlog may use the average: while there is one, batches run.
         if images * self._best_s_per_image >= budget_s:
-            return DeadlineExceeded(
+            raise DeadlineExceeded(
                 f"{'1 image takes' if images == 1 else f'{images} images take'} "
                 f"{_ms(images * self._best_s_per_image)} here, {_ms(max(budget_s, 0.0))} are left"
             )
         backlog_s = self._thread.backlog_s()
         if backlog_s and backlog_s + images * self._s_per_image > budget_s:
-            return Overloaded(
+            raise Overloaded(
                 f"about {_ms(backlog_s)} of work wait here, {_ms(budget_s)} are left",
                 retry_after_s=backlog_s,
             )
-        return None
 
     def _forget(self, job: _Job) -> None:
         with self._thread.changed:

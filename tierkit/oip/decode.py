@@ -41,8 +41,8 @@ class Limits:
     """What a message may cost its reader."""
 
     max_body_bytes: int = 64 * 2**20
-    max_json_bytes: int = 512 * 2**10
-    """For the JSON part alone, some 40 images of 32 x 32 pixels: reading so much (up to 25 ms) holds up everything else
+    max_json_bytes: int = 640 * 2**10
+    """For the JSON part alone, some 50 images of 32 x 32 pixels: reading so much (up to 30 ms) holds up everything else
     in the process, in a thread of its own as well, and once parsed it takes up to some thirty times its length."""
     max_tensors: int = 64
 

@@ -56,7 +56,7 @@ async def test_health_and_metadata(running: Any) -> None:
 async def test_config_and_statistics(running: Any) -> None:
     def use(client: triton.InferenceServerClient) -> None:
         config = client.get_model_config("pixel")
-        assert config["max_batch_size"] == 64
+        assert config["max_batch_size"] == running.node.settings.batch_images
         assert config["input"] == [{"name": "images", "data_type": "TYPE_UINT8", "dims": [4, 4, 3]}]
         assert config["output"][0] == {"name": "logits", "data_type": "TYPE_FP32", "dims": [3]}
         for size in (1, 2, 2):
