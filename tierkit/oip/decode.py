@@ -25,6 +25,8 @@ _MAX_DIMENSION = 2**63 - 1
 _MAX_NAME = 256
 _MAX_LISTS = 2**15
 """Lists and objects in a JSON part: reading one of them takes as long as reading several numbers."""
+_MAX_NUMBERS = 200_000
+"""Numbers in a JSON part, 65 images of 32 x 32 pixels: short ones take longer for their length."""
 _MAX_STRINGS = 2**16
 """Elements of a BYTES tensor, each of which becomes a Python object; class names are the only strings here."""
 
@@ -134,6 +136,8 @@ def _split(body: bytes | bytearray | memoryview, header_length: int | None, limi
     text = bytes(view[:length])
     if length > _MAX_LISTS and text.count(b"[") + text.count(b"{") > _MAX_LISTS:
         raise TooLarge(f"more than {_MAX_LISTS} lists and objects in the JSON part: send tensors flat or as binary")
+    if text.count(b",") > _MAX_NUMBERS:
+        raise TooLarge(f"more than {_MAX_NUMBERS} numbers in the JSON part: send tensors as binary")
     return text, view[length:]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.types import Receive, Scope, Send
 
@@ -80,9 +80,11 @@ class InferEndpoint:
             budget = budget_s(headers, request)
             wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
             binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
-            _check_texts(runner.model, len(request.inputs[0].data), wanted, binary)
+            arrays = {tensor.name: tensor.data for tensor in request.inputs}
+            if texts := [output for output in wanted if output.classification or output.name not in binary]:
+                _check_texts(runner.model, runner.check_request(arrays, [output.name for output in wanted]), texts)
             result = await runner.infer(
-                {tensor.name: tensor.data for tensor in request.inputs},
+                arrays,
                 [output.name for output in wanted],
                 budget_s=None if budget is None else budget - (time.perf_counter() - arrived),
             )
@@ -99,15 +101,11 @@ class InferEndpoint:
         )
 
 
-def _check_texts(model: Model, images: int, wanted: Sequence[RequestedOutput], binary: Collection[str]) -> None:
-    """Refuse to write more text than the event loop has time for. Outputs that the model does not have count nothing:
-    the runner names them."""
-    texts = [output for output in wanted if output.classification or output.name not in binary]
-    if not texts:
-        return
+def _check_texts(model: Model, images: int, texts: Sequence[RequestedOutput]) -> None:
+    """Refuse to write more text than the event loop has time for."""
     # A size that the model leaves open counts as 1.
     sizes = {spec.name: abs(math.prod(spec.shape[1:])) for spec in model.outputs}
-    count = images * sum(min(output.classification or math.inf, sizes.get(output.name, 0)) for output in texts)
+    count = images * sum(min(output.classification or math.inf, sizes[output.name]) for output in texts)
     if count > _MAX_TEXTS:
         raise TooLarge(
             f"the answer would hold {count:,} numbers or names as text; at most {_MAX_TEXTS:,} are written: "

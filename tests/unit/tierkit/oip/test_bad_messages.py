@@ -190,6 +190,11 @@ def test_lists_and_objects_are_counted_before_they_are_read(piece: bytes) -> Non
         decode_request(body, None)
 
 
+def test_numbers_are_counted_before_they_are_read() -> None:
+    with pytest.raises(TooLarge, match="more than 200000 numbers"):
+        decode_request(b'{"inputs":[' + b"1," * 200_001 + b"1]}", None)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_tens_of_images_as_json_are_read(nested: bool) -> None:
     images = np.random.default_rng(1).integers(0, 256, (30, 32, 32, 3)).astype(np.uint8)
