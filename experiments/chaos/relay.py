@@ -49,6 +49,12 @@ class _Connection:
             else:
                 writer.close()
 
+    async def closed(self) -> None:
+        """Wait until both sides have let go of their sockets."""
+        for writer in (self.client, self.server):
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
 
 class Relay:
     """Listens on an address of its own and passes everything on to the service, until told otherwise.
@@ -106,6 +112,10 @@ class Relay:
         return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._pumps.add(serving)
+        serving.add_done_callback(self._pumps.discard)
         try:
             async with asyncio.timeout(_CONNECT_S):
                 server_reader, server_writer = await asyncio.open_connection(*self._target)
@@ -129,6 +139,7 @@ class Relay:
                 pump.cancel()
             connection.end(reset=False)
             self._connections.discard(connection)
+            await connection.closed()
 
     async def _pump(
         self,
@@ -196,3 +207,4 @@ class Relay:
                         pass
                 finally:
                     writer.close()
+                    await writer.wait_closed()

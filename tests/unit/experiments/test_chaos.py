@@ -1,6 +1,7 @@
 """The plan of faults, the relay that strikes connections, and the count of what got lost."""
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -59,7 +60,13 @@ class Service:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            writer.close()
+            await close(writer)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @pytest.fixture
@@ -88,7 +95,7 @@ async def ask(relay: Relay) -> int:
     except asyncio.IncompleteReadError as exc:
         return len(exc.partial)
     finally:
-        writer.close()
+        await close(writer)
 
 
 async def test_what_is_not_struck_passes(service: tuple[Service, Relay]) -> None:
@@ -143,7 +150,7 @@ async def test_a_probe_is_no_work(service: tuple[Service, Relay]) -> None:
     _, writer = await connect(relay)
     writer.write(bytes(100))
     assert not await struck
-    writer.close()
+    await close(writer)
 
 
 async def test_connections_are_refused_and_taken_again(service: tuple[Service, Relay]) -> None:
@@ -158,7 +165,7 @@ async def test_connections_are_refused_and_taken_again(service: tuple[Service, R
         await connect(relay)
     await relay.open()
     assert await ask(relay) == 10_000
-    writer.close()
+    await close(writer)
 
 
 # --- the count --------------------------------------------------------------------------------------------------------
