@@ -33,8 +33,8 @@ class OnnxModel:
     (FP32 `[n, channels, h, w]`). The whole and a head take `images` (UINT8 `[n, h, w, 3]`), a tail takes `features`.
 
     With more than one thread a batch is cut into as many slices, which run side by side on a core each. ONNX Runtime's
-    own way, all threads on each operator in turn, has them wait for one another some hundred times a batch, which cost
-    10 % more processor time on two cores and more on cores that others use as well. A single image takes one thread.
+    own way, all threads on each operator in turn, has them wait for one another some hundred times a batch, which costs
+    processor time, and more of it on cores that others use as well. A single image takes one thread.
     """
 
     def __init__(

@@ -29,6 +29,7 @@ from experiments.chaos.faults import Fault, Kind, plan_faults
 from experiments.chaos.verdict import tally
 from experiments.chaos.world import Sight, World, behind_relays, small_disk
 from experiments.harness import Experiment, Record, Run, Table
+from experiments.heartbeat import percentile
 from experiments.plots import Figures
 from experiments.testbed import BATCH, plan_fleet
 from models.manifest import load_manifest
@@ -38,7 +39,7 @@ from tierkit.errors import TerraceError
 from tierkit.fleet import SCHEDULER
 from tierkit.types import Scheme, Tier, UpstreamLoss
 
-__all__ = ["CHAOS", "configured", "percentile"]
+__all__ = ["CHAOS", "configured"]
 
 FAULTS, QUICK_FAULTS = 1000, 60
 _JOBS, _QUICK_JOBS = 20, 2
@@ -53,12 +54,6 @@ _END_S = 20.0
 _JOB_BUDGET_S = 300.0
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.2
-
-
-def percentile(samples: Sequence[float], share: float) -> float | None:
-    """The smallest sample that so great a share of all (0 to 1) does not exceed; None without samples."""
-    ranked = sorted(samples)
-    return ranked[max(0, -int(-share * len(ranked) // 1) - 1)] if ranked else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,10 +268,9 @@ def _rows(record: Record) -> list[dict[str, Any]]:
         return sum(point[name] for point in ended)
 
     def figure(kind: Kind, share: float) -> float | None:
-        value = percentile(detected[kind], share)
-        return None if value is None else round(value, 3)
+        return round(percentile(detected[kind], share), 3) if detected[kind] else None
 
-    both = percentile([*detected[Kind.KILL], *detected[Kind.STOP]], 0.99)
+    both = [*detected[Kind.KILL], *detected[Kind.STOP]]
     return [
         {
             "faults": len(faults),
@@ -294,8 +288,8 @@ def _rows(record: Record) -> list[dict[str, Any]]:
             "fallback_share": round(fallback / images, 4) if images else None,
             "wait_images": sum(point["images"] for point in waited),
             "wait_without_fine": sum(point["images"] - point["fine"] for point in waited),
-            "detection_p99_s": None if both is None else round(both, 3),
-            "detections": len(detected[Kind.KILL]) + len(detected[Kind.STOP]),
+            "detection_p99_s": round(percentile(both, 0.99), 3) if both else None,
+            "detections": len(both),
             "kill_p99_s": figure(Kind.KILL, 0.99),
             "stop_p99_s": figure(Kind.STOP, 0.99),
             "refusals": dict(sum((Counter(point["refusals"]) for point in jobs), Counter())),

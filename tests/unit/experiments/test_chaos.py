@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from experiments.chaos.experiment import percentile
 from experiments.chaos.faults import Direction, Kind, plan_faults
 from experiments.chaos.relay import Relay
 from experiments.chaos.verdict import tally
@@ -206,16 +205,3 @@ def test_what_is_counted(
     found = {"images": 2, "fine": 2} | expected
     for name in ("images", "lost", "duplicated", "wrong", "fine", "fallback", "unmarked"):
         assert getattr(counts, name) == found.get(name, 0), name
-
-
-@pytest.mark.parametrize(
-    ("samples", "share", "value"),
-    [
-        ([], 0.99, None),
-        ([1.0], 0.99, 1.0),
-        ([3.0, 1.0, 2.0], 0.5, 2.0),
-        ([float(n) for n in range(1, 101)], 0.99, 99.0),
-    ],
-)
-def test_percentile(samples: list[float], share: float, value: float | None) -> None:
-    assert percentile(samples, share) == value
