@@ -292,8 +292,13 @@ def publish(experiment: Experiment, folder: Path) -> Outcome:
     notes = [f"- {note}" for note in record["notes"]]
     heading = f"# {experiment.name}: {experiment.summary}"
     state = "" if record["state"] == "complete" else f"**This run is {record['state']}.**\n\n"
-    facts = (
-        f"{record['measured_at']}, commit {record['commit']}, {record['host']['cores']} cores ({record['host']['cpu']})"
+    facts = ", ".join(
+        [
+            record["measured_at"],
+            f"commit {record['commit']}",
+            f"{record['host']['cores']} cores ({record['host']['cpu']})",
+            *(f"{name} {record['host'][name]}" for name in ("priority", "load_average") if name in record["host"]),
+        ]
     )
     text = "\n".join([heading, "", state + experiment.table(record).markdown(), *notes, "", facts, ""])
     (folder / "table.md").write_text(text, encoding="utf-8")

@@ -47,12 +47,15 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def host_facts() -> dict[str, str | int | None]:
-    """The machine and the versions that a figure depends on."""
+    """The machine, how busy it is (1, 5 and 15 minutes), this process's claim on it, and the versions that a figure
+    depends on."""
     facts: dict[str, str | int | None] = {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "priority": _priority(),
+        "load_average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
     }
     for package in ("terrace", "onnxruntime", "onnxruntime-gpu", "numpy", "fastapi", "uvicorn", "httpx"):
         try:
@@ -69,6 +72,13 @@ def _cpu_model() -> str:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def _priority() -> str:
+    """How the system's scheduler treats this process and those that it starts."""
+    if sys.platform == "linux" and os.sched_getscheduler(0) in {os.SCHED_FIFO, os.SCHED_RR}:
+        return f"real-time {os.sched_getparam(0).sched_priority}"
+    return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}"
 
 
 def source_commit(folder: Path | None = None) -> str | None:

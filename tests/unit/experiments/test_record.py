@@ -20,6 +20,8 @@ def test_a_record_can_be_read_back_whole(tmp_path: Path) -> None:
     assert stored["config"] == {"tasks": 4}
     assert stored["samples"]["makespan_s"] == [1.5, 2.5]
     assert stored["host"]["cores"] >= 1
+    assert stored["host"]["priority"].startswith(("nice ", "real-time "))
+    assert len(stored["host"]["load_average"].split()) == 3
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
 
 
