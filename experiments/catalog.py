@@ -6,6 +6,7 @@ from experiments.chaos.experiment import CHAOS
 from experiments.figure3 import FIGURE3
 from experiments.harness import Experiment
 from experiments.heartbeat import HEARTBEAT
+from experiments.slow_edge import SLOW_EDGE
 from experiments.steady import STEADY
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
@@ -13,7 +14,7 @@ from experiments.table5 import FIGURE4, TABLE5
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
-ALL = (TABLE1, TABLE2, TABLE3, TABLE5, FIGURE3, HEARTBEAT, STEADY, CHAOS)
+ALL = (TABLE1, TABLE2, TABLE3, TABLE5, FIGURE3, SLOW_EDGE, HEARTBEAT, STEADY, CHAOS)
 """`figure4` is drawn by `table5`."""
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*ALL, FIGURE4)}

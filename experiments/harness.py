@@ -173,6 +173,7 @@ class Run:
         profile: Profile,
         networks: Sequence[Network],
         scheduler: Mapping[str, Any] | None = None,
+        nodes: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         expects_exits: bool = False,
         watch: Callable[[str, str], None] = lambda name, line: None,
@@ -180,7 +181,7 @@ class Run:
         """A running fleet of this profile, all nodes in the device list.
 
         Args:
-            scheduler: its settings beside those of the profile.
+            scheduler, nodes: settings beside those of the profile, as `plan_fleet`.
             expects_exits, watch: as `launched`.
 
         Raises:
@@ -189,7 +190,7 @@ class Run:
         self._fleets += 1
         folder = self.folder / f"fleet-{self._fleets}"
         folder.mkdir()
-        plan = plan_fleet(profile, networks, folder, scheduler)
+        plan = plan_fleet(profile, networks, folder, scheduler, nodes)
         async with (
             self.launched(plan, folder, expects_exits=expects_exits, watch=watch) as fleet,
             AsyncClient(fleet.scheduler_url, timeout_s=_START_S) as client,

@@ -115,7 +115,11 @@ def _real_ms(model: Model, batch: Array) -> float:
 
 
 def plan_fleet(
-    profile: Profile, networks: Sequence[Network], folder: Path, scheduler: Mapping[str, Any] | None = None
+    profile: Profile,
+    networks: Sequence[Network],
+    folder: Path,
+    scheduler: Mapping[str, Any] | None = None,
+    nodes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> FleetPlan:
     """The services of a profile; their links files are written into `folder`.
 
@@ -123,6 +127,7 @@ def plan_fleet(
         folder: must be empty; the scheduler's database goes there as well.
         scheduler: settings of the scheduler beside those that the profile gives. It trusts all tiers, and knows the
             latencies of the profile for the paper's formulas.
+        nodes: settings of single nodes beside those that the profile gives, by name.
     """
     settings = {
         "port": "0",
@@ -142,7 +147,9 @@ def plan_fleet(
                 node["emulate_ms_per_image"] = f"{network.emulated_ms_per_image:g}"
             if network.answers is not None:
                 node["emulate_answers"] = str(network.answers)
-            services.append(ServicePlan(name=f"{network.tier}-{number}", kind=network.tier, settings=node))
+            name = f"{network.tier}-{number}"
+            node |= {key: str(value) for key, value in (nodes or {}).get(name, {}).items()}
+            services.append(ServicePlan(name=name, kind=network.tier, settings=node))
     return FleetPlan(services=tuple(services))
 
 

@@ -22,13 +22,16 @@ import numpy as np
 from tierkit.errors import SetupError
 from tierkit.model import Array, Model, TensorSpec
 
-__all__ = ["Answers", "EmulatedModel", "emulate"]
+__all__ = ["SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
 
 log = logging.getLogger(__name__)
 
 _TOLERANCE = 0.03
 _SLACK_S = 0.001
 """A real run may exceed the emulated time by 3 % and the millisecond that a busy system takes to wake a thread."""
+
+SLOWER = "EMULATED COMPUTE is slower from now on"
+"""What the log says when a model slows down."""
 
 _DIGEST_BYTES = 16
 _MODEL_KEY = "model_sha256"
@@ -89,6 +92,16 @@ class Answers:
         return None if -1 in rows else {name: self.outputs[name][rows] for name in outputs}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """A machine that becomes slower while it works."""
+
+    factor: float
+    """So many times as long everything takes from then on."""
+    after_images: int
+    """Images that are computed before; the batch with the last of them is not slower yet."""
+
+
 class EmulatedModel:
     """`model`, taking `ms_per_image` for each image of a batch.
 
@@ -96,6 +109,7 @@ class EmulatedModel:
         model: gives the answers.
         ms_per_image: how long it shall take, milliseconds.
         answers: of this model, computed beforehand; images that are not among them are really run.
+        slowdown: what happens to its speed; None for nothing.
         clock: seconds, never backwards.
         sleep: waits for so many seconds.
     """
@@ -105,6 +119,7 @@ class EmulatedModel:
         model: Model,
         ms_per_image: float,
         answers: Answers | None = None,
+        slowdown: Slowdown | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
@@ -112,6 +127,9 @@ class EmulatedModel:
         self._model = model
         self._ms_per_image = ms_per_image
         self._answers = answers
+        self._slowdown = slowdown
+        self._images_done = 0
+        self._slow = False
         self._clock = clock
         self._sleep = sleep
 
@@ -145,7 +163,7 @@ class EmulatedModel:
 
     @property
     def parameters(self) -> Mapping[str, str | int | float | bool]:
-        """Those of the model; `emulated_ms_per_image` tells clients that its speed is not real."""
+        """Those of the model; `emulated_ms_per_image` (at first) tells clients that its speed is not real."""
         return {**self._model.parameters, "emulated_ms_per_image": self._ms_per_image}
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
@@ -156,7 +174,7 @@ class EmulatedModel:
         """
         started = self._clock()
         images = len(inputs[self.inputs[0].name])
-        emulated_s = images * self._ms_per_image / 1000
+        emulated_s = images * self._ms_per_image / 1000 * self._factor()
         answers = self._look_up(inputs, outputs)
         if answers is None:
             answers = self._model.run(inputs, outputs)
@@ -168,17 +186,30 @@ class EmulatedModel:
                 "(--emulate-answers)"
             )
         self._sleep(max(0.0, started + emulated_s - self._clock()))
+        self._images_done += images
         return answers
+
+    def _factor(self) -> float:
+        """How much slower than at first it is now; the log says when that begins."""
+        if self._slowdown is None or self._images_done < self._slowdown.after_images:
+            return 1.0
+        if not self._slow:
+            self._slow = True
+            log.warning(SLOWER, extra={"model": self.name, "factor": self._slowdown.factor})
+        return self._slowdown.factor
 
     def _look_up(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array] | None:
         return None if self._answers is None else self._answers.look_up(inputs[self.inputs[0].name], outputs)
 
 
-def emulate(models: Sequence[Model], ms_per_image: float, answers: Path | None) -> list[Model]:
+def emulate(
+    models: Sequence[Model], ms_per_image: float, answers: Path | None, slowdown: Slowdown | None = None
+) -> list[Model]:
     """The same models at an emulated speed, which the log says aloud.
 
     Args:
         answers: file of answers of one of the models.
+        slowdown: of each of them.
 
     Raises:
         SetupError: the file cannot be used, or is of another model.
@@ -192,7 +223,7 @@ def emulate(models: Sequence[Model], ms_per_image: float, answers: Path | None) 
         extra={"ms_per_image": ms_per_image, "answers": "real run" if known is None else "computed beforehand"},
     )
     return [
-        EmulatedModel(model, ms_per_image, known if known and known.model_sha256 == model.sha256 else None)
+        EmulatedModel(model, ms_per_image, known if known and known.model_sha256 == model.sha256 else None, slowdown)
         for model in models
     ]
 

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from tierkit import http_errors
 from tierkit.asgi import DirectRoutes
-from tierkit.emulation import emulate
+from tierkit.emulation import Slowdown, emulate
 from tierkit.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.http_client import open_client
 from tierkit.inference_thread import InferenceThread
@@ -51,7 +51,10 @@ class InferenceNode:
 
     def __init__(self, settings: NodeSettings, models: Sequence[Model], lifecycle: Lifecycle) -> None:
         if settings.emulate_ms_per_image is not None:
-            models = emulate(models, settings.emulate_ms_per_image, settings.emulate_answers)
+            slowdown = None
+            if settings.emulate_slowdown is not None:
+                slowdown = Slowdown(factor=settings.emulate_slowdown, after_images=settings.emulate_slowdown_after)
+            models = emulate(models, settings.emulate_ms_per_image, settings.emulate_answers, slowdown)
         self.settings = settings
         self.lifecycle = lifecycle
         self.version = version("terrace")

@@ -20,6 +20,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -230,9 +231,16 @@ class NodeSettings(ServiceSettings):
     emulate_answers: UserPath | None = None
     """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""
 
-    @field_validator("emulate_answers")
+    emulate_slowdown: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """How much longer the models take after `emulate_slowdown_after` images: 4 for four times as long.
+    Default: never."""
+
+    emulate_slowdown_after: NonNegativeInt = 0
+    """Images that the models compute before `emulate_slowdown`, those of the node's start counted in."""
+
+    @field_validator("emulate_answers", "emulate_slowdown")
     @classmethod
-    def _for_emulated_models(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+    def _for_emulated_models(cls, value: Path | float | None, info: ValidationInfo) -> Path | float | None:
         if value is not None and info.data.get("emulate_ms_per_image") is None:
             raise ValueError("needs emulate_ms_per_image as well")
         return value

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments import figure3, heartbeat, steady, table5
+from experiments import figure3, heartbeat, slow_edge, steady, table5
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, new_folder
@@ -121,6 +121,32 @@ def figure3_command(
     """Time to finish against the number of end devices, for each scheme, beside formula and bound."""
     numbers = None if ends is None else _numbers(ends)
     experiment = figure3.configured(ends=numbers, windows=window, schemes=scheme or tuple(Scheme), runs=runs)
+    _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
+
+
+@app.command("slow-edge")
+def slow_edge_command(
+    ends: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Numbers of end devices. Default: 4,6,8; 8 with --quick.")
+    ] = None,
+    after: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0, max=1, help="Part of the job before; may be repeated. Default: 0.25, 0.5, 0.75; 0.5 with --quick."
+        ),
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each point.")] = 1,
+    profile: ProfileName = "paper",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    tasks: Tasks = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Time to finish with the scheme adaptive when an edge node becomes four times slower in mid-job."""
+    numbers = None if ends is None else _numbers(ends)
+    experiment = slow_edge.configured(ends=numbers, parts=after, runs=runs)
     _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
 
 

@@ -117,6 +117,16 @@ def test_figure3(profile: str, tmp_path: Path) -> None:
     assert all(point["images_by_tier"]["end"] == 600 for point in points)
 
 
+def test_slow_edge(profile: str, tmp_path: Path) -> None:
+    options = ["--profile", profile, "--tasks", "16", "--ends", "3", "--after", "0.3", "--out", str(tmp_path / "run")]
+    (row,) = run("slow-edge", *options)
+    assert (row["ends"], row["part"], row["runs"]) == (3, 0.3, 1)
+    assert 0 < row["slower_after_s"] < row["seconds"]
+    assert row["seconds"] >= row["bound_seconds"] >= row["unchanged_bound_seconds"]
+    (point,) = json.loads((tmp_path / "run" / RECORD).read_text())["points"]
+    assert point["fine_images_by_node"].keys() == {"edge-1", "cloud-1", "end-1", "end-2", "end-3"}
+
+
 def test_heartbeat(tmp_path: Path) -> None:
     (row,) = run("heartbeat", "--quick", "--times", "2", "--interval", "0.2", "--out", str(tmp_path / "run"))
     assert (row["mode"], row["heartbeat_s"], row["n"], row["false_deaths"]) == ("stop", 0.2, 2, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tierkit.emulation import Answers, EmulatedModel, emulate
+from tierkit.emulation import SLOWER, Answers, EmulatedModel, Slowdown, emulate
 from tierkit.errors import SetupError
 from tierkit.model import Array, Model, TensorSpec
 from tierkit.testing import FakeClock
@@ -73,6 +73,20 @@ def test_a_model_that_is_slower_than_emulated_is_an_error() -> None:
 def test_a_little_late_is_forgiven() -> None:
     clock = FakeClock()
     run(EmulatedModel(SumModel(clock, 0.0075), 7.41, clock=clock, sleep=clock.advance), IMAGES)
+
+
+def test_a_machine_may_become_slower_while_it_works(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    slowdown = Slowdown(factor=4.0, after_images=15)
+    model = EmulatedModel(SumModel(clock, 0.002), 10.0, None, slowdown, clock=clock, sleep=clock.advance)
+    spent = []
+    for _ in range(4):
+        started = clock()
+        run(model, IMAGES)
+        spent.append(clock() - started)
+    # The fifteenth image is in the second batch, which is not slower yet.
+    assert spent == pytest.approx([0.1, 0.1, 0.4, 0.4])
+    assert caplog.text.count(SLOWER) == 1
 
 
 def test_answers_computed_beforehand_are_the_real_ones(tmp_path: Path) -> None:

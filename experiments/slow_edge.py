@@ -1,0 +1,209 @@
+"""An edge node that becomes slower in mid-job: what `adaptive` makes of it.
+
+Each point is one job of 50-image tasks on a fresh fleet of the profile, whose first edge node takes `FACTOR` times as
+long per image from about a given part of the job on. When that really began is read off the node's log. The time is
+held against the bound of the changed fleet (`scheduler.bound.bound_with_slow_edge`), which knows of the change
+beforehand; the scheduler does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import product
+from typing import Any
+
+from experiments.figure3 import times_of
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures, bound, error_bars, measured
+from experiments.profile import Profile
+from experiments.record import spread
+from experiments.testbed import BATCH, Network
+from scheduler.bound import NodeCounts, bound_with_slow_edge, least_bound
+from tierkit.client import JobState
+from tierkit.emulation import SLOWER
+from tierkit.types import Scheme, Tier
+
+__all__ = ["FACTOR", "SLOW_EDGE", "configured", "images_until"]
+
+FACTOR = 4.0
+_SLOW = f"{Tier.EDGE}-1"
+_ENDS, _PARTS = (4, 6, 8), (0.25, 0.5, 0.75)
+_QUICK_ENDS, _QUICK_PARTS = (8,), (0.5,)
+_WARM_UP_IMAGES = 102
+"""What a node computes at its start."""
+_START_S = 12.0
+_JOB_BUDGET_S = 900.0
+
+
+def images_until(part: float, tasks: int, counts: NodeCounts, profile: Profile) -> int:
+    """Images after which the edge node becomes slower, so that this happens at about such a part of the job.
+
+    Of the tasks that edge nodes get, in the split with the least bound, it has its share by then.
+    """
+    edge_tasks = least_bound(tasks, counts, times_of(profile)).edge_tasks
+    return _WARM_UP_IMAGES + BATCH * round(part * edge_tasks / counts.edge)
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+async def _measure(run: Run, *, ends: Sequence[int] | None, parts: Sequence[float] | None, runs: int) -> None:
+    quick = run.request.quick
+    ends, parts = ends or (_QUICK_ENDS if quick else _ENDS), parts or (_QUICK_PARTS if quick else _PARTS)
+    run.config |= {"ends": list(ends), "parts": list(parts), "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
+    run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
+    turns = list(product(ends, parts, range(runs)))
+    each = [_START_S + _least_s(run.profile.with_nodes(end=number), run.tasks) for number, _, _ in turns]
+    run.expected_s = sum(each)
+    networks = await asyncio.to_thread(run.networks, run.profile)
+    for (number, part, _), expected_s in zip(turns, each, strict=True):
+        async with run.step(f"{number} end devices, slower after {part:.0%}", expected_s):
+            await _one(run, run.profile.with_nodes(end=number), networks, part)
+
+
+def _least_s(profile: Profile, tasks: int) -> float:
+    return least_bound(tasks, _counts(profile), times_of(profile)).seconds
+
+
+def _counts(profile: Profile) -> NodeCounts:
+    return NodeCounts(end=profile.nodes.end, edge=profile.nodes.edge, cloud=profile.nodes.cloud)
+
+
+async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: float) -> None:
+    slower_at: list[datetime] = []
+
+    def watch(name: str, line: str) -> None:
+        if name == _SLOW and SLOWER in line:
+            slower_at.append(datetime.now(UTC))
+
+    after_images = images_until(part, run.tasks, _counts(profile), profile)
+    slow = {"emulate_slowdown": FACTOR, "emulate_slowdown_after": after_images}
+    async with run.fleet(profile, networks, nodes={_SLOW: slow}, watch=watch) as (_, client):
+        images = run.images
+        job = await client.submit(
+            images.images, labels=images.fine, scheme=Scheme.ADAPTIVE, batch_size=BATCH, name="slow edge"
+        )
+        job = await client.wait(job, budget_s=_JOB_BUDGET_S)
+        assert job.started_at is not None
+        run.add(
+            ends=profile.nodes.end,
+            part=part,
+            after_images=after_images,
+            # Not at all, when the node got too little to do.
+            slower_after_s=(slower_at[0] - job.started_at).total_seconds() if slower_at else None,
+            state=job.state,
+            reason=job.reason,
+            seconds=job.elapsed_s,
+            fallback=job.fallback,
+            fine_accuracy=job.fine_accuracy,
+            fine_images_by_node={name: share.fine_images for name, share in sorted(job.by_node.items())},
+        )
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    points = record["points"]
+    cells = dict.fromkeys((point["ends"], point["part"]) for point in points)
+    profile = Profile.model_validate({k: v for k, v in record["config"]["profile"].items() if k != "name"})
+    return [
+        _row([p for p in points if (p["ends"], p["part"]) == cell], profile, record["config"]) for cell in sorted(cells)
+    ]
+
+
+def _row(points: Sequence[Mapping[str, Any]], profile: Profile, config: Mapping[str, Any]) -> dict[str, Any]:
+    """One cell; `ratio` and the bounds are means over its runs, each against the bound for its own moment."""
+    ends, part = points[0]["ends"], points[0]["part"]
+    profile = profile.with_nodes(end=ends)
+    unchanged_s = _least_s(profile, config["tasks"])
+    bounds_s = [_bound_s(point["slower_after_s"], profile, config) for point in points]
+    whole = all(point["state"] == JobState.COMPLETED and not point["fallback"] for point in points)
+    seconds = spread([point["seconds"] for point in points])
+    ratios = spread([point["seconds"] / bound_s for point, bound_s in zip(points, bounds_s, strict=True)])
+    moments = [point["slower_after_s"] for point in points if point["slower_after_s"] is not None]
+    return {
+        "ends": ends,
+        "part": part,
+        "runs": len(points),
+        "slower_after_s": round(spread(moments).mean, 3) if moments else None,
+        "unchanged_bound_seconds": round(unchanged_s, 3),
+        "bound_seconds": round(spread(bounds_s).mean, 3),
+        "seconds": round(seconds.mean, 3) if whole else None,
+        "min_seconds": seconds.minimum,
+        "max_seconds": seconds.maximum,
+        "ratio": round(ratios.mean, 3) if whole else None,
+        "max_ratio": round(ratios.maximum, 3) if whole else None,
+    }
+
+
+def _bound_s(slower_after_s: float | None, profile: Profile, config: Mapping[str, Any]) -> float:
+    if slower_after_s is None:
+        return _least_s(profile, config["tasks"])
+    return bound_with_slow_edge(
+        config["tasks"], _counts(profile), times_of(profile), factor=config["factor"], after_s=slower_after_s
+    )
+
+
+def _table(record: Record) -> Table:
+    return Table(
+        headings=(
+            "end devices",
+            "one edge node slower after, s",
+            "bound without that, s",
+            "bound of the changed fleet, s",
+            "measured, s",
+            "measured / bound",
+        ),
+        rows=[
+            [
+                str(row["ends"]),
+                "never" if row["slower_after_s"] is None else f"{row['slower_after_s']:.1f}",
+                f"{row['unchanged_bound_seconds']:.1f}",
+                f"{row['bound_seconds']:.1f}",
+                "not whole" if row["seconds"] is None else f"{row['seconds']:.1f}",
+                "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+            ]
+            for row in _rows(record)
+        ],
+    )
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    rows, config = [row for row in _rows(record) if row["seconds"] is not None], record["config"]
+    title = f"{config['tasks']} tasks, one edge node {config['factor']:g} times slower; n = {config['runs']}"
+    (axes,) = figures.panels("slow-edge", [title], xlabel="part of the job before", ylabel="time to finish (s)")
+    for number, ends in enumerate(sorted({row["ends"] for row in rows})):
+        shown = [row for row in rows if row["ends"] == ends]
+        parts, means = [row["part"] for row in shown], [row["seconds"] for row in shown]
+        error = error_bars(means, *([row[name] for row in shown] for name in ("min_seconds", "max_seconds")))
+        axes.errorbar(parts, means, yerr=error, capsize=3, label=f"{ends} end devices", **measured(number))
+        axes.plot(parts, [row["bound_seconds"] for row in shown], **bound(number))
+    axes.plot([], [], label="bound of the changed fleet", **bound())
+    axes.set_ylim(0, None)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def configured(*, ends: Sequence[int] | None = None, parts: Sequence[float] | None = None, runs: int = 1) -> Experiment:
+    """The experiment with other numbers.
+
+    Args:
+        ends: numbers of end devices.
+        parts: of the job after which the edge node becomes slower, 0 to 1.
+        runs: of each point.
+    """
+    return replace(SLOW_EDGE, measure=partial(_measure, ends=ends, parts=parts, runs=runs))
+
+
+SLOW_EDGE = Experiment(
+    name="slow-edge",
+    summary="time to finish with `adaptive` when an edge node becomes slower in mid-job",
+    measure=partial(_measure, ends=None, parts=None, runs=1),
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+)
