@@ -12,20 +12,35 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
+from models.split import Part
 from tierkit.documents import faults
 from tierkit.errors import DataError, NotFound, WeightsError
+from tierkit.types import EncoderKind
 
 __all__ = [
     "MANIFEST_NAME",
+    "EncoderEntry",
     "Manifest",
     "ModelEntry",
+    "PartFile",
     "PlainName",
     "TrainingFacts",
     "load_manifest",
+    "merge_encoder",
     "merge_entry",
     "records_folder",
     "save_manifest",
@@ -119,6 +134,70 @@ class ModelEntry(_Frozen):
         return self.model_copy(update={**facts, "precision": precision})
 
 
+class PartFile(_Frozen):
+    """Where the head or the tail of an encoder lies."""
+
+    file: PlainName
+    """File name within the weights folder."""
+    sha256: Digest
+    size_bytes: PositiveInt
+    part: Part
+    """What of the file it is: all of it, or one side of the network's cut (`models.split`)."""
+
+
+class EncoderEntry(_Frozen):
+    """What a device may send to an upper network in place of pixels: a head that runs below, how its output is packed,
+    and the tail that answers to it.
+
+    On the wire a feature x is `q = clip(round(x / scale) + zero_point, 0, 2**bits - 1)`, and
+    `(q - zero_point) * scale` is what the tail gets.
+    """
+
+    kind: EncoderKind
+    network: PlainName
+    """The upper network whose answers the tail gives."""
+    head: PartFile
+    """`images` UINT8 `[n, h, w, 3]` to `features` FP32 `[n, channels, h, w]`."""
+    tail: PartFile
+    """`features` FP32 to `logits` FP32 `[n, classes]`."""
+    feature_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    """Channels, height and width of the features of an image."""
+    scale: PositiveFloat
+    zero_point: Annotated[int, Field(ge=0, le=255)]
+    bits: Annotated[int, Field(ge=1, le=8)] = 8
+    noise: NonNegativeFloat = 0.0
+    """Standard deviation of the Gaussian noise that the device adds to the features before it rounds them."""
+    temperature: PositiveFloat
+    """`softmax(logits / temperature)` is calibrated."""
+    fine_accuracy: Share
+    coarse_accuracy: Share
+    """On the whole test set, through the UINT8 features."""
+    fp32_fine_accuracy: Share
+    """The same with the features as FP32, without noise."""
+    test_images: PositiveInt
+    head_parameters: PositiveInt
+    parameters: PositiveInt
+    """Trained values of head and tail together."""
+    training: TrainingFacts | None = None
+    """None where the encoder is the network's own first layer."""
+
+    @property
+    def name(self) -> str:
+        """Under which a node serves the tail."""
+        return f"{self.network}.{self.kind}"
+
+    @property
+    def levels(self) -> int:
+        """How many values a packed feature can have."""
+        return int(2**self.bits)
+
+    @model_validator(mode="after")
+    def _zero_is_a_level(self) -> EncoderEntry:
+        if self.zero_point >= self.levels:
+            raise ValueError(f"zero_point {self.zero_point} does not fit {self.bits} bits")
+        return self
+
+
 class Manifest(_Frozen):
     """All shipped networks and their label hierarchy."""
 
@@ -128,6 +207,7 @@ class Manifest(_Frozen):
     """Where the training and test images come from, and their terms."""
     models: tuple[ModelEntry, ...]
     """At least one."""
+    encoders: tuple[EncoderEntry, ...] = ()
 
     @cached_property
     def hierarchy(self) -> Hierarchy:
@@ -155,6 +235,18 @@ class Manifest(_Frozen):
             if model.tier == tier:
                 return model
         raise NotFound(f"no model for the tier {tier!r} in the manifest")
+
+    def encoder(self, name: str) -> EncoderEntry:
+        """The encoder called `name` ("NETWORK.KIND").
+
+        Raises:
+            NotFound: there is none; the message lists those that there are.
+        """
+        for encoder in self.encoders:
+            if encoder.name == name:
+                return encoder
+        have = ", ".join(encoder.name for encoder in self.encoders) or "none"
+        raise NotFound(f"no encoder {name!r}; the manifest has: {have}")
 
     def labels(self, entry: ModelEntry) -> tuple[str, ...]:
         """Class names of a network's outputs."""
@@ -213,6 +305,12 @@ def merge_entry(models: Iterable[ModelEntry], entry: ModelEntry) -> tuple[ModelE
     return tuple(sorted([*others, entry], key=lambda model: (rank[model.tier], model.stands_in_for is not None)))
 
 
+def merge_encoder(encoders: Iterable[EncoderEntry], encoder: EncoderEntry) -> tuple[EncoderEntry, ...]:
+    """`encoders` with `encoder` in the place of the one of its name, or added; by name."""
+    others = [other for other in encoders if other.name != encoder.name]
+    return tuple(sorted([*others, encoder], key=lambda other: other.name))
+
+
 def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: Path) -> None:
     if not manifest.models:
         raise WeightsError(f"the manifest {path} lists no network")
@@ -226,3 +324,23 @@ def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: Path) -> 
                 f"the manifest {path} is wrong: {model.name!r} has {model.classes} classes, "
                 f"hierarchy {hierarchy.name!r} has {want} {model.target} ones"
             )
+    _check_encoders(manifest, path)
+
+
+def _check_encoders(manifest: Manifest, path: Path) -> None:
+    names = [encoder.name for encoder in manifest.encoders]
+    if len(set(names)) < len(names):
+        raise WeightsError(f"the manifest {path} names an encoder twice")
+    networks = {model.name: model for model in manifest.models}
+    for encoder in manifest.encoders:
+        network = networks.get(encoder.network)
+        if network is None:
+            raise WeightsError(f"the manifest {path} is wrong: {encoder.name!r} belongs to no network in it")
+        if network.target != "fine":
+            raise WeightsError(f"the manifest {path} is wrong: {network.name!r} gives no fine answers to encode for")
+        for part in (encoder.head, encoder.tail):
+            if part.part != "whole" and (part.file, part.sha256) != (network.file, network.sha256):
+                raise WeightsError(
+                    f"the manifest {path} is wrong: {encoder.name!r} was made for another {network.file} than the one "
+                    f"of {network.name!r}; 'terrace models cut-encoder {network.name}' makes it anew"
+                )

@@ -9,16 +9,18 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from models.manifest import ModelEntry, load_manifest, weights_folder
+from models.manifest import EncoderEntry, ModelEntry, load_manifest, weights_folder
 from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 from tierkit.model import Array, TensorSpec
 
-__all__ = ["OnnxModel", "check_threads", "load_model", "softmax", "verify_file"]
+__all__ = ["OnnxModel", "Side", "check_threads", "load_encoder", "load_model", "softmax", "verify_file"]
+
+Side = Literal["head", "tail"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DATATYPES = {"tensor(uint8)": "UINT8", "tensor(float)": "FP32"}
@@ -46,10 +48,12 @@ class OnnxModel:
         labels: tuple[str, ...],
         provider: str,
         *,
+        name: str | None = None,
         threads: int = 1,
     ) -> None:
         self.entry = entry
         self.part: Part = part
+        self._name = name or (entry.name if part == "whole" else f"{entry.name}-{part}")
         self.provider = provider
         self._sha256 = sha256
         self._session = session
@@ -59,8 +63,9 @@ class OnnxModel:
 
     @property
     def name(self) -> str:
-        """Name in the manifest; a part has `-head` or `-tail` after it."""
-        return self.entry.name if self.part == "whole" else f"{self.entry.name}-{self.part}"
+        """Name in the manifest. A part of a network has `-head` or `-tail` after it; an encoder's tail is called as the
+        encoder is."""
+        return self._name
 
     @property
     def version(self) -> str:
@@ -192,6 +197,63 @@ def load_model(
         MissingExtra: ONNX Runtime is not installed.
         ProviderUnavailable: the installed ONNX Runtime cannot use `provider`.
     """
+    return _load(entry, folder, part, part, None, provider=provider, threads=threads, labels=labels)
+
+
+def load_encoder(
+    encoder: EncoderEntry,
+    network: ModelEntry,
+    side: Side,
+    folder: Path | None = None,
+    *,
+    provider: str = "cpu",
+    threads: int = 1,
+    labels: Sequence[str] | None = None,
+) -> OnnxModel:
+    """Load the head (`images` to `features`) or the tail (`features` to `logits`) of an encoder; the tail is called
+    `encoder.name`, the head the same with `-head` after it.
+
+    Args:
+        encoder: what the manifest says of it.
+        network: the manifest's entry for `encoder.network`.
+        side: "head" or "tail".
+        folder: where the file of that side lies; the bundled weights unless given.
+        provider, threads, labels: as `load_model`.
+
+    Raises:
+        As `load_model`.
+    """
+    file = encoder.head if side == "head" else encoder.tail
+    as_network = network.model_copy(
+        update={
+            "name": encoder.name,
+            "file": file.file,
+            "sha256": file.sha256,
+            "size_bytes": file.size_bytes,
+            "feature_shape": encoder.feature_shape,
+            "temperature": encoder.temperature,
+            "coarse_accuracy": encoder.coarse_accuracy,
+            "fine_accuracy": encoder.fine_accuracy,
+            "head_parameters": encoder.head_parameters,
+            "parameters": encoder.parameters,
+        }
+    )
+    name = f"{encoder.name}-head" if side == "head" else encoder.name
+    return _load(as_network, folder, side, file.part, name, provider=provider, threads=threads, labels=labels)
+
+
+def _load(
+    entry: ModelEntry,
+    folder: Path | None,
+    part: Part,
+    cut: Part,
+    name: str | None,
+    *,
+    provider: str,
+    threads: int,
+    labels: Sequence[str] | None,
+) -> OnnxModel:
+    """`part`: what the loaded graph is; `cut`: what of the file it is."""
     runtime = _import_runtime()
     check_threads(threads)
     wanted = _PROVIDERS.get(provider)
@@ -213,7 +275,7 @@ def load_model(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     try:
-        session = runtime.InferenceSession(extract_part(content, part), options, providers=[wanted])
+        session = runtime.InferenceSession(extract_part(content, cut), options, providers=[wanted])
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from error
     except Exception as error:  # the runtime's own classes share no base but Exception
@@ -222,7 +284,8 @@ def load_model(
         raise ProviderUnavailable(
             f"ONNX Runtime could not start {wanted}; its libraries or a device are missing on this machine"
         )
-    model = OnnxModel(entry, part, entry.sha256, session, names, provider, threads=threads if provider == "cpu" else 1)
+    threads = threads if provider == "cpu" else 1
+    model = OnnxModel(entry, part, entry.sha256, session, names, provider, name=name, threads=threads)
     _check_fit(model, path)
     return model
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from models.manifest import Manifest, ModelEntry
-from models.session import load_model, verify_file
+from models.manifest import EncoderEntry, Manifest, ModelEntry
+from models.session import load_encoder, load_model, verify_file
 from models.speed import probe_images
 from tierkit.errors import MissingExtra, ProviderUnavailable, WeightsError
 
-__all__ = ["Verdict", "verify_entry"]
+__all__ = ["Verdict", "verify_encoder", "verify_entry"]
 
 _IMAGES = 100
 
@@ -42,6 +42,24 @@ def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provide
     except WeightsError as error:
         return Verdict(name=entry.name, file=entry.file, ok=False, detail=str(error))
     return Verdict(name=entry.name, file=entry.file, ok=True, detail=detail)
+
+
+def verify_encoder(encoder: EncoderEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verdict:
+    """Check head and tail of one encoder of a weights folder, as `verify_entry` does a network."""
+    network = manifest.entry(encoder.network)
+    labels = manifest.labels(network)
+    file = encoder.head.file
+    try:
+        head = load_encoder(encoder, network, "head", folder, provider=provider, labels=labels)
+        tail = load_encoder(encoder, network, "tail", folder, provider=provider, labels=labels)
+        features = head.run({"images": probe_images(network.input_shape)[:_IMAGES]}, ["features"])
+        if not np.isfinite(tail.run(features, ["logits"])["logits"]).all():
+            raise WeightsError(f"{encoder.tail.file} gives values that are not finite")
+    except (MissingExtra, ProviderUnavailable):
+        raise
+    except WeightsError as error:
+        return Verdict(name=encoder.name, file=file, ok=False, detail=str(error))
+    return Verdict(name=encoder.name, file=file, ok=True, detail="sha256 of head and tail match; both run")
 
 
 def _run_parts(entry: ModelEntry, manifest: Manifest, folder: Path, provider: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Escalate", "Health", "Privacy", "Recovery", "Scheme", "Tier", "UpstreamLoss"]
+__all__ = ["EncoderKind", "Escalate", "Health", "Privacy", "Recovery", "Scheme", "Tier", "UpstreamLoss"]
 
 
 class Tier(StrEnum):
@@ -49,6 +49,14 @@ class Privacy(StrEnum):
 
     AUTO = "auto"
     NONE = "none"
+
+
+class EncoderKind(StrEnum):
+    """Whose output a device sends in place of pixels: the upper network's own first convolution (section 3.5 of the
+    paper), or a narrow encoder that was trained to be hard to invert."""
+
+    CONV1 = "conv1"
+    BOTTLENECK = "bottleneck"
 
 
 class Recovery(StrEnum):

@@ -129,6 +129,12 @@ def quantize_run(
             hierarchy=dataset.hierarchy.content(),
             data_source=dataset.source,
             models=merge_entry(before.models if before else (), entry),
+            # What was cut from the network's old file does not fit the new one.
+            encoders=tuple(
+                encoder
+                for encoder in (before.encoders if before else ())
+                if encoder.network != entry.name or encoder.tail.part == "whole"
+            ),
         ),
         weights,
     )

@@ -1,13 +1,13 @@
 """`terrace models`: the networks that ship, how good and how fast they are, and how they are made.
 
-`list`, `show`, `verify`, `eval`, `speed` and `tune-escalation` need ONNX Runtime alone; `train`, `export` and
-`quantize` need the extra `train`.
+`list`, `show`, `verify`, `eval`, `speed`, `cut-encoder` and `tune-escalation` need ONNX Runtime alone; `train`,
+`export` and `quantize` need the extra `train`.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -28,11 +28,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from encryption.conv1 import add_conv1
 from models.dataset import CIFAR100, Dataset
 from models.escalation import Tuning
 from models.evaluate import evaluate
 from models.manifest import (
     MANIFEST_NAME,
+    EncoderEntry,
     Manifest,
     ModelEntry,
     PlainName,
@@ -43,7 +45,7 @@ from models.manifest import (
 from models.session import check_threads, load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
 from models.tuning import Target, TuningReport, tune_weights
-from models.verify import verify_entry
+from models.verify import verify_encoder, verify_entry
 from terrace.console import percent, plain_table, print_json, screen, tier_text
 from terrace.options import Json
 from tierkit.errors import InvalidInput, MissingExtra, SetupError
@@ -59,6 +61,9 @@ Weights = Annotated[
 Data = Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder that holds cifar-100-python/.")]
 DatasetName = Annotated[
     str, typer.Option("--dataset", metavar="NAME", help="cifar100, or a folder with hierarchy.toml, train/ and test/.")
+]
+Records = Annotated[
+    Path | None, typer.Option(help="Folder of the training records; `records` in the weights folder unless given.")
 ]
 Runs = Annotated[Path, typer.Option(help="Folder of the training runs, one folder each.", file_okay=False)]
 
@@ -119,6 +124,8 @@ def list_models(weights: Weights = None, json: Json = False) -> None:
             percent(entry.fine_accuracy),
         )
     screen().print(table)
+    if manifest.encoders:
+        _print_encoders(manifest.encoders)
     for entry in manifest.models:
         if entry.stands_in_for:
             screen().print(f"[dim]{entry.name}: {entry.stands_in_for}[/dim]")
@@ -141,10 +148,13 @@ def show(name: Name, weights: Weights = None, json: Json = False) -> None:
 
 @app.command()
 def verify(weights: Weights = None, provider: Provider = Processor.CPU, json: Json = False) -> None:
-    """Check digest, loading, answers and the cut into head and tail of every network."""
+    """Check digest, loading, answers and the cut into head and tail of every network, and every encoder."""
     folder = weights or weights_folder()
     manifest = load_manifest(folder)
-    verdicts = [verify_entry(entry, manifest, folder, provider=provider) for entry in manifest.models]
+    verdicts = [
+        *(verify_entry(entry, manifest, folder, provider=provider) for entry in manifest.models),
+        *(verify_encoder(encoder, manifest, folder, provider=provider) for encoder in manifest.encoders),
+    ]
     if json:
         print_json([asdict(verdict) for verdict in verdicts])
     else:
@@ -253,15 +263,44 @@ def speed(
     screen().print("[dim]milliseconds per image[/dim]")
 
 
+@app.command("cut-encoder")
+def cut_encoder(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all with fine answers unless given.")
+    ] = None,
+    data: Data = None,
+    dataset: DatasetName = CIFAR100,
+    weights: Weights = None,
+    records: Records = None,
+    threads: Threads = 1,
+    json: Json = False,
+) -> None:
+    """Cut the first convolution off networks, measure its features and enter it into the manifest as an encoder."""
+    folder = weights or weights_folder()
+    manifest = load_manifest(folder)
+    wanted = names or [entry.name for entry in manifest.models if entry.target == "fine"]
+    source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
+    with _progress("image") as progress:
+        made = add_conv1(
+            wanted,
+            folder,
+            source,
+            records or records_folder(folder),
+            threads=threads,
+            report=_Bars(progress),
+        )
+    if json:
+        print_json([encoder.model_dump(mode="json") for encoder in made])
+        return
+    _print_encoders(made)
+
+
 @app.command("tune-escalation")
 def tune_escalation(
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     weights: Weights = None,
-    records: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the training records, which gets the curves; `records` in the weights folder."),
-    ] = None,
+    records: Records = None,
     relative_accuracy: Annotated[
         float | None,
         typer.Option(min=0.01, help="Accuracy to aim at, as a share of the upper network's own; 0.99 unless given."),
@@ -283,13 +322,6 @@ def tune_escalation(
     folder = weights or weights_folder()
     size = load_manifest(folder).models[0].input_shape[:2]
     with _progress("image") as progress:
-        bars: dict[str, TaskID] = {}
-
-        def advance(what: str, images: int, of: int) -> None:
-            if what not in bars:
-                bars[what] = progress.add_task(what, total=of)
-            progress.advance(bars[what], images)
-
         report = tune_weights(
             folder,
             Dataset.open(dataset, data, size=size),
@@ -300,7 +332,7 @@ def tune_escalation(
             test=test,
             provider=provider,
             threads=threads,
-            report=advance,
+            report=_Bars(progress),
         )
     if json:
         print_json(
@@ -399,9 +431,7 @@ def quantize(
         Path | None,
         typer.Option(help="Weights folder to enter it into; the bundled one unless given.", file_okay=False),
     ] = None,
-    records: Annotated[
-        Path | None, typer.Option(help="Folder for the training records; `records` in the weights folder unless given.")
-    ] = None,
+    records: Records = None,
     stands_in_for: Annotated[str, typer.Option(help="The network that it replaces for now, and why.")] = "",
     json: Json = False,
 ) -> None:
@@ -419,6 +449,9 @@ def quantize(
         stands_in_for=stands_in_for or None,
         say=lambda text: err.print(f"[dim]{text}[/dim]"),
     )
+    if entry.target == "fine":
+        err.print("[dim]cutting its encoder off[/dim]")
+        add_conv1([name], weights, Dataset.open(dataset, data), place)
     if json:
         print_json(entry.model_dump(mode="json"))
         return
@@ -487,6 +520,36 @@ def _print_tuning(report: TuningReport) -> None:
         out.print(f"[dim]{path}[/dim]", soft_wrap=True)
     if not report.plot:
         out.print("[dim]no plot: that needs the extra 'plots' (pip install 'terrace\\[plots]')[/dim]")
+
+
+def _print_encoders(encoders: Sequence[EncoderEntry]) -> None:
+    numbers = ("features", "scale", "zero", "coarse", "fine", "fine FP32", "head kB")
+    table = plain_table("encoder", *numbers, right=numbers)
+    for encoder in encoders:
+        table.add_row(
+            encoder.name,
+            "x".join(map(str, encoder.feature_shape)),
+            f"{encoder.scale:.5f}",
+            str(encoder.zero_point),
+            percent(encoder.coarse_accuracy),
+            percent(encoder.fine_accuracy),
+            percent(encoder.fp32_fine_accuracy),
+            f"{encoder.head.size_bytes / 1e3:.1f}",
+        )
+    screen().print(table)
+
+
+class _Bars:
+    """A bar for each thing that a command goes through; a `models.tuning` report."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, images: int, of: int) -> None:
+        if what not in self._bars:
+            self._bars[what] = self._progress.add_task(what, total=of)
+        self._progress.advance(self._bars[what], images)
 
 
 class _TrainingDisplay:

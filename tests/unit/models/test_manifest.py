@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,3 +114,39 @@ def test_an_entry_for_another_file_has_its_digest(tmp_path: Path):
     assert entry.sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     with pytest.raises(WeightsError, match="absent"):
         entry.with_file(tmp_path / "absent", precision="fp32")
+
+
+def test_each_upper_network_has_its_first_convolution_as_an_encoder():
+    manifest = load_manifest()
+    for network in (model for model in manifest.models if model.target == "fine"):
+        encoder = manifest.encoder(f"{network.name}.conv1")
+        assert encoder.feature_shape == network.feature_shape
+        assert network.fine_accuracy is not None
+        assert abs(encoder.fp32_fine_accuracy - network.fine_accuracy) <= 0.0005
+        assert abs(encoder.fine_accuracy - network.fine_accuracy) <= 0.003
+
+
+def test_an_encoder_that_is_not_there_is_refused_with_those_there_are():
+    with pytest.raises(NotFound, match=r"no encoder 'x.conv1'; the manifest has: resnet-34"):
+        load_manifest().encoder("x.conv1")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"network": "gone"}, "belongs to no network"),
+        ({"network": "mobilenet-v1-0.5"}, "gives no fine answers to encode for"),
+        ({"zero_point": 8, "bits": 3}, "zero_point 8 does not fit 3 bits"),
+        ({"kind": "conv7"}, "conv7|conv1"),
+    ],
+)
+def test_an_encoder_that_does_not_fit_is_refused(tmp_path: Path, content, change: dict[str, Any], sentence: str):
+    content["encoders"][0].update(change)
+    with pytest.raises(WeightsError, match=sentence):
+        load_manifest(write(tmp_path, content))
+
+
+def test_an_encoder_that_was_cut_from_another_file_is_refused_with_the_remedy(tmp_path: Path, content):
+    content["encoders"][0]["tail"]["sha256"] = "0" * 64
+    with pytest.raises(WeightsError, match=r"terrace models cut-encoder resnet-34"):
+        load_manifest(write(tmp_path, content))

@@ -1,0 +1,144 @@
+"""The paper's encoder (section 3.5): the upper network's own first convolution, cut off and measured."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from encryption.packing import Quantiser
+from models.atomic import write_atomically
+from models.data import ImageSet
+from models.dataset import Dataset
+from models.evaluate import score
+from models.held_out import held_out_per_class, hold_out
+from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile, load_manifest, merge_encoder, save_manifest
+from models.session import OnnxModel, load_model, verify_file
+from models.split import FEATURES, extract_part
+from tierkit.errors import DataError, InvalidInput
+from tierkit.model import Array
+from tierkit.types import EncoderKind
+
+__all__ = ["add_conv1"]
+
+_BATCH = 50
+Report = Callable[[str, int, int], None]
+"""`report(what, images done, images in all)`."""
+
+
+def add_conv1(
+    names: list[str],
+    folder: Path,
+    dataset: Dataset,
+    records: Path,
+    *,
+    threads: int = 1,
+    report: Report = lambda what, images, of: None,
+) -> list[EncoderEntry]:
+    """Cut the first convolution off these networks of a weights folder, and enter it into its manifest as an encoder.
+
+    The range of the UINT8 form is that of the features of the training images that were held out; accuracies are those
+    of the whole test set.
+
+    Args:
+        names: of networks that give fine answers.
+        folder: of the weights; each head becomes a file there, the tails stay in the networks' own files.
+        records: folder of the training records, which say what was held out.
+
+    Raises:
+        NotFound: a network that the manifest does not have.
+        InvalidInput: one without fine answers, or of another hierarchy than the data set.
+        DataError: the images have no labels.
+        WeightsError: a file is missing or damaged, or nothing was held out.
+        SetupError: a file could not be written.
+    """
+    manifest = load_manifest(folder)
+    if dataset.hierarchy != manifest.hierarchy:
+        raise InvalidInput(
+            f"{folder} holds networks of hierarchy {manifest.hierarchy.name!r}, the data set is "
+            f"{dataset.hierarchy.name!r}"
+        )
+    networks = [manifest.entry(name) for name in names]
+    for network in networks:
+        if network.target != "fine":
+            raise InvalidInput(f"{network.name!r} gives no fine answers: nothing is sent up to it")
+    train, test = dataset.read("train"), dataset.read("test")
+    if train.fine is None:
+        raise DataError("which images were held out is known of labelled ones alone")
+    made = []
+    for network in networks:
+        held_out = train.take(hold_out(train.fine, held_out_per_class([network], records)).held_out)
+        encoder = _make(network, manifest, folder, held_out.images, test, threads, report)
+        manifest = manifest.model_copy(update={"encoders": merge_encoder(manifest.encoders, encoder)})
+        save_manifest(manifest, folder)
+        made.append(encoder)
+    return made
+
+
+def _make(
+    network: ModelEntry,
+    manifest: Manifest,
+    folder: Path,
+    held_out: Array,
+    test: ImageSet,
+    threads: int,
+    report: Report,
+) -> EncoderEntry:
+    labels = manifest.labels(network)
+    content = extract_part(verify_file(network, folder).read_bytes(), "head")
+    head = load_model(network, folder, part="head", threads=threads, labels=labels)
+    tail = load_model(network, folder, part="tail", threads=threads, labels=labels)
+    quantiser = _measure_range(head, tail, held_out, lambda done: report(f"{network.name}: range", done, len(held_out)))
+    fp32, uint8 = [], []
+    for batch in _batches(test.images):
+        features = head.run({"images": batch}, [FEATURES])[FEATURES]
+        fp32.append(tail.run({FEATURES: features}, ["logits"])["logits"])
+        uint8.append(tail.run({FEATURES: quantiser.unpack(quantiser.pack(features))}, ["logits"])["logits"])
+        report(f"{network.name}: test", len(batch), len(test))
+    (coarse, fine), (_, fp32_fine) = (
+        score(np.concatenate(logits), test, manifest.hierarchy, target="fine", temperature=network.temperature)[:2]
+        for logits in (uint8, fp32)
+    )
+    assert fine is not None  # the network is a fine one
+    assert fp32_fine is not None
+    precision = ".int8" if network.precision == "int8" else ""
+    file = f"{network.name}.{EncoderKind.CONV1}.head{precision}.onnx"
+    write_atomically(folder / file, content)
+    return EncoderEntry(
+        kind=EncoderKind.CONV1,
+        network=network.name,
+        head=PartFile(file=file, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content), part="whole"),
+        tail=PartFile(file=network.file, sha256=network.sha256, size_bytes=network.size_bytes, part="tail"),
+        feature_shape=network.feature_shape,
+        scale=quantiser.scale,
+        zero_point=quantiser.zero_point,
+        temperature=network.temperature,
+        fine_accuracy=fine,
+        coarse_accuracy=coarse,
+        fp32_fine_accuracy=fp32_fine,
+        test_images=len(test),
+        head_parameters=network.head_parameters,
+        parameters=network.parameters,
+    )
+
+
+def _measure_range(head: OnnxModel, tail: OnnxModel, images: Array, report: Callable[[int], None]) -> Quantiser:
+    low = high = 0.0
+    rectified = True
+    for batch in _batches(images):
+        features = head.run({"images": batch}, [FEATURES])[FEATURES]
+        low, high = min(low, float(features.min())), max(high, float(features.max()))
+        if rectified:
+            whole, clipped = (
+                tail.run({FEATURES: values}, ["logits"])["logits"] for values in (features, np.maximum(features, 0))
+            )
+            rectified = bool((whole == clipped).all())
+        report(len(batch))
+    # A tail that begins with a rectifier makes nothing of negative features: they need no levels, and stay below.
+    return Quantiser.for_range(0.0 if rectified else low, high)
+
+
+def _batches(images: Array) -> list[Array]:
+    return [images[start : start + _BATCH] for start in range(0, len(images), _BATCH)]
