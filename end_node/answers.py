@@ -10,7 +10,7 @@ from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.model import Array
 from tierkit.oip import InferResponse, Timing
-from tierkit.protocol import CoarseEvent, FineEvent, StageAnswer, UpperTiming, Upstream
+from tierkit.protocol import CoarseEvent, FineEvent, StageAnswer, UpperTiming, Upstream, WrongAnswer
 from tierkit.runner import RunResult
 
 __all__ = ["check_probabilities", "coarse_event", "fine_event", "stage_answer"]
@@ -42,6 +42,7 @@ def fine_event(
     *,
     round_trip_s: float,
     timing: Timing | None = None,
+    wrong: tuple[WrongAnswer, ...] = (),
 ) -> FineEvent:
     """The finer answer, from an upper node's class probabilities, `[n, F]`; the superclass is the one whose classes'
     probabilities add up to the most, which need not be that of the best class."""
@@ -52,6 +53,7 @@ def fine_event(
         model=upstream.model,
         round_trip_ms=round_trip_s * 1000,
         timing=_upper_timing(timing),
+        wrong=wrong,
         **_both_levels(probabilities, hierarchy),
     )
 
@@ -64,6 +66,7 @@ def stage_answer(
     *,
     round_trip_s: float,
     timing: Timing | None = None,
+    wrong: tuple[WrongAnswer, ...] = (),
 ) -> StageAnswer:
     """The finer answer as one stage of several, for the images at `indices`, int64 `[n]`, of a task."""
     return StageAnswer(
@@ -73,6 +76,7 @@ def stage_answer(
         indices=tuple(indices.tolist()),
         round_trip_ms=round_trip_s * 1000,
         timing=_upper_timing(timing),
+        wrong=wrong,
         **_both_levels(probabilities, hierarchy),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import ClassVar
 
@@ -31,6 +31,7 @@ from tierkit.protocol import (
     StageAnswer,
     StageLoss,
     Upstream,
+    WrongAnswer,
 )
 from tierkit.service import Lifecycle
 from tierkit.types import Tier
@@ -77,6 +78,8 @@ class _Got:
     probabilities: Array
     round_trip_s: float
     timing: Timing | None
+    wrong: tuple[WrongAnswer, ...] = ()
+    """What nodes that were asked before it answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,7 @@ class _Failed:
     reason: FallbackReason
     detail: str
     tried: tuple[str, ...]
+    wrong: tuple[WrongAnswer, ...] = ()
 
 
 class EndNode(InferenceNode):
@@ -169,7 +173,9 @@ class EndNode(InferenceNode):
         """
         got = await self._ask_in_turn(task, task.images, task.upstreams, later=0)
         if isinstance(got, _Failed):
-            return FallbackEvent(task_id=task.task_id, reason=got.reason, detail=got.detail, tried=got.tried)
+            return FallbackEvent(
+                task_id=task.task_id, reason=got.reason, detail=got.detail, tried=got.tried, wrong=got.wrong
+            )
         return fine_event(
             task.task_id,
             got.upstream,
@@ -177,6 +183,7 @@ class EndNode(InferenceNode):
             self._hierarchy,
             round_trip_s=got.round_trip_s,
             timing=got.timing,
+            wrong=got.wrong,
         )
 
     async def escalated(self, task: Task, coarse: Array | None) -> RoutedEvent:
@@ -204,7 +211,14 @@ class EndNode(InferenceNode):
             if isinstance(got, _Failed):
                 indices = tuple(going.tolist())
                 losses.append(
-                    StageLoss(tier=stage.tier, indices=indices, reason=got.reason, detail=got.detail, tried=got.tried)
+                    StageLoss(
+                        tier=stage.tier,
+                        indices=indices,
+                        reason=got.reason,
+                        detail=got.detail,
+                        tried=got.tried,
+                        wrong=got.wrong,
+                    )
                 )
                 below = Below(answered=going[:0], probabilities=None, lost=going)
             else:
@@ -216,6 +230,7 @@ class EndNode(InferenceNode):
                         self._hierarchy,
                         round_trip_s=got.round_trip_s,
                         timing=got.timing,
+                        wrong=got.wrong,
                     )
                 )
                 below = Below(answered=going, probabilities=got.probabilities, lost=going[:0])
@@ -227,6 +242,7 @@ class EndNode(InferenceNode):
         """Ask these nodes until one answers. `later`: how many more may have to be asked after them."""
         tried: list[str] = []
         failures: list[str] = []
+        wrong: list[WrongAnswer] = []
         reason: FallbackReason = "deadline"
         for index, upstream in enumerate(upstreams):
             remaining_s = task.deadline - self.clock()
@@ -238,12 +254,14 @@ class EndNode(InferenceNode):
             except TerraceError as exc:
                 reason = _reason(exc)
                 failures.append(f"{upstream.node_id}: {exc}")
+                if reason == "upstream_error":
+                    wrong.append(WrongAnswer(node_id=upstream.node_id, detail=str(exc)))
                 self._tell(upstream.node_id, reason, str(exc))
             else:
                 self._tell(upstream.node_id, None, "")
-                return got
+                return replace(got, wrong=tuple(wrong)) if wrong else got
         detail = "; ".join(failures) or "the budget was spent before an upper node could be asked"
-        return _Failed(reason=reason, detail=detail, tried=tuple(tried))
+        return _Failed(reason=reason, detail=detail, tried=tuple(tried), wrong=tuple(wrong))
 
     def _tell(self, upstream: str, reason: FallbackReason | None, why: str) -> None:
         """Log when an upper node begins to fail, fails in another way, or is well again; not for each task."""

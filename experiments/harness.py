@@ -265,11 +265,11 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
             current = asyncio.current_task()
             assert current is not None
             current.uncancel()
-        except TerraceError as exc:
+        except (TerraceError, ExceptionGroup) as exc:
             if not run.points:
                 raise
             state = "invalid"
-            run.note(str(exc))
+            run.note(_sentence(exc))
     config = {
         "profile": {"name": request.profile_name, **request.profile.model_dump(mode="json")},
         "quick": request.quick,
@@ -285,6 +285,15 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
         record = RunRecord(experiment=experiment.name, samples={}, results=results, seed=request.seed, **fields)
         record.write(folder, stem=Path(RECORD).stem)
     return publish(experiment, folder)
+
+
+def _sentence(error: Exception) -> str:
+    """What ended a run, out of the groups that it came in. Raises errors that are not Terrace's own."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, TerraceError):
+        raise error
+    return str(error)
 
 
 def publish(experiment: Experiment, folder: Path) -> Outcome:

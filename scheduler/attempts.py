@@ -30,7 +30,7 @@ import logging
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -71,6 +71,8 @@ _TICK_S = 0.005
 """An event loop counts in milliseconds: what happens at a time is looked at a little later."""
 _MOST_MOVES = 3
 """So often a task is taken from an upper node that is alive."""
+_MOST_SAID = 300
+"""Characters of an upper node's wrong answer that the device list shows."""
 _DURATIONS = 100
 """Attempts per job and device whose duration is remembered, for hedging."""
 
@@ -270,6 +272,8 @@ class Attempts:
         )
         for node_id in (device.node_id, *(node.node_id for node in attempt.first_asked[:1])):
             self._charge(node_id, task.images, now)
+        for node in attempt.first_asked:
+            self._devices.sent(node.node_id, self._incarnation(node.node_id), now)
         self._outstanding[device.node_id] += 1
         OUTSTANDING.labels(node=device.node_id).inc()
         if job.policy.recovery is Recovery.REASSIGN:
@@ -384,6 +388,7 @@ class Attempts:
                         self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
                         self._take_off(attempt, now, answered=True)
                         self._learn(attempt, event, now)
+                        self._judge_uppers(attempt, event, now)
                         asked_upper, was_open = bool(attempt.upstreams), not task.closed
                         if not job.take(task, event, line, now, asked_upper=asked_upper, too_late=attempt.too_late):
                             attempt.lacks_fine = True
@@ -524,7 +529,7 @@ class Attempts:
             self._after_time(attempt, now)
             return "deadline", attempt.overdue
         if error is None:
-            self._right(attempt, now)
+            self._right(attempt, task.wrong, attempt.node_id, attempt.device.incarnation, now)
         if task.closed or job.ending:
             if error is None and self._settings.hedge and not job.ending:
                 self._durations.add(attempt, now - attempt.started)
@@ -557,33 +562,52 @@ class Attempts:
         else:
             task.errors += 1
             if isinstance(error, TerraceError):  # anything else is the scheduler's own fault
-                self._wrong(attempt, reason, now)
+                self._wrong(task.wrong, attempt.node_id, attempt.device.incarnation, reason, now)
         self._failed(attempt, reason, now)
         return outcome, reason
 
-    def _wrong(self, attempt: _Attempt, reason: str, now: float) -> None:
-        """The device has answered wrongly, or not in time. The first one to do so with a task is blamed; when a second
-        one does, it is the task's fault as much, until another device can do it: `_right`."""
-        task, device = attempt.task, attempt.device
-        first = not task.wrong
-        if len(task.wrong) == 1 and device.node_id not in task.wrong:
-            for node_id, incarnation in task.wrong.items():
-                self._devices.pardon(node_id, incarnation, now)
-        task.wrong[device.node_id] = device.incarnation
-        self._devices.answered_wrongly(device.node_id, device.incarnation, reason, now, counts=first)
+    def _judge_uppers(self, attempt: _Attempt, event: TaskEvent, now: float) -> None:
+        """Hold what an end device says of the upper nodes' answers for or against those that it was told to ask."""
+        parts: Sequence[FineEvent | FallbackEvent | StageAnswer | StageLoss] = ()
+        match event:
+            case FineEvent() | FallbackEvent():
+                parts = (event,)
+            case RoutedEvent():
+                parts = (*event.answers, *event.losses)
+        asked = {node.node_id for node in attempt.upstreams}
+        blamed = attempt.task.wrong_above
+        for part in parts:
+            for answer in part.wrong:
+                if answer.node_id in asked:
+                    incarnation = self._incarnation(answer.node_id)
+                    self._wrong(blamed, answer.node_id, incarnation, answer.detail[:_MOST_SAID], now)
+            if isinstance(part, FineEvent | StageAnswer):
+                self._right(attempt, blamed, part.node_id, self._incarnation(part.node_id), now)
+
+    def _wrong(self, blamed: dict[str, str], node_id: str, incarnation: str, reason: str, now: float) -> None:
+        """A node has answered a task wrongly, or not in time. The first one to do so is blamed; when a second one does,
+        it is the task's fault as much, until another node can do it: `_right`.
+
+        Args:
+            blamed: those of the same kind that could not do this task so far, with their incarnations.
+        """
+        first = not blamed
+        if len(blamed) == 1 and node_id not in blamed:
+            for other, its_incarnation in blamed.items():
+                self._devices.pardon(other, its_incarnation, now)
+        blamed[node_id] = incarnation
+        self._devices.answered_wrongly(node_id, incarnation, reason, now, counts=first)
         asyncio.get_running_loop().call_later(self._settings.set_aside_s + _TICK_S, self._wake)
 
-    def _right(self, attempt: _Attempt, now: float) -> None:
-        """The device has answered as it should, so those that could not were at fault themselves."""
-        task, device = attempt.task, attempt.device
-        self._devices.answered_rightly(device.node_id, device.incarnation, now)
-        blamed, task.wrong = task.wrong, {}
-        if len(blamed) < 2:
-            return  # the only one has been blamed already
-        for node_id, incarnation in blamed.items():
-            if node_id != device.node_id:
-                reason = f"task {attempt.job.task_id(task)}, which {device.node_id} could do"
-                self._devices.answered_wrongly(node_id, incarnation, reason, now)
+    def _right(self, attempt: _Attempt, blamed: dict[str, str], node_id: str, incarnation: str, now: float) -> None:
+        """A node has answered as it should, so those that could not were at fault themselves."""
+        self._devices.answered_rightly(node_id, incarnation, now)
+        if len(blamed) > 1:  # a single one has been blamed already
+            reason = f"task {attempt.job.task_id(attempt.task)}, which {node_id} could do"
+            for other, its_incarnation in blamed.items():
+                if other != node_id:
+                    self._devices.answered_wrongly(other, its_incarnation, reason, now)
+        blamed.clear()
 
     def _after_time(self, attempt: _Attempt, now: float) -> None:
         """The task's time was up when its final answer had not come. One that may go on waiting asks again."""
@@ -714,6 +738,10 @@ class Attempts:
             if attempt.task is task:
                 attempt.dropped = "the task is quarantined"
                 running.cancel()
+
+    def _incarnation(self, node_id: str) -> str:
+        """The present one; "" for a node that has left the list, of which nothing is noted any more."""
+        return self._devices.get(node_id).incarnation if self._known(node_id) else ""
 
     def _known(self, node_id: str) -> bool:
         try:

@@ -63,11 +63,14 @@ class Fleet:
 
     def routes(self, scheme: Scheme, now: float, *, also: Collection[str] = ()) -> dict[str, Route]:
         """The routes of the end devices that are alive, and of those in `also`."""
+        edges, clouds = self.upper(Tier.EDGE, now), self.upper(Tier.CLOUD, now)
+        if len(_UPPER_TIERS[scheme]) > 1:
+            edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
         return plan_routes(
             scheme,
             ends={*also, *(device.node_id for device in self._devices.alive(Tier.END, now))},
-            edges=self.upper(Tier.EDGE, now),
-            clouds=self.upper(Tier.CLOUD, now),
+            edges=edges,
+            clouds=clouds,
             n_map=self.n_map(now).value,
         )
 
@@ -82,8 +85,16 @@ class Fleet:
         return [self.node(device) for device in candidates if self._may_see_pixels(device, Privacy.AUTO)]
 
     def uppers(self, now: float) -> list[Node]:
-        """The upper nodes of both tiers, edge first."""
-        return [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now)]
+        """The upper nodes of both tiers, edge first; those that are set aside only where there is no other."""
+        nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now)]
+        return self._sound(nodes, now, beside=nodes)
+
+    def _sound(self, nodes: Sequence[Node], now: float, *, beside: Sequence[Node]) -> list[Node]:
+        """Those whose answers are not wrong, where there are such beside them; else all."""
+        aside = {view.device.node_id for view in self._devices.view(now) if view.set_aside}
+        if all(node.node_id in aside for node in beside):
+            return list(nodes)
+        return [node for node in nodes if node.node_id not in aside]
 
     def alive_ends(self, now: float) -> list[Node]:
         """End devices that may receive new tasks."""

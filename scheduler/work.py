@@ -117,6 +117,8 @@ class ActiveTask:
     """Those of the failed ones that the device itself is to blame for: it answered nonsense, or not in time."""
     wrong: dict[str, str] = field(default_factory=dict)
     """End devices that answered it wrongly, with their incarnations."""
+    wrong_above: dict[str, str] = field(default_factory=dict)
+    """Upper nodes, likewise."""
     tried: set[str] = field(default_factory=set)
     """Nodes of any tier with which an attempt of this task failed: it goes to others, while there are any."""
     deaths: set[str] = field(default_factory=set)

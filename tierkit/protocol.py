@@ -53,6 +53,7 @@ __all__ = [
     "TaskEvent",
     "UpperTiming",
     "Upstream",
+    "WrongAnswer",
     "checked_node_id",
 ]
 
@@ -196,6 +197,13 @@ class UpperTiming(_Message):
     batch_images: PositiveInt
 
 
+class WrongAnswer(_Message):
+    """An upper node that was asked and answered with an error or with nonsense."""
+
+    node_id: NodeId
+    detail: str
+
+
 class FineEvent(_Message):
     """The finer answer of an upper node: one class per image, and the superclass that its probabilities add up to."""
 
@@ -212,6 +220,8 @@ class FineEvent(_Message):
     round_trip_ms: NonNegativeFloat
     timing: UpperTiming | None = None
     """What the upper node says of its own part in `round_trip_ms`; None where it says nothing."""
+    wrong: tuple[WrongAnswer, ...] = ()
+    """Of the nodes that were asked before it."""
 
 
 class StageAnswer(_Message):
@@ -228,6 +238,7 @@ class StageAnswer(_Message):
     coarse_confidences: tuple[Confidence, ...]
     round_trip_ms: NonNegativeFloat
     timing: UpperTiming | None = None
+    wrong: tuple[WrongAnswer, ...] = ()
 
 
 class StageLoss(_Message):
@@ -238,6 +249,8 @@ class StageLoss(_Message):
     reason: FallbackReason
     detail: str
     tried: tuple[NodeId, ...]
+    wrong: tuple[WrongAnswer, ...] = ()
+    """Of those that were tried."""
 
 
 class RoutedEvent(_Message):
@@ -263,6 +276,8 @@ class FallbackEvent(_Message):
     reason: FallbackReason
     detail: str
     tried: tuple[NodeId, ...]
+    wrong: tuple[WrongAnswer, ...] = ()
+    """Of those that were tried."""
 
 
 class ErrorEvent(_Message):

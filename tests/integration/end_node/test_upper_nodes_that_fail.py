@@ -131,6 +131,16 @@ async def test_it_answers_with_nonsense(end: RunningEnd, respond: Callable[[], R
     async with serve_app(Starlette(routes=[Route("/v2/models/fine/infer", infer, methods=["POST"])])) as service:
         event = await fallback(end, to(service.url))
     assert event.reason == reason
+    assert [answer.node_id for answer in event.wrong] == (["edge-1"] if reason == "upstream_error" else [])
+
+
+async def test_a_fine_answer_says_whose_was_wrong_before(end: RunningEnd, upper: RunningUpper) -> None:
+    routes = [to(refused(), "edge-7"), to(upper.url, "edge-8", model="other"), to(upper.url)]
+    _, event = await end.answer(images(0, 1), *routes)
+    assert isinstance(event, FineEvent)
+    (answer,) = event.wrong
+    assert answer.node_id == "edge-8"
+    assert "no model 'other' here" in answer.detail
 
 
 @pytest.mark.parametrize(

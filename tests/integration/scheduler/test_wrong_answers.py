@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -131,6 +132,103 @@ async def test_devices_that_could_not_do_what_another_one_can_are_blamed_each(ki
         "end-2": "alive",
     }
     assert told["end-1"][1] == f"its last answer was wrong: task {job['id']}-0, which end-2 could do"
+
+
+def nonsense_from(*liars: str) -> Any:
+    """End devices that had nonsense from these upper nodes, and ask the next one then."""
+
+    async def script(end, task_id, upstreams, lines):
+        rest = [upstream for upstream in upstreams if upstream.node_id not in liars]
+        asked = upstreams[: upstreams.index(rest[0])] if rest else upstreams
+        wrong = [{"node_id": upstream.node_id, "detail": "no probabilities"} for upstream in asked]
+        if rest:
+            who = {"node_id": rest[0].node_id, "tier": rest[0].tier, "model": rest[0].model}
+            return [lines[0], {**lines[1], **who, "wrong": wrong}]
+        tried = [upstream.node_id for upstream in asked]
+        fallback = {"reason": "upstream_error", "detail": "no probabilities", "tried": tried, "wrong": wrong}
+        return [lines[0], {"event": "fallback", "task_id": task_id, **fallback}]
+
+    return script
+
+
+@pytest.mark.parametrize("scheme", ["end-edge", "mapping", "adaptive"])
+async def test_an_upper_node_whose_answers_are_wrong_is_asked_no_more(kit, settings, scheme):
+    async with (
+        kit.scheduler(settings.model_copy(update={"window": 1, "set_aside_s": 30.0})) as scheduler,
+        kit.end(scheduler, "end-0", script=nonsense_from("edge-0")) as end,
+        kit.uppers(scheduler, "edge-0", "edge-1"),
+    ):
+        # Adaptive may know the other one as quicker for a while; it is the only way once the first has been asked.
+        while "edge-0" not in [route[0] for route in end.routes]:
+            job = await scheduler.submit(kit.images(40), scheme=scheme, batch_size=10)
+            assert counts(await scheduler.finished(job["id"])) == ("completed", 40, 40, 0, 0)
+        state, reason = (await health(scheduler))["edge-0"]
+        assert (state, reason) == ("suspect", "its last answer was wrong: no probabilities")
+        assert [route[0] for route in end.routes].count("edge-0") == 1
+
+
+async def test_an_upper_node_is_trusted_again_when_its_answer_to_a_trial_is_right(kit, settings):
+    async with (
+        kit.scheduler(settings.model_copy(update={"set_aside_s": 0.001})) as scheduler,
+        kit.end(scheduler, "end-0", script=nonsense_from("edge-0")) as end,
+        kit.uppers(scheduler, "edge-0", "edge-1"),
+    ):
+
+        async def after_a_job() -> tuple[str, str]:
+            job = await scheduler.submit(kit.images(20), scheme="end-edge", batch_size=10)
+            assert counts(await scheduler.finished(job["id"])) == ("completed", 20, 20, 0, 0)
+            return (await health(scheduler))["edge-0"]
+
+        state, reason = await after_a_job()
+        assert state == "suspect" or reason.endswith(
+            "gets one task as a trial: its last answer was wrong: no probabilities"
+        )
+        end.script = None
+
+        async def trusted() -> bool:
+            return await after_a_job() == ("alive", "heartbeats on time")
+
+        await wait_for(trusted, what="a right answer")
+
+
+async def test_a_tier_whose_answers_are_wrong_is_left_out_beside_another(kit, settings):
+    async with (
+        kit.scheduler(settings.model_copy(update={"window": 1, "set_aside_s": 30.0})) as scheduler,
+        kit.end(scheduler, "end-0", script=nonsense_from("edge-0")) as end,
+        kit.uppers(scheduler, "edge-0", "cloud-0"),
+    ):
+        job = await scheduler.submit(kit.images(40), scheme="mapping", batch_size=10)
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 40, 40, 0, 0)
+        assert end.routes == [("edge-0", "cloud-0"), ("cloud-0",), ("cloud-0",), ("cloud-0",)]
+        # Where there is no other, it is asked all the same: the worst that comes of it is the coarse answer.
+        job = await scheduler.submit(kit.images(10), scheme="end-edge", batch_size=10, recovery="none")
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 10, 0, 10, 0)
+        assert end.routes[-1] == ("edge-0",)
+
+
+async def test_a_task_that_no_upper_node_can_do_leaves_the_upper_nodes_alive(kit, settings):
+    async with (
+        kit.scheduler(settings.model_copy(update={"set_aside_s": 30.0})) as scheduler,
+        kit.end(scheduler, "end-0", script=nonsense_from("edge-0", "edge-1", "cloud-0")),
+        kit.uppers(scheduler, "edge-0", "edge-1", "cloud-0"),
+    ):
+        job = await scheduler.submit(kit.images(10), scheme="mapping")
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 10, 0, 10, 0)
+        assert {state for state, _ in (await health(scheduler)).values()} == {"alive"}
+
+
+async def test_what_is_said_of_nodes_that_were_not_asked_counts_for_nothing(kit, settings):
+    async def slander(end, task_id, upstreams, lines):
+        return [lines[0], {**lines[1], "wrong": [{"node_id": "cloud-0", "detail": "nonsense"}]}]
+
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.end(scheduler, "end-0", script=slander),
+        kit.uppers(scheduler, "edge-0", "cloud-0"),
+    ):
+        job = await scheduler.submit(kit.images(10), scheme="end-edge")
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 10, 10, 0, 0)
+        assert (await health(scheduler))["cloud-0"][0] == "alive"
 
 
 async def test_the_row_of_an_attempt_comes_with_the_answer_that_it_brought(kit, scheduler):

@@ -91,10 +91,17 @@ async def test_a_stopped_run_keeps_what_it_has_measured(tmp_path: Path) -> None:
     assert "**This run is interrupted.**" in (tmp_path / "run" / "table.md").read_text()
 
 
-async def test_a_failure_after_the_first_point_marks_the_run_invalid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside_other_work", [False, True])
+async def test_a_failure_after_the_first_point_marks_the_run_invalid(tmp_path: Path, beside_other_work: bool) -> None:
+    async def late() -> None:
+        raise DeadlineExceeded("the job was not done within 9 s")
+
     async def failing(run: Run) -> None:
         run.add(x=1.0, seconds=1.0)
-        raise DeadlineExceeded("the job was not done within 9 s")
+        if not beside_other_work:
+            await late()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(late())
 
     record = (await execute(replace(EXPERIMENT, measure=failing), REQUEST, tmp_path / "run", ignore)).record
     assert (record["state"], record["notes"]) == ("invalid", ["the job was not done within 9 s"])
