@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from models.data import read_sample
 from tierkit.model import Array, Model
 
-__all__ = ["measure_ms_per_image", "probe_images"]
+__all__ = ["least_ms_per_image", "measure_ms_per_image", "probe_images"]
 
 _REPEATS = 9
 _LEAST_S = 0.2
 
 
 def measure_ms_per_image(model: Model, images: Array, batch_sizes: Sequence[int]) -> dict[int, float]:
-    """Milliseconds per image by batch size: the smallest of nine means, each over at least 0.2 s of runs.
-
-    The smallest mean is what the network needs; larger ones have other programs' time in them.
+    """Milliseconds per image of a network by batch size; see `least_ms_per_image`.
 
     Args:
         images: UINT8 `[n, h, w, 3]`; repeated where a batch needs more.
     """
-    answer: dict[int, float] = {}
-    for size in batch_sizes:
-        batch = np.resize(images, (size, *images.shape[1:]))
-        model.run({"images": batch}, ["logits"])
-        means: list[float] = []
-        for _ in range(_REPEATS):
-            runs, begun = 0, time.perf_counter()
-            while (spent := time.perf_counter() - begun) < _LEAST_S:
-                model.run({"images": batch}, ["logits"])
-                runs += 1
-            means.append(spent * 1e3 / (runs * size))
-        answer[size] = min(means)
-    return answer
+    return {
+        size: least_ms_per_image(lambda batch: model.run({"images": batch}, ["logits"]), images, size)
+        for size in batch_sizes
+    }
+
+
+def least_ms_per_image(work: Callable[[Array], object], images: Array, batch_size: int) -> float:
+    """Milliseconds per image that `work` takes for a batch: the smallest of nine means, each over at least 0.2 s.
+
+    The smallest mean is what the work needs; larger ones have other programs' time in them.
+
+    Args:
+        images: UINT8 `[n, h, w, 3]`; repeated where a batch needs more.
+    """
+    batch = np.resize(images, (batch_size, *images.shape[1:]))
+    work(batch)
+    means: list[float] = []
+    for _ in range(_REPEATS):
+        runs, begun = 0, time.perf_counter()
+        while (spent := time.perf_counter() - begun) < _LEAST_S:
+            work(batch)
+            runs += 1
+        means.append(spent * 1e3 / (runs * batch_size))
+    return min(means)
 
 
 def probe_images(shape: tuple[int, int, int]) -> Array:

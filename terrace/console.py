@@ -14,6 +14,7 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +33,7 @@ __all__ = [
     "percent",
     "plain_table",
     "print_json",
+    "progress_bars",
     "screen",
     "tier_text",
 ]
@@ -199,3 +201,20 @@ def milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1f} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def progress_bars(unit: str) -> Progress:
+    """Bars for long work, with the time left; each task counts `unit`s."""
+    console = screen(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(f"{unit}s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        # Into a file it would leave an empty line behind.
+        disable=not console.is_terminal,
+    )

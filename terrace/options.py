@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +14,15 @@ import typer
 from terrace.console import screen
 from tierkit.access import checked_token, read_token
 from tierkit.client import DEFAULT_URL, Backoff, Client
+from tierkit.errors import MissingExtra
 from tierkit.plaintext import one_line
 from tierkit.types import Tier
 
 __all__ = [
     "DEFAULT_PORT",
     "DEFAULT_URL",
+    "Data",
+    "DatasetName",
     "Json",
     "LowestTier",
     "SchedulerUrl",
@@ -25,8 +30,10 @@ __all__ = [
     "TokenFile",
     "Untrusted",
     "UpperTier",
+    "Weights",
     "connect",
     "token_from",
+    "training_extra",
 ]
 
 DEFAULT_PORT = 8070
@@ -53,6 +60,15 @@ TlsCa = Annotated[
     typer.Option(
         "--tls-ca", envvar="TERRACE_TLS_CA", metavar="FILE", help="Certificates (PEM) to trust; default: public ones."
     ),
+]
+
+Weights = Annotated[
+    Path | None,
+    typer.Option(envvar="TERRACE_WEIGHTS", help="Folder of weights and manifest; the bundled one unless given."),
+]
+Data = Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder that holds cifar-100-python/.")]
+DatasetName = Annotated[
+    str, typer.Option("--dataset", metavar="NAME", help="cifar100, or a folder with hierarchy.toml, train/ and test/.")
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else on standard output.")]
@@ -105,3 +121,18 @@ def token_from(token_file: Path | None) -> str | None:
         return read_token(token_file)
     token = os.environ.get("TERRACE_TOKEN")
     return checked_token(token, "TERRACE_TOKEN") if token else None
+
+
+@contextmanager
+def training_extra(purpose: str) -> Iterator[None]:
+    """Around the imports of what needs torch.
+
+    Raises:
+        MissingExtra: the extra 'train' is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib"}:
+            raise MissingExtra("train", purpose) from error
+        raise

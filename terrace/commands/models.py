@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -17,15 +16,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from encryption.conv1 import add_conv1
@@ -46,22 +37,14 @@ from models.session import check_threads, load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
 from models.tuning import Target, TuningReport, tune_weights
 from models.verify import verify_encoder, verify_entry
-from terrace.console import percent, plain_table, print_json, screen, tier_text
-from terrace.options import Json
-from tierkit.errors import InvalidInput, MissingExtra, SetupError
+from terrace.console import percent, plain_table, print_json, progress_bars, screen, tier_text
+from terrace.options import Data, DatasetName, Json, Weights, training_extra
+from tierkit.errors import InvalidInput, SetupError
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, check, measure and make the networks.")
 
-Weights = Annotated[
-    Path | None,
-    typer.Option(envvar="TERRACE_WEIGHTS", help="Folder of weights and manifest; the bundled one unless given."),
-]
-Data = Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder that holds cifar-100-python/.")]
-DatasetName = Annotated[
-    str, typer.Option("--dataset", metavar="NAME", help="cifar100, or a folder with hierarchy.toml, train/ and test/.")
-]
 Records = Annotated[
     Path | None, typer.Option(help="Folder of the training records; `records` in the weights folder unless given.")
 ]
@@ -190,7 +173,7 @@ def evaluate_models(
         )
     test = source.read("test")
     found: list[dict[str, Any]] = []
-    with _progress("image") as progress:
+    with progress_bars("image") as progress:
         for entry in entries:
             model = load_model(entry, folder, provider=provider, threads=threads, labels=manifest.labels(entry))
             bar = progress.add_task(entry.name, total=len(test))
@@ -280,7 +263,7 @@ def cut_encoder(
     manifest = load_manifest(folder)
     wanted = names or [entry.name for entry in manifest.models if entry.target == "fine"]
     source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
-    with _progress("image") as progress:
+    with progress_bars("image") as progress:
         made = add_conv1(
             wanted,
             folder,
@@ -321,7 +304,7 @@ def tune_escalation(
         )
     folder = weights or weights_folder()
     size = load_manifest(folder).models[0].input_shape[:2]
-    with _progress("image") as progress:
+    with progress_bars("image") as progress:
         report = tune_weights(
             folder,
             Dataset.open(dataset, data, size=size),
@@ -371,7 +354,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a network, or go on with a run that was interrupted."""
-    with _training_extra("training a network"):
+    with training_extra("training a network"):
         from models.training.commands import train_and_draw
         from models.training.config import find_config
 
@@ -382,7 +365,7 @@ def train(
     if batch_size is not None:
         chosen = chosen.model_copy(update={"batch_size": batch_size})
     err = screen(stderr=True)
-    with _progress("step") as progress:
+    with progress_bars("step") as progress:
         record = train_and_draw(
             chosen,
             dataset=Dataset.open(dataset, data),
@@ -411,7 +394,7 @@ def export(
     name: Name, data: Data = None, dataset: DatasetName = CIFAR100, runs: Runs = _RUNS, json: Json = False
 ) -> None:
     """Write a trained network as FP32 ONNX, normalisation inside, into its run folder."""
-    with _training_extra("exporting a network"):
+    with training_extra("exporting a network"):
         from models.export.pipeline import export_run
     source = Dataset.open(dataset, data)
     path = export_run(runs / name, source)
@@ -436,7 +419,7 @@ def quantize(
     json: Json = False,
 ) -> None:
     """Quantise an exported network to INT8, calibrate it, measure it and enter it into a manifest."""
-    with _training_extra("quantising a network"):
+    with training_extra("quantising a network"):
         from models.export.pipeline import quantize_run
     err = screen(stderr=True)
     weights = out or weights_folder()
@@ -583,7 +566,7 @@ def _precisions(
 ) -> Iterator[tuple[ModelEntry, Path]]:
     yield entry, folder
     if scratch is not None and entry.precision == "int8":
-        with _training_extra("the FP32 form of a network"):
+        with training_extra("the FP32 form of a network"):
             from models.export.dequantize import dequantize_onnx
         path = scratch / f"{entry.name}.fp32.onnx"
         path.write_bytes(dequantize_onnx(verify_file(entry, folder).read_bytes()))
@@ -591,32 +574,6 @@ def _precisions(
     if runs is not None:
         path = runs / entry.name / "fp32.onnx"
         yield entry.with_file(path, precision="fp32"), path.parent
-
-
-@contextmanager
-def _training_extra(purpose: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib"}:
-            raise MissingExtra("train", purpose) from error
-        raise
-
-
-def _progress(unit: str) -> Progress:
-    console = screen(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(f"{unit}s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        # Into a file it would leave an empty line behind.
-        disable=not console.is_terminal,
-    )
 
 
 def _plain(value: Any) -> str:
