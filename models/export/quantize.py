@@ -19,15 +19,15 @@ from models.split import FEATURES
 from models.training.batches import Statistics
 from tierkit.model import Array
 
-__all__ = ["quantize_onnx"]
+__all__ = ["quantize_head", "quantize_onnx", "quantize_tail"]
 
 _CALIBRATION_BATCH = 50
 
 
-class _Images(CalibrationDataReader):
-    def __init__(self, images: Array) -> None:
-        starts = range(0, len(images), _CALIBRATION_BATCH)
-        self._batches = iter([{"images": images[start : start + _CALIBRATION_BATCH]} for start in starts])
+class _Examples(CalibrationDataReader):
+    def __init__(self, name: str, values: Array) -> None:
+        starts = range(0, len(values), _CALIBRATION_BATCH)
+        self._batches = iter([{name: values[start : start + _CALIBRATION_BATCH]} for start in starts])
 
     def get_next(self) -> dict[str, Array] | None:
         return next(self._batches, None)
@@ -45,13 +45,57 @@ def quantize_onnx(model: onnx.ModelProto, known: Statistics, images: Array) -> o
         known: the normalisation that it was trained with.
         images: UINT8 `[n, h, w, 3]`, training images to calibrate on.
     """
-    pixels = next(node for node in model.graph.node if FEATURES in node.output).input[0]
+    quantised = _quantised_of_pixels(model, known, images)
+    _restore_cut(quantised.graph)
+    quantised.graph.value_info.extend(value for value in model.graph.value_info if value.name == FEATURES)
+    mark_cut(quantised)
+    onnx.checker.check_model(quantised, full_check=True)
+    return quantised
+
+
+def quantize_head(model: onnx.ModelProto, known: Statistics, images: Array) -> onnx.ModelProto:
+    """INT8 form of what `export_head` wrote; see `quantize_onnx`."""
+    quantised = _quantised_of_pixels(model, known, images)
+    onnx.checker.check_model(quantised, full_check=True)
+    return quantised
+
+
+def quantize_tail(model: onnx.ModelProto, scale: float, zero_point: int, features: Array) -> onnx.ModelProto:
+    """INT8 form of what `export_tail` wrote; see `quantize_onnx`.
+
+    Args:
+        scale, zero_point: of the UINT8 form in which the tail takes its features.
+        features: FP32 `[n, channels, h, w]` as they arrive, to calibrate on.
+    """
+    quantised = _quantised(model, FEATURES, features, FEATURES, scale, zero_point, [])
+    onnx.checker.check_model(quantised, full_check=True)
+    return quantised
+
+
+def _quantised_of_pixels(model: onnx.ModelProto, known: Statistics, images: Array) -> onnx.ModelProto:
+    pixels = next(node for node in model.graph.node if node.op_type == "Conv").input[0]
+    before = _before(model.graph, pixels)
+    quantised = _quantised(model, "images", images, pixels, 1.0 / known.std, known.mean, before)
+    _feed_pixels(quantised.graph, pixels)
+    return quantised
+
+
+def _quantised(
+    model: onnx.ModelProto,
+    takes: str,
+    examples: Array,
+    first: str,
+    scale: float,
+    zero_point: int,
+    excluded: list[str],
+) -> onnx.ModelProto:
+    """Quantised, with the scale and zero point of the tensor `first` given and those of all others measured."""
     exact = {
-        pixels: [
+        first: [
             {
                 "quant_type": QuantType.QUInt8,
-                "scale": np.array(1.0 / known.std, dtype=np.float32),
-                "zero_point": np.array(known.mean, dtype=np.uint8),
+                "scale": np.array(scale, dtype=np.float32),
+                "zero_point": np.array(zero_point, dtype=np.uint8),
             }
         ]
     }
@@ -61,22 +105,16 @@ def quantize_onnx(model: onnx.ModelProto, known: Statistics, images: Array) -> o
         quantize_static(
             source,
             target,
-            _Images(images),
+            _Examples(takes, examples),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
-            nodes_to_exclude=_before(model.graph, pixels),
+            nodes_to_exclude=excluded,
             extra_options={"TensorQuantOverrides": exact},
         )
-        quantised = onnx.load(target)
-    _feed_pixels(quantised.graph, pixels)
-    _restore_cut(quantised.graph)
-    quantised.graph.value_info.extend(value for value in model.graph.value_info if value.name == FEATURES)
-    mark_cut(quantised)
-    onnx.checker.check_model(quantised, full_check=True)
-    return quantised
+        return onnx.load(target)
 
 
 def _before(graph: onnx.GraphProto, tensor: str) -> list[str]:

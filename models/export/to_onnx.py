@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from models.split import FEATURES, HEAD_NODES_KEY
 from models.training.batches import Statistics
 
-__all__ = ["export_onnx", "mark_cut"]
+__all__ = ["export_head", "export_onnx", "export_tail", "mark_cut"]
 
 
 class _Served(nn.Module):
-    """UINT8 `[n, h, w, 3]` to logits `[n, classes]`."""
+    """UINT8 `[n, h, w, 3]` to what the network gives for normalised images."""
 
     def __init__(self, network: nn.Module, known: Statistics) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class _Served(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         planes = images.permute(0, 3, 1, 2).float()
-        logits: Tensor = self.network((planes - self.mean) * self.scale)
-        return logits
+        given: Tensor = self.network((planes - self.mean) * self.scale)
+        return given
 
 
 def export_onnx(network: nn.Module, known: Statistics, image_shape: tuple[int, int]) -> onnx.ModelProto:
@@ -45,24 +45,48 @@ def export_onnx(network: nn.Module, known: Statistics, image_shape: tuple[int, i
         known: the normalisation that it was trained with.
         image_shape: height and width.
     """
-    served = _Served(network.cpu().eval(), known).eval()
-    example = torch.zeros(2, *image_shape, 3, dtype=torch.uint8)
+    model = _export(_of_pixels(network, known), _pixels(image_shape), "images", "logits")
+    _name_cut(model)
+    mark_cut(model)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def export_head(network: nn.Module, known: Statistics, image_shape: tuple[int, int]) -> onnx.ModelProto:
+    """A network of images that gives features: `images` UINT8 `[n, h, w, 3]` to `features` FP32; see `export_onnx`."""
+    return _export(_of_pixels(network, known), _pixels(image_shape), "images", FEATURES)
+
+
+def export_tail(network: nn.Module, feature_shape: tuple[int, int, int]) -> onnx.ModelProto:
+    """A network of features: `features` FP32 `[n, channels, h, w]` to `logits` FP32 `[n, classes]`; see
+    `export_onnx`."""
+    return _export(network.cpu().eval(), torch.zeros(2, *feature_shape), FEATURES, "logits")
+
+
+def _of_pixels(network: nn.Module, known: Statistics) -> nn.Module:
+    return _Served(network.cpu().eval(), known).eval()
+
+
+def _pixels(shape: tuple[int, int]) -> Tensor:
+    return torch.zeros(2, *shape, 3, dtype=torch.uint8)
+
+
+def _export(network: nn.Module, example: Tensor, takes: str, gives: str) -> onnx.ModelProto:
     buffer = io.BytesIO()
     with _quiet():
         torch.onnx.export(
-            served,
+            network,
             (example,),
             buffer,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes={"images": {0: torch.export.Dim("n", min=1)}},
+            input_names=[takes],
+            output_names=[gives],
+            dynamic_shapes=({0: torch.export.Dim("n", min=1)},),
             dynamo=True,
             external_data=False,
             verbose=False,
         )
     model = onnx.load_from_string(buffer.getvalue())
     _normalisation_to_convolution(model.graph)
-    _name_cut(model)
     # The exporter notes the source file of every node; those paths are nobody's business.
     for node in model.graph.node:
         del node.metadata_props[:]
@@ -70,7 +94,6 @@ def export_onnx(network: nn.Module, known: Statistics, image_shape: tuple[int, i
     for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
         del value.metadata_props[:]
     del model.graph.metadata_props[:]
-    mark_cut(model)
     onnx.checker.check_model(model, full_check=True)
     return model
 

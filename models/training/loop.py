@@ -29,7 +29,16 @@ from models.training.networks import build_network
 from models.training.schedule import learning_rate
 from tierkit.errors import Conflict, DataError, WeightsError
 
-__all__ = ["Progress", "Trainer", "averaged_network", "check_hierarchy", "predict", "served_weights"]
+__all__ = [
+    "Progress",
+    "Trainer",
+    "autocast",
+    "averaged_network",
+    "check_hierarchy",
+    "parameter_groups",
+    "predict",
+    "served_weights",
+]
 
 _EVALUATION_BATCH = 500
 
@@ -115,7 +124,7 @@ class Trainer:
             _fill(self._student.network, initial, f"the weights that {config.name!r} is to start from")
         self._averaged = {name: value.clone() for name, value in self._student.state_dict().items()}
         self._optimizer = torch.optim.SGD(
-            _parameter_groups(self._student, config.weight_decay),
+            parameter_groups(self._student, config.weight_decay),
             lr=config.peak_rate,
             momentum=config.momentum,
             nesterov=config.momentum > 0,
@@ -186,7 +195,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.steps, self.config)
         self._student.train()
-        with _autocast(self.config, self._device):
+        with autocast(self.config, self._device):
             output, auxiliary = self._student(batch.images)
         loss = training_loss(output, auxiliary, batch, self._labels, self.config)
         loss.backward()
@@ -346,7 +355,7 @@ def predict(
     network.eval()
     if device.type == "cpu" and config.precision == "bf16":
         use_matrix_products(network)
-    with torch.inference_mode(), _autocast(config, device):
+    with torch.inference_mode(), autocast(config, device):
         parts = [
             network(normalise(torch.from_numpy(chunk).to(device), known)).float().cpu() for chunk in _chunks(images)
         ]
@@ -370,11 +379,11 @@ def _load(config: TrainConfig, hierarchy: Hierarchy, weights: dict[str, Tensor])
     return network.eval()
 
 
-def _autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16) if config.precision == "bf16" else nullcontext()
 
 
-def _parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     # Decay on biases and normalisation only distorts scale (arXiv:1812.01187, section 3.1).
     matrices = [value for value in network.parameters() if value.ndim > 1]
     vectors = [value for value in network.parameters() if value.ndim <= 1]

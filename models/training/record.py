@@ -19,7 +19,16 @@ from models.training.checkpoint import EpochRow
 from models.training.config import TrainConfig
 from tierkit.errors import WeightsError
 
-__all__ = ["TrainingRecord", "load_record", "make_record", "record_name", "save_record"]
+__all__ = [
+    "TrainingRecord",
+    "environment",
+    "hardware",
+    "load_record",
+    "make_record",
+    "record_name",
+    "save_record",
+    "source_commit",
+]
 
 _PACKAGE = Path(__file__).parent
 _FILE = "record.json"
@@ -90,13 +99,9 @@ def make_record(
         steps=steps,
         planned_steps=planned_steps,
         minutes=seconds / 60,
-        hardware=_hardware(device),
-        environment={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "threads": str(torch.get_num_threads()),
-        },
-        commit=_commit(),
+        hardware=hardware(device),
+        environment=environment(),
+        commit=source_commit(_PACKAGE),
         source_sha256=_source_digest(),
         epochs=tuple({name: getattr(row, name) for name in EpochRow.__slots__} for row in rows),
     )
@@ -128,7 +133,17 @@ def load_record(folder: Path) -> TrainingRecord:
         raise WeightsError(f"the training record {path} is damaged: {error}") from error
 
 
-def _hardware(device: str) -> str:
+def environment() -> dict[str, str]:
+    """Versions, and the number of torch's threads."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def hardware(device: str) -> str:
+    """What a run on `device` computes with, in words."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
     model = platform.processor() or platform.machine()
@@ -140,14 +155,15 @@ def _hardware(device: str) -> str:
     return f"{threads} {'core' if threads == 1 else 'cores'} of {model}, shared with other work"
 
 
-def _commit() -> str | None:
-    head = _git("rev-parse", "HEAD")
-    return head and head + ("+changes" if _git("status", "--porcelain", "--", str(_PACKAGE)) else "")
+def source_commit(package: Path) -> str | None:
+    """Commit of the working tree that a package lies in, `+changes` after it where the package had some."""
+    head = _git(package, "rev-parse", "HEAD")
+    return head and head + ("+changes" if _git(package, "status", "--porcelain", "--", str(package)) else "")
 
 
-def _git(*arguments: str) -> str | None:
+def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=_PACKAGE, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

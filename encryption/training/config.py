@@ -1,0 +1,110 @@
+"""Configuration of a learned encoder's training: a TOML file, checked and frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from models.training.config import TrainConfig
+from tierkit.documents import read_document
+from tierkit.errors import InvalidInput
+
+__all__ = [
+    "AdversaryConfig",
+    "BottleneckConfig",
+    "EncoderConfig",
+    "bundled_config",
+    "bundled_configs",
+    "find_config",
+]
+
+_FOLDER = Path(__file__).parent.parent / "configs"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EncoderConfig(_Frozen):
+    """The part that runs on the device, and what it sends."""
+
+    widths: tuple[PositiveInt, ...] = Field(min_length=1)
+    """Output channels of its 3x3 convolutions."""
+    strides: tuple[Literal[1, 2], ...]
+    """Their strides."""
+    channels: PositiveInt
+    """Channels of the features."""
+    levels: Literal[2, 4, 8, 16, 32, 64, 128, 256]
+    """How many values a feature can take: 0, 1/(levels - 1), ..., 1."""
+    noise: NonNegativeFloat
+    """Standard deviation of the Gaussian noise that is added before rounding to a level."""
+    cut: NonNegativeInt
+    """Blocks of the upper network that the encoder takes the place of; the tail has the others."""
+
+
+class AdversaryConfig(_Frozen):
+    """The decoder that learns alongside to reconstruct the images, and how much the encoder minds."""
+
+    weight: NonNegativeFloat
+    """Of the decoder's SSIM in the encoder's loss; 0 for an encoder that does not care."""
+    ramp_epochs: NonNegativeFloat = 1.0
+    """Epochs in which the weight rises from zero."""
+    width: PositiveInt = 96
+    """Channels of the decoder."""
+    rate: PositiveFloat = 1e-3
+    """Its learning rate (AdamW)."""
+    steps: PositiveInt = 1
+    """Its steps for each step of the encoder."""
+
+
+class BottleneckConfig(TrainConfig):
+    """Everything that determines the training of a learned encoder, together with the data and the code.
+
+    `network` is the upper network, `teacher.runs` are networks of the manifest, `initial` is an earlier run of this
+    kind whose head and tail the training starts from.
+    """
+
+    upper: str
+    """The upper network's name in the manifest."""
+    start: Literal["shipped", "run", "random"] = "shipped"
+    """Where the tail's first weights come from unless `initial` is given: the file of the manifest (ResNet alone), the
+    checkpoint of the network's own training run, or nowhere."""
+    hint_epochs: NonNegativeInt = 0
+    """Epochs before the first in which the head alone learns to give what the replaced blocks give (FitNets,
+    arXiv:1412.6550)."""
+    encoder: EncoderConfig
+    adversary: AdversaryConfig
+    clip_norm: PositiveFloat = 5.0
+    """Longest gradient of head and tail together."""
+
+
+def bundled_configs() -> tuple[str, ...]:
+    """Names of the configurations that ship with Terrace."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+def bundled_config(name: str) -> Path:
+    """Path of a configuration that ships with Terrace.
+
+    Raises:
+        InvalidInput: there is none of this name.
+    """
+    path = _FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise InvalidInput(f"no bundled configuration {name!r}; there is: {', '.join(bundled_configs())}")
+    return path
+
+
+def find_config(name: str, path: Path | None) -> BottleneckConfig:
+    """The configuration called `name`: the file at `path`, or the bundled one unless given.
+
+    Raises:
+        InvalidInput: there is no bundled one, or the file has another name in it.
+        SetupError: the file is wrong.
+    """
+    config = read_document(path or bundled_config(name), BottleneckConfig, what="configuration")
+    if config.name != name:
+        raise InvalidInput(f"the configuration {path} is called {config.name!r}, not {name!r}")
+    return config

@@ -1,0 +1,215 @@
+"""A finished run becomes two INT8 files, head and tail, and an entry of a manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from encryption.packing import Quantiser
+from encryption.training.config import BottleneckConfig
+from encryption.training.loop import build_parts
+from encryption.training.record import EncoderRecord, load_record, save_record
+from models.atomic import write_atomically
+from models.calibration import fit_temperature
+from models.dataset import Dataset
+from models.evaluate import score
+from models.export.quantize import quantize_head, quantize_tail
+from models.export.to_onnx import export_head, export_tail
+from models.held_out import hold_out
+from models.manifest import (
+    MANIFEST_NAME,
+    EncoderEntry,
+    ModelEntry,
+    PartFile,
+    load_manifest,
+    merge_encoder,
+    records_folder,
+    save_manifest,
+    weights_folder,
+)
+from models.session import OnnxModel, load_encoder
+from models.split import FEATURES
+from models.training.batches import Statistics
+from models.training.checkpoint import load_checkpoint
+from models.training.loop import check_hierarchy
+from models.training.networks import build_network, count_parameters
+from tierkit.errors import DataError, WeightsError
+from tierkit.model import Array
+from tierkit.types import EncoderKind
+
+__all__ = ["export_encoder"]
+
+_CALIBRATION_PER_CLASS = 10
+_BATCH = 50
+_NOISE_SEED = 0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    config: BottleneckConfig
+    parts: nn.ModuleDict
+    statistics: Statistics
+    record: EncoderRecord
+    before: tuple[EncoderRecord, ...]
+    """The runs that its weights come from, latest first."""
+
+
+def export_encoder(
+    folder: Path,
+    dataset: Dataset,
+    into: Path,
+    *,
+    say: Say = lambda _: None,
+) -> EncoderEntry:
+    """Write head and tail of a run as INT8 files, measured on the test set, and enter them into a manifest.
+
+    Args:
+        folder: the run folder.
+        dataset: the data set that it was trained on.
+        into: weights folder that has the upper network; begun as a copy of the bundled one where there is none. Its
+            folder of records gets copies of the training records, of the run and of those that its weights come from.
+        say: told what is going on.
+
+    Raises:
+        WeightsError: the folder has no checkpoint, or one for another hierarchy than the data set's or the manifest's.
+        NotFound: the upper network is in no manifest.
+        DataError: images are missing or do not fit.
+        SetupError: a file could not be written.
+    """
+    run = _open(folder, dataset)
+    if not (into / MANIFEST_NAME).is_file():
+        shutil.copytree(weights_folder(), into, dirs_exist_ok=True)
+    manifest = load_manifest(into)
+    network = manifest.entry(run.config.upper)
+    if manifest.hierarchy != dataset.hierarchy:
+        raise WeightsError(f"{into} holds networks of hierarchy {manifest.hierarchy.name!r}; choose another folder")
+    train, test = dataset.read("train"), dataset.read("test")
+    if train.fine is None:
+        raise DataError("quantisation needs labelled training images")
+    split = hold_out(train.fine, run.config.held_out_per_class)
+    picked = [split.train[train.fine[split.train] == label] for label in np.unique(train.fine)]
+    examples = train.images[np.concatenate([indices[:_CALIBRATION_PER_CLASS] for indices in picked])]
+    levels = run.config.encoder.levels
+    quantiser = Quantiser(scale=1 / (levels - 1), zero_point=0, levels=levels)
+    entry = _draft(run, network, quantiser, dataset)
+    rng = np.random.default_rng(_NOISE_SEED)
+
+    def arriving(features: Array) -> Array:
+        noise = rng.standard_normal(features.shape, dtype=np.float32) * np.float32(entry.noise)
+        return quantiser.unpack(quantiser.pack(features + noise))
+
+    say("quantising the head")
+    floating = export_head(run.parts["head"], run.statistics, dataset.size)
+    head_file = quantize_head(floating, run.statistics, examples).SerializeToString()
+    entry = entry.model_copy(update={"head": _part(entry.head.file, head_file)})
+    # In the run folder: what is being served from the weights folder changes only when all is known.
+    write_atomically(folder / entry.head.file, head_file)
+    head = load_encoder(entry, network, "head", folder, labels=dataset.hierarchy.fine)
+    say("quantising the tail")
+    arrived = arriving(_features(head, examples))
+    # The tail's own steps are as fine as UINT8 allows, and each level of the packed features is one of them.
+    finer = quantiser.scale / (255 // (levels - 1))
+    tail_file = quantize_tail(
+        export_tail(run.parts["tail"], entry.feature_shape), finer, 0, arrived
+    ).SerializeToString()
+    entry = entry.model_copy(update={"tail": _part(entry.tail.file, tail_file)})
+    write_atomically(folder / entry.tail.file, tail_file)
+    tail = load_encoder(entry, network, "tail", folder, labels=dataset.hierarchy.fine)
+    say("fitting the temperature on held-out training images")
+    held_out = train.take(split.held_out)
+    assert held_out.fine is not None
+    temperature = fit_temperature(_logits(tail, arriving(_features(head, held_out.images))), held_out.fine)
+    say("measuring on the test set")
+    features = _features(head, test.images)
+    (coarse, fine), (_, plain_fine) = (
+        score(_logits(tail, sent), test, dataset.hierarchy, target="fine", temperature=temperature)[:2]
+        for sent in (arriving(features), features)
+    )
+    entry = entry.model_copy(
+        update={
+            "temperature": temperature,
+            "fine_accuracy": fine,
+            "coarse_accuracy": coarse,
+            "fp32_fine_accuracy": plain_fine,
+            "test_images": len(test),
+        }
+    )
+    for record in (run.record, *run.before):
+        save_record(record, records_folder(into), f"{record.config.name}.json")
+    write_atomically(into / entry.head.file, head_file)
+    write_atomically(into / entry.tail.file, tail_file)
+    encoders = merge_encoder(manifest.encoders, entry)
+    save_manifest(manifest.model_copy(update={"encoders": encoders}), into)
+    return entry
+
+
+def _open(folder: Path, dataset: Dataset) -> _Run:
+    checkpoint = load_checkpoint(folder / "checkpoint.pt")
+    if checkpoint is None:
+        raise WeightsError(f"nothing trained in {folder}: no checkpoint.pt")
+    check_hierarchy(checkpoint, dataset.hierarchy)
+    config = BottleneckConfig.model_validate(checkpoint.config)
+    network = build_network(config.network.kind, len(dataset.hierarchy.fine), config.network.options)
+    parts = build_parts(config, network)
+    parts.load_state_dict(checkpoint.averaged)
+    chain = [load_record(folder)]
+    while (name := chain[-1].config.initial) is not None:
+        chain.append(load_record(folder.parent / name))
+    return _Run(
+        config=config,
+        parts=parts.eval(),
+        statistics=Statistics(**checkpoint.statistics),
+        record=chain[0],
+        before=tuple(chain[1:]),
+    )
+
+
+def _features(head: OnnxModel, images: Array) -> Array:
+    return np.concatenate(
+        [head.run({"images": images[i : i + _BATCH]}, [FEATURES])[FEATURES] for i in range(0, len(images), _BATCH)]
+    )
+
+
+def _logits(tail: OnnxModel, features: Array) -> Array:
+    return np.concatenate(
+        [tail.run({FEATURES: features[i : i + _BATCH]}, ["logits"])["logits"] for i in range(0, len(features), _BATCH)]
+    )
+
+
+def _draft(run: _Run, network: ModelEntry, quantiser: Quantiser, dataset: Dataset) -> EncoderEntry:
+    """The entry before anything was measured."""
+    config = run.config
+    with torch.inference_mode():
+        shape = tuple(run.parts["head"](torch.zeros(1, 3, *dataset.size)).shape[1:])
+    name = f"{network.name}.{EncoderKind.BOTTLENECK}"
+    return EncoderEntry(
+        kind=EncoderKind.BOTTLENECK,
+        network=network.name,
+        head=_part(f"{name}.head.int8.onnx", b"-"),
+        tail=_part(f"{name}.tail.int8.onnx", b"-"),
+        feature_shape=shape,
+        scale=quantiser.scale,
+        zero_point=quantiser.zero_point,
+        bits=(quantiser.levels - 1).bit_length(),
+        noise=config.encoder.noise,
+        temperature=1.0,
+        fine_accuracy=0.0,
+        coarse_accuracy=0.0,
+        fp32_fine_accuracy=0.0,
+        test_images=1,
+        head_parameters=count_parameters(run.parts["head"]),
+        parameters=count_parameters(run.parts),
+        training=run.record.facts(f"{config.name}.json", run.before),
+    )
+
+
+def _part(file: str, content: bytes) -> PartFile:
+    return PartFile(file=file, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content), part="whole")
