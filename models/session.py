@@ -76,6 +76,11 @@ class OnnxModel:
         return "onnxruntime_onnx"
 
     @property
+    def steady(self) -> bool:
+        """Whether it computes on this machine's own processor; see `tierkit.model.Steady`."""
+        return self.provider == "cpu"
+
+    @property
     def sha256(self) -> str:
         """Digest of the network's weights file, also for a part of it."""
         return self._sha256

@@ -20,7 +20,7 @@ class DirectRoutes:
 
     Args:
         app: answers all other requests.
-        endpoints: by path, each with its path parameters. They answer errors by raising them.
+        endpoints: by path, each with its path parameters. They answer their own errors.
     """
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[str, tuple[ASGIApp, Mapping[str, str]]]) -> None:

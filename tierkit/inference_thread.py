@@ -1,4 +1,4 @@
-"""The thread on which models run. The event loop never does."""
+"""The thread on which models run, but for short ones on an idle node (`ModelRunner.infer`)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,19 @@ class InferenceThread:
         self.changed = threading.Condition()
         """Guards the queues of all its runners; notified when one has something new."""
         self._runners: list[Runner] = []
+        self._at_work = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
 
     def backlog_s(self) -> float:
         """Time that all queued and running work will take, by the runners' measured rates."""
         return sum(runner.backlog_s for runner in self._runners)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch runs or waits. True on the event loop, which alone brings new ones, it stays so until the
+        loop goes on."""
+        return not self._at_work and all(math.isinf(runner.due()) for runner in self._runners)
 
     def attach(self, runner: Runner) -> None:
         """Serve this runner from now on. Call on the event loop."""
@@ -75,10 +82,12 @@ class InferenceThread:
     def _next(self) -> Runner | None:
         """Wait for a runner whose batch is due; None when there are no runners left."""
         with self.changed:
+            self._at_work = False
             while self._runners:
                 due, runner = min(((runner.due(), runner) for runner in self._runners), key=lambda pair: pair[0])
                 wait_s = due - time.perf_counter()
                 if wait_s <= 0:
+                    self._at_work = True
                     return runner
                 self.changed.wait(None if math.isinf(wait_s) else wait_s)
             return None

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Model", "TensorSpec"]
+__all__ = ["Array", "Model", "Steady", "TensorSpec"]
 
 Array = NDArray[Any]
 
@@ -81,4 +81,15 @@ class Model(Protocol):
         Returns:
             Arrays by output name, first axis `n`.
         """
+        ...
+
+
+@runtime_checkable
+class Steady(Protocol):
+    """What a model may say of itself beside `Model`; one that does not is not steady."""
+
+    @property
+    def steady(self) -> bool:
+        """Whether `run` takes a time that depends on the batch alone, and waits for nothing: no device, peer or clock.
+        Only then may it run on the event loop."""
         ...

@@ -1,6 +1,7 @@
 """Counts and durations of one model's requests and batches, in the words of Triton's statistics extension.
 
-Updated on the event loop only, once per batch, so that no lock is needed.
+Updated on the event loop only, once per batch, so that no lock is needed; and added up only when somebody asks, or
+some dozens of batches have come together: code that has just run takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = ["BatchRecord", "ModelRun", "ModelStatistics"]
+
+
+_TOGETHER = 64
+"""Batches that are added up at once."""
 
 
 class ModelRun(NamedTuple):
@@ -80,24 +85,41 @@ class _BatchDurations:
 class ModelStatistics:
     """Since the model was ready."""
 
-    images: int = 0
-    executions: int = 0
-    last_inference_ms: int = 0
+    _images: int = 0
+    _executions: int = 0
+    _last_inference_ms: int = 0
     """Wall clock, milliseconds since 1970."""
     _success: _Duration = field(default_factory=_Duration)
     _fail: _Duration = field(default_factory=_Duration)
     _queue: _Duration = field(default_factory=_Duration)
     _requests: _BatchDurations = field(default_factory=_BatchDurations)
     _by_size: dict[int, _BatchDurations] = field(default_factory=dict)
+    _new: list[BatchRecord] = field(default_factory=list)
 
     def add_batch(self, record: BatchRecord) -> None:
-        """Count a batch that succeeded, and its requests."""
+        """Count a batch that succeeded just now, and its requests."""
+        self._last_inference_ms = time.time_ns() // 1_000_000
+        self._new.append(record)
+        if len(self._new) >= _TOGETHER:
+            self._add_up()
+
+    @property
+    def images(self) -> int:
+        """Images answered."""
+        self._add_up()
+        return self._images
+
+    def _add_up(self) -> None:
+        new, self._new = self._new, []
+        for record in new:
+            self._add(record)
+
+    def _add(self, record: BatchRecord) -> None:
         requests = len(record.queue_s)
         queue_s = sum(record.queue_s)
         images, infer_s = record.images, record.infer_s
-        self.images += images
-        self.executions += len(record.runs)
-        self.last_inference_ms = time.time_ns() // 1_000_000
+        self._images += images
+        self._executions += len(record.runs)
         self._queue.add(queue_s, requests)
         self._success.add(queue_s + requests * (record.input_s + infer_s + record.output_s), requests)
         self._requests.add(requests, input_s=record.input_s, infer_s=infer_s, output_s=record.output_s)
@@ -113,10 +135,11 @@ class ModelStatistics:
 
     def as_json(self) -> dict[str, Any]:
         """The model's entry of the extension's answer, without its name and version."""
+        self._add_up()
         return {
-            "last_inference": self.last_inference_ms,
-            "inference_count": self.images,
-            "execution_count": self.executions,
+            "last_inference": self._last_inference_ms,
+            "inference_count": self._images,
+            "execution_count": self._executions,
             "inference_stats": {
                 "success": self._success.as_json(),
                 "fail": self._fail.as_json(),

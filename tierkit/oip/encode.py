@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,10 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
 
 def encode_response(response: InferResponse, *, binary: bool | Collection[str] = True) -> tuple[Chunks, dict[str, str]]:
     """Write a response; as `encode_request`, where `binary` may also be the names of the outputs to send as binary."""
+    if binary is True and not (response.id or response.parameters):
+        datatypes = [tensor.datatype for tensor in response.outputs]
+        if BYTES not in datatypes and not any(tensor.parameters for tensor in response.outputs):
+            return _encode_usual(response, datatypes)
     head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
         head["id"] = response.id
@@ -63,6 +68,26 @@ def encode_response(response: InferResponse, *, binary: bool | Collection[str] =
         head["parameters"] = dict(response.parameters)
     choose = (lambda _name: binary) if isinstance(binary, bool) else binary.__contains__
     return _encode(head, "outputs", response.outputs, choose)
+
+
+def _encode_usual(response: InferResponse, datatypes: Collection[str]) -> tuple[Chunks, dict[str, str]]:
+    """A response of numbers, all binary, with nothing else to say."""
+    tensors = [
+        (tensor.name, tensor.data.shape, datatype) for tensor, datatype in zip(response.outputs, datatypes, strict=True)
+    ]
+    text, headers = _usual_head(response.model_name, response.model_version, tuple(tensors))
+    return [text, *map(_raw, response.outputs, datatypes)], headers.copy()
+
+
+@lru_cache(maxsize=256)
+def _usual_head(
+    name: str, version: str, tensors: tuple[tuple[str, tuple[int, ...], str], ...]
+) -> tuple[bytes, dict[str, str]]:
+    """The JSON part and the HTTP headers of such a response: the same for all batches of one size. Writing them costs
+    more than the rest of the answer."""
+    blanks = (Tensor(tensor, np.broadcast_to(np.zeros((), DATATYPES[kind]), shape)) for tensor, shape, kind in tensors)
+    chunks, headers = _encode({"model_name": name, "model_version": version}, "outputs", blanks, lambda _name: True)
+    return bytes(chunks[0]), headers
 
 
 def _requested(output: RequestedOutput) -> dict[str, Any]:

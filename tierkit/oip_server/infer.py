@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from tierkit import http_errors
 from tierkit.asgi import cancelled_on_disconnect, read_body
 from tierkit.errors import TooLarge
 from tierkit.metrics import ModelMetrics
 from tierkit.model import Model
 from tierkit.oip import (
+    BINARY_HEADER,
     Chunks,
     InferResponse,
     Limits,
@@ -24,8 +27,11 @@ from tierkit.oip_server.classification import best_classes
 from tierkit.oip_server.lookup import Models
 from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of
 from tierkit.runner import ModelRunner, RunResult
+from tierkit.service.exchange import ALONE
 
 __all__ = ["InferEndpoint"]
+
+_RAW_NAMES = {name: name.lower().encode() for name in ("Content-Type", "Content-Length", BINARY_HEADER)}
 
 _MAX_TEXTS = 2**15
 """Numbers as JSON, or classes by name, in one answer: writing them holds up the event loop as reading them does."""
@@ -35,7 +41,7 @@ class InferEndpoint:
     """ASGI application for POST .../infer.
 
     Plain ASGI, and not a function of a framework's `Request`: at several thousand requests a second on one core each
-    layer costs more than decoding, queueing and encoding together.
+    layer costs more than decoding, queueing and encoding together. It answers its own errors, for the same reason.
 
     Args:
         models: runners by model name.
@@ -60,11 +66,15 @@ class InferEndpoint:
             result, chunks, headers = await self._answer(runner, body, request_headers, scope)
         except BaseException as exc:
             metrics.observe_request(time.perf_counter() - started, len(body), exc)
-            raise
-        headers["Server-Timing"] = (
+            if isinstance(exc, ClientDisconnect) or not isinstance(exc, Exception):
+                raise  # nobody is left to answer
+            await http_errors.answer(exc, send)
+            return
+        timing = (
             f'queue;dur={result.queue_s * 1e3:.3f}, infer;dur={result.compute_s * 1e3:.3f};desc="{result.batch_images}"'
         )
-        raw_headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        raw_headers = [(_RAW_NAMES[name], value.encode()) for name, value in headers.items()]
+        raw_headers.append((b"server-timing", timing.encode()))
         await send({"type": "http.response.start", "status": 200, "headers": raw_headers})
         # Answers are small (400 bytes an image at most): one piece is cheaper than several.
         await send({"type": "http.response.body", "body": b"".join(chunks)})
@@ -87,9 +97,11 @@ class InferEndpoint:
                 arrays,
                 [output.name for output in wanted],
                 budget_s=None if budget is None else budget - (time.perf_counter() - arrived),
+                alone=_is_alone(scope),
             )
         model = runner.model
         tensors = []
+        all_binary = len(binary) == len(wanted)
         for output in wanted:
             data = result.outputs[output.name]
             if output.classification:
@@ -97,8 +109,15 @@ class InferEndpoint:
             tensors.append(Tensor(output.name, data))
         return (
             result,
-            *encode_response(InferResponse(model.name, model.version, tuple(tensors), request.id), binary=binary),
+            *encode_response(
+                InferResponse(model.name, model.version, tuple(tensors), request.id), binary=all_binary or binary
+            ),
         )
+
+
+def _is_alone(scope: Scope) -> bool:
+    alone: Callable[[], bool] | None = scope["extensions"].get(ALONE)
+    return alone is not None and alone()
 
 
 def _check_texts(model: Model, images: int, texts: Sequence[RequestedOutput]) -> None:

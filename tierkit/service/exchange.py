@@ -14,13 +14,17 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message
 
-__all__ = ["ON_DISCONNECT", "Connection", "Exchange", "head_bytes"]
+__all__ = ["ALONE", "ON_DISCONNECT", "Connection", "Exchange", "head_bytes"]
 
 log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "terrace.on_disconnect"
 """Extension in the ASGI scope: a function that takes a callback, to be called when the client hangs up before its
 answer is complete, and returns what takes it back. To wait for that by `receive()` costs a task for each request."""
+
+ALONE = "terrace.alone"
+"""Extension in the ASGI scope: a function that tells whether this is the only request that the server is receiving or
+answering. Its endpoint may then hold up the event loop for a moment: nobody else waits."""
 
 _LARGE_PIECE_BYTES = 64 * 1024
 """Pieces above it are written on their own: copying them costs more than a system call."""
@@ -33,10 +37,17 @@ _BODILESS = frozenset({204, 304})
 class Connection(Protocol):
     """What an exchange asks of the connection that it is part of."""
 
+    writable: bool
+    """Whether the client takes in what is written."""
+
     def write(self, *pieces: bytes) -> None: ...
 
     async def drain(self) -> None:
         """Return when the client has taken in enough of what was written, or has gone."""
+        ...
+
+    def alone(self) -> bool:
+        """Whether no other request is under way, on this connection or on others."""
         ...
 
     def resume_reading(self) -> None:
@@ -89,7 +100,7 @@ class Exchange:
         self._chunked = False
         self._left_bytes = 0
         self._on_disconnect: Callable[[], None] | None = None
-        scope["extensions"] = {ON_DISCONNECT: self.on_disconnect}
+        scope["extensions"] = {ON_DISCONNECT: self.on_disconnect, ALONE: connection.alone}
 
     # --- called by the connection ---
 
@@ -174,9 +185,10 @@ class Exchange:
         if self.answered:
             raise RuntimeError("the answer is already complete")
         # Also before the last piece: a client that asks on and on and never reads gets no further than this.
-        await self._connection.drain()
-        if self._gone:
-            return
+        if not self._connection.writable:
+            await self._connection.drain()
+            if self._gone:
+                return
         body: bytes = message.get("body", b"")
         more: bool = message.get("more_body", False)
         head = b""
@@ -204,8 +216,15 @@ class Exchange:
         """The answer's head; `body_bytes` is the length of the body where it is known."""
         status: int = start["status"]
         headers = [*self._default_headers, *start.get("headers", ())]
-        names = {name.lower(): value for name, value in headers}
-        if (length := names.get(b"content-length")) is not None:
+        length: bytes | None = None
+        closes = False
+        for name, value in headers:
+            # The lengths first: this is done for each header of each answer.
+            if len(name) == 14 and name.lower() == b"content-length":
+                length = value
+            elif len(name) == 10 and name.lower() == b"connection":
+                closes = b"close" in value.lower()
+        if length is not None:
             self._left_bytes = int(length)
         elif status not in _BODILESS:
             if body_bytes is None:
@@ -214,7 +233,7 @@ class Exchange:
             else:
                 self._left_bytes = body_bytes
                 headers.append((b"content-length", b"%d" % body_bytes))
-        if b"close" in names.get(b"connection", b"").lower():
+        if closes:
             self.keep_alive = False
         elif not self.keep_alive:
             headers.append((b"connection", b"close"))

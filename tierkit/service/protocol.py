@@ -83,8 +83,8 @@ class _HttpProtocol(asyncio.Protocol):
         """What happens when `_timer` is due."""
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self.writable = True
+        self._drained = asyncio.Event()
 
     # --- asyncio.Protocol ---
 
@@ -110,8 +110,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._server_state.connections.discard(self)
         self._deaf = True
         self._wait(None)
-        self._stop_write_timer()
-        self._writable.set()
+        self.resume_writing()
         for exchange in (self._answering, *self._pipelined):
             if exchange is not None:
                 exchange.give_up()
@@ -141,12 +140,14 @@ class _HttpProtocol(asyncio.Protocol):
         return False  # a client that closes its side has hung up
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self.writable = False
+        self._drained.clear()
         self._write_timer = self._loop.call_later(self.limits.write_timeout_s, self._transport.abort)
 
     def resume_writing(self) -> None:
         self._stop_write_timer()
-        self._writable.set()
+        self.writable = True
+        self._drained.set()
 
     # --- httptools ---
 
@@ -251,7 +252,10 @@ class _HttpProtocol(asyncio.Protocol):
         self._transport.writelines(pieces)
 
     async def drain(self) -> None:
-        await self._writable.wait()
+        await self._drained.wait()
+
+    def alone(self) -> bool:
+        return len(self._server_state.tasks) == 1 and not self._pipelined
 
     def resume_reading(self) -> None:
         if self._paused:

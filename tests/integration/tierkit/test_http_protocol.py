@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tierkit.service import Lifecycle, protocol
-from tierkit.service.exchange import head_bytes
+from tierkit.service.exchange import ALONE, head_bytes
 from tierkit.testing import serve_app, wait_for
 
 
@@ -22,6 +22,7 @@ class Sample:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
+        self.asked = 0
         self.app = Starlette(
             routes=[
                 Route("/echo", self.echo, methods=["GET", "POST"]),
@@ -31,11 +32,17 @@ class Sample:
                 Route("/empty", self.empty),
                 Route("/split", self.split),
                 Route("/breaks", self.breaks),
+                Route("/alone", self.alone, methods=["POST"]),
             ]
         )
 
     async def echo(self, request: Request) -> Response:
         return Response(await request.body() or request.url.query)
+
+    async def alone(self, request: Request) -> Response:
+        self.asked += 1
+        await request.body()
+        return Response(str(request.scope["extensions"][ALONE]()))
 
     async def full(self, request: Request) -> Response:
         return Response("full", 503)
@@ -138,6 +145,23 @@ async def test_requests_in_one_packet_are_answered_in_their_order() -> None:
         assert [await client.answer() for _ in range(50)] == [(200, str(number).encode()) for number in range(50)]
         client.send(post("/echo", b"later"))
         assert await client.answer() == (200, b"later")
+
+
+async def test_a_request_knows_whether_it_is_alone_on_the_server() -> None:
+    sample = Sample()
+    async with serve_app(sample.app) as service, wire_to(service) as client, wire_to(service) as other:
+        client.send(post("/alone", b"ab"))
+        assert await client.answer() == (200, b"True")
+        other.send(post("/alone", b"ab")[:-1])
+        await wait_for(lambda: sample.asked == 2, what="the other request, whose body is not complete")
+        client.send(post("/alone", b"ab"))
+        assert await client.answer() == (200, b"False")
+        other.send(b"b")
+        assert await other.answer() == (200, b"True")
+        # The next one on the same connection is here already.
+        client.send(2 * post("/alone", b"ab"))
+        assert await client.answer() == (200, b"False")
+        await client.answer()
 
 
 async def test_rubbish_after_a_request_does_not_cost_it_its_answer() -> None:

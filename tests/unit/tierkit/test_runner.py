@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import math
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import numpy as np
@@ -375,16 +377,109 @@ async def test_a_request_in_pieces_is_several_runs() -> None:
     assert by_size == pytest.approx(stats["inference_stats"]["compute_infer"]["ns"], abs=10)
 
 
+class Steady(Doubler):
+    """A model that may run on the event loop, and tells on which thread it did."""
+
+    steady = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        self.threads.append(threading.get_ident())
+        return super().run(inputs, outputs)
+
+
+async def warm(runner: ModelRunner) -> None:
+    """Measured, and the inference thread has come to rest."""
+    await runner.warm_up()
+    await wait_for(lambda: runner._thread.idle, what="the inference thread to come to rest")
+
+
+async def test_a_short_request_that_is_alone_is_computed_on_the_event_loop() -> None:
+    model, records = Steady(), list[BatchRecord]()
+    async with ModelRunner(model, observe=records.append) as runner:
+        await warm(runner)
+        result = await runner.infer(rows(3, 4), ["double"], budget_s=5.0, alone=True)
+        assert runner.images_done == 2
+    assert model.threads[-1] == threading.get_ident() != model.threads[0]
+    assert result.outputs["double"].tolist() == [[6, 8], [8, 10]]
+    assert (list(result.outputs), result.batch_images, result.queue_s) == (["double"], 2, 0.0)
+    assert [record.images for record in records] == [2]
+    assert result.compute_s == records[0].infer_s > 0
+
+
+@pytest.mark.parametrize("why", ["in company", "not steady", "delayed", "never measured", "long", "too many", "slow"])
+async def test_any_other_request_goes_to_the_inference_thread(why: str) -> None:
+    model = Steady()
+    model.steady = why != "not steady"
+    delay_s = 0.001 if why == "delayed" else 0.0
+    async with ModelRunner(model, max_batch_size=8, max_queue_delay_s=delay_s) as runner:
+        if why != "never measured":
+            await warm(runner)
+        if why == "long":
+            runner._s_per_image = 0.0121
+        if why == "slow":
+            runner._off_loop_until = math.inf
+        await runner.infer(rows(*range(9 if why == "too many" else 1)), ["double"], alone=why != "in company")
+    assert threading.get_ident() not in model.threads
+
+
+async def test_a_request_that_comes_while_a_batch_runs_waits_for_the_inference_thread() -> None:
+    model = Steady()
+    async with ModelRunner(model) as runner:
+        await warm(runner)
+        async with busy(model, runner):
+            second = asyncio.create_task(runner.infer(rows(1), alone=True))
+            await queued(runner, 1)
+        assert (await second).outputs["double"].tolist() == [[2, 4]]
+    assert threading.get_ident() not in model.threads
+
+
+async def test_an_inference_that_held_up_the_event_loop_sends_the_next_ones_to_the_thread() -> None:
+    class Stalls(Steady):
+        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            if (inputs["x"] == 7).any():
+                time.sleep(0.04)
+            return super().run(inputs, outputs)
+
+    model = Stalls()
+    async with ModelRunner(model) as runner:
+        await warm(runner)
+        await runner.infer(rows(7), alone=True)
+        runner._s_per_image = 1e-6  # as if it had been one bad moment
+        await runner.infer(rows(8), alone=True)
+    assert [ident == threading.get_ident() for ident in model.threads[-2:]] == [True, False]
+
+
+async def test_errors_on_the_event_loop_are_those_of_the_thread() -> None:
+    model = Steady()
+    async with ModelRunner(model) as runner:
+        await warm(runner)
+        with pytest.raises(ValueError, match="breaks the model"):
+            await runner.infer(rows(666), alone=True)
+        with pytest.raises(DeadlineExceeded):
+            await runner.infer(rows(1), budget_s=0.0, alone=True)
+        with pytest.raises(InvalidInput):
+            await runner.infer({"y": rows(1)["x"]}, alone=True)
+        assert (await runner.infer(rows(2), ["double"], alone=True)).outputs["double"].tolist() == [[4, 6]]
+        assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 2
+    with pytest.raises(Draining):
+        await runner.infer(rows(1), alone=True)
+    assert model.threads[-1] == threading.get_ident()
+
+
 async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swap() -> None:
     dice = random.Random(7)
     answered = 0
 
-    async def one(value: int, runner: ModelRunner) -> None:
+    async def one(value: int, runner: ModelRunner, *, within_s: float = 0.2) -> None:
         nonlocal answered
         kind = dice.choice(["plain", "plain", "cancel", "fail"])
         values = [666] if kind == "fail" else [1000 + value * 10 + row for row in range(dice.randint(1, 9))]
-        await asyncio.sleep(dice.random() * 0.2)
-        task = asyncio.create_task(runner.infer(rows(*values), ["double"]))
+        await asyncio.sleep(dice.random() * within_s)
+        task = asyncio.create_task(runner.infer(rows(*values), ["double"], alone=dice.random() < 0.5))
         if kind == "cancel":
             await asyncio.sleep(dice.random() * 0.002)
             task.cancel()
@@ -395,9 +490,16 @@ async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swa
         else:
             assert isinstance(outcome, {"fail": ValueError, "cancel": asyncio.CancelledError}[kind])
 
-    async with ModelRunner(Doubler(), max_batch_size=32, max_queue_images=10**6) as runner:
+    model = Steady()
+    async with ModelRunner(model, max_batch_size=32, max_queue_images=10**6) as runner:
+        await warm(runner)
         async with asyncio.TaskGroup() as group:
             for value in range(3000):
                 group.create_task(one(value, runner))
+        # With less to do the event loop and the thread take turns.
+        for value in range(3000, 3400, 2):
+            await asyncio.gather(*(one(at, runner, within_s=0.0) for at in (value, value + 1)))
         assert runner.queued_images == 0
-    assert answered >= 1400
+    assert answered >= 1500
+    on_loop = model.threads.count(threading.get_ident())
+    assert 40 < on_loop < len(model.threads) - 40
