@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from models.escalation import unsure
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.model import Array
@@ -19,8 +20,14 @@ _SUM_TOLERANCE = 1e-3
 """A float32 softmax over 100 classes is within 1e-5 of 1; half precision would be within 1e-3."""
 
 
-def coarse_event(task_id: str, node_id: str, model: str, probabilities: Array, cost: RunResult) -> CoarseEvent:
-    """The first line of an answer, from the probabilities of the superclasses, `[n, C]`."""
+def coarse_event(
+    task_id: str, node_id: str, model: str, probabilities: Array, cost: RunResult, *, below: float | None = None
+) -> CoarseEvent:
+    """The first line of an answer, from the probabilities of the superclasses, `[n, C]`.
+
+    Args:
+        below: the threshold by which its images go up; None for none.
+    """
     labels, confidences = _best(probabilities)
     return CoarseEvent(
         task_id=task_id,
@@ -31,6 +38,7 @@ def coarse_event(task_id: str, node_id: str, model: str, probabilities: Array, c
         queue_ms=cost.queue_s * 1000,
         compute_ms=cost.compute_s * 1000,
         batch_images=cost.batch_images,
+        unsure=None if below is None else tuple(np.flatnonzero(unsure(probabilities, below)).tolist()),
     )
 
 

@@ -154,7 +154,10 @@ class EndNode(InferenceNode):
         probabilities = result.outputs[_OUTPUT]
         if self._sums_up:
             probabilities = self._hierarchy.coarse_probabilities(probabilities)
-        return coarse_event(task.task_id, self.settings.node_id, model.name, probabilities, result), probabilities
+        event = coarse_event(
+            task.task_id, self.settings.node_id, model.name, probabilities, result, below=_first_threshold(task)
+        )
+        return event, probabilities
 
     def check_images(self, task: Task) -> None:
         """Whether the images are such as the node's networks take, for a task whose coarse answer is known.
@@ -297,6 +300,10 @@ class EndNode(InferenceNode):
             round_trip_s = self.clock() - started
             _escalation_duration.labels(upstream.tier, outcome).observe(round_trip_s)
         return _Got(upstream=upstream, probabilities=probabilities, round_trip_s=round_trip_s, timing=response.timing)
+
+
+def _first_threshold(task: Task) -> float | None:
+    return task.stages[0].below if task.stages else None
 
 
 def _reason(error: TerraceError) -> FallbackReason:

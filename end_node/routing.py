@@ -32,6 +32,8 @@ class Below:
 
 def going_up(stage: Stage, below: Below) -> Array:
     """Positions of the images that the stage is asked about, int64 `[m]`, rising; no image stands in it twice."""
+    if stage.only is not None:
+        return np.array(stage.only, np.int64)
     going = below.answered
     if stage.below is not None and len(going):
         assert below.probabilities is not None, "a threshold needs the answers that it is about"

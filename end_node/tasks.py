@@ -69,6 +69,10 @@ class TaskEndpoint:
                     coarse, probabilities = await self._node.coarse(task)
             else:
                 self._node.check_images(task)
+                if stages and stages[0].only and stages[0].only[-1] >= len(task.images):
+                    raise InvalidInput(
+                        f"{ESCALATION_HEADER} asks about image {stages[0].only[-1]} of a task of {len(task.images)}"
+                    )
         except BaseException as exc:
             self._metrics.observe_request(time.perf_counter() - started, len(body), exc)
             raise

@@ -58,7 +58,8 @@ def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_kno
 
     Raises:
         InvalidInput: it cannot be read; the tiers do not rise from the edge on; there is no upper node, or one of
-            another tier; or the first threshold is about a coarse answer that is not to be computed.
+            another tier; or it is not the first threshold that is about a coarse answer to be computed, and the first
+            list of images that is about one that is known.
     """
     if header is None:
         return ()
@@ -77,6 +78,12 @@ def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_kno
         raise InvalidInput(
             f"the threshold of the first tier in {ESCALATION_HEADER} is about the coarse answer: ask for both stages"
         )
+    for number, stage in enumerate(stages):
+        if stage.only is not None and (number or not coarse_known or list(stage.only) != sorted(set(stage.only))):
+            raise InvalidInput(
+                f"'only' in {ESCALATION_HEADER} names the images, in rising order, that the first tier is asked about "
+                "when the coarse answer is known; it has no other place"
+            )
     return stages
 
 

@@ -202,6 +202,7 @@ class _Expected:
                 if event.node_id != order.node_id:
                     raise self._wrong(f"a coarse answer in the name of {event.node_id!r}")
                 self._check_labels(event.labels, event.confidences, order.coarse_classes, len(order.pixels))
+                self._check_unsure(event.unsure)
                 self._has_coarse = True
                 self.complete = not order.upstreams
             case FineEvent() if not order.stages:
@@ -222,6 +223,15 @@ class _Expected:
             case _:
                 raise self._wrong(f"a line {event.event!r}, which was not asked for")
         return event
+
+    def _check_unsure(self, unsure: tuple[int, ...] | None) -> None:
+        order = self._order
+        if unsure is None:
+            return
+        if not order.stages or order.stages[0].below is None:
+            raise self._wrong("which images are unsure, where there is no threshold")
+        if list(unsure) != sorted(set(unsure)) or (unsure and unsure[-1] >= len(order.pixels)):
+            raise self._wrong(f"positions of unsure images that are none of {len(order.pixels)} images")
 
     def _need_coarse(self) -> None:
         if not self._has_coarse:

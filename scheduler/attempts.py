@@ -240,6 +240,9 @@ class Attempts:
         task.under_way += 1
         self._devices.sent(device.node_id, device.incarnation, now)
         stages = stages_of(job.policy.gates, job.policy.escalate, device.registration.models[0].sha256)
+        if stages and task.unsure is not None:
+            # The coarse answer is there, and which of its images go up.
+            stages = (stages[0].model_copy(update={"below": None, "only": task.unsure}), *stages[1:])
         # A threshold for the coarse answer needs its probabilities, which the device alone has.
         fine_only = task.has_coarse and not (stages and stages[0].below is not None)
         attempt = _Attempt(

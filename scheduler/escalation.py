@@ -203,7 +203,10 @@ def check_routed(event: RoutedEvent, stages: Sequence[Stage], images: int) -> st
         if indices != sorted(going):
             return "positions of images that do not rise"
         must = (spare if stage.spare else set()) | (sure if stage.below is None else set())
-        if not must <= going <= sure | (spare if stage.spare else set()):
+        may = sure | (spare if stage.spare else set())
+        if stage.only is not None:
+            must = may = set(stage.only)
+        if not must <= going <= may:
             return f"images at the {stage.tier} that should not be there, or not all that should"
         sure, spare = (set(), going) if isinstance(entry, StageLoss) else (going, set())
     return None

@@ -48,6 +48,7 @@ from scheduler.views import (
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.access import Allowance
 from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded, TerraceError, Unavailable
+from tierkit.protocol import CoarseEvent
 from tierkit.types import Scheme
 
 __all__ = ["CLASSIFY_MAX_IMAGES", "Scheduler", "Submission"]
@@ -289,7 +290,9 @@ class Scheduler:
                     failed_attempts=row.failed_attempts,
                     errors=row.errors,
                 )
-                task.has_coarse = "coarse" in answers
+                if coarse := answers.get("coarse"):
+                    task.has_coarse = True
+                    task.unsure = coarse.event.unsure if isinstance(coarse.event, CoarseEvent) else None
                 open_tasks.append(task)
         try:
             pixels = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)

@@ -129,6 +129,8 @@ class ActiveTask:
     upstream_waits: int = 0
     """How often it came back without a fine answer that its job wants to wait for."""
     has_coarse: bool = False
+    unsure: tuple[int, ...] | None = None
+    """Positions of the images of which the coarse answer is unsure; None where no threshold was asked for."""
     partial: tuple[RoutedEvent, str] | None = None
     """What there is of the finer answers of a task whose images go up one by one, and how it came: it stands if no more
     comes."""
@@ -313,7 +315,7 @@ class ActiveJob:
             case CoarseEvent():
                 task.deaths.clear()  # whoever answers has not died of it
                 if not task.has_coarse:
-                    task.has_coarse = True
+                    task.has_coarse, task.unsure = True, event.unsure
                     self._hand_over(task, "coarse", "coarse", event, line, now)
                 if self.policy.scheme is Scheme.END:
                     self._close(task, "coarse", now)

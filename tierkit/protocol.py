@@ -165,6 +165,9 @@ class Stage(_Message):
     """Images go up whose margin below (largest minus second largest probability) is smaller than this; None: all."""
     spare: bool = True
     """Whether the images that the stage before this one should have answered, but did not, go up as well."""
+    only: tuple[NonNegativeInt, ...] | None = None
+    """Positions of the images that go up, rising, where the sender knows them: they are `CoarseEvent.unsure` of the
+    answer that it has already. None: as `below` says."""
 
 
 FallbackReason = Literal[
@@ -186,6 +189,8 @@ class CoarseEvent(_Message):
     """Of the whole batch."""
     batch_images: PositiveInt | None = None
     """Images of the batch that the task was computed in; None where the node does not say."""
+    unsure: tuple[NonNegativeInt, ...] | None = None
+    """Positions of the images that go up by the first stage's threshold, rising; None where there is none."""
 
 
 class UpperTiming(_Message):

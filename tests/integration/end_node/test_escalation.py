@@ -147,6 +147,26 @@ async def test_the_fine_stage_alone(end: RunningEnd, edge: RunningUpper, cloud: 
         assert "ask for both stages" in (await response.aread()).decode()
 
 
+async def test_the_fine_stage_alone_of_the_images_that_the_coarse_answer_was_unsure_of(
+    end: RunningEnd, edge: RunningUpper, cloud: RunningUpper
+) -> None:
+    both = at(edge.url, Tier.EDGE), at(cloud.url, Tier.CLOUD)
+    coarse, before = await end.answer(EIGHT, *both, escalation=GATED)
+    assert isinstance(coarse, CoarseEvent)
+    assert coarse.unsure == (1, 2, 4, 5, 7)
+    for node in (end, edge, cloud):
+        asked(node).clear()
+    known = (Stage(tier=Tier.EDGE, only=coarse.unsure), GATED[1])
+    event = await routed(end, EIGHT, *both, stages=known, stage="fine")
+    assert isinstance(before, RoutedEvent)
+    assert finals(event) == finals(before)
+    assert (asked(end), asked(edge), asked(cloud)) == ([], [[1, 2, 4, 5, 7]], [[2, 5]])
+    beyond = (Stage(tier=Tier.EDGE, only=(8,)), GATED[1])
+    async with end.stream(EIGHT, *both, escalation=beyond, stage="fine") as response:
+        assert response.status_code == 400
+        assert "asks about image 8 of a task of 8" in (await response.aread()).decode()
+
+
 async def test_without_an_answer_from_the_cloud_the_edge_answer_stands_and_the_loss_is_told(
     end: RunningEnd, edge: RunningUpper
 ) -> None:

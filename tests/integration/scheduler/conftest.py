@@ -24,7 +24,15 @@ from models.hierarchy import bundled_hierarchy
 from scheduler.app import create_app
 from scheduler.settings import SchedulerSettings
 from tierkit.oip import BINARY_HEADER, InferRequest, Tensor, decode_request, encode_request, parse_header_length
-from tierkit.protocol import STAGE_HEADER, UPSTREAM_HEADER, UPSTREAMS, Upstream
+from tierkit.protocol import (
+    ESCALATION,
+    ESCALATION_HEADER,
+    STAGE_HEADER,
+    UPSTREAM_HEADER,
+    UPSTREAMS,
+    Stage,
+    Upstream,
+)
 from tierkit.testing import serve_app
 
 SHAPE = (32, 32, 3)
@@ -96,6 +104,7 @@ class FakeEnd:
     routes: list[tuple[str, ...]] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
     """"all" or "fine", by task."""
+    escalations: list[tuple[Stage, ...]] = field(default_factory=list)
     script: Callable[[FakeEnd, str, tuple[Upstream, ...], list[dict[str, Any]]], Awaitable[Any]] | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Answers wait for it; open unless a test closes it."""
@@ -120,6 +129,7 @@ class FakeEnd:
         stage = request.headers.get(STAGE_HEADER, "all")
         self.tasks.append(task_id)
         self.stages.append(stage)
+        self.escalations.append(ESCALATION.validate_json(request.headers.get(ESCALATION_HEADER, "[]")))
         assert request.client is not None
         self.ports.add(request.client.port)
         self.routes.append(tuple(upstream.node_id for upstream in upstreams))

@@ -142,6 +142,37 @@ async def test_where_the_cloud_is_lost_the_edge_answer_stands_and_says_why(kit, 
     assert [row["not_escalated"] for row in results] == [True, False, True]
 
 
+async def test_what_the_coarse_answer_is_unsure_of_is_asked_about_again_without_the_coarse_work(kit, tuned):
+    async def script(end, task_id, upstreams, lines):
+        if end.stages[-1] == "fine":
+            answer = routed(task_id, lines, [])[1]["answers"][0]
+            names = ("indices", "labels", "confidences", "coarse_labels", "coarse_confidences")
+            answer |= {name: [answer[name][index] for index in (0, 2)] for name in names}
+            return [lines[0], {"event": "routed", "task_id": task_id, "answers": [answer], "losses": []}]
+        loss = {
+            "tier": "edge",
+            "indices": [0, 2],
+            "reason": "upstream_unavailable",
+            "detail": "no",
+            "tried": ["edge-0"],
+        }
+        return [
+            {**lines[0], "unsure": [0, 2]},
+            {"event": "routed", "task_id": task_id, "answers": [], "losses": [loss]},
+        ]
+
+    async with (
+        kit.scheduler(tuned) as scheduler,
+        kit.uppers(scheduler, "edge-0"),
+        kit.end(scheduler, "end-0", script=script) as end,
+    ):
+        job = await scheduler.submit(kit.images(3), escalate="threshold", escalate_from="end", scheme="end-edge")
+        done = await scheduler.finished(job["id"])
+    assert end.stages == ["all", "fine"]
+    assert [(stage[0].below is None, stage[0].only) for stage in end.escalations] == [(False, None), (True, (0, 2))]
+    assert (done["state"], done["fallback"], done["final_tier"]) == ("completed", 0, {"end": 1, "edge": 2})
+
+
 @pytest.mark.parametrize("wrong", ["two tiers swapped", "an image too many", "a label too many", "not asked"])
 async def test_an_answer_that_does_not_fit_is_a_failed_attempt(kit, tuned, wrong: str):
     async def script(end, task_id, upstreams, lines):

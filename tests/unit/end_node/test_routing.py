@@ -30,6 +30,7 @@ def test_nothing_is_unsure_and_everything_is_with_no_threshold():
     assert going_up(Stage(tier=Tier.EDGE, below=2.0), four).tolist() == [0, 1, 2, 3]
     assert going_up(Stage(tier=Tier.EDGE), four).tolist() == [0, 1, 2, 3]
     assert going_up(Stage(tier=Tier.EDGE), Below.of_all(2, None)).tolist() == [0, 1]
+    assert going_up(Stage(tier=Tier.EDGE, only=(1, 3)), Below.of_all(4, None)).tolist() == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,9 @@ def node(tier: str) -> Upstream:
         ('[{"tier":"edge"}]', ["edge", "cloud"], False, "none of another tier"),
         ('[{"tier":"edge"}]', [], False, "nodes of no tier"),
         ('[{"tier":"edge","below":0.5}]', ["edge"], True, "ask for both stages"),
+        ('[{"tier":"edge","only":[1]}]', ["edge"], False, "when the coarse answer is known"),
+        ('[{"tier":"edge","only":[2,1]}]', ["edge"], True, "in rising order"),
+        ('[{"tier":"edge"},{"tier":"cloud","only":[1]}]', ["edge", "cloud"], True, "it has no other place"),
     ],
 )
 def test_a_wrong_header_says_what_is_wrong(header: str, tiers: list[str], coarse_known: bool, complaint: str):

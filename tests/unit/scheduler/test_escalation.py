@@ -153,6 +153,7 @@ def test_nodes_with_other_weights_are_left_out():
 OPEN = (Stage(tier=Tier.EDGE), Stage(tier=Tier.CLOUD, below=0.5))
 GATED = (Stage(tier=Tier.EDGE, below=0.5), Stage(tier=Tier.CLOUD, below=0.5))
 STRICT = (Stage(tier=Tier.EDGE), Stage(tier=Tier.CLOUD, below=0.5, spare=False))
+KNOWN = (Stage(tier=Tier.EDGE, only=(1, 2)), Stage(tier=Tier.CLOUD, below=0.5))
 
 
 def answer(tier: Tier, *indices: int, labels: tuple[int, ...] | None = None) -> StageAnswer:
@@ -194,6 +195,9 @@ def event(*entries: StageAnswer | StageLoss) -> RoutedEvent:
         (GATED, [], True),
         (GATED, [answer(Tier.EDGE, 1, 2), answer(Tier.CLOUD, 2)], True),
         (GATED, [loss(Tier.EDGE, 1, 2), answer(Tier.CLOUD, 1, 2)], True),
+        (KNOWN, [answer(Tier.EDGE, 1, 2), answer(Tier.CLOUD, 2)], True),
+        (KNOWN, [answer(Tier.EDGE, 1)], False),
+        (KNOWN, [answer(Tier.EDGE, 0, 1, 2)], False),
         (OPEN, [], False),  # images without a fine answer
         (OPEN, [answer(Tier.EDGE, 0, 1)], False),
         (OPEN, [loss(Tier.EDGE, 0, 1, 2)], False),  # the cloud should have got what the edge lost
