@@ -1,0 +1,88 @@
+"""What an audit is asked, what it finds, and which of its attacks count. Pure; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from models.manifest import ModelEntry
+from tierkit.types import EncoderKind, Privacy
+
+__all__ = ["PROVEN_SSIM", "Row", "Subject", "counts", "strongest"]
+
+PROVEN_SSIM = 0.9
+"""An attack that does not get so far against a first convolution proves nothing where it fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is to be attacked."""
+
+    kind: EncoderKind | None
+    """None: pixels are sent."""
+    network: ModelEntry
+    form: str
+
+    @property
+    def encoder(self) -> str:
+        """As the rows name it."""
+        return self.kind or Privacy.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One attack on one encoder of one network, as `terrace privacy audit --json` gives it."""
+
+    encoder: str
+    """`none` (pixels), `conv1` or `bottleneck`."""
+    network: str
+    form: str
+    """What is sent: `pixels`, or features as `uint8`, `float16` or `float32`."""
+    attack: str
+    """`none` where pixels are sent, `least-squares`, `optimisation`, `black-box` or `query-free`."""
+    ssim: float
+    """Mean over the images."""
+    psnr_db: float | None
+    """Of all images together; None where the reconstructions are the images, pixel by pixel."""
+    recognised: float
+    """Top-1 accuracy of `judge` on the reconstructions."""
+    recognised_originals: float
+    """The same on the images themselves."""
+    judge: str
+    """A network that had no part in the attack."""
+    fine_accuracy: float
+    """Of the network behind the encoder, on `test_images` images."""
+    test_images: int
+    payload_bytes: float
+    """Mean per image, as sent: after packing and entropy coding, in tasks of 50."""
+    device_ms_per_image: float
+    """Head and packing on one thread, in tasks of 50; 0 for pixels."""
+    images: int
+    """Test images that were attacked."""
+    effort: str
+    """What the attacker spent: pictures, queries, steps."""
+    seconds: float
+    """Processor time of the attack, its training included."""
+    counts: bool = True
+    """Whether the same code reached `PROVEN_SSIM` against the network's first convolution."""
+
+
+def counts(row: Row, rows: Iterable[Row]) -> bool:
+    """Whether a low figure of this attack says something of the encoder: the same attack, on the same network's first
+    convolution in any form, must have reached `PROVEN_SSIM`. Where pixels are sent there is nothing to prove."""
+    if row.encoder == Privacy.NONE:
+        return True
+    return any(
+        other.ssim >= PROVEN_SSIM
+        for other in rows
+        if (other.encoder, other.network, other.attack) == (EncoderKind.CONV1, row.network, row.attack)
+    )
+
+
+def strongest(rows: Sequence[Row], encoder: str, network: str) -> Row:
+    """The attack that got most out of an encoder; what is got is got, so attacks that do not count take part.
+
+    Raises:
+        ValueError: there is no row of this encoder and network.
+    """
+    return max((row for row in rows if (row.encoder, row.network) == (encoder, network)), key=lambda row: row.ssim)

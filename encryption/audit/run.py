@@ -1,0 +1,372 @@
+"""The audit: every attack on every encoder asked for, with the figures beside which its success must be seen.
+
+All attackers own the training images and their labels; the pictures attacked are test images. Who holds what:
+
+    least-squares, optimisation   the head's weights; the second also queries it, and begins where that leads
+    black-box                     no weights: sends pictures of its own through the head and sees what arrives
+    query-free                    the tail's weights and the head's plan, and what arrived from others; no query
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from encryption.audit.decoder import Lessons, Trained, reconstruct, train_decoder
+from encryption.audit.onnx_torch import OnnxNetwork
+from encryption.audit.rows import Row, Subject, counts
+from encryption.audit.surrogate import Imitation, train_surrogate
+from encryption.audit.target import Target
+from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
+from encryption.metrics import psnr_db, ssim
+from models.data import ImageSet
+from models.evaluate import logits_of
+from models.export.dequantize import dequantize_onnx
+from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile
+from models.session import OnnxModel, load_encoder, load_model
+from models.speed import least_ms_per_image
+from models.split import FEATURES, extract_part
+from tierkit.errors import DataError
+from tierkit.model import Array
+
+__all__ = ["Audit", "Budget", "run_audit"]
+
+_TASK = 50
+
+Tell = Callable[[str, int, int], None]
+"""`tell(what, done, of)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What the attackers may spend, and on how many images their success is measured."""
+
+    images: int
+    """Test images that the learned attacks and least squares reconstruct."""
+    searched_images: int
+    """The first so many of them are also searched for by optimisation, which costs per image."""
+    equations: int
+    """Steps of the conjugate gradient method."""
+    search: Search
+    lessons: Lessons
+    imitation: Imitation
+    overheard: int
+    """Images of others, features of which the query-free attacker has seen."""
+    test_images: int
+    """On which the accuracy behind the encoder is measured; all that there are, if fewer."""
+
+    @classmethod
+    def standard(cls, images: int) -> Budget:
+        """Generous: longer training gained little in trials."""
+        return cls(
+            images=images,
+            searched_images=min(images, 32),
+            equations=60,
+            search=Search(steps=600),
+            lessons=Lessons(images=160_000, enough=0.95),
+            imitation=Imitation(steps=600, answered_every=20),
+            overheard=2000,
+            test_images=10_000,
+        )
+
+    @classmethod
+    def quick(cls, images: int) -> Budget:
+        """A minute or two; learned attacks are weaker than they could be."""
+        return cls(
+            images=images,
+            searched_images=min(images, 16),
+            equations=60,
+            search=Search(steps=100, own_images=8),
+            lessons=Lessons(images=15_000, enough=0.93),
+            imitation=Imitation(steps=100, answered_every=25),
+            overheard=500,
+            test_images=1000,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What came out."""
+
+    rows: tuple[Row, ...]
+    reconstructions: tuple[Array, ...]
+    """Of each row, UINT8 `[n, h, w, 3]`, of the first test images."""
+    originals: Array
+
+
+@dataclass(kw_only=True)
+class _Bench:
+    """What all attacks of a run have in common."""
+
+    folder: Path
+    manifest: Manifest
+    train: ImageSet
+    test: ImageSet
+    budget: Budget
+    seed: int
+    tell: Tell
+    rows: list[Row] = field(default_factory=list)
+    reconstructions: list[Array] = field(default_factory=list)
+
+    @property
+    def own(self) -> ImageSet:
+        """The attacker's pictures."""
+        return self.train.take(np.arange(self.budget.overheard, len(self.train)))
+
+    @property
+    def others(self) -> Array:
+        """Pictures of others, never shown to the attacker."""
+        return self.train.images[: self.budget.overheard]
+
+    @property
+    def attacked(self) -> Array:
+        return self.test.images[: self.budget.images]
+
+    def judge(self, network: ModelEntry) -> ModelEntry:
+        """The most accurate network of fine answers that is not the one under attack, if there is another."""
+        fine = [entry for entry in self.manifest.models if entry.target == "fine"]
+        others = [entry for entry in fine if entry.name != network.name]
+        return max(others or fine, key=lambda entry: entry.fine_accuracy or 0.0)
+
+    def load(self, network: ModelEntry) -> OnnxModel:
+        return load_model(network, self.folder, labels=self.manifest.labels(network))
+
+    def recognised(self, judge: OnnxModel, images: Array) -> float:
+        assert self.test.fine is not None
+        return float(np.mean(logits_of(judge, images)[0].argmax(axis=1) == self.test.fine[: len(images)]))
+
+
+def run_audit(
+    subjects: Sequence[Subject],
+    manifest: Manifest,
+    folder: Path,
+    train: ImageSet,
+    test: ImageSet,
+    budget: Budget,
+    *,
+    seed: int,
+    tell: Tell = lambda what, done, of: None,
+) -> Audit:
+    """Attack each subject in every way that applies to it.
+
+    An encoder other than a first convolution needs that of its network among the subjects, or its attacks do not count.
+
+    Args:
+        folder: of the weights.
+        train: the attackers' images, labelled.
+        test: labelled; the first ones are attacked.
+
+    Raises:
+        DataError: too few images, or without labels.
+        NotFound: the manifest has no such encoder.
+        WeightsError: a file is missing, damaged, or has an operator that the audit does not know.
+    """
+    if train.fine is None or test.fine is None:
+        raise DataError("an audit needs labelled images")
+    if len(test) < budget.images or len(train) < 2 * budget.overheard:
+        raise DataError(
+            f"this audit needs {budget.images} test and {2 * budget.overheard} training images, "
+            f"there are {len(test)} and {len(train)}"
+        )
+    bench = _Bench(folder=folder, manifest=manifest, train=train, test=test, budget=budget, seed=seed, tell=tell)
+    for subject in subjects:
+        if subject.kind is None:
+            _send_pixels(bench, subject)
+        else:
+            _attack(bench, subject, manifest.encoder(f"{subject.network.name}.{subject.kind}"))
+    rows = tuple(replace(row, counts=counts(row, bench.rows)) for row in bench.rows)
+    return Audit(rows=rows, reconstructions=tuple(bench.reconstructions), originals=bench.attacked)
+
+
+def _send_pixels(bench: _Bench, subject: Subject) -> None:
+    network = subject.network
+    images = bench.test.take(np.arange(min(bench.budget.test_images, len(bench.test))))
+    bench.tell(f"{network.name}, pixels: accuracy", 0, 1)
+    logits, _ = logits_of(bench.load(network), images.images)
+    judge = bench.judge(network)
+    recognised = bench.recognised(bench.load(judge), bench.attacked)
+    bench.tell(f"{network.name}, pixels: accuracy", 1, 1)
+    bench.reconstructions.append(bench.attacked)
+    bench.rows.append(
+        Row(
+            encoder=subject.encoder,
+            network=network.name,
+            form=subject.form,
+            attack="none",
+            ssim=1.0,
+            psnr_db=None,
+            recognised=recognised,
+            recognised_originals=recognised,
+            judge=judge.name,
+            fine_accuracy=float(np.mean(logits.argmax(axis=1) == images.fine)),
+            test_images=len(images),
+            payload_bytes=float(np.prod(bench.attacked.shape[1:])),
+            device_ms_per_image=0.0,
+            images=len(bench.attacked),
+            effort="nothing to do",
+            seconds=0.0,
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What an attack came back with."""
+
+    attack: str
+    images: Array
+    effort: str
+
+
+def _attack(bench: _Bench, subject: Subject, encoder: EncoderEntry) -> None:
+    network = subject.network
+    where = f"{subject.encoder} {network.name} {subject.form}"
+    target = Target(
+        encoder=encoder,
+        form=subject.form,
+        head=load_encoder(encoder, network, "head", bench.folder, labels=bench.manifest.labels(network)),
+        head_file=_content(bench.folder, encoder.head),
+        tail_file=_content(bench.folder, encoder.tail),
+        seed=bench.seed,
+    )
+    fine_accuracy, test_images = _accuracy(
+        bench, target, network, lambda done, of: bench.tell(f"{where}: accuracy", done, of)
+    )
+    payload_bytes, device_ms = _cost(bench, target)
+    judge = bench.judge(network)
+    classify = bench.load(judge)
+    originals = bench.recognised(classify, bench.attacked)
+    begun = time.process_time()
+    for found in _attacks(bench, target, lambda what, done, of: bench.tell(f"{where}: {what}", done, of)):
+        seconds = time.process_time() - begun
+        shown = bench.attacked[: len(found.images)]
+        fidelity = psnr_db(shown, found.images)
+        bench.reconstructions.append(found.images)
+        bench.rows.append(
+            Row(
+                encoder=subject.encoder,
+                network=network.name,
+                form=subject.form,
+                attack=found.attack,
+                ssim=float(ssim(shown, found.images).mean()),
+                psnr_db=fidelity if np.isfinite(fidelity) else None,
+                recognised=bench.recognised(classify, found.images),
+                recognised_originals=originals,
+                judge=judge.name,
+                fine_accuracy=fine_accuracy,
+                test_images=test_images,
+                payload_bytes=payload_bytes,
+                device_ms_per_image=device_ms,
+                images=len(shown),
+                effort=found.effort,
+                seconds=seconds,
+            )
+        )
+        begun = time.process_time()
+
+
+def _attacks(bench: _Bench, target: Target, tell: Tell) -> Iterator[_Found]:
+    budget, own = bench.budget, bench.own
+    shape = own.images.shape[1:]
+    sent = target.send(bench.attacked)
+    head = target.open_head()
+    if is_linear(head, shape):
+        yield _Found(
+            attack="least-squares",
+            images=least_squares(
+                head,
+                sent,
+                shape,
+                bounds=target.bounds,
+                noise=target.deviation,
+                steps=budget.equations,
+                tell=lambda done, of: tell("least squares", done, of),
+            ),
+            effort=f"{budget.equations} steps of conjugate gradients",
+        )
+    taught = train_decoder(
+        own.images, target.send, budget.lessons, bench.seed, lambda done, of: tell("black-box", done, of)
+    )
+    yield _Found(attack="black-box", images=reconstruct(taught.decoder, sent), effort=f"{taught.shown:,} queries")
+    yield _search(bench, target, head, sent, taught, tell)
+    yield _without_queries(bench, target, sent, tell)
+
+
+def _search(bench: _Bench, target: Target, head: OnnxNetwork, sent: Array, taught: Trained, tell: Tell) -> _Found:
+    search = bench.budget.search
+    few = sent[: bench.budget.searched_images]
+    # The decoder was not trained on the last ones.
+    own = bench.own.images[-search.own_images :]
+    own_sent = target.send(own)
+    images, chosen = optimise(
+        head,
+        target.imitate,
+        few,
+        {"the decoder's picture": reconstruct(taught.decoder, few)},
+        own,
+        own_sent,
+        {"the decoder's picture": reconstruct(taught.decoder, own_sent)},
+        search,
+        lambda done, of: tell("optimisation", done, of),
+    )
+    effort = f"{search.steps} steps {chosen}, as was best on {search.own_images} pictures of its own"
+    return _Found(attack="optimisation", images=images, effort=effort)
+
+
+def _without_queries(bench: _Bench, target: Target, sent: Array, tell: Tell) -> _Found:
+    budget, own = bench.budget, bench.own
+    assert own.fine is not None
+    surrogate = target.surrogate(bench.seed)
+    train_surrogate(
+        surrogate,
+        OnnxNetwork(dequantize_onnx(target.tail_file)),
+        target.imitate,
+        own.images,
+        own.fine,
+        target.send(bench.others),
+        budget.imitation,
+        bench.seed,
+        lambda done, of: tell("query-free: a head of its own", done, of),
+    )
+    taught = train_decoder(
+        own.images,
+        lambda images: target.transmit(surrogate.run(images)),
+        budget.lessons,
+        bench.seed,
+        lambda done, of: tell("query-free: its decoder", done, of),
+    )
+    effort = (
+        f"{budget.imitation.steps} steps for a head of its own beside features of {budget.overheard:,} images of "
+        f"others; {taught.shown:,} pictures for its decoder"
+    )
+    return _Found(attack="query-free", images=reconstruct(taught.decoder, sent), effort=effort)
+
+
+def _accuracy(
+    bench: _Bench, target: Target, network: ModelEntry, tell: Callable[[int, int], None]
+) -> tuple[float, int]:
+    tail = load_encoder(target.encoder, network, "tail", bench.folder, labels=bench.manifest.labels(network))
+    images = bench.test.take(np.arange(min(bench.budget.test_images, len(bench.test))))
+    right = 0
+    assert images.fine is not None
+    for start in range(0, len(images), _TASK):
+        batch = slice(start, start + _TASK)
+        logits = tail.run({FEATURES: target.send(images.images[batch])}, ["logits"])["logits"]
+        right += int((logits.argmax(axis=1) == images.fine[batch]).sum())
+        tell(min(start + _TASK, len(images)), len(images))
+    return right / len(images), len(images)
+
+
+def _cost(bench: _Bench, target: Target) -> tuple[float, float]:
+    """Bytes per image and milliseconds of the device per image, in tasks of 50."""
+    tasks = [bench.attacked[start : start + _TASK] for start in range(0, len(bench.attacked), _TASK)]
+    sizes = [len(target.payload(task)) for task in tasks]
+    return sum(sizes) / len(bench.attacked), least_ms_per_image(target.payload, bench.attacked, _TASK)
+
+
+def _content(folder: Path, part: PartFile) -> bytes:
+    return extract_part((folder / part.file).read_bytes(), part.part)

@@ -1,0 +1,101 @@
+"""An encoder as an attacker meets it: what arrives above, and what is known of how it came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encryption.audit.onnx_torch import OnnxNetwork, round_through
+from encryption.packing import Quantiser
+from models.export.dequantize import dequantize_onnx
+from models.manifest import EncoderEntry
+from models.session import OnnxModel
+from models.split import FEATURES
+from tierkit.model import Array
+
+__all__ = ["FORMS", "Target"]
+
+FORMS = ("uint8", "float16", "float32")
+_BATCH = 250
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One encoder in one form."""
+
+    encoder: EncoderEntry
+    form: str
+    head: OnnxModel
+    """As the device runs it."""
+    head_file: bytes
+    tail_file: bytes
+    """ONNX, for an attacker who has one of them."""
+    seed: int
+    _noise: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_noise", np.random.default_rng(self.seed))
+
+    @cached_property
+    def bounds(self) -> tuple[float, float] | None:
+        """Lowest and highest value that can arrive; None where features are sent as they are. Travels with them."""
+        if self.form != "uint8":
+            return None
+        encoder = self.encoder
+        return -encoder.zero_point * encoder.scale, (encoder.levels - 1 - encoder.zero_point) * encoder.scale
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of what the device's noise and the rounding add to a feature; for floating-point numbers a
+        generous guess, which the rounding within the head needs as well."""
+        rounded = self.encoder.scale / 12**0.5 if self.form == "uint8" else 0.02 * self.encoder.scale
+        return float(np.hypot(rounded, self.encoder.noise))
+
+    def send(self, images: Array) -> Array:
+        """What arrives, FP32 `[n, c, h, w]`, when the device sends images UINT8 `[n, h, w, 3]`: with the noise, in the
+        precision and within the bounds of the form."""
+        parts = [images[start : start + _BATCH] for start in range(0, len(images), _BATCH)]
+        return np.concatenate([self.transmit(self.head.run({"images": part}, [FEATURES])[FEATURES]) for part in parts])
+
+    def transmit(self, features: Array) -> Array:
+        """What arrives of features FP32 `[n, c, h, w]`."""
+        packed = self._pack(features)
+        return Quantiser.of(self.encoder).unpack(packed) if self.form == "uint8" else packed.astype(np.float32)
+
+    def payload(self, images: Array) -> bytes:
+        """What stands on the wire for a task, as the device makes it."""
+        packed = self._pack(self.head.run({"images": images}, [FEATURES])[FEATURES])
+        return bytes(packed.tobytes())
+
+    def _pack(self, features: Array) -> Array:
+        if self.encoder.noise:
+            drawn = self._noise.standard_normal(features.shape, dtype=np.float32)
+            features = features + drawn * np.float32(self.encoder.noise)
+        return Quantiser.of(self.encoder).pack(features) if self.form == "uint8" else features.astype(self.form)
+
+    def imitate(self, features: Tensor) -> Tensor:
+        """The same for an attacker's own features, without the noise, so that gradients pass."""
+        if self.form != "uint8":
+            return features
+        encoder = self.encoder
+        levels = round_through(features / encoder.scale) + encoder.zero_point
+        return (torch.clamp(levels, 0, encoder.levels - 1) - encoder.zero_point) * encoder.scale
+
+    def open_head(self) -> OnnxNetwork:
+        """The head with its weights."""
+        return OnnxNetwork(self.head_file)
+
+    def surrogate(self, seed: int) -> OnnxNetwork:
+        """A head of the same layers with weights of its own, drawn at random, for an attacker who knows its plan only;
+        nothing within it is rounded."""
+        torch.manual_seed(seed)
+        network = OnnxNetwork(dequantize_onnx(self.head_file))
+        for weight, bias in network.weights():
+            torch.nn.init.kaiming_normal_(weight)
+            if bias is not None:
+                torch.nn.init.zeros_(bias)
+        return network

@@ -1,0 +1,235 @@
+"""`terrace privacy`: what the encoders give away, measured. Needs the extra `train`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import TaskID
+
+from encryption.audit.rows import PROVEN_SSIM, Row, Subject, strongest
+from experiments.harness import Table
+from experiments.pages import fill
+from experiments.record import RunRecord
+from models.dataset import CIFAR100, Dataset
+from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
+from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
+from terrace.options import Data, DatasetName, Json, Weights, training_extra
+from tierkit.errors import InvalidInput
+from tierkit.types import EncoderKind, Privacy
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Measure what an encoder gives away of the pictures behind it."
+)
+
+_EXPERIMENT = "privacy-audit"
+_SHOWN = 12
+_PIXELS, _UINT8, _FLOAT32 = "pixels", "uint8", "float32"
+_FORMS = (_UINT8, "float16", _FLOAT32)
+
+
+@app.callback()
+def privacy() -> None:
+    """Without it typer would take the only command for the group itself."""
+
+
+def _one_of(names: Iterable[str], what: str, given: str) -> str:
+    """`given`, or an error that names the nearest of `names`."""
+    names = list(names)
+    if given in names:
+        return given
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.0)
+    raise typer.BadParameter(f"there is no {what} {given!r}: did you mean '{near[0]}'? There is: {', '.join(names)}.")
+
+
+@app.command()
+def audit(
+    encoder: Annotated[
+        str | None, typer.Option(metavar="KIND", help="none (pixels), conv1 or bottleneck.", show_default=False)
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whose encoder. Default: the first that has one.", show_default=False),
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(metavar="FORM", help="uint8 (as sent unless asked otherwise), float16 or float32.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every encoder of the manifest, conv1 in two forms.")] = False,
+    images: Annotated[int, typer.Option(min=8, max=10_000, help="Test images to attack.")] = 200,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for record, table and pictures. Default: runs/privacy-…", file_okay=False),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Markdown page whose table is written anew.", dir_okay=False, show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=os.cpu_count() or 1, help="CPU threads; torch's own choice unless given.")
+    ] = None,
+    data: Data = None,
+    dataset: DatasetName = CIFAR100,
+    weights: Weights = None,
+    json: Json = False,
+) -> None:
+    """Attack encoders with all that is known, and show how much of the pictures comes back."""
+    folder = weights or weights_folder()
+    manifest = load_manifest(folder)
+    subjects = _subjects(manifest, encoder, network, form, everything=all_)
+    with training_extra("attacking an encoder"):
+        import torch
+
+        from encryption.audit.run import Budget, run_audit
+        from encryption.audit.sheet import draw_sheet
+
+    source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
+    if source.hierarchy != manifest.hierarchy:
+        raise InvalidInput(
+            f"{folder} holds networks of hierarchy {manifest.hierarchy.name!r}, the data set is "
+            f"{source.hierarchy.name!r}"
+        )
+    train, test = source.read("train"), source.read("test")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    budget = Budget.quick(images) if quick else Budget.standard(images)
+    with progress_bars("step") as progress:
+        bars: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, of: int) -> None:
+            if what not in bars:
+                for bar in bars.values():
+                    progress.update(bar, visible=False)
+                bars[what] = progress.add_task(what, total=of)
+            progress.update(bars[what], completed=done, total=of)
+
+        found = run_audit(subjects, manifest, folder, train, test, budget, seed=seed, tell=tell)
+    place = out or Path("runs") / f"privacy-{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}"
+    rows = [asdict(row) for row in found.rows]
+    record = RunRecord(
+        experiment=_EXPERIMENT,
+        config={"budget": asdict(budget), "quick": quick, "data": source.name, "threads": torch.get_num_threads()},
+        samples={},
+        results={"rows": rows},
+        seed=seed,
+    )
+    written = record.write(place)
+    table = _table(found.rows)
+    (place / "table.md").write_text(table.markdown(), encoding="utf-8")
+    labels = [_label(row) for row in found.rows]
+    strips = zip(labels, found.reconstructions, strict=True)
+    sheet = place / "reconstructions.png"
+    shown = [(label, pictures[:_SHOWN]) for label, pictures in strips if "\npixels" not in label]
+    draw_sheet([("what was photographed", found.originals[:_SHOWN]), *shown], sheet)
+    if page is not None:
+        fill(page, _EXPERIMENT, table.markdown())
+    if json:
+        print_json(rows)
+        return
+    _show(found.rows)
+    for path in (written, place / "table.md", sheet):
+        screen().print(str(path), style="dim", markup=False, soft_wrap=True)
+
+
+def _subjects(
+    manifest: Manifest, encoder: str | None, network: str | None, form: str | None, *, everything: bool
+) -> list[Subject]:
+    if everything:
+        if encoder or network or form:
+            raise typer.BadParameter("--all is everything: name no encoder, network or form with it.")
+        fine = [entry for entry in manifest.models if entry.target == "fine"]
+        subjects = [Subject(kind=None, network=entry, form=_PIXELS) for entry in fine]
+        for entry in sorted(manifest.encoders, key=lambda each: each.kind is not EncoderKind.CONV1):
+            forms = (_FLOAT32, _UINT8) if entry.kind is EncoderKind.CONV1 else (_UINT8,)
+            subjects += [Subject(kind=entry.kind, network=manifest.entry(entry.network), form=each) for each in forms]
+        return subjects
+    if encoder is None:
+        raise typer.BadParameter("name what to attack with --encoder, or say --all.")
+    _one_of([Privacy.NONE, *EncoderKind], "encoder", encoder)
+    kind = None if encoder == Privacy.NONE else EncoderKind(encoder)
+    chosen = _network(manifest, kind, network)
+    if kind is None:
+        if form is not None:
+            raise typer.BadParameter("pixels have no form: --form is for features.")
+        return [Subject(kind=None, network=chosen, form=_PIXELS)]
+    subject = Subject(kind=kind, network=chosen, form=_one_of(_FORMS, "form", form or _UINT8))
+    if kind is EncoderKind.CONV1:
+        return [subject]
+    # What an attack cannot do to a first convolution says nothing about anything else.
+    proof = Subject(kind=EncoderKind.CONV1, network=chosen, form=_UINT8)
+    return [proof, subject]
+
+
+def _network(manifest: Manifest, kind: EncoderKind | None, name: str | None) -> ModelEntry:
+    if kind is None:
+        able = [entry.name for entry in manifest.models if entry.target == "fine"]
+    else:
+        able = [entry.network for entry in manifest.encoders if entry.kind == kind]
+    if not able:
+        raise typer.BadParameter(f"the manifest has no encoder of the kind '{kind}'.")
+    return manifest.entry(_one_of(able, f"network with the encoder {kind or Privacy.NONE}", name or able[0]))
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """The rows for a page, the strongest attack of each encoder in bold."""
+    return Table(
+        headings=(
+            "encoder", "network", "form", "attack", "SSIM", "PSNR", "recognised", "fine", "bytes", "ms", "counts",
+        ),
+        rows=[_cells(row, rows) for row in rows],
+    )  # fmt: skip
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    return [
+        row.encoder,
+        row.network,
+        row.form,
+        row.attack,
+        f"{row.ssim:.3f}",
+        "same" if row.psnr_db is None else f"{row.psnr_db:.1f} dB",
+        percent(row.recognised),
+        percent(row.fine_accuracy),
+        f"{row.payload_bytes:,.0f}",
+        f"{row.device_ms_per_image:.2f}",
+        "yes" if row.counts else "no",
+    ]
+
+
+def _label(row: Row) -> str:
+    return f"{row.encoder} {row.network}\n{row.form}, {row.attack}\nSSIM {row.ssim:.2f}"
+
+
+def _show(rows: Sequence[Row]) -> None:
+    table = _table(rows)
+    ranks = {"network": 3, "form": 2, "PSNR": 4, "recognised": 5, "fine": 6, "ms": 7, "bytes": 6, "counts": 1}
+    words = ("encoder", "network", "form", "attack", "counts")
+    listing = Listing(
+        *(Column(title=title, rank=ranks.get(title, 0), right=title not in words) for title in table.headings)
+    )
+    for cells in table.rows:
+        listing.add_row(*cells)
+    out = screen()
+    out.print(listing)
+    for encoder, network in dict.fromkeys((row.encoder, row.network) for row in rows if row.encoder != Privacy.NONE):
+        worst = strongest(rows, encoder, network)
+        out.print(
+            f"[bold]{encoder} of {network}[/bold]: {worst.attack} gets most, SSIM {worst.ssim:.2f}; "
+            f"{worst.judge} recognises {percent(worst.recognised)} of its pictures, "
+            f"{percent(worst.recognised_originals)} of the originals",
+            soft_wrap=True,
+        )
+    if not all(row.counts for row in rows):
+        out.print(
+            f"[yellow]note[/yellow]  an attack that did not get to SSIM {PROVEN_SSIM:g} against the same network's "
+            "conv1 says nothing where it fails: it does not count",
+            soft_wrap=True,
+        )

@@ -1,0 +1,121 @@
+"""`terrace privacy audit`: what it attacks, and what it refuses; without torch."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from encryption.audit.rows import Row
+from models.manifest import Manifest, load_manifest
+from terrace.cli import run
+from terrace.commands.privacy import _show, _subjects, _table
+from tierkit.types import EncoderKind
+
+ROW = Row(
+    encoder="conv1",
+    network="resnet-34",
+    form="uint8",
+    attack="least-squares",
+    ssim=0.987654,
+    psnr_db=None,
+    recognised=0.61,
+    recognised_originals=0.62,
+    judge="wrn-16-2",
+    fine_accuracy=0.6066,
+    test_images=10_000,
+    payload_bytes=7191.4,
+    device_ms_per_image=0.123,
+    images=200,
+    effort="",
+    seconds=1.0,
+)
+
+
+def with_bottleneck() -> Manifest:
+    manifest = load_manifest()
+    conv1 = manifest.encoder("resnet-34.conv1")
+    others = tuple(entry for entry in manifest.encoders if entry.kind is EncoderKind.CONV1)
+    learned = conv1.model_copy(update={"kind": EncoderKind.BOTTLENECK})
+    return manifest.model_copy(update={"encoders": (learned, *others)})
+
+
+def chosen(*given: str | None, everything: bool = False) -> list[tuple[str, str, str]]:
+    subjects = _subjects(with_bottleneck(), *given, everything=everything)
+    return [(subject.encoder, subject.network.name, subject.form) for subject in subjects]
+
+
+def test_all_is_pixels_then_first_convolutions_in_two_forms_then_what_was_learned():
+    assert chosen(None, None, None, everything=True) == [
+        ("none", "resnet-34", "pixels"),
+        ("none", "wrn-16-2", "pixels"),
+        ("conv1", "resnet-34", "float32"),
+        ("conv1", "resnet-34", "uint8"),
+        ("conv1", "wrn-16-2", "float32"),
+        ("conv1", "wrn-16-2", "uint8"),
+        ("bottleneck", "resnet-34", "uint8"),
+    ]
+
+
+def test_one_encoder_is_attacked_as_it_is_sent_unless_asked_otherwise():
+    assert chosen("conv1", None, None) == [("conv1", "resnet-34", "uint8")]
+    assert chosen("conv1", "wrn-16-2", "float16") == [("conv1", "wrn-16-2", "float16")]
+    assert chosen("none", "wrn-16-2", None) == [("none", "wrn-16-2", "pixels")]
+
+
+def test_the_attacks_on_a_learned_encoder_are_tried_on_the_first_convolution_before():
+    assert chosen("bottleneck", None, None) == [("conv1", "resnet-34", "uint8"), ("bottleneck", "resnet-34", "uint8")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("", "name what to attack with --encoder, or say --all."),
+        ("--all --encoder conv1", "--all is everything"),
+        ("--encoder conv2", "there is no encoder 'conv2': did you mean 'conv1'? There is: none, conv1, bottleneck."),
+        ("--encoder conv1 --network resnet34", "'resnet34': did you mean 'resnet-34'?"),
+        ("--encoder conv1 --form int8", "there is no form 'int8': did you mean 'uint8'?"),
+        ("--encoder none --form uint8", "pixels have no form"),
+        ("--encoder conv1 --images 2", "--images"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_a_sentence(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["privacy", "audit", *arguments.split()]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_torch_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run(["privacy", "audit", "--encoder", "conv1"]) == 1
+    assert "attacking an encoder needs the extra 'train': pip install 'terrace[train]'" in capsys.readouterr().err
+
+
+@pytest.mark.train
+def test_without_the_training_images_it_says_where_they_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+    monkeypatch.delenv("TERRACE_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert run(["privacy", "audit", "--encoder", "conv1"]) == 1
+    assert "set TERRACE_DATA" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_gives_each_figure_in_its_unit():
+    learned = replace(ROW, encoder="bottleneck", attack="black-box", ssim=0.31, psnr_db=14.25, counts=False)
+    assert _table([ROW, learned]).markdown().splitlines()[2:] == [
+        "| conv1 | resnet-34 | uint8 | least-squares | 0.988 | same | 61.0 % | 60.7 % | 7,191 | 0.12 | yes |",
+        "| bottleneck | resnet-34 | uint8 | black-box | 0.310 | 14.2 dB | 61.0 % | 60.7 % | 7,191 | 0.12 | no |",
+    ]
+
+
+def test_the_screen_names_the_strongest_attack_and_says_what_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    _show([ROW, replace(ROW, attack="black-box", ssim=0.5, counts=False)])
+    shown = capsys.readouterr().out
+    assert "conv1 of resnet-34: least-squares gets most, SSIM 0.99; wrn-16-2 recognises 61.0 %" in shown
+    assert "it does not count" in shown
