@@ -262,7 +262,13 @@ class AsyncClient:
                 return
 
     async def wait(self, job: Job | str, *, budget_s: float | None = None) -> Job:
-        """Wait until the job is done, whichever way it ends; `DeadlineExceeded` after `budget_s`."""
+        """Wait until the job is done, whichever way it ends; `DeadlineExceeded` after `budget_s`. A budget of 0 looks
+        once."""
+        if budget_s == 0:
+            seen = await self.job(job)
+            if seen.done:
+                return seen
+            raise DeadlineExceeded(f"{_id(job)} is not done yet")
         async with aclosing(self._follow(job, budget_s, {"only": "state"})) as events:
             async for event in events:
                 if isinstance(event, StateChange) and event.job.done:

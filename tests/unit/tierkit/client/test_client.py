@@ -43,7 +43,7 @@ from tierkit.errors import (
 )
 from tierkit.testing import listening
 
-FAST = Backoff(attempts=3, first_s=0.001, cap_s=0.002, outage_s=0.05)
+FAST = Backoff(attempts=3, first_s=0.001, cap_s=0.002, outage_s=0.5)
 PIXELS = np.zeros((2, 4, 4, 3), dtype=np.uint8)
 JOB = {"id": "j1", "state": "running", "scheme": "mapping", "images": 2, "tasks": 1, "a_later_field": 1}
 DONE = {**JOB, "state": "completed"}
@@ -369,13 +369,18 @@ async def test_wait_has_a_budget(api: FakeApi, client: AsyncClient) -> None:
         await client.wait("j1", budget_s=0.05)
 
 
+async def test_waiting_without_a_budget_to_wait_looks_once(api: FakeApi, client: AsyncClient) -> None:
+    api.on("GET /v1/jobs/j1", answer(JOB), answer(DONE))
+    with pytest.raises(DeadlineExceeded, match="j1 is not done yet"):
+        await client.wait("j1", budget_s=0)
+    assert (await client.wait("j1", budget_s=0)).done
+
+
 async def test_the_budget_counts_while_the_scheduler_is_away(api: FakeApi) -> None:
     api.on("GET /v1/jobs/j1/events", *[None] * 5)
     async with AsyncClient(api.url, backoff=Backoff(first_s=30, cap_s=60)) as client:
-        with pytest.raises(
-            DeadlineExceeded, match=r"not done within 0\.05 s; the connection to the scheduler .* broke"
-        ):
-            await client.wait("j1", budget_s=0.05)
+        with pytest.raises(DeadlineExceeded, match=r"not done within 0\.5 s; the connection to the scheduler .* broke"):
+            await client.wait("j1", budget_s=0.5)
 
 
 async def test_each_image_is_streamed_once(api: FakeApi, client: AsyncClient) -> None:
