@@ -5,6 +5,7 @@
 #   make check   formatting, lint, types, import layers
 #
 # PYTHON chooses the interpreter, EXTRA the ONNX Runtime build: `make demo EXTRA=gpu`.
+# WORKERS is the number of processes that share the tests.
 
 PYTHON ?= python3
 EXTRA  ?= cpu
@@ -12,6 +13,10 @@ VENV   ?= .venv
 TRAIN  ?= .venv-train
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 DEMO   ?=
+# Tests that start services wait more than they compute: three workers keep two cores busy. The tests of a file stay in
+# one worker, for they share its services; files are handed out in their order, those with many processes first.
+WORKERS ?= 3
+SHARED  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-train check format clean
@@ -38,7 +43,7 @@ demo: $(VENV)/.light
 	$(VENV)/bin/terrace demo $(DEMO)
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(SHARED)
 
 test-train: $(TRAIN)/.ready
 	$(TRAIN)/bin/python -m pytest -m train

@@ -6,22 +6,25 @@ Nothing here is imported by a service.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 
 from tierkit.service import Build, Lifecycle, running
 from tierkit.settings import ServiceSettings
 
-__all__ = ["FakeClock", "ServiceProcess", "listening", "serve_app", "service_process", "wait_for"]
+__all__ = ["FakeClock", "ServiceProcess", "connected", "listening", "serve_app", "service_process", "wait_for"]
 
 _POLL_S = 0.005
 
@@ -40,7 +43,7 @@ class FakeClock:
 
 
 async def wait_for(
-    condition: Callable[[], bool | Awaitable[bool]], *, timeout_s: float = 10.0, what: str = "the condition"
+    condition: Callable[[], bool | Awaitable[bool]], *, timeout_s: float = 30.0, what: str = "the condition"
 ) -> None:
     """Return as soon as `condition` is true.
 
@@ -73,29 +76,51 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @asynccontextmanager
 async def listening(handler: Handler, *, port: int = 0) -> AsyncIterator[str]:
-    """A raw TCP server, for peers that misbehave; yields its http URL."""
-    tasks: set[asyncio.Task[None]] = set()
+    """A raw TCP server, for peers that misbehave; yields its http URL. None of its connections outlives the block."""
+    open_here: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
+        # The other side may give up first.
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await handler(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the other side gave up first, as it may
-        finally:
-            tasks.discard(task)
+        with contextlib.suppress(ConnectionError):
             writer.close()
+            await writer.wait_closed()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", port)
+    def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(handle(reader, writer))
+        open_here[task] = writer
+        task.add_done_callback(open_here.pop)
+
+    server = await asyncio.start_server(take, "127.0.0.1", port)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
-        for task in list(tasks):
+        # A connection that was accepted a moment ago is handed to `take` in one of the next rounds of the loop.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        # A task that has not begun would not close anything when it is cancelled.
+        tasks = list(open_here)
+        for task, writer in open_here.items():
+            writer.transport.abort()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connected(
+    url: str, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A raw connection to a service, for clients that misbehave. On exit it is cut and gone, sent or not."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=tls)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 @dataclass
@@ -123,7 +148,7 @@ class ServiceProcess:
         """SIGKILL: gone without a word."""
         self.process.kill()
 
-    async def exit_code(self, *, timeout_s: float = 20.0) -> int:
+    async def exit_code(self, *, timeout_s: float = 60.0) -> int:
         """Wait for its end."""
         async with asyncio.timeout(timeout_s):
             return await self.process.wait()
@@ -136,7 +161,7 @@ async def service_process(
     ready_file: Path,
     wait_ready: bool = True,
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 30.0,
+    timeout_s: float = 60.0,
 ) -> AsyncIterator[ServiceProcess]:
     """Run `python <command> --ready-file <ready_file>`, such as `["-m", "end_node", "--port", "0"]`, and yield it.
 

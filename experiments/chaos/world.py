@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import time
@@ -20,6 +19,7 @@ import httpx
 from experiments.chaos.faults import Fault, Kind
 from experiments.chaos.relay import Relay
 from tierkit.fleet import SCHEDULER, Fleet, FleetPlan
+from tierkit.service import free_port
 from tierkit.types import Health
 
 __all__ = ["Sight", "World", "behind_relays", "small_disk"]
@@ -84,12 +84,10 @@ async def behind_relays(plan: FleetPlan) -> AsyncIterator[tuple[FleetPlan, dict[
     services = []
     try:
         for service in plan.services:
-            address = (service.settings.get("host", "127.0.0.1"), 0)
-            with socket.socket() as probe:
-                probe.bind(address)
-                port = int(probe.getsockname()[1])
+            host = service.settings.get("host", "127.0.0.1")
+            port = free_port(host)
             work_bytes = 0 if service.kind == SCHEDULER else _TASK_BYTES
-            relay = relays[service.name] = Relay((address[0], port), work_bytes=work_bytes)
+            relay = relays[service.name] = Relay((host, port), work_bytes=work_bytes)
             await relay.open()
             own = {"port": str(port)}
             if service.kind != SCHEDULER:

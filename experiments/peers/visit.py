@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from experiments.peers.requests import check_answer, make_target, random_images
 from experiments.peers.rows import Network, Pace, Row, RowFigures, Visit
 from tierkit.errors import SetupError
 from tierkit.model import Array
+from tierkit.service import free_port
 
-__all__ = ["Cores", "environment_of", "free_port", "visit"]
+__all__ = ["Cores", "environment_of", "visit"]
 
 _START_S = 90.0
 _POLL_S = 0.02
@@ -97,14 +97,6 @@ def visit(
                     result.rows[row.key] = _figures(level, cpu_s / (len(level.samples) * row.batch), before, after)
             result.peak_memory_bytes = server.peak_memory_bytes()
     return result
-
-
-def free_port() -> int:
-    """A port of the loopback interface that was free just now."""
-    with socket.socket() as sock:
-        sock.bind((_LOOPBACK, 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def _first_answer(target: Target, server: ServerProcesses) -> Reply:

@@ -49,7 +49,7 @@ def fleet_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def _announced_url(up: subprocess.Popen[bytes], log: Path) -> str:
     process = os.pidfd_open(up.pid)
     try:
-        for _ in range(600):
+        for _ in range(1800):
             if found := re.search(r"scheduler  (http://\S+)", log.read_text()):
                 return found[1]
             assert not select.select([process], [], [], 0.05)[0], f"terrace up has ended:\n{log.read_text()}"

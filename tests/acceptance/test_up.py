@@ -4,7 +4,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tierkit.client import Client
+from tierkit.service import free_port
 
 
 class Up:
@@ -39,7 +39,7 @@ class Up:
         """Until the output matches."""
         process = os.pidfd_open(self.process.pid)
         try:
-            for _ in range(600):
+            for _ in range(1800):
                 if re.search(pattern, self.output):
                     return
                 assert not select.select([process], [], [], 0.05)[0], f"terrace up has ended:\n{self.output}"
@@ -121,9 +121,7 @@ def test_it_stops_when_nobody_reads_its_output_any_more(tmp_path: Path) -> None:
 
 
 def test_a_fleet_file_starts_the_part_of_a_machine(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     file = tmp_path / "fleet.toml"
     file.write_text(
         f'scheduler = "http://127.0.0.1:{port}"\n'

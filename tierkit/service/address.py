@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
+import random
 import socket
 from urllib.parse import urlsplit
 
 from tierkit.errors import PortInUse, SetupError, Unavailable
 
-__all__ = ["bind", "is_loopback", "reachable_url", "url_of"]
+__all__ = ["bind", "free_port", "is_loopback", "reachable_url", "url_of"]
+
+_OWN_PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to port 0 and to the near end of every connection."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -39,6 +44,21 @@ def bind(host: str, port: int) -> socket.socket:
         raise SetupError(f"cannot listen on {host} port {port}: {exc.strerror}") from exc
     sock.setblocking(False)
     return sock
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of `host` on which nobody listens, for a service that needs a port before it starts, or again later.
+
+    A port that the system chose would soon be another program's: on a busy machine it gives away hundreds a second.
+
+    Raises:
+        SetupError: the address is none of this machine's.
+    """
+    dice = random.SystemRandom()
+    while True:
+        port = dice.choice(_OWN_PORTS)
+        with contextlib.suppress(PortInUse), bind(host, port):
+            return port
 
 
 def url_of(sock: socket.socket, *, tls: bool = False) -> str:

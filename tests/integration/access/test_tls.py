@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import time
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from tierkit.errors import CertificateError, SetupError, UpstreamUnavailable
 from tierkit.http_client import calling, open_client
 from tierkit.protocol import ModelOffer, Registration
 from tierkit.settings import ServiceSettings
-from tierkit.testing import serve_app, wait_for
+from tierkit.testing import connected, serve_app, wait_for
 from tierkit.types import Tier
 
 
@@ -76,18 +77,16 @@ async def test_emulated_links_carry_tls(good: dict[str, Path], certificates: Any
 async def test_answers_before_the_body_and_closed_connections(good: dict[str, Path], certificates: Any) -> None:
     """What the server does by half-closing a plain connection must work where TLS cannot."""
     async with serve_app(APP, settings(good, max_body_bytes=1000, header_timeout_s=0.3)) as service:
-        port = httpx.URL(service.url).port
         for sent, status in (
             (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", b"413"),
             (b"GARBAGE\r\n\r\n", b"400"),
             (b"GET /echo HTTP/1.1\r\nHost", b"408"),
         ):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(certificates.ca))
-            writer.write(sent)
-            async with asyncio.timeout(5):
-                answer = await reader.read()
+            async with connected(service.url, tls=client_context(certificates.ca)) as (reader, writer):
+                writer.write(sent)
+                async with asyncio.timeout(5):
+                    answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 " + status), answer
-            writer.close()
 
 
 @pytest.mark.parametrize(
@@ -160,29 +159,27 @@ async def test_silent_handshakes_end_in_time_and_do_not_keep_others_out(
     async with (
         serve_app(APP, settings(good, header_timeout_s=0.5, max_connections=20)) as service,
         open_client(tls_ca=certificates.ca) as http,
+        AsyncExitStack() as stack,
     ):
-        port = httpx.URL(service.url).port
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        silent = [await stack.enter_async_context(connected(service.url)) for _ in range(60)]
         for _, writer in silent[:20]:
             writer.write(b"\x16\x03\x01\x02\x00")  # the beginning of a ClientHello
         for _, writer in silent[20:30]:
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await http.get(f"{service.url}/echo")).status_code == 200
         async with asyncio.timeout(5):
-            for reader, writer in silent:
+            for reader, _ in silent:
                 try:
                     while await reader.read(1000):
                         pass  # an alert
                 except ConnectionError:
                     pass
-                writer.close()
         assert (await http.get(f"{service.url}/echo")).status_code == 200
 
 
 async def test_connections_in_their_handshake_are_bounded(good: dict[str, Path]) -> None:
-    async with serve_app(APP, settings(good, max_connections=1)) as service:
-        port = httpx.URL(service.url).port
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(80)]  # 65 have room
+    async with serve_app(APP, settings(good, max_connections=1)) as service, AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(connected(service.url)) for _ in range(80)]  # 65 have room
         closed = 0
         for reader, _ in silent:
             try:
@@ -191,8 +188,6 @@ async def test_connections_in_their_handshake_are_bounded(good: dict[str, Path])
             except (TimeoutError, ConnectionError) as exc:
                 closed += isinstance(exc, ConnectionError)
         assert closed == 15
-        for _, writer in silent:
-            writer.close()
 
 
 async def test_a_renewed_certificate_is_used_without_a_restart(certificates: Any) -> None:
@@ -219,14 +214,12 @@ async def test_the_doctor_tells_when_a_certificate_expires(certificates: Any) ->
 
 
 async def test_the_service_stops_with_connections_open(good: dict[str, Path], certificates: Any) -> None:
-    async with serve_app(APP, settings(good, drain_s=0.5)) as service:
-        port = httpx.URL(service.url).port
-        idle = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(certificates.ca))
-        silent = await asyncio.open_connection("127.0.0.1", port)
-    for _, writer in (idle, silent):
-        writer.close()
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port or 0)) != 0
+    async with AsyncExitStack() as clients:
+        async with serve_app(APP, settings(good, drain_s=0.5)) as service:
+            await clients.enter_async_context(connected(service.url, tls=client_context(certificates.ca)))
+            await clients.enter_async_context(connected(service.url))
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", httpx.URL(service.url).port or 0)) != 0
 
 
 @pytest.mark.parametrize(

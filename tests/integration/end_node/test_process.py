@@ -1,7 +1,6 @@
 """End and edge nodes as processes of their own, with the networks that ship and real images."""
 
 import asyncio
-import socket
 from pathlib import Path
 
 import httpx
@@ -16,6 +15,7 @@ from tests.integration.end_node.aids import never, to
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Tensor, encode_request
 from tierkit.protocol import TASK_EVENTS, UPSTREAMS, CoarseEvent, FallbackEvent, FineEvent, TaskEvent, Upstream
+from tierkit.service import free_port
 from tierkit.testing import ServiceProcess, listening, service_process, wait_for
 
 RSS_LIMIT_BYTES = 150 * 1024 * 1024
@@ -89,8 +89,7 @@ async def test_sigterm_finishes_the_task_under_way(end_process: ServiceProcess) 
 
 
 async def test_without_its_scheduler_a_node_serves_and_says_what_is_missing(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        scheduler = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    scheduler = f"http://127.0.0.1:{free_port()}"
     command = ["-m", "end_node", "--port", "0", "--scheduler", scheduler]
     async with service_process(command, ready_file=tmp_path / "ready.json") as end:
         await wait_for(lambda: f"no contact with the scheduler at {scheduler}" in end.log, what="the warning")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -27,13 +26,13 @@ from tests.integration.end_node.aids import (
 from tierkit.model import Array
 from tierkit.oip import InferResponse, Tensor, encode_response
 from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent, Upstream
+from tierkit.service import free_port
 from tierkit.testing import FakeClock, listening, serve_app, wait_for
 
 
 def refused() -> str:
     """A URL at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 async def fallback(end: RunningEnd, *upstreams: Upstream, budget_s: float = 10.0) -> FallbackEvent:

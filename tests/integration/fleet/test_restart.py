@@ -1,7 +1,6 @@
 """A client that follows a job does not notice, but for a pause, that the scheduler was killed and started again."""
 
 import asyncio
-import socket
 from collections import Counter
 from pathlib import Path
 
@@ -11,15 +10,9 @@ import pytest
 from models.data import read_sample
 from tierkit.client import AsyncClient, CoarseResults, FineResults, JobState, StateChange
 from tierkit.fleet import FleetPlan, launch, local_plan
+from tierkit.service import free_port
 from tierkit.testing import ServiceProcess, service_process, wait_for
 from tierkit.types import Health, Tier
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
 from tierkit.model import Array, TensorSpec
 from tierkit.service import Lifecycle
-from tierkit.testing import serve_app
+from tierkit.testing import connected, serve_app
 
 
 class PixelModel:
@@ -87,16 +87,13 @@ class RunningNode:
         Raises:
             TimeoutError: it did not within `patience_s`; the connection is closed then.
         """
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
+        async with connected(self.url) as (reader, writer):
             writer.write(sent)
             await writer.drain()
             if then_eof:
                 writer.write_eof()
             async with asyncio.timeout(patience_s):
                 return await reader.read()
-        finally:
-            writer.close()
 
     def post_bytes(self, body: bytes, headers: Mapping[str, str]) -> bytes:
         """A whole inference request that asks for the connection to be closed, ready for `exchange`."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.testing import wait_for
+from tierkit.testing import connected, wait_for
 
 
 def request(running: Any, *, length: int | str | None = None, body: bytes | None = None) -> bytes:
@@ -80,9 +80,8 @@ async def test_many_uploads_that_trickle(start_node: Any) -> None:
         begin = asyncio.get_running_loop().time()
 
         async def trickle() -> bytes:
-            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-            answer = asyncio.create_task(reader.read())
-            try:
+            async with connected(running.url) as (reader, writer):
+                answer = asyncio.create_task(reader.read())
                 for at in range(len(whole) - 1):
                     if at > 0 and answer.done():
                         break
@@ -90,8 +89,6 @@ async def test_many_uploads_that_trickle(start_node: Any) -> None:
                     # A pause, and at once the end of it: the answer.
                     await asyncio.wait({answer}, timeout=0 if at < len(whole) - 60 else 0.1)
                 return await answer
-            finally:
-                writer.close()
 
         uploads = [asyncio.create_task(trickle()) for _ in range(50)]
         await wait_for(lambda: running.lifecycle.in_flight == 50, what="all of them to be under way")

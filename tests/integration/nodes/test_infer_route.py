@@ -22,7 +22,7 @@ from tierkit.oip import (
     parse_header_length,
 )
 from tierkit.protocol import BUDGET_HEADER, REQUEST_ID_HEADER
-from tierkit.testing import wait_for
+from tierkit.testing import connected, wait_for
 
 
 def message(images: np.ndarray, **fields: Any) -> tuple[bytes, dict[str, str]]:
@@ -264,10 +264,9 @@ async def test_a_client_that_hangs_up_leaves_the_queue(running: Any) -> None:
     await wait_for(running.model.entered.is_set)
 
     body, headers = message(running.model.images((4, 4, 4)))
-    _reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    writer.write(running.post_bytes(body, headers))
-    await wait_for(lambda: running.node.load().queued_images == 1)
-    writer.close()
+    async with connected(running.url) as (_, writer):
+        writer.write(running.post_bytes(body, headers))
+        await wait_for(lambda: running.node.load().queued_images == 1)
     await wait_for(lambda: running.node.load().queued_images == 0)
 
     running.model.gate.set()
@@ -323,9 +322,10 @@ async def test_answers_are_never_swapped_or_lost(start_node: Any) -> None:
             assert logits is not None
             assert logits.tolist() == [list(pixel) for pixel in pixels_of(number, kind)]
 
-    async def client(running: Any, seed: int) -> None:
-        dice = random.Random(seed)
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    async def talk(
+        running: Any, dice: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Use a connection until it is hung up; False when there is nothing more to ask."""
         for number in numbers:
             (kind,) = dice.choices(list(kinds), [85, 5, 5, 5])
             asked = [(number, kind)]
@@ -335,13 +335,18 @@ async def test_answers_are_never_swapped_or_lost(start_node: Any) -> None:
             if kind == "hangs up":
                 for _ in range(dice.randrange(30)):
                     await asyncio.sleep(0)
-                writer.close()
                 outcomes[kind, 0] += 1
-                reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-                continue
+                return True
             for request in asked:
                 await check_answer(reader, *request)
-        writer.close()
+        return False
+
+    async def client(running: Any, seed: int) -> None:
+        dice = random.Random(seed)
+        more = True
+        while more:
+            async with connected(running.url) as (reader, writer):
+                more = await talk(running, dice, reader, writer)
 
     async def hold_up(running: Any) -> None:
         """The model stands still every now and then, so that requests gather in the queue."""

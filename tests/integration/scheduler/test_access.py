@@ -18,9 +18,9 @@ from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
-from tierkit.testing import wait_for
+from tierkit.testing import connected, wait_for
 
-ALICE, BOB, DAVE, PI, ANY, OLD = (new_token() for _ in range(6))
+ALICE, BOB, DAVE, PI, ANY, OLD = TOKENS = [new_token() for _ in range(6)]
 
 
 def entry(token: str, **fields: Any) -> TokenEntry:
@@ -169,6 +169,8 @@ async def test_users_are_no_nodes(closed: Any) -> None:
         (OLD, "pi", "end", 401, "the token of 'pi' has expired"),
         ("x" * 51, "pi", "end", 401, "the token is unknown here"),
     ],
+    # Tokens are made anew by each worker of pytest-xdist, and names of tests must not differ between them.
+    ids=lambda value: "token" if value in TOKENS else None,
 )
 async def test_registration(token: str, node_id: str, tier: str, status: int, why: str, closed: Any) -> None:
     answer = await closed.http.post("/v1/devices", json=registration(node_id, tier), headers=bearer(token))
@@ -286,9 +288,7 @@ async def test_an_open_scheduler_asks_nobody(scheduler: Any) -> None:
 
 
 async def test_a_refused_upload_is_answered_before_it_has_come(closed: Any) -> None:
-    host, port = closed.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 500000000\r\n\r\n")
-    async with asyncio.timeout(5):
-        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
-    writer.close()
+    async with connected(closed.url) as (reader, writer):
+        writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 500000000\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tierkit.testing import wait_for
+from tierkit.testing import connected, wait_for
 
 
 def png(size: tuple[int, int] = (32, 32)) -> bytes:
@@ -375,13 +375,9 @@ _POST = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
     ids=["after a request without body", "after a body", "amid chunks"],
 )
 async def test_rubbish_after_a_request_does_not_cost_its_answer(scheduler, sent, status):
-    url = urlsplit(scheduler.url)
-    reader, writer = await asyncio.open_connection(url.hostname, url.port)
-    try:
+    async with connected(scheduler.url) as (reader, writer):
         writer.write(sent)
         async with asyncio.timeout(10):
             answer = await reader.read()
-    finally:
-        writer.close()
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b"connection: close" in answer.lower()

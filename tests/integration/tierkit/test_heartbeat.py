@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ from tierkit.errors import Unavailable
 from tierkit.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.http_client import open_client
 from tierkit.protocol import Heartbeat, ModelOffer, Registration
-from tierkit.service import Lifecycle
+from tierkit.service import Lifecycle, free_port
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
 from tierkit.types import Tier
@@ -125,8 +124,7 @@ async def test_a_scheduler_that_comes_late_is_found_and_the_wait_is_told_once(
     lifecycle: Lifecycle, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="tierkit.heartbeat")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     scheduler = FakeScheduler()
     async with sending(url, lifecycle) as sender:

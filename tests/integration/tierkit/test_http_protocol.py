@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from tierkit.service import Lifecycle, protocol
 from tierkit.service.exchange import ALONE, head_bytes
-from tierkit.testing import serve_app, wait_for
+from tierkit.testing import connected, serve_app, wait_for
 
 
 class Sample:
@@ -100,12 +100,8 @@ class Wire:
 
 @asynccontextmanager
 async def wire_to(service: Lifecycle) -> AsyncIterator[Wire]:
-    host, _, port = service.url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
+    async with connected(service.url) as (reader, writer):
         yield Wire(reader, writer)
-    finally:
-        writer.close()
 
 
 @asynccontextmanager

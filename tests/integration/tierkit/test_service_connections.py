@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tierkit import logs
 from tierkit.service import Lifecycle
 from tierkit.settings import ServiceSettings
-from tierkit.testing import serve_app, wait_for
+from tierkit.testing import connected, serve_app, wait_for
 
 MIB = 1024 * 1024
 
@@ -67,13 +67,9 @@ class Sample:
 
 async def exchange(service: Lifecycle, *parts: bytes) -> tuple[int, dict[str, Any]]:
     """Send raw bytes, keep the sending side open, and read until the service closes the connection."""
-    host, _, port = service.url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
+    async with connected(service.url) as (reader, writer):
         writer.write(b"".join(parts))
         answer = await reader.read()
-    finally:
-        writer.close()
     if not answer:
         return 0, {}
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -183,23 +179,21 @@ async def test_a_body_above_the_limit_is_refused(route: str, chunked: bool) -> N
 
 async def test_a_client_that_hangs_up_in_mid_upload_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     async with serve_app(Sample().app) as service:
-        host, _, port = service.url.removeprefix("http://").partition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /size HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
-        await wait_for(lambda: service.in_flight == 1)
-        writer.close()
+        async with connected(service.url) as (_, writer):
+            writer.write(b"POST /size HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
+            await wait_for(lambda: service.in_flight == 1)
         await wait_for(lambda: service.in_flight == 0)
     assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
 async def test_a_client_that_does_not_read_is_cut() -> None:
     sample = Sample()
-    async with serve_app(sample.app, ServiceSettings(write_timeout_s=0.05, drain_s=0)) as service:
-        host, _, port = service.url.removeprefix("http://").partition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
+    async with (
+        serve_app(sample.app, ServiceSettings(write_timeout_s=0.05, drain_s=0)) as service,
+        connected(service.url) as (_, writer),
+    ):
         writer.write(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await wait_for(lambda: sample.ended == ["endless"], what="the stream to be given up")
-        writer.close()
 
 
 async def test_connections_above_the_limit_get_a_503() -> None:

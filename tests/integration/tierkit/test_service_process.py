@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tierkit.service import free_port
 from tierkit.testing import ServiceProcess, service_process, wait_for
 
 SERVICE = str(Path(__file__).with_name("service_under_test.py"))
@@ -149,8 +150,7 @@ async def test_a_ready_file_that_cannot_be_written_is_one_sentence(tmp_path: Pat
 async def test_while_it_loads_it_is_alive_but_not_ready_and_stops_at_once(
     tmp_path: Path, http: httpx.AsyncClient
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     async with start(tmp_path, "--start", "hangs", "--port", str(port), wait_ready=False) as service:
 

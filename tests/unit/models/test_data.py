@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,9 @@ def test_the_sample_is_a_lossless_part_of_the_test_set():
 
 def test_a_sample_that_is_written_reads_back_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sample = read_sample()
+    sample = replace(
+        sample, images=sample.images[:, :8, :6]
+    )  # small: it is the search for the smallest file that takes
     shuffled = sample.take(np.random.default_rng(1).permutation(1000))
     write_sample(shuffled, tmp_path)
     monkeypatch.setattr(models.data, "_SAMPLES", tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from anyio import to_thread
 from starlette.applications import Starlette
 
-from models.manifest import MANIFEST_NAME, weights_folder
+from models.manifest import load_manifest, weights_folder
 from terrace import __version__
 from terrace.checks import (
     Check,
@@ -25,6 +25,7 @@ from terrace.checks import (
 )
 from tierkit.client import Client, Device
 from tierkit.errors import TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
+from tierkit.service import free_port
 from tierkit.testing import serve_app
 from tierkit.types import Health, Tier
 
@@ -165,9 +166,7 @@ def test_whether_a_scheduler_is_one_of_this_machine(url: str, here: bool) -> Non
 
 
 def test_a_free_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    (check,) = check_port(port, expect_scheduler=False)
+    (check,) = check_port(free_port(), expect_scheduler=False)
     assert check.verdict is Verdict.OK
 
 
@@ -187,7 +186,7 @@ def test_weights_that_are_not_those_of_the_manifest(harm: Callable[[Path], None]
     assert set(before.values()) == {Verdict.OK}
     for source in weights_folder().iterdir():
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    victim = next(path for path in tmp_path.iterdir() if path.name != MANIFEST_NAME)
+    victim = tmp_path / load_manifest().models[0].file
     harm(victim)
     after = list(check_weights(tmp_path))
     assert [check.verdict for check in after].count(Verdict.FAIL) == 1

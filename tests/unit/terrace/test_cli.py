@@ -19,6 +19,7 @@ from terrace import __version__, options
 from terrace.cli import run
 from terrace.options import DEFAULT_PORT, DEFAULT_URL
 from tierkit.client import PolicyFields
+from tierkit.service import free_port
 
 FLEET_FILE = str(Path(__file__).parents[3] / "deploy/fleet.toml")
 
@@ -121,10 +122,8 @@ def test_a_wrong_command_line_is_one_sentence(
 def test_no_scheduler_is_one_sentence_that_says_what_to_do(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        assert run([*arguments, "--scheduler", url]) == 1
+    url = f"http://127.0.0.1:{free_port()}"
+    assert run([*arguments, "--scheduler", url]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from tierkit.errors import PortInUse, Unavailable
+from tierkit.errors import PortInUse, SetupError, Unavailable
 from tierkit.service import reachable_url
-from tierkit.service.address import bind, url_of
+from tierkit.service.address import bind, free_port, url_of
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,15 @@ def test_a_port_of_ones_own_choice_and_of_the_systems() -> None:
             bind("127.0.0.1", port)
     with bind("localhost", port) as again:
         assert again.getsockname()[1] == port
+
+
+def test_a_port_to_use_later_is_none_that_the_system_gives_away() -> None:
+    port = free_port()
+    assert 1024 <= port < 32_768
+    with bind("127.0.0.1", port) as sock:
+        assert sock.getsockname()[1] == port
+    with pytest.raises(SetupError, match=r"cannot listen on 192\.0\.2\.1"):
+        free_port("192.0.2.1")
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")

@@ -55,7 +55,8 @@ def test_daemons_of_a_server_are_found_and_ended(monkeypatch: pytest.MonkeyPatch
     assert not server.alive
 
 
-def test_a_polite_server_is_not_killed() -> None:
+def test_a_polite_server_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.peers.processes._GRACE_S", 30.0)
     with running([sys.executable, "-c", POLITE], {}, core=min(os.sched_getaffinity(0))) as server:
         wait_for(lambda: "up" in server.log_tail())
     assert server.process.returncode == 7
