@@ -68,6 +68,8 @@ class Task:
     deadline: float
     """On the node's clock (`time.monotonic`), after which no answer is of use."""
     request_id: str
+    urgent: bool = False
+    """Whether it overtakes the tasks that wait, here and above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ class EndNode(InferenceNode):
         model = self.default_runner.model
         (images,) = model.inputs
         result = await self.default_runner.infer(
-            {images.name: task.images}, [_OUTPUT], budget_s=task.deadline - self.clock()
+            {images.name: task.images}, [_OUTPUT], budget_s=task.deadline - self.clock(), urgent=task.urgent
         )
         probabilities = result.outputs[_OUTPUT]
         if self._sums_up:
@@ -289,6 +291,7 @@ class EndNode(InferenceNode):
                 InferRequest(inputs=(Tensor("images", images),), outputs=(RequestedOutput(_OUTPUT),), id=task.task_id),
                 budget_s=budget_s,
                 request_id=task.request_id,
+                urgent=task.urgent,
                 token=upstream.key,
             )
             probabilities = check_probabilities(response, images=len(images), classes=len(self._hierarchy.fine))

@@ -16,7 +16,7 @@ from tierkit.errors import InvalidInput
 from tierkit.logs import current_request_id
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Limits
-from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of
+from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of, is_urgent
 from tierkit.protocol import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, ErrorEvent, TaskEvent, Upstream
 
 __all__ = ["TaskEndpoint"]
@@ -47,6 +47,7 @@ class TaskEndpoint:
             task_id = _task_id(scope)
             upstreams = read_upstreams(_text(headers, _UPSTREAM), self._settings.allowed_upstreams)
             wants_coarse = _wants_coarse(_text(headers, _STAGE), upstreams)
+            urgent = is_urgent(headers)
             stages = read_stages(_text(headers, _ESCALATION), upstreams, coarse_known=not wants_coarse)
             if wants_coarse:
                 # Before the body is read: a node that is full says so at once.
@@ -62,6 +63,7 @@ class TaskEndpoint:
                 stages=stages,
                 deadline=arrived + (self._settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
+                urgent=urgent,
             )
             probabilities = None
             if wants_coarse:

@@ -21,6 +21,8 @@ from tierkit.protocol import (
     BUDGET_HEADER,
     ESCALATION,
     ESCALATION_HEADER,
+    INTERACTIVE,
+    PRIORITY_HEADER,
     REQUEST_ID_HEADER,
     STAGE_HEADER,
     TASK_EVENTS,
@@ -60,6 +62,8 @@ class Order:
     """Tiers to which the unsure images go up; none where all images go up together."""
     coarse_known: bool = False
     """Whether only the fine answer is wanted; there must be `upstreams` then."""
+    interactive: bool = False
+    """Whether somebody waits for the answer, so that the task overtakes batch work in the nodes' queues."""
     key: str = field(default="", repr=False)
     """Opens the device's gate."""
 
@@ -90,6 +94,8 @@ async def send_task(
         headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
         if order.stages:
             headers[ESCALATION_HEADER] = ESCALATION.dump_json(order.stages).decode()
+    if order.interactive:
+        headers[PRIORITY_HEADER] = INTERACTIVE
     if order.coarse_known:
         headers[STAGE_HEADER] = "fine"
     url = f"{order.url}/v1/tasks/{order.task_id}"

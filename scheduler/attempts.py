@@ -378,6 +378,7 @@ class Attempts:
             fine_classes=self._fine_classes,
             stages=attempt.stages,
             coarse_known=attempt.fine_only,
+            interactive=job.interactive,
             key=attempt.device.registration.key,
         )
         limit = asyncio.timeout_at(deadline if attempt.fine_only else min(deadline, now + first_s))

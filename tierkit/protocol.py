@@ -30,7 +30,9 @@ __all__ = [
     "BUDGET_HEADER",
     "ESCALATION",
     "ESCALATION_HEADER",
+    "INTERACTIVE",
     "NODE_ID_PATTERN",
+    "PRIORITY_HEADER",
     "REQUEST_ID_HEADER",
     "STAGE_HEADER",
     "TASK_EVENTS",
@@ -65,6 +67,11 @@ BUDGET_HEADER = "Terrace-Budget-Ms"
 
 UPSTREAM_HEADER = "Terrace-Upstream"
 """JSON list of `Upstream`, in the order in which the end node shall try them; absent or [] for coarse only."""
+
+PRIORITY_HEADER = "Terrace-Priority"
+"""`INTERACTIVE`: somebody waits for the answer, so the request overtakes batch work in each node's queue."""
+
+INTERACTIVE = "interactive"
 
 STAGE_HEADER = "Terrace-Stage"
 """`fine`: the coarse answer is known, so the end node only asks the upper nodes; absent or `all`: both stages."""

@@ -53,6 +53,9 @@ _OVERRUN = 2.5
 _LOOP_PAUSE_S = 1.0
 """After an inference on the event loop that took `_OVERRUN` times `_LOOP_S`, the thread has all of them for so long."""
 
+_OVERTAKEN_S = 2.0
+"""A request that has waited for so long is overtaken no more."""
+
 _WARM_UP_IMAGES = 50
 _WARM_UP_S = 0.4
 """Largest batch of the speed measurement, and about how long it may take for a slow network."""
@@ -81,6 +84,7 @@ class _Job:
     waits_until: float
     """How long it may be made to wait for company."""
     deadline: float
+    urgent: bool
     future: asyncio.Future[RunResult]
 
 
@@ -227,6 +231,7 @@ class ModelRunner:
         *,
         budget_s: float | None = None,
         alone: bool = False,
+        urgent: bool = False,
     ) -> RunResult:
         """Compute one request, possibly in one batch with others. Cancelling it takes it out of the queue.
 
@@ -239,6 +244,7 @@ class ModelRunner:
             outputs: names of the outputs wanted; none for all.
             budget_s: time within which the answer is of use; None for no limit.
             alone: nothing else is under way on this event loop that would have to wait meanwhile.
+            urgent: it overtakes the requests that wait, but for urgent ones and those that have waited for 2 s.
 
         Raises:
             InvalidInput: inputs or outputs that are not the model's, or numbers that are none (NaN, infinity).
@@ -251,7 +257,8 @@ class ModelRunner:
         if alone and self._fits_the_loop(images):
             self._admit(images, budget_s)
             return self._run_on_loop(inputs, outputs or self._output_names, images)
-        return await self._submit(inputs, outputs, images, budget_s=budget_s, delay_s=self.max_queue_delay_s)
+        delay_s = 0.0 if urgent else self.max_queue_delay_s
+        return await self._submit(inputs, outputs, images, budget_s=budget_s, delay_s=delay_s, urgent=urgent)
 
     async def _submit(
         self,
@@ -261,8 +268,9 @@ class ModelRunner:
         *,
         budget_s: float | None,
         delay_s: float,
+        urgent: bool = False,
     ) -> RunResult:
-        self._admit(images, budget_s)
+        self._admit(images, budget_s, urgent=urgent)
         assert self._loop is not None  # _admit refuses before __aenter__
         now = time.perf_counter()
         job = _Job(
@@ -272,10 +280,11 @@ class ModelRunner:
             arrived=now,
             waits_until=now + delay_s,
             deadline=math.inf if budget_s is None else now + budget_s,
+            urgent=urgent,
             future=self._loop.create_future(),
         )
         with self._thread.changed:
-            self._queue.append(job)
+            self._queue.insert(self._place(now) if urgent else len(self._queue), job)
             self._queued_images += images
             self._thread.changed.notify()
         try:
@@ -283,6 +292,13 @@ class ModelRunner:
         except asyncio.CancelledError:
             self._forget(job)
             raise
+
+    def _place(self, now: float) -> int:
+        """Where in the queue an urgent request goes. Under the lock."""
+        waiting = enumerate(self._queue)
+        return next(
+            (at for at, job in waiting if not job.urgent and now - job.arrived < _OVERTAKEN_S), len(self._queue)
+        )
 
     def _fits_the_loop(self, images: int) -> bool:
         return (
@@ -341,14 +357,14 @@ class ModelRunner:
                 )
         return counts.pop()
 
-    def _admit(self, images: int, budget_s: float | None) -> None:
+    def _admit(self, images: int, budget_s: float | None, *, urgent: bool = False) -> None:
         try:
-            self._check_admission(images, budget_s)
+            self._check_admission(images, budget_s, urgent=urgent)
         except TerraceError:
             self.statistics.add_failure(0.0)
             raise
 
-    def _check_admission(self, images: int, budget_s: float | None) -> None:
+    def _check_admission(self, images: int, budget_s: float | None, *, urgent: bool) -> None:
         if not self._open:
             raise Draining("the node is shutting down")
         if images > self.max_queue_images:
@@ -368,6 +384,10 @@ class ModelRunner:
                 f"{_ms(images * self._best_s_per_image)} here, {_ms(max(budget_s, 0.0))} are left"
             )
         backlog_s = self._thread.backlog_s()
+        if urgent:
+            with self._thread.changed:
+                overtaken = sum(job.images for job in list(self._queue)[self._place(time.perf_counter()) :])
+            backlog_s = max(0.0, backlog_s - overtaken * self._s_per_image)
         if backlog_s and backlog_s + images * self._s_per_image > budget_s:
             raise Overloaded(
                 f"about {_ms(backlog_s)} of work wait here, {_ms(budget_s)} are left",
@@ -386,6 +406,8 @@ class ModelRunner:
         """When the next batch shall start (`time.perf_counter`); infinity with an empty queue. Under the lock."""
         if not self._queue:
             return math.inf
+        if self._queue[0].urgent:
+            return 0.0  # before the other runners' batches, too
         first = self._queue[0].arrived
         if self._queued_images >= self.max_batch_size or not self.max_queue_delay_s:
             return first

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.adaptive.backlog import finishes, slowness
+from scheduler.adaptive.backlog import forecast
 from scheduler.adaptive.estimates import Estimate
 from scheduler.adaptive.planner import Ask, EndState, Hold, Send, UpperState, horizon, plan
 from scheduler.mapping import Node
@@ -123,6 +123,8 @@ class Pilot:
         """From whichever end device to an upper node: what is expected of a pair that has not met."""
         self._tiers: dict[str, Tier] = {}
         self._flights: dict[Hashable, _Flight] = {}
+        self._joins: dict[str, int] = {}
+        """Most tasks that a node has computed in one batch."""
         self._done_at: dict[str, float] = {}
         """When a node finished the last task that is known of."""
 
@@ -162,7 +164,7 @@ class Pilot:
         flight = self._flights.get(key)
         if flight is None or flight.coarse_at is not None:
             return
-        self._learn_speed(flight.end, timing, now)
+        self._learn_speed(flight.end, timing, flight.images, now)
         hop_s = max(0.0, now - flight.sent_at - timing.queue_s - timing.compute_s)
         hop = self._hops.get(flight.end, Estimate(prior=self._hop_prior_s)).observe(hop_s, now, trust_first=True)
         self._hops[flight.end] = hop
@@ -180,7 +182,7 @@ class Pilot:
             return
         link_s = self._link_s(flight.end, upper, now)
         if timing is not None:
-            self._learn_speed(upper, timing, now)
+            self._learn_speed(upper, timing, flight.images, now)
             link_s = max(0.0, round_trip_s - timing.queue_s - timing.compute_s)
             pair = flight.end, upper
             unknown = Estimate(prior=link_s)
@@ -348,11 +350,11 @@ class Pilot:
             per_image = self._speeds[end].value(now)
             queue = [(flight.sent_at + half_s, flight.images * per_image) for _, flight in flights]
             idle_since = self._done_at.get(end, 0.0)
-            slow[end] = slowness(queue, idle_since=idle_since, known=now - half_s)
+            slow[end], done_at_end = forecast(
+                queue, idle_since=idle_since, known=now - half_s, joins=self._joins.get(end, 1)
+            )
             done = idle_since
-            for (key, flight), done_at in zip(
-                flights, finishes(queue, idle_since=idle_since, factor=slow[end]), strict=True
-            ):
+            for (key, flight), done_at in zip(flights, done_at_end, strict=True):
                 if flight.planned:
                     # Of the task at the head only what is left.
                     begun = max(done, flight.sent_at + half_s, now)
@@ -365,8 +367,9 @@ class Pilot:
             queue, idle_since = [one[:2] for one in arrivals], self._done_at.get(upper, 0.0)
             # What has not come by now had not been done when its answer would have set out.
             known = now - self._back_s(arrivals[0][3], upper, now)
-            slow[upper] = slowness(queue, idle_since=idle_since, known=known)
-            done_at_upper = finishes(queue, idle_since=idle_since, factor=slow[upper])
+            slow[upper], done_at_upper = forecast(
+                queue, idle_since=idle_since, known=known, joins=self._joins.get(upper, 1)
+            )
             for (_, _, key, flight), done_at in zip(arrivals, done_at_upper, strict=True):
                 free_at[upper] = done_at
                 finish[key] = done_at + self._back_s(flight, upper, now)
@@ -399,10 +402,12 @@ class Pilot:
         known = self._speeds.get(node.node_id)
         if known is None or known.prior != prior:
             known = self._speeds[node.node_id] = Estimate(prior=prior)
+            self._joins.pop(node.node_id, None)
         return known
 
-    def _learn_speed(self, node_id: str, timing: Timing, now: float) -> None:
+    def _learn_speed(self, node_id: str, timing: Timing, images: int, now: float) -> None:
         if timing.batch_images:
+            self._joins[node_id] = max(self._joins.get(node_id, 1), timing.batch_images // images)
             self._speeds[node_id] = self._speeds[node_id].observe(timing.compute_s / timing.batch_images, now)
 
     def _hop_s(self, end: str, now: float) -> float:
@@ -416,7 +421,7 @@ class Pilot:
     def _forget_all_but(self, present: set[str]) -> None:
         present = present | {flight.end for flight in self._flights.values()}
         present |= {flight.upper for flight in self._flights.values() if flight.upper is not None}
-        for known in (self._speeds, self._hops, self._links_to, self._done_at, self._tiers):
+        for known in (self._speeds, self._hops, self._links_to, self._done_at, self._joins, self._tiers):
             for node_id in known.keys() - present:
                 del known[node_id]
         self._links = {pair: link for pair, link in self._links.items() if present.issuperset(pair)}

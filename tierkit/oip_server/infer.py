@@ -25,7 +25,7 @@ from tierkit.oip import (
 )
 from tierkit.oip_server.classification import best_classes
 from tierkit.oip_server.lookup import Models
-from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of
+from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of, is_urgent
 from tierkit.runner import ModelRunner, RunResult
 from tierkit.service.exchange import ALONE
 
@@ -98,6 +98,7 @@ class InferEndpoint:
                 [output.name for output in wanted],
                 budget_s=None if budget is None else budget - (time.perf_counter() - arrived),
                 alone=_is_alone(scope),
+                urgent=is_urgent(headers),
             )
         model = runner.model
         tensors = []

@@ -12,12 +12,15 @@ from tierkit.errors import InvalidInput, MalformedMessage, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
 from tierkit.oip.datatypes import dtype_of
-from tierkit.protocol import BUDGET_HEADER
+from tierkit.protocol import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
 
-__all__ = ["RequestReader", "announced_images", "budget_s", "headers_of"]
+__all__ = ["RequestReader", "announced_images", "budget_s", "headers_of", "is_urgent"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 _BUDGET = BUDGET_HEADER.lower().encode()
+
+_PRIORITY = PRIORITY_HEADER.lower().encode()
+_URGENT = INTERACTIVE.encode()
 
 _MUCH_JSON = 64 * 1024
 """Bytes of JSON that take some milliseconds to read."""
@@ -108,6 +111,14 @@ def budget_s(headers: Mapping[bytes, bytes], request: InferRequest) -> float | N
     if (timeout := request.parameters.get("timeout", 0)) != 0:  # 0 is what Triton's clients send for "none"
         budgets.append(_number(timeout, "the parameter timeout") / 1e6)
     return min(budgets, default=None)
+
+
+def is_urgent(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the request overtakes those that wait. Raises InvalidInput for a priority that there is not."""
+    priority = headers.get(_PRIORITY)
+    if priority not in (None, _URGENT):
+        raise InvalidInput(f"{PRIORITY_HEADER} is '{INTERACTIVE}' or absent, not {priority.decode('latin-1')[:32]!r}")
+    return priority is not None
 
 
 def _number(value: str | float | bool, what: str) -> float:

@@ -83,6 +83,7 @@ class RunningEnd:
         request_id: str = "request-1",
         stage: str | None = None,
         escalation: tuple[Stage, ...] | None = None,
+        priority: str | None = None,
     ) -> AbstractAsyncContextManager[httpx.Response]:
         """Send a task; the answer is read by the caller."""
         chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", batch),)))
@@ -91,6 +92,8 @@ class RunningEnd:
             headers["Terrace-Escalation"] = ESCALATION.dump_json(escalation).decode()
         if stage is not None:
             headers["Terrace-Stage"] = stage
+        if priority is not None:
+            headers["Terrace-Priority"] = priority
         if budget_s is not None:
             headers["Terrace-Budget-Ms"] = str(budget_s * 1000)
         return self.http.stream("POST", f"{self.url}/v1/tasks/{task_id}", content=b"".join(chunks), headers=headers)
@@ -102,9 +105,10 @@ class RunningEnd:
         budget_s: float | None = 10.0,
         stage: str | None = None,
         escalation: tuple[Stage, ...] | None = None,
+        priority: str | None = None,
     ) -> list[TaskEvent]:
         """All lines of the answer to a task."""
-        asked = self.stream(batch, *upstreams, budget_s=budget_s, stage=stage, escalation=escalation)
+        asked = self.stream(batch, *upstreams, budget_s=budget_s, stage=stage, escalation=escalation, priority=priority)
         async with asked as response:
             await response.aread()
         assert response.status_code == 200, response.text

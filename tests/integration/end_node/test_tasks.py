@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from functools import partial
 from typing import Any
 
 import httpx
@@ -73,7 +74,7 @@ async def test_a_fine_model_on_the_end_node_is_summed_up(start_end: StartEnd) ->
     assert coarse.confidences == pytest.approx((0.8, 0.8))
 
 
-async def test_pixels_budget_and_request_id_reach_the_upper_node(end: RunningEnd) -> None:
+async def test_pixels_budget_priority_and_request_id_reach_the_upper_node(end: RunningEnd) -> None:
     seen: dict[str, Any] = {}
 
     async def infer(request: Request) -> Response:
@@ -87,7 +88,7 @@ async def test_pixels_budget_and_request_id_reach_the_upper_node(end: RunningEnd
 
     batch = images(1, 2)
     async with serve_app(Starlette(routes=[Route("/base/v2/models/fine/infer", infer, methods=["POST"])])) as service:
-        _, fine = await end.answer(batch, to(f"{service.url}/base"), budget_s=5.0)
+        _, fine = await end.answer(batch, to(f"{service.url}/base"), budget_s=5.0, priority="interactive")
     assert isinstance(fine, FineEvent)
     assert seen["pixels"] == batch.tobytes()
     assert seen["json"]["inputs"][0]["parameters"] == {"binary_data_size": batch.nbytes}
@@ -95,6 +96,7 @@ async def test_pixels_budget_and_request_id_reach_the_upper_node(end: RunningEnd
     assert seen["json"]["id"] == "task-1"
     assert seen["x-request-id"] == "request-1"
     assert 0 < float(seen["terrace-budget-ms"]) < 5000
+    assert seen["terrace-priority"] == "interactive"
 
 
 async def test_a_task_leaves_one_line_and_it_carries_the_request_id(
@@ -147,6 +149,7 @@ async def post(end: RunningEnd, headers: dict[str, str] | None = None, task_id: 
         (400, "body has 0 bytes", {"Inference-Header-Content-Length": "10"}),
         (400, "Terrace-Upstream cannot be read", {"Terrace-Upstream": "http://a"}),
         (400, "Terrace-Stage is 'all' or 'fine', not 'coarse'", {"Terrace-Stage": "coarse"}),
+        (400, "Terrace-Priority is 'interactive' or absent, not 'high'", {"Terrace-Priority": "high"}),
         (400, "Terrace-Stage 'fine' needs upper nodes to ask", {"Terrace-Stage": "fine"}),
     ],
 )
@@ -218,6 +221,26 @@ async def test_a_full_queue_is_told_at_once(start_end: StartEnd) -> None:
         assert len(await running) == 1
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert sum(isinstance(answer, list) for answer in answers) == 4
+
+
+def _has(end: RunningEnd, tasks: int) -> bool:
+    return end.lifecycle.in_flight == tasks
+
+
+async def test_an_interactive_task_overtakes_those_that_wait(start_end: StartEnd) -> None:
+    order: list[str] = []
+
+    async def ask(end: RunningEnd, name: str, priority: str | None = None) -> None:
+        await end.answer(images(1), priority=priority)
+        order.append(name)
+
+    async with start_end(max_batch_size=1) as end, asyncio.TaskGroup() as group:
+        end.model.gate.clear()
+        for number, (name, priority) in enumerate([("first", None), ("batch", None), ("user", "interactive")], start=1):
+            group.create_task(ask(end, name, priority))
+            await wait_for(partial(_has, end, number))
+        end.model.gate.set()
+    assert order == ["first", "user", "batch"]
 
 
 # --- the end of things ---

@@ -27,6 +27,7 @@ from tierkit.oip import BINARY_HEADER, InferRequest, Tensor, decode_request, enc
 from tierkit.protocol import (
     ESCALATION,
     ESCALATION_HEADER,
+    PRIORITY_HEADER,
     STAGE_HEADER,
     UPSTREAM_HEADER,
     UPSTREAMS,
@@ -104,6 +105,7 @@ class FakeEnd:
     routes: list[tuple[str, ...]] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
     """"all" or "fine", by task."""
+    priorities: list[str | None] = field(default_factory=list)
     escalations: list[tuple[Stage, ...]] = field(default_factory=list)
     script: Callable[[FakeEnd, str, tuple[Upstream, ...], list[dict[str, Any]]], Awaitable[Any]] | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -129,6 +131,7 @@ class FakeEnd:
         stage = request.headers.get(STAGE_HEADER, "all")
         self.tasks.append(task_id)
         self.stages.append(stage)
+        self.priorities.append(request.headers.get(PRIORITY_HEADER))
         self.escalations.append(ESCALATION.validate_json(request.headers.get(ESCALATION_HEADER, "[]")))
         assert request.client is not None
         self.ports.add(request.client.port)

@@ -304,7 +304,7 @@ async def test_classify_answers_coarse_then_fine_and_stores_nothing(kit, schedul
     assert [line["event"] for line in lines] == ["coarse", "fine", "done"]
     assert [result["fine"]["index"] for result in lines[1]["results"]] == list(range(64))
     assert lines[2]["request_id"] == response.headers["X-Request-Id"] == lines[0]["results"][0]["request_id"]
-    assert len(end.tasks) == 1
+    assert end.priorities == ["interactive"]
     assert (await scheduler.http.get("/v1/jobs")).json()["jobs"] == []
     assert list((scheduler.settings.state / "inputs").iterdir()) == []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from scheduler.adaptive.backlog import finishes, slowness
+from scheduler.adaptive.backlog import forecast
 from scheduler.adaptive.estimates import HALF_LIFE_S, WEIGHT, Estimate
 from scheduler.adaptive.pilot import EndPlace, Pilot
 from scheduler.adaptive.planner import Ask, EndState, Hold, Send, UpperState, horizon, plan
@@ -99,8 +99,22 @@ def test_an_estimate_stays_between_what_it_has_seen(observations, prior):
     ],
 )
 def test_when_a_queue_is_done(queue, idle_since, known, expected):
-    factor = slowness(queue, idle_since=idle_since, known=known)
-    assert list(finishes(queue, idle_since=idle_since, factor=factor)) == pytest.approx(expected)
+    _, done = forecast(queue, idle_since=idle_since, known=known)
+    assert done == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("known", "factor", "expected"),
+    [
+        # Two that wait are one batch; the third comes when that has begun.
+        (11.5, 1.0, [12.0, 12.0, 13.0]),
+        # Overdue is only the batch as a whole: twice as slow, and two more seconds for this one.
+        (14.0, 2.0, [16.0, 16.0, 18.0]),
+    ],
+)
+def test_what_a_node_computes_together_is_done_together(known, factor, expected):
+    queue = [(9.0, 1.0), (10.0, 1.0), (10.5, 1.0)]
+    assert forecast(queue, idle_since=10.0, known=known, joins=2) == (factor, expected)
 
 
 # --- the planner ---

@@ -503,3 +503,49 @@ async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swa
     assert answered >= 1500
     on_loop = model.threads.count(threading.get_ident())
     assert 40 < on_loop < len(model.threads) - 40
+
+
+async def test_an_urgent_request_overtakes_those_that_wait_but_not_each_other() -> None:
+    model = Doubler()
+    order: list[str] = []
+
+    async def ask(runner: ModelRunner, name: str, value: int, *, urgent: bool) -> None:
+        await runner.infer(rows(value), ["double"], urgent=urgent)
+        order.append(name)
+
+    async with ModelRunner(model, max_batch_size=1) as runner, asyncio.TaskGroup() as group, busy(model, runner):
+        waiting = [("batch 1", False), ("batch 2", False), ("urgent 1", True), ("urgent 2", True)]
+        for number, (name, urgent) in enumerate(waiting, start=1):
+            group.create_task(ask(runner, name, number, urgent=urgent))
+            await queued(runner, number)
+    assert order == ["urgent 1", "urgent 2", "batch 1", "batch 2"]
+
+
+async def test_a_request_that_has_waited_long_is_overtaken_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tierkit.runner._OVERTAKEN_S", 0.0)
+    model = Doubler()
+    order: list[bool] = []
+
+    async def ask(runner: ModelRunner, *, urgent: bool) -> None:
+        await runner.infer(rows(1), ["double"], urgent=urgent)
+        order.append(urgent)
+
+    async with ModelRunner(model, max_batch_size=1) as runner, asyncio.TaskGroup() as group, busy(model, runner):
+        for number, urgent in enumerate((False, True), start=1):
+            group.create_task(ask(runner, urgent=urgent))
+            await queued(runner, number)
+    assert order == [False, True]
+
+
+async def test_what_an_urgent_request_overtakes_does_not_count_against_its_budget() -> None:
+    model = Doubler()
+    async with ModelRunner(model, max_batch_size=1) as runner, asyncio.TaskGroup() as group:
+        runner._s_per_image = 1.0
+        async with busy(model, runner):
+            for number in range(1, 4):
+                group.create_task(runner.infer(rows(number), ["double"]))
+                await queued(runner, number)
+            with pytest.raises(Overloaded, match="of work wait here"):
+                await runner.infer(rows(9), ["double"], budget_s=3.0)
+            group.create_task(runner.infer(rows(9), ["double"], budget_s=3.0, urgent=True))
+            await queued(runner, 4)
