@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from models.training.config import TrainConfig
 from tierkit.documents import read_document
@@ -28,12 +37,20 @@ class _Frozen(BaseModel):
 
 
 class EncoderConfig(_Frozen):
-    """The part that runs on the device, and what it sends."""
+    """The part that runs on the device, and what it sends.
 
-    widths: tuple[PositiveInt, ...] = Field(min_length=1)
+    It consists either of convolutions of its own (`widths`, `strides`), or of the upper network's first convolution and
+    some of its blocks (`keep`), which start with that network's weights. A last convolution makes the features.
+    """
+
+    widths: tuple[PositiveInt, ...] = ()
     """Output channels of its 3x3 convolutions."""
-    strides: tuple[Literal[1, 2], ...]
+    strides: tuple[Literal[1, 2], ...] = ()
     """Their strides."""
+    keep: tuple[NonNegativeInt, ...] = ()
+    """Which of the upper network's blocks it has."""
+    inner: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the channels between the two convolutions of such a block that it has: those that weigh most."""
     channels: PositiveInt
     """Channels of the features."""
     levels: Literal[2, 4, 8, 16, 32, 64, 128, 256]
@@ -42,6 +59,16 @@ class EncoderConfig(_Frozen):
     """Standard deviation of the Gaussian noise that is added before rounding to a level."""
     cut: NonNegativeInt
     """Blocks of the upper network that the encoder takes the place of; the tail has the others."""
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> EncoderConfig:
+        if bool(self.widths) == bool(self.keep):
+            raise ValueError("an encoder has either convolutions of its own (widths) or blocks of the network (keep)")
+        if len(self.widths) != len(self.strides):
+            raise ValueError(f"{len(self.widths)} widths need as many strides, not {len(self.strides)}")
+        if any(block >= self.cut for block in self.keep):
+            raise ValueError(f"blocks from {self.cut} on belong to the tail, and cannot be kept below")
+        return self
 
 
 class AdversaryConfig(_Frozen):

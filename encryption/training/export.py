@@ -67,6 +67,7 @@ def export_encoder(
     dataset: Dataset,
     into: Path,
     *,
+    noise: float | None = None,
     say: Say = lambda _: None,
 ) -> EncoderEntry:
     """Write head and tail of a run as INT8 files, measured on the test set, and enter them into a manifest.
@@ -76,6 +77,7 @@ def export_encoder(
         dataset: the data set that it was trained on.
         into: weights folder that has the upper network; begun as a copy of the bundled one where there is none. Its
             folder of records gets copies of the training records, of the run and of those that its weights come from.
+        noise: of the device, in place of the configuration's.
         say: told what is going on.
 
     Raises:
@@ -100,6 +102,8 @@ def export_encoder(
     levels = run.config.encoder.levels
     quantiser = Quantiser(scale=1 / (levels - 1), zero_point=0, levels=levels)
     entry = _draft(run, network, quantiser, dataset)
+    if noise is not None:
+        entry = entry.model_copy(update={"noise": noise})
     rng = np.random.default_rng(_NOISE_SEED)
 
     def arriving(features: Array) -> Array:

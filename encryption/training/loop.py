@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from encryption.training.config import BottleneckConfig
-from encryption.training.networks import Decoder, Head, Replaced, Tail, transmit
+from encryption.training.networks import Decoder, Head, Tail, front, transmit
 from encryption.training.ssim import ssim
 from models.data import ImageSet
 from models.held_out import hold_out
@@ -68,8 +68,8 @@ class Progress:
 
 
 def build_parts(config: BottleneckConfig, upper: nn.Module) -> nn.ModuleDict:
-    """Head and tail, freshly initialised but for the upper network's last blocks."""
-    return nn.ModuleDict({"head": Head(config.encoder), "tail": Tail(upper, config.encoder)})
+    """Head and tail, freshly initialised but for what they take from the upper network."""
+    return nn.ModuleDict({"head": Head(upper, config.encoder), "tail": Tail(upper, config.encoder)})
 
 
 class EncoderTrainer:
@@ -136,12 +136,17 @@ class EncoderTrainer:
         self._loss_sum = self._ssim_sum = self._epoch_seconds = 0.0
         torch.manual_seed(config.seed)
         place: dict[str, Any] = {"device": self._device, "memory_format": torch.channels_last}
-        self._replaced = self._make_replaced(upper).to(**place) if config.hint_epochs else None
+        self._replaced = None
+        if config.hint_epochs:
+            # What the encoder takes the place of gives the hint.
+            self._replaced = front(upper, range(config.encoder.cut)).eval().requires_grad_(False).to(**place)
         self._parts = build_parts(config, upper).to(**place)
         if initial is not None:
             _take_over(self._parts, initial)
-        upscale = 2 ** sum(stride == 2 for stride in config.encoder.strides)
-        self._decoder = Decoder(config.encoder.channels, upscale, config.adversary.width).to(**place)
+        with torch.no_grad():
+            side = data.images.shape[1]
+            smaller = self._parts["head"].eval()(torch.zeros(1, 3, side, side, device=self._device)).shape[2]
+        self._decoder = Decoder(config.encoder.channels, side // smaller, config.adversary.width).to(**place)
         self._averaged = {name: value.clone() for name, value in self._parts.state_dict().items()}
         self._optimizer = torch.optim.SGD(
             parameter_groups(self._parts, config.weight_decay),
@@ -324,12 +329,6 @@ class EncoderTrainer:
             float(np.mean(coarse.argmax(1) == self._held_out.coarse)),
             float(np.mean(logits.argmax(1) == self._held_out.fine)),
         )
-
-    def _make_replaced(self, upper: nn.Module) -> Replaced:
-        network = self.config.network
-        replaced = Replaced(network.kind, len(self._hierarchy.fine), network.options, self.config.encoder.cut)
-        replaced.network.load_state_dict(upper.state_dict())
-        return replaced.eval().requires_grad_(False)
 
     def _save(self) -> None:
         save_checkpoint(

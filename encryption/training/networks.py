@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock
 
 from encryption.training.config import EncoderConfig
-from models.training.networks import build_network
 from models.training.networks.wideresnet import WideResNet
 from tierkit.errors import InvalidInput
 
-__all__ = ["Decoder", "Head", "Replaced", "Tail", "transmit"]
+__all__ = ["Decoder", "Head", "Tail", "front", "transmit"]
 
 
 def _conv_bn_relu(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:
@@ -25,26 +27,62 @@ def _conv_bn_relu(channels_in: int, channels_out: int, stride: int = 1) -> nn.Se
 
 
 class Head(nn.Module):
-    """Float images `[n, 3, h, w]` to features in [0, 1], `[n, channels, H, W]`."""
+    """Float images `[n, 3, h, w]` to features in [0, 1], `[n, channels, H, W]`.
 
-    def __init__(self, config: EncoderConfig) -> None:
+    Args:
+        upper: the upper network, copies of whose first layers it has if the configuration says so.
+    """
+
+    def __init__(self, upper: nn.Module, config: EncoderConfig) -> None:
         super().__init__()
-        if len(config.widths) != len(config.strides):
-            raise InvalidInput(f"an encoder of {len(config.widths)} widths has {len(config.strides)} strides")
-        ends = (3, *config.widths)
-        self.layers = nn.Sequential(
-            *(_conv_bn_relu(ends[i], ends[i + 1], stride) for i, stride in enumerate(config.strides)),
-            nn.Conv2d(ends[-1], config.channels, 1, bias=False),
-            nn.BatchNorm2d(config.channels),
-            nn.Hardtanh(0.0, 1.0),
+        self.body, width = _kept(upper, config) if config.keep else _own(config)
+        self.features = nn.Sequential(
+            nn.Conv2d(width, config.channels, 1, bias=False), nn.BatchNorm2d(config.channels), nn.Hardtanh(0.0, 1.0)
         )
         # Most features begin within the bounds.
-        nn.init.constant_(self.layers[-2].weight, 0.25)
-        nn.init.constant_(self.layers[-2].bias, 0.5)
+        nn.init.constant_(self.features[1].weight, 0.25)
+        nn.init.constant_(self.features[1].bias, 0.5)
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.layers(images)
+        features: Tensor = self.features(self.body(images))
         return features
+
+
+def _own(config: EncoderConfig) -> tuple[nn.Sequential, int]:
+    ends = (3, *config.widths)
+    layers = (_conv_bn_relu(ends[i], ends[i + 1], stride) for i, stride in enumerate(config.strides))
+    return nn.Sequential(*layers), ends[-1]
+
+
+def _kept(upper: nn.Module, config: EncoderConfig) -> tuple[nn.Sequential, int]:
+    body = front(upper, config.keep)
+    if config.inner < 1:
+        for block in body.modules():
+            if isinstance(block, BasicBlock):
+                _thin(block, config.inner)
+    return body, [module.out_channels for module in body.modules() if isinstance(module, nn.Conv2d)][-1]
+
+
+def _thin(block: Any, share: float) -> None:
+    """Leave that share of the channels between a residual block's convolutions, those whose way out weighs most."""
+    weights = block.bn1.weight.abs() * block.conv2.weight.abs().sum(dim=(0, 2, 3))
+    left = weights.argsort(descending=True)[: round(share * len(weights))].sort().values
+    first, norm, second = block.conv1, block.bn1, block.conv2
+    block.conv1 = nn.Conv2d(first.in_channels, len(left), 3, first.stride, padding=1, bias=False)
+    block.bn1 = nn.BatchNorm2d(len(left))
+    block.conv2 = nn.Conv2d(len(left), second.out_channels, 3, padding=1, bias=False)
+    with torch.no_grad():
+        block.conv1.weight.copy_(first.weight[left])
+        block.conv2.weight.copy_(second.weight[:, left])
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            getattr(block.bn1, name).copy_(getattr(norm, name)[left])
+
+
+def front(upper: nn.Module, blocks: Iterable[int]) -> nn.Sequential:
+    """A copy of the upper network's first layers: what comes before its blocks, and these blocks."""
+    parts: Any = upper
+    stem = [parts.encoder] if isinstance(upper, WideResNet) else [parts.encoder, parts.norm, parts.relu, parts.pool]
+    return copy.deepcopy(nn.Sequential(*stem, *(parts.blocks[index] for index in blocks)))
 
 
 class Tail(nn.Module):
@@ -72,23 +110,6 @@ class Tail(nn.Module):
         """Logits from what the restoring convolution gives."""
         logits: Tensor = self.classifier(torch.mean(self.final(self.blocks(restored)), dim=(2, 3)))
         return logits
-
-
-class Replaced(nn.Module):
-    """What the encoder takes the place of: the upper network up to the cut; the hint's target."""
-
-    def __init__(self, kind: str, classes: int, options: dict[str, Any], cut: int) -> None:
-        super().__init__()
-        self.network: Any = build_network(kind, classes, options)
-        self.cut = cut
-
-    def forward(self, images: Tensor) -> Tensor:
-        network = self.network
-        stem = network.encoder(images)
-        if not isinstance(network, WideResNet):
-            stem = network.pool(network.relu(network.norm(stem)))
-        features: Tensor = network.blocks[: self.cut](stem)
-        return features
 
 
 class Decoder(nn.Module):

@@ -89,13 +89,13 @@ def save_record(record: EncoderRecord, folder: Path, file_name: str = _FILE) -> 
     write_atomically(folder / file_name, (content + "\n").encode())
 
 
-def load_record(folder: Path) -> EncoderRecord:
-    """Read the record of a run folder.
+def load_record(folder: Path, file_name: str = _FILE) -> EncoderRecord:
+    """Read a record from a run folder, or by name from a folder of records.
 
     Raises:
         WeightsError: there is none, or it is damaged.
     """
-    path = folder / _FILE
+    path = folder / file_name
     try:
         return EncoderRecord.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`terrace privacy`: what the encoders give away, measured. Needs the extra `train`."""
+"""`terrace privacy`: what the encoders give away, measured, and how learned ones are made. Needs the extra `train`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from experiments.pages import fill
 from experiments.record import RunRecord
 from models.dataset import CIFAR100, Dataset
 from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
+from terrace.commands.privacy_training import export, front, train
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
 from tierkit.errors import InvalidInput
@@ -27,7 +28,9 @@ from tierkit.types import EncoderKind, Privacy
 __all__ = ["app"]
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Measure what an encoder gives away of the pictures behind it."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure what an encoder gives away of the pictures behind it; train one.",
 )
 
 _EXPERIMENT = "privacy-audit"
@@ -36,9 +39,9 @@ _PIXELS, _UINT8, _FLOAT32 = "pixels", "uint8", "float32"
 _FORMS = (_UINT8, "float16", _FLOAT32)
 
 
-@app.callback()
-def privacy() -> None:
-    """Without it typer would take the only command for the group itself."""
+app.command()(train)
+app.command()(export)
+app.command()(front)
 
 
 def _one_of(names: Iterable[str], what: str, given: str) -> str:

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from encryption.training.config import BottleneckConfig, bundled_configs, find_config  # noqa: E402
 from encryption.training.loop import EncoderTrainer, build_parts  # noqa: E402
-from encryption.training.networks import Decoder, Head, transmit  # noqa: E402
+from encryption.training.networks import Decoder, Head, front, transmit  # noqa: E402
 from encryption.training.ssim import ssim  # noqa: E402
 from encryption.training.upper import load_shipped, teacher_answers  # noqa: E402
 from models.training.batches import Statistics, normalise, statistics  # noqa: E402
@@ -138,11 +138,37 @@ def test_noise_makes_the_same_features_arrive_differently():
 
 def test_head_and_decoder_fit_one_another():
     config = make_config()
-    features = Head(config.encoder)(torch.randn(4, 3, 16, 16)).detach()
+    upper = build_network(NETWORK["kind"], 3, NETWORK["options"])
+    features = Head(upper, config.encoder)(torch.randn(4, 3, 16, 16)).detach()
     assert features.shape == (4, 2, 8, 8)
     assert 0 <= float(features.min()) <= float(features.max()) <= 1
     assert Decoder(2, 2, 8)(features).shape == (4, 3, 16, 16)
     assert Decoder(2, 4, 8)(features).shape == (4, 3, 32, 32)
+
+
+def test_a_head_of_kept_blocks_starts_as_the_upper_networks_layers():
+    torch.manual_seed(0)
+    upper = build_network("resnet-34", 3, {"stem_kernel": 7})
+    for module in upper.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):  # a fresh one's second has weight 0: nothing passes
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+    images = torch.randn(8, 3, 32, 32)
+    encoder = {"keep": [0, 3], "channels": 4, "levels": 8, "noise": 0.0, "cut": 4}
+    whole, thin = (Head(upper, make_config(encoder=encoder | {"inner": inner}).encoder).eval() for inner in (1.0, 0.75))
+    with torch.inference_mode():
+        expected = front(upper, (0, 3)).eval()(images)
+        torch.testing.assert_close(whole.body(images), expected)
+        assert whole(images).shape == (8, 4, 8, 8)
+        less = thin.body(images)
+    widths = [module.conv1.out_channels for module in thin.body if hasattr(module, "conv1")]
+    assert widths == [48, 96]
+    # A quarter of the inner channels is gone, the least of them; what is left is still alike.
+    assert torch.corrcoef(torch.stack([less.flatten(), expected.flatten()]))[0, 1] > 0.8
+    first = next(iter(upper.parameters()))
+    before = first.detach().clone()
+    with torch.no_grad():
+        next(iter(whole.parameters())).add_(1)
+    assert torch.equal(first, before), "the head's layers are copies: the tail may still need the network's own"
 
 
 def test_a_run_that_was_stopped_ends_as_an_unbroken_one(data: ImageSet, tmp_path: Path):
@@ -250,8 +276,14 @@ def test_a_configuration_says_what_is_wrong_with_it(tmp_path: Path):
     path.write_text("name = 'x'\nchanels = 3\n")
     with pytest.raises(SetupError, match="chanels is unknown"):
         find_config("x", path)
-    with pytest.raises(InvalidInput, match="3 widths has 1 strides"):
-        Head(make_config().encoder.model_copy(update={"widths": (4, 4, 4), "strides": (2,)}))
+    encoder = make_config().encoder.model_dump()
+    for change, fault in (
+        ({"strides": [2]}, "2 widths need as many strides, not 1"),
+        ({"keep": [0]}, "either convolutions of its own"),
+        ({"widths": [], "strides": [], "keep": [2]}, "blocks from 2 on belong to the tail"),
+    ):
+        with pytest.raises(ValueError, match=fault):
+            make_config(encoder=encoder | change)
     config, upper = make_config(), build_network("wide-resnet", 3, NETWORK["options"])
     config = config.model_copy(update={"encoder": config.encoder.model_copy(update={"cut": 3})})
     with pytest.raises(InvalidInput, match="leaves none"):

@@ -1,0 +1,157 @@
+"""The trade between what an encoder gives away, what it costs and how well the network behind it answers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from models.atomic import write_atomically
+from tierkit.errors import MissingExtra, WeightsError
+
+__all__ = ["FRONT_NAME", "Front", "Setting", "load_front", "save_front", "undominated"]
+
+FRONT_NAME = "bottleneck"
+"""Stem of the files among the training records."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Setting(_Frozen):
+    """One encoder, trained and measured."""
+
+    name: str
+    """Of the configuration."""
+    ssim: float
+    """Of the attack that got most: mean over the attacked images."""
+    attack: str
+    """Which one that was."""
+    fine_accuracy: float
+    payload_bytes: float
+    """Mean per image as sent, in tasks of 50."""
+    device_ms_per_image: float
+    """Head and packing on one thread, in tasks of 50."""
+    channels: int
+    levels: int
+    noise: float
+    adversary_weight: float
+    minutes: float
+    """Of training, those of the run that it started from included."""
+
+
+class Front(_Frozen):
+    """All settings of one upper network, measured in one go."""
+
+    network: str
+    plain_accuracy: float
+    """Fine accuracy of the same upper network on pixels."""
+    end_ms_per_image: float
+    """What the end tier's own network takes on the same machine, one thread, in tasks of 50."""
+    end_network: str
+    attacked_images: int
+    effort: str
+    """What the attackers spent."""
+    hardware: str
+    settings: tuple[Setting, ...]
+
+
+def undominated(settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    """The Pareto front of SSIM and accuracy: the settings than which no other is at least as good in both and better in
+    one; by SSIM."""
+
+    def beaten(one: Setting) -> bool:
+        return any(
+            other.ssim <= one.ssim
+            and other.fine_accuracy >= one.fine_accuracy
+            and (other.ssim, other.fine_accuracy) != (one.ssim, one.fine_accuracy)
+            for other in settings
+        )
+
+    return tuple(sorted((one for one in settings if not beaten(one)), key=lambda one: one.ssim))
+
+
+def save_front(front: Front, folder: Path) -> list[Path]:
+    """Write `bottleneck.json` and `.csv` into `folder`, and `.png` where matplotlib is installed; what was written.
+
+    Raises:
+        SetupError: a file could not be written; the old ones are whole.
+    """
+    content = json.dumps(front.model_dump(mode="json"), indent=1) + "\n"
+    table = io.StringIO()
+    writer = csv.DictWriter(table, [*Setting.model_fields, "on_front"], lineterminator="\n")
+    writer.writeheader()
+    best = {one.name for one in undominated(front.settings)}
+    writer.writerows({**one.model_dump(), "on_front": int(one.name in best)} for one in front.settings)
+    paths = [folder / f"{FRONT_NAME}.json", folder / f"{FRONT_NAME}.csv"]
+    for path, text in zip(paths, (content, table.getvalue()), strict=True):
+        write_atomically(path, text.encode())
+    try:
+        picture = _draw(front)
+    except MissingExtra:
+        return paths
+    write_atomically(folder / f"{FRONT_NAME}.png", picture)
+    return [*paths, folder / f"{FRONT_NAME}.png"]
+
+
+def load_front(folder: Path) -> Front:
+    """Read `bottleneck.json` of a folder of records.
+
+    Raises:
+        WeightsError: it is missing or damaged.
+    """
+    path = folder / f"{FRONT_NAME}.json"
+    try:
+        return Front.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise WeightsError(f"{path} is damaged: {error}") from error
+
+
+def _draw(front: Front) -> bytes:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("plots", "drawing the front") from error
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    best = undominated(front.settings)
+    axes.plot([one.ssim for one in best], [100 * one.fine_accuracy for one in best], "-", color="0.7", zorder=1)
+    for one in front.settings:
+        on_front = one in best
+        axes.plot(one.ssim, 100 * one.fine_accuracy, "o", color="C0" if on_front else "0.6", zorder=2)
+        axes.annotate(
+            f"{one.name}\n{one.payload_bytes:.0f} B, {one.device_ms_per_image:.2f} ms",
+            (one.ssim, 100 * one.fine_accuracy),
+            textcoords="offset points",
+            xytext=(6, -4),
+            va="top",
+            fontsize=7,
+        )
+    axes.axhline(100 * front.plain_accuracy, color="C1", linewidth=1, linestyle="--")
+    axes.annotate(
+        f"{front.network} on pixels",
+        (1, 100 * front.plain_accuracy),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        xytext=(-4, 3),
+        ha="right",
+        fontsize=8,
+        color="C1",
+    )
+    axes.set_xlabel("SSIM of the strongest attack (lower hides more)")
+    axes.set_ylabel("fine accuracy, %")
+    axes.set_title(f"Learned encoders of {front.network}")
+    axes.margins(x=0.25, y=0.2)
+    axes.grid(alpha=0.3)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()

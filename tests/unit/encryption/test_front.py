@@ -1,0 +1,68 @@
+"""The comparison of learned encoders: which settings are on the front, and the files that say so."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from encryption.front import Front, Setting, load_front, save_front, undominated
+from tierkit.errors import WeightsError
+
+
+def make_setting(name: str, ssim: float, fine: float) -> Setting:
+    return Setting(
+        name=name,
+        ssim=ssim,
+        attack="black-box",
+        fine_accuracy=fine,
+        payload_bytes=300,
+        device_ms_per_image=0.1,
+        channels=8,
+        levels=8,
+        noise=0.1,
+        adversary_weight=1.0,
+        minutes=10,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([("a", 0.3, 0.5), ("b", 0.5, 0.6)], ["a", "b"]),
+        ([("b", 0.5, 0.6), ("a", 0.3, 0.6)], ["a"]),
+        ([("a", 0.3, 0.5), ("b", 0.3, 0.6)], ["b"]),
+        ([("a", 0.3, 0.5), ("b", 0.4, 0.4), ("c", 0.5, 0.7)], ["a", "c"]),
+        ([("a", 0.3, 0.5), ("twin", 0.3, 0.5)], ["a", "twin"]),
+        ([], []),
+    ],
+)
+def test_a_setting_is_on_the_front_unless_another_is_as_good_in_both_and_better_in_one(settings, expected):
+    assert [one.name for one in undominated([make_setting(*each) for each in settings])] == expected
+
+
+def test_a_front_is_written_as_json_csv_and_picture(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    front = Front(
+        network="resnet-34",
+        plain_accuracy=0.608,
+        end_ms_per_image=0.18,
+        end_network="mobilenet-v1-0.5",
+        attacked_images=200,
+        effort="1,000 queries",
+        hardware="one core",
+        settings=(make_setting("open", 0.6, 0.6), make_setting("beaten", 0.7, 0.5), make_setting("shut", 0.2, 0.4)),
+    )
+    written = save_front(front, tmp_path)
+    assert [path.suffix for path in written] == [".json", ".csv", ".png"]
+    assert load_front(tmp_path) == front
+    rows = list(csv.DictReader(written[1].read_text().splitlines()))
+    assert [(row["name"], row["on_front"]) for row in rows] == [("open", "1"), ("beaten", "0"), ("shut", "1")]
+    assert written[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_damaged_front_is_refused(tmp_path: Path):
+    with pytest.raises(WeightsError, match="cannot read"):
+        load_front(tmp_path)
+    (tmp_path / "bottleneck.json").write_text("{}")
+    with pytest.raises(WeightsError, match="is damaged"):
+        load_front(tmp_path)
