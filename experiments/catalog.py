@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experiments.chaos.experiment import CHAOS
+from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
 from experiments.harness import Experiment
 from experiments.heartbeat import HEARTBEAT
@@ -14,7 +15,7 @@ from experiments.table5 import FIGURE4, TABLE5
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
-ALL = (TABLE1, TABLE2, TABLE3, TABLE5, FIGURE3, SLOW_EDGE, HEARTBEAT, STEADY, CHAOS)
+ALL = (TABLE1, TABLE2, TABLE3, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, HEARTBEAT, STEADY, CHAOS)
 """`figure4` is drawn by `table5`."""
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*ALL, FIGURE4)}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments import figure3, heartbeat, slow_edge, steady, table5
+from experiments import escalation, figure3, heartbeat, slow_edge, steady, table5
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, new_folder
@@ -203,6 +203,35 @@ def table2_command(
 def table3_command(out: Out = None, json: Json = False) -> None:
     """Output, parameters and size of the encoders."""
     _run([TABLE3], _request("native", False, 0, None, None), out, json=json)
+
+
+@app.command("escalation")
+def escalation_command(
+    budget: Annotated[
+        list[float] | None,
+        typer.Option(min=0, max=1, help="Share of the images that may go up; may be repeated. Default: 0.1 to 0.75."),
+    ] = None,
+    accuracy: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0, max=1, help="Share of the upper network's accuracy to keep; may be repeated. Default: 0.95 to 0.99."
+        ),
+    ] = None,
+    profile: ProfileName = "paper",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    tasks: Tasks = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Accuracy against cost when only unsure images go up a tier."""
+    _run(
+        [escalation.configured(budgets=budget or None, accuracies=accuracy or None)],
+        _request(profile, quick, seed, tasks, data),
+        out,
+        json=json,
+    )
 
 
 @app.command("heartbeat")

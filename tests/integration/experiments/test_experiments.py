@@ -127,6 +127,29 @@ def test_slow_edge(profile: str, tmp_path: Path) -> None:
     assert point["fine_images_by_node"].keys() == {"edge-1", "cloud-1", "end-1", "end-2", "end-3"}
 
 
+def test_escalation(profile: str, tmp_path: Path) -> None:
+    options = ["--profile", profile, "--tasks", "8", "--budget", "0.5", "--out", str(tmp_path / "run")]
+    rows = run("escalation", *options)
+    assert [row["choice"] for row in rows] == [
+        "end alone",
+        "all to the edge",
+        "all to the cloud",
+        "budget 0.5, from edge",
+        "budget 0.5, from end",
+    ]
+    assert [(row["to_edge"], row["to_cloud"]) for row in rows[:3]] == [(0, 0), (1, 0), (0, 1)]
+    end, edge, cloud, from_edge, from_end = rows
+    assert from_edge["to_edge"] == 1.0
+    assert 0.4 < from_edge["to_cloud"] < 0.6
+    assert from_end["to_cloud"] < from_end["to_edge"] < 0.6
+    assert from_edge["upload_bytes_per_image"] == pytest.approx(3072 * (1 + from_edge["to_cloud"]), abs=0.2)
+    assert edge["fine_accuracy"] < from_edge["fine_accuracy"]
+    assert end["coarse_accuracy"] < from_end["coarse_accuracy"] < cloud["coarse_accuracy"] + 0.05
+    assert from_edge["random_fine_accuracy"] < from_edge["promised_fine_accuracy"] < from_edge["oracle_fine_accuracy"]
+    assert all(row["fallback"] == 0 for row in rows)
+    assert {path.name for path in (tmp_path / "run").glob("*.svg")} == {"escalation.svg", "escalation-cost.svg"}
+
+
 def test_heartbeat(tmp_path: Path) -> None:
     (row,) = run("heartbeat", "--quick", "--times", "2", "--interval", "0.2", "--out", str(tmp_path / "run"))
     assert (row["mode"], row["heartbeat_s"], row["n"], row["false_deaths"]) == ("stop", 0.2, 2, 0)

@@ -1,0 +1,329 @@
+"""Accuracy against cost when only unsure images go up a tier: shares to edge and cloud, bytes, time, on a real fleet.
+
+Each point is one job of 50-image tasks with the shipped networks and the shipped thresholds: for each budget and each
+accuracy to keep, once with a fine answer for every image (`escalate_from=edge`) and once where a sure coarse answer is
+enough (`escalate_from=end`). The jobs that send all images to one tier are the ends of the scale. Beside the points
+stands what `terrace models tune-escalation` promised on the images that training held out, with two lines that do not
+depend on the margin: `random` sends up any images, `oracle` those first that only the upper network gets right.
+
+Bytes are those of the pixels that left the end devices, without headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from experiments.figure3 import busy_window, times_of
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures, bound, formula, measured
+from experiments.profile import Profile
+from experiments.testbed import BATCH, task_s
+from models.manifest import records_folder, weights_folder
+from tierkit.client import AsyncClient, Job, JobState
+from tierkit.types import Escalate, Scheme, Tier
+
+__all__ = ["ESCALATION", "Choice", "choices", "configured"]
+
+_BUDGETS, _ACCURACIES = (0.1, 0.25, 0.5, 0.75), (0.95, 0.97, 0.99)
+_QUICK_BUDGETS, _QUICK_ACCURACIES = (0.25, 0.5), (0.99,)
+_CURVE_POINTS = 100
+_START_S = 12.0
+_REAL_TASK_S = 0.1
+_JOB_BUDGET_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to decide which images go up."""
+
+    scheme: Scheme
+    escalate: Escalate = Escalate.ALWAYS
+    lowest: Tier | None = None
+    """The lowest tier whose answer may stand, with `threshold` and `budget`."""
+    aim: float | None = None
+    """Share of the images, or of the upper network's accuracy."""
+
+    def __str__(self) -> str:
+        if self.aim is None:
+            return {Scheme.END: "end alone", Scheme.END_EDGE: "all to the edge"}.get(self.scheme, "all to the cloud")
+        what = "budget" if self.escalate is Escalate.BUDGET else "accuracy"
+        return f"{what} {self.aim:g}, from {self.lowest}"
+
+
+def choices(budgets: Sequence[float], accuracies: Sequence[float]) -> list[Choice]:
+    """All to one tier, then each aim with each lowest tier."""
+    aims = [(Escalate.BUDGET, aim) for aim in budgets] + [(Escalate.THRESHOLD, aim) for aim in accuracies]
+    return [
+        *(Choice(scheme=scheme) for scheme in (Scheme.END, Scheme.END_EDGE, Scheme.END_CLOUD)),
+        *(
+            Choice(scheme=Scheme.MAPPING, escalate=escalate, lowest=lowest, aim=aim)
+            for lowest in (Tier.EDGE, Tier.END)
+            for escalate, aim in aims
+        ),
+    ]
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+async def _measure(run: Run, *, budgets: Sequence[float] | None, accuracies: Sequence[float] | None) -> None:
+    if budgets is None and accuracies is None:
+        quick = run.request.quick
+        budgets, accuracies = (_QUICK_BUDGETS, _QUICK_ACCURACIES) if quick else (_BUDGETS, _ACCURACIES)
+    chosen = choices(budgets or (), accuracies or ())
+    emulated = all(run.profile.compute_ms_per_image.of(tier) for tier in Tier)
+    settings = {"window": busy_window(times_of(run.profile))} if emulated else {}
+    run.config |= {"promised": await asyncio.to_thread(_promised), **settings}
+    expected = {choice: _expected_s(choice, run.profile, run.tasks) for choice in chosen}
+    run.expected_s = _START_S + sum(expected.values())
+    networks = await asyncio.to_thread(run.networks, run.profile)
+    async with run.fleet(run.profile, networks, settings) as (_, client):
+        async with run.step("starting the fleet", _START_S):
+            images = await asyncio.to_thread(lambda: run.images)
+        for choice in chosen:
+            async with run.step(str(choice), expected[choice]):
+                job = await _one_job(client, choice, images.images, images.fine)
+            if job.state is not JobState.COMPLETED or job.fallback:
+                run.note(f"{choice}: {job.state}, {job.fallback} images kept the answer below: {job.reason}")
+            run.add(**_facts(choice, job, int(images.images[0].nbytes)))
+
+
+def _expected_s(choice: Choice, profile: Profile, tasks: int) -> float:
+    """What the busiest tier needs, with about the share of the images that it will get."""
+    share = {Scheme.END: (0.0, 0.0), Scheme.END_EDGE: (1.0, 0.0), Scheme.END_CLOUD: (0.0, 1.0)}.get(
+        choice.scheme, (1.0, 0.6)
+    )
+
+    def of(tier: Tier, part: float) -> float:
+        each_s = task_s(profile, tier) if profile.compute_ms_per_image.of(tier) else _REAL_TASK_S
+        return tasks * part * each_s / max(1, profile.nodes.of(tier))
+
+    return 1.0 + max(of(tier, part) for tier, part in zip(Tier, (1.0, *share), strict=True))
+
+
+async def _one_job(client: AsyncClient, choice: Choice, images: Any, labels: Any) -> Job:
+    asked: dict[str, Any] = {}
+    if choice.lowest is not None:
+        name = "escalate_budget" if choice.escalate is Escalate.BUDGET else "escalate_accuracy"
+        asked = {"escalate_from": choice.lowest, name: choice.aim}
+    job = await client.submit(
+        images,
+        labels=labels,
+        scheme=choice.scheme,
+        escalate=choice.escalate,
+        batch_size=BATCH,
+        name=f"escalation {choice}",
+        **asked,
+    )
+    return await client.wait(job, budget_s=_JOB_BUDGET_S)
+
+
+def _facts(choice: Choice, job: Job, image_bytes: int) -> dict[str, Any]:
+    """What the record keeps of a job."""
+    sent_up = dict(job.sent_up)
+    if not sent_up:  # all images of a task went to one tier
+        for share in job.by_node.values():
+            if share.tier is not Tier.END:
+                sent_up[share.tier] = sent_up.get(share.tier, 0) + share.fine_images
+    return {
+        "choice": str(choice),
+        "scheme": choice.scheme,
+        "escalate": choice.escalate,
+        "escalate_from": choice.lowest,
+        "aim": choice.aim,
+        "gates": [{name: gate.get(name) for name in _GATE_FIELDS} for gate in job.policy.get("gates", [])],
+        "state": job.state,
+        "seconds": job.elapsed_s,
+        "images": job.images,
+        "fallback": job.fallback,
+        "sent_up": sent_up,
+        "upload_bytes": image_bytes * sum(sent_up.values()),
+        "fine_accuracy": job.fine_accuracy if choice.lowest is not Tier.END else None,
+        "coarse_accuracy": job.coarse_accuracy if choice.scheme is Scheme.END else job.final_coarse_accuracy,
+    }
+
+
+_GATE_FIELDS = ("lower", "upper", "below", "share", "accuracy")
+
+
+def _promised() -> dict[str, Any]:
+    """The curve from edge to cloud that `terrace models tune-escalation` has kept, thinned."""
+    kept = json.loads((records_folder(weights_folder()) / "escalation.json").read_text(encoding="utf-8"))
+    curve = kept["curves"]["edge-cloud"]
+    picked = np.unique(np.linspace(0, len(curve["share"]) - 1, _CURVE_POINTS + 1).round().astype(int))
+    return {"data": kept["data"], **{name: [values[at] for at in picked] for name, values in curve.items()}}
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    top = next((point for point in record["points"] if point["scheme"] == Scheme.END_CLOUD), None)
+    return [_row(point, top, record["config"]["promised"]) for point in record["points"]]
+
+
+def _row(
+    point: Mapping[str, Any], top: Mapping[str, Any] | None, promised: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    n = point["images"]
+    to = {tier: point["sent_up"].get(tier, 0) / n for tier in (Tier.EDGE, Tier.CLOUD)}
+    by_upper = {gate["upper"]: gate for gate in point["gates"]}
+    # Of a chain of two thresholds the tuning promises no accuracy, and the share of the first one only.
+    to_cloud = by_upper.get(Tier.CLOUD) if point["escalate_from"] == Tier.EDGE else None
+    level = "coarse_accuracy" if point["fine_accuracy"] is None else "fine_accuracy"
+    relative = point[level] / top[level] if top and point[level] is not None else None
+    fine = point["fine_accuracy"] is not None
+    return {
+        "choice": point["choice"],
+        "escalate": point["escalate"],
+        "escalate_from": point["escalate_from"],
+        "aim": point["aim"],
+        "to_edge": round(to[Tier.EDGE], 4),
+        "promised_to_edge": by_upper[Tier.EDGE]["share"] if Tier.EDGE in by_upper else None,
+        "to_cloud": round(to[Tier.CLOUD], 4),
+        "promised_to_cloud": to_cloud["share"] if to_cloud else None,
+        "upload_bytes_per_image": round(point["upload_bytes"] / n, 1),
+        "seconds": point["seconds"],
+        "images_per_s": round(n / point["seconds"], 1),
+        "fine_accuracy": point["fine_accuracy"],
+        "promised_fine_accuracy": to_cloud["accuracy"] if to_cloud else None,
+        "random_fine_accuracy": _at(promised, "random", to[Tier.CLOUD]) if fine and to_cloud else None,
+        "oracle_fine_accuracy": _at(promised, "oracle", to[Tier.CLOUD]) if fine and to_cloud else None,
+        "coarse_accuracy": point["coarse_accuracy"],
+        "relative_accuracy": None if relative is None else round(relative, 4),
+        "images": n,
+        "fallback": point["fallback"],
+    }
+
+
+def _at(curve: Mapping[str, Sequence[float]], name: str, share: float) -> float:
+    """A kept curve at a share of images, between its points on a straight line."""
+    return round(float(np.interp(share, curve["share"], curve[name])), 4)
+
+
+def _table(record: Record) -> Table:
+    return Table(
+        headings=(
+            "which images go up",
+            "to edge, % (promised)",
+            "to cloud, % (promised)",
+            "upload, kB/image",
+            "images/s",
+            "fine accuracy (promised)",
+            "random / oracle",
+            "accuracy of superclasses",
+            "relative to all in the cloud",
+        ),
+        rows=[
+            [
+                row["choice"],
+                _percent(row["to_edge"], row["promised_to_edge"]),
+                _percent(row["to_cloud"], row["promised_to_cloud"]),
+                f"{row['upload_bytes_per_image'] / 1000:.2f}",
+                f"{row['images_per_s']:.0f}",
+                _share(row["fine_accuracy"])
+                + (f" ({row['promised_fine_accuracy']:.4f})" if row["promised_fine_accuracy"] is not None else ""),
+                f"{_share(row['random_fine_accuracy'])} / {_share(row['oracle_fine_accuracy'])}"
+                if row["random_fine_accuracy"] is not None
+                else "-",
+                _share(row["coarse_accuracy"]),
+                _share(row["relative_accuracy"]),
+            ]
+            for row in _rows(record)
+        ],
+    )
+
+
+def _percent(share: float, promised: float | None) -> str:
+    return f"{100 * share:.1f}" + (f" ({100 * promised:.1f})" if promised is not None else "")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+_KINDS = (
+    (Escalate.ALWAYS, "all images to one tier", 6),
+    (Escalate.BUDGET, "budget", 0),
+    (Escalate.THRESHOLD, "accuracy to keep", 1),
+)
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    rows, promised = _rows(record), record["config"]["promised"]
+    (axes,) = figures.panels(
+        "escalation",
+        [f"a fine answer for every image; {rows[0]['images']:,} images each"],
+        xlabel="share of images that go to the cloud",
+        ylabel="fine accuracy",
+    )
+    axes.plot(promised["share"], promised["oracle"], label="oracle (held-out images)", **bound())
+    axes.plot(promised["share"], promised["accuracy"], label="margin, promised (held-out images)", **formula(2))
+    if "test_share" in promised:
+        kept = promised["test_share"], promised["test_accuracy"]
+        axes.plot(*kept, label="margin, test set, no services", color="#009E73", linewidth=1.0)
+    axes.plot(promised["share"], promised["random"], label="random", **{**formula(), "linestyle": ":"})
+    for kind, label, look in _KINDS:
+        shown = [row for row in rows if row["escalate"] == kind and row["fine_accuracy"] is not None]
+        at = [row["to_cloud"] for row in shown], [row["fine_accuracy"] for row in shown]
+        axes.plot(*at, label=f"{label}, measured", **_dots(look))
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    panels = figures.panels(
+        "escalation-cost",
+        ["bytes", "speed on this profile"],
+        xlabel="upload (kB/image)",
+        ylabel="accuracy of the superclasses",
+    )
+    panels[1].set_xlabel("throughput (images/s)")
+    for kind, label, look in _KINDS:
+        for lowest in (None, Tier.EDGE, Tier.END):
+            shown = [row for row in rows if (row["escalate"], row["escalate_from"]) == (kind, lowest)]
+            if not shown:
+                continue
+            known = [row["coarse_accuracy"] for row in shown]
+            style = _dots(look) if lowest is not Tier.END else {**_dots(look), "markerfacecolor": "white"}
+            text = label if lowest is None else f"{label}, from {lowest}"
+            panels[0].plot([row["upload_bytes_per_image"] / 1000 for row in shown], known, label=text, **style)
+            panels[1].plot([row["images_per_s"] for row in shown], known, **style)
+            if lowest is None:
+                for row in shown:
+                    for axes, x in zip(
+                        panels, (row["upload_bytes_per_image"] / 1000, row["images_per_s"]), strict=True
+                    ):
+                        near = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 8}
+                        axes.annotate(row["choice"], (x, row["coarse_accuracy"]), **near)
+    for axes, name, unit in zip(panels, ("upload_bytes_per_image", "images_per_s"), (1000, 1), strict=True):
+        most = max(row[name] for row in rows) / unit
+        axes.set_xlim(-0.04 * most, 1.2 * most)
+    panels[0].legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def _dots(number: int) -> dict[str, Any]:
+    return {**measured(number), "linestyle": "", "markersize": 6}
+
+
+def configured(*, budgets: Sequence[float] | None = None, accuracies: Sequence[float] | None = None) -> Experiment:
+    """The experiment with other aims; None for both: the usual ones.
+
+    Args:
+        budgets: shares of the images that may go up, 0 to 1.
+        accuracies: shares of the upper network's accuracy to keep.
+    """
+    return replace(ESCALATION, measure=partial(_measure, budgets=budgets, accuracies=accuracies))
+
+
+ESCALATION = Experiment(
+    name="escalation",
+    summary="accuracy against cost when only unsure images go up a tier",
+    measure=partial(_measure, budgets=None, accuracies=None),
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+)
