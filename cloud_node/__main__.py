@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from cloud_node.app import create_app
 from cloud_node.node import CloudNode
 from cloud_node.settings import CloudSettings
-from models.serving import load_models
+from encryption.loading import load_served
 from tierkit.flags import command, run_main
 from tierkit.service import Lifecycle, serve
 
@@ -18,7 +18,7 @@ def start(settings: CloudSettings) -> int:
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        return create_app(CloudNode(settings, await load_models(settings, CloudNode.tier), lifecycle))
+        return create_app(CloudNode(settings, await load_served(settings, CloudNode.tier), lifecycle))
 
     return serve(build, settings, node_id=settings.node_id)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tierkit.settings import NodeSettings, Port
+from tierkit.settings import Port, UpperSettings
 
 __all__ = ["CloudSettings"]
 
 
-class CloudSettings(NodeSettings):
+class CloudSettings(UpperSettings):
     """A cloud node: serves the largest model to end devices that no edge node takes."""
 
     service: ClassVar[str] = "cloud"

@@ -7,7 +7,8 @@ from starlette.applications import Starlette
 from edge_node.app import create_app
 from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
-from models.serving import load_models
+from encryption.heads import Encoders
+from encryption.loading import load_heads, load_served
 from tierkit.flags import command, run_main
 from tierkit.service import Lifecycle, serve
 
@@ -18,7 +19,8 @@ def start(settings: EdgeSettings) -> int:
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        return create_app(EdgeNode(settings, await load_models(settings, EdgeNode.tier), lifecycle))
+        encoders = Encoders(await load_heads(settings), settings)
+        return create_app(EdgeNode(settings, await load_served(settings, EdgeNode.tier), lifecycle, encoders))
 
     return serve(build, settings, node_id=settings.node_id)
 

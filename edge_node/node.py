@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
 from typing import ClassVar
 
-from tierkit.node import InferenceNode
+from edge_node.settings import EdgeSettings
+from encryption.heads import Encoders
+from encryption.sending import Call, FeatureClient, Reply, TakesFeatures
+from tierkit.http_client import open_client
+from tierkit.model import Array, Model
+from tierkit.node import InferenceNode, ServedModels
+from tierkit.oip_client import OipClient
+from tierkit.service import Lifecycle
 from tierkit.types import Tier
 
 __all__ = ["EdgeNode"]
 
 
 class EdgeNode(InferenceNode):
-    """Gives the fine answer near the end devices, with a network of medium size."""
+    """Gives the fine answer near the end devices, with a network of medium size; and encodes images for an upper node
+    that must not see them, in the place of a weak end device (section 4.4 of the paper).
+
+    Args:
+        settings: of the node.
+        models: what it serves.
+        lifecycle: of the process.
+        encoders: that it holds.
+    """
 
     tier: ClassVar[Tier] = Tier.EDGE
+    settings: EdgeSettings
+
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        models: Sequence[Model] | ServedModels,
+        lifecycle: Lifecycle,
+        encoders: Encoders | None = None,
+    ) -> None:
+        self._encoders = encoders or Encoders((), settings)
+        super().__init__(settings, models, lifecycle, self._encoders)
+        self._http = open_client(links=settings.links, tls_ca=settings.tls_ca)
+        self._features = FeatureClient(OipClient(self._http), settings.node_id)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, traceback)
+        await self._http.aclose()
+
+    async def pass_on(self, to: TakesFeatures, images: Array, call: Call) -> Reply:
+        """Encode images, UINT8 `[n, h, w, 3]`, and ask the upper node about their features, both in the budget of the
+        call.
+
+        Raises:
+            NotFound, EncoderMismatch: the encoder is not at hand.
+            TerraceError: as `ModelRunner.infer` and `OipClient.infer`.
+        """
+        began = time.monotonic()
+        encoded = await self._encoders.encode(images, to.encoding, budget_s=call.budget_s, urgent=call.urgent)
+        if call.budget_s is not None:
+            call = replace(call, budget_s=call.budget_s - (time.monotonic() - began))
+        return await self._features.infer(to, encoded.features, call, encode_s=encoded.encode_s)

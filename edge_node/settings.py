@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tierkit.settings import NodeSettings, Port
+from tierkit.settings import CommaSeparatedUrls, Port, UpperSettings
 
 __all__ = ["EdgeSettings"]
 
 
-class EdgeSettings(NodeSettings):
+class EdgeSettings(UpperSettings):
     """An edge node: serves a fine model to the end devices that are mapped to it."""
 
     service: ClassVar[str] = "edge"
     takes_all_cores: ClassVar[bool] = True
 
     port: Port = 8072
+
+    allowed_upstreams: CommaSeparatedUrls = ()
+    """URLs, comma-separated, below which an upper node must lie for this node to send features there. Default: any, as
+    the scheduler says."""

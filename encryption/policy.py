@@ -1,11 +1,12 @@
-"""In which form the images of a task may go to a node."""
+"""In which form the images of a task may go to a node. All decisions about that are made here."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 
-from tierkit.errors import Forbidden
-from tierkit.types import Privacy
+from tierkit.errors import Conflict, Forbidden
+from tierkit.types import EncoderKind, Privacy
 
 __all__ = ["Form", "Trust", "decide_form"]
 
@@ -21,29 +22,51 @@ class Form(StrEnum):
     """What stands on the wire for an image."""
 
     PIXELS = "pixels"
-    FEATURES = "features"
-    """The output of the upper network's first layers, which run below."""
+    CONV1 = EncoderKind.CONV1.value
+    BOTTLENECK = EncoderKind.BOTTLENECK.value
 
 
-def decide_form(privacy: Privacy, trust: Trust, *, encoder_at_hand: bool = False) -> Form:
+_PREFERRED = (EncoderKind.BOTTLENECK, EncoderKind.CONV1)
+
+
+def decide_form(
+    privacy: Privacy, trust: Trust, encoders: Collection[EncoderKind] = (), *, encodes: bool = False
+) -> Form:
     """The form in which images go to a node of this trust.
 
     Args:
-        encoder_at_hand: whether the sender holds the encoder of the node's model.
+        encoders: kinds that the node takes features of, and of which the sender holds the head.
+        encodes: whether the node is one that encodes for others in this job, for which it needs pixels.
 
     Raises:
-        Forbidden: no form is allowed; the sentence says what to do.
+        Forbidden: only pixels could be sent, and may not; the sentence says what to do.
+        Conflict: the job asks for an encoder that is missing on one of the two sides.
     """
-    if trust is Trust.TRUSTED:
+    trusted = trust is Trust.TRUSTED
+    if trusted and encodes:
         return Form.PIXELS
-    if privacy is Privacy.NONE:
-        raise Forbidden(
-            "privacy 'none' would send pixels to an untrusted node: ask for privacy 'auto', "
-            "or have the node listed as trusted"
-        )
-    if not encoder_at_hand:
-        raise Forbidden(
-            "pixels may not go to an untrusted node, and there is no encoder to hide them: "
-            "choose a scheme that stays on trusted nodes, or have the node listed as trusted"
-        )
-    return Form.FEATURES
+    match privacy:
+        case Privacy.NONE:
+            if trusted:
+                return Form.PIXELS
+            raise Forbidden(
+                "privacy 'none' would send pixels to an untrusted node: ask for privacy 'auto', "
+                "or have the node listed as trusted"
+            )
+        case Privacy.AUTO:
+            if trusted:
+                return Form.PIXELS
+            wanted = next((kind for kind in _PREFERRED if kind in encoders), None)
+            if wanted is None:
+                raise Forbidden(
+                    "pixels may not go to an untrusted node, and there is no encoder to hide them: "
+                    "choose a scheme that stays on trusted nodes, or have the node listed as trusted"
+                )
+            return Form(wanted.value)
+        case Privacy.CONV1 | Privacy.BOTTLENECK:
+            if EncoderKind(privacy.value) not in encoders:
+                raise Conflict(
+                    f"privacy '{privacy}' needs that encoder on the sending device and its tail on the upper node, and "
+                    "one of them has it not: ask for privacy 'auto', or choose a scheme without that node"
+                )
+            return Form(privacy.value)

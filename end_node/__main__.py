@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
+from encryption.heads import Encoders
+from encryption.loading import load_heads
 from end_node.app import create_app
 from end_node.node import EndNode
 from end_node.settings import EndSettings
@@ -21,7 +23,8 @@ def start(settings: EndSettings) -> int:
     async def build(lifecycle: Lifecycle) -> Starlette:
         hierarchy = load_manifest(settings.weights).hierarchy
         models = await load_models(settings, EndNode.tier)
-        return create_app(EndNode(settings, models, lifecycle, hierarchy))
+        encoders = Encoders(await load_heads(settings), settings)
+        return create_app(EndNode(settings, models, lifecycle, hierarchy, encoders))
 
     return serve(build, settings, node_id=settings.node_id)
 

@@ -11,7 +11,7 @@ from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.model import Array
 from tierkit.oip import InferResponse, Timing
-from tierkit.protocol import CoarseEvent, FineEvent, StageAnswer, UpperTiming, Upstream, WrongAnswer
+from tierkit.protocol import CoarseEvent, FineEvent, Sent, StageAnswer, UpperTiming, Upstream, WrongAnswer
 from tierkit.runner import RunResult
 
 __all__ = ["check_probabilities", "coarse_event", "fine_event", "stage_answer"]
@@ -50,6 +50,7 @@ def fine_event(
     *,
     round_trip_s: float,
     timing: Timing | None = None,
+    sent: Sent | None = None,
     wrong: tuple[WrongAnswer, ...] = (),
 ) -> FineEvent:
     """The finer answer, from an upper node's class probabilities, `[n, F]`; the superclass is the one whose classes'
@@ -61,6 +62,7 @@ def fine_event(
         model=upstream.model,
         round_trip_ms=round_trip_s * 1000,
         timing=_upper_timing(timing),
+        sent=sent,
         wrong=wrong,
         **_both_levels(probabilities, hierarchy),
     )
@@ -74,6 +76,7 @@ def stage_answer(
     *,
     round_trip_s: float,
     timing: Timing | None = None,
+    sent: Sent | None = None,
     wrong: tuple[WrongAnswer, ...] = (),
 ) -> StageAnswer:
     """The finer answer as one stage of several, for the images at `indices`, int64 `[n]`, of a task."""
@@ -84,6 +87,7 @@ def stage_answer(
         indices=tuple(indices.tolist()),
         round_trip_ms=round_trip_s * 1000,
         timing=_upper_timing(timing),
+        sent=sent,
         wrong=wrong,
         **_both_levels(probabilities, hierarchy),
     )

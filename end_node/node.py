@@ -11,6 +11,17 @@ from typing import ClassVar
 
 from prometheus_client import Histogram
 
+from encryption.heads import Encoded, Encoders
+from encryption.sending import (
+    Call,
+    FeatureClient,
+    MaySeePixels,
+    PixelClient,
+    Reply,
+    TakesFeatures,
+    ThroughRelay,
+    destination,
+)
 from end_node.answers import check_probabilities, coarse_event, fine_event, stage_answer
 from end_node.routing import Below, going_up
 from end_node.settings import EndSettings
@@ -19,14 +30,16 @@ from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUn
 from tierkit.http_client import open_client
 from tierkit.model import Array, Model
 from tierkit.node import InferenceNode
-from tierkit.oip import InferRequest, RequestedOutput, Tensor, Timing
+from tierkit.oip import Timing
 from tierkit.oip_client import OipClient
 from tierkit.protocol import (
     CoarseEvent,
+    Encoding,
     FallbackEvent,
     FallbackReason,
     FineEvent,
     RoutedEvent,
+    Sent,
     Stage,
     StageAnswer,
     StageLoss,
@@ -80,6 +93,7 @@ class _Got:
     probabilities: Array
     round_trip_s: float
     timing: Timing | None
+    sent: Sent
     wrong: tuple[WrongAnswer, ...] = ()
     """What nodes that were asked before it answered."""
 
@@ -103,6 +117,7 @@ class EndNode(InferenceNode):
         models: the first one gives the coarse answers.
         lifecycle: of the process.
         hierarchy: of the labels.
+        encoders: that it holds, for upper nodes that must not see pixels.
         clock: monotonic time in seconds.
 
     Raises:
@@ -118,14 +133,17 @@ class EndNode(InferenceNode):
         models: Sequence[Model],
         lifecycle: Lifecycle,
         hierarchy: Hierarchy,
+        encoders: Encoders | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(settings, models, lifecycle)
+        self._encoders = encoders or Encoders((), settings)
+        super().__init__(settings, models, lifecycle, self._encoders)
         self.clock = clock
         self._hierarchy = hierarchy
         self._http = open_client(links=settings.links, tls_ca=settings.tls_ca)
-        self._upstream = OipClient(self._http)
+        client = OipClient(self._http)
+        self._pixels, self._features = PixelClient(client), FeatureClient(client, settings.node_id)
         self._failing: dict[str, FallbackReason] = {}
         model = self.default_runner.model
         classes = next((spec.shape[-1] for spec in model.outputs if spec.name == _OUTPUT), None)
@@ -188,6 +206,7 @@ class EndNode(InferenceNode):
             self._hierarchy,
             round_trip_s=got.round_trip_s,
             timing=got.timing,
+            sent=got.sent,
             wrong=got.wrong,
         )
 
@@ -235,6 +254,7 @@ class EndNode(InferenceNode):
                         self._hierarchy,
                         round_trip_s=got.round_trip_s,
                         timing=got.timing,
+                        sent=got.sent,
                         wrong=got.wrong,
                     )
                 )
@@ -249,13 +269,16 @@ class EndNode(InferenceNode):
         failures: list[str] = []
         wrong: list[WrongAnswer] = []
         reason: FallbackReason = "deadline"
+        encoded: dict[Encoding, Encoded] = {}
         for index, upstream in enumerate(upstreams):
             remaining_s = task.deadline - self.clock()
             if remaining_s <= 0:
                 break
             tried.append(upstream.node_id)
             try:
-                got = await self._ask(task, images, upstream, remaining_s / (len(upstreams) + later - index))
+                got = await self._ask(
+                    task, images, upstream, remaining_s / (len(upstreams) + later - index), encoded=encoded
+                )
             except TerraceError as exc:
                 reason = _reason(exc)
                 failures.append(f"{upstream.node_id}: {exc}")
@@ -281,19 +304,15 @@ class EndNode(InferenceNode):
         self._failing[upstream] = reason
         log.warning("no fine answers from an upper node", extra={"upstream": upstream, "reason": reason, "why": why})
 
-    async def _ask(self, task: Task, images: Array, upstream: Upstream, budget_s: float) -> _Got:
+    async def _ask(
+        self, task: Task, images: Array, upstream: Upstream, budget_s: float, *, encoded: dict[Encoding, Encoded]
+    ) -> _Got:
+        """`encoded`: the images in the forms that they have been encoded in so far."""
         started = self.clock()
         outcome = "cancelled"
         try:
-            response = await self._upstream.infer(
-                upstream.url,
-                upstream.model,
-                InferRequest(inputs=(Tensor("images", images),), outputs=(RequestedOutput(_OUTPUT),), id=task.task_id),
-                budget_s=budget_s,
-                request_id=task.request_id,
-                urgent=task.urgent,
-                token=upstream.key,
-            )
+            reply = await self._send(task, images, upstream, started + budget_s, encoded=encoded)
+            response = reply.response
             probabilities = check_probabilities(response, images=len(images), classes=len(self._hierarchy.fine))
             outcome = "fine"
         except TerraceError as exc:
@@ -302,7 +321,46 @@ class EndNode(InferenceNode):
         finally:
             round_trip_s = self.clock() - started
             _escalation_duration.labels(upstream.tier, outcome).observe(round_trip_s)
-        return _Got(upstream=upstream, probabilities=probabilities, round_trip_s=round_trip_s, timing=response.timing)
+        return _Got(
+            upstream=upstream,
+            probabilities=probabilities,
+            round_trip_s=round_trip_s,
+            timing=response.timing,
+            sent=reply.sent,
+        )
+
+    async def _send(
+        self, task: Task, images: Array, upstream: Upstream, until: float, *, encoded: dict[Encoding, Encoded]
+    ) -> Reply:
+        """Send the images in the form that the route asks for; where it cannot be had, nothing is sent."""
+
+        def call() -> Call:
+            return Call(
+                outputs=(_OUTPUT,),
+                task_id=task.task_id,
+                request_id=task.request_id,
+                budget_s=until - self.clock(),
+                urgent=task.urgent,
+            )
+
+        to = destination(upstream)
+        match to:
+            case MaySeePixels():
+                return await self._pixels.infer(to, images, call())
+            case ThroughRelay():
+                return await self._pixels.relay(to, images, call())
+            case TakesFeatures():
+                if to.encoding not in encoded:
+                    encoded[to.encoding] = await self._encode(task, images, to.encoding, until)
+                found = encoded[to.encoding]
+                return await self._features.infer(to, found.features, call(), encode_s=found.encode_s)
+
+    async def _encode(self, task: Task, images: Array, encoding: Encoding, until: float) -> Encoded:
+        try:
+            return await self._encoders.encode(images, encoding, budget_s=until - self.clock(), urgent=task.urgent)
+        except TerraceError as exc:
+            # Its own trouble: nothing that the upper node has answered.
+            raise UpstreamUnavailable(f"nothing was sent, since the images could not be encoded: {exc}") from exc
 
 
 def _first_threshold(task: Task) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from starlette.types import Receive, Scope, Send
 
 from end_node.node import EndNode, Task
-from end_node.upstreams import read_stages, read_upstreams
+from end_node.stages import read_stages
 from tierkit.asgi import cancelled_on_disconnect, read_body
 from tierkit.errors import InvalidInput
 from tierkit.logs import current_request_id
@@ -18,6 +18,7 @@ from tierkit.model import Array
 from tierkit.oip import InferRequest, Limits
 from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of, is_urgent
 from tierkit.protocol import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, ErrorEvent, TaskEvent, Upstream
+from tierkit.upstreams import read_upstreams
 
 __all__ = ["TaskEndpoint"]
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
     BaseModel,
@@ -38,7 +38,9 @@ __all__ = [
     "ModelEntry",
     "PartFile",
     "PlainName",
+    "Side",
     "TrainingFacts",
+    "WeightsFile",
     "load_manifest",
     "merge_encoder",
     "merge_entry",
@@ -54,8 +56,30 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
+Side = Literal["head", "tail"]
+"""Of an encoder: what runs below, and what answers to it."""
+
+_SIDES: tuple[Side, ...] = ("head", "tail")
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WeightsFile(Protocol):
+    """A file of weights, and the name to ask for it by."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def file(self) -> str: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def size_bytes(self) -> int: ...
 
 
 class TrainingFacts(_Frozen):
@@ -134,6 +158,15 @@ class ModelEntry(_Frozen):
         return self.model_copy(update={**facts, "precision": precision})
 
 
+class NamedFile(_Frozen):
+    """A `WeightsFile` and no more."""
+
+    name: PlainName
+    file: PlainName
+    sha256: Digest
+    size_bytes: PositiveInt
+
+
 class PartFile(_Frozen):
     """Where the head or the tail of an encoder lies."""
 
@@ -185,6 +218,24 @@ class EncoderEntry(_Frozen):
     def name(self) -> str:
         """Under which a node serves the tail."""
         return f"{self.network}.{self.kind}"
+
+    @property
+    def head_name(self) -> str:
+        """Under which the file of the head is fetched."""
+        return f"{self.name}-head"
+
+    @property
+    def own_files(self) -> tuple[Side, ...]:
+        """The sides whose file is not the network's."""
+        return tuple(side for side in _SIDES if getattr(self, side).part == "whole")
+
+    def weights(self, side: Side) -> WeightsFile:
+        """The file of a side; that of a tail which is a part of its network has the network's name."""
+        part = self.head if side == "head" else self.tail
+        if part.part != "whole":
+            return NamedFile(name=self.network, file=part.file, sha256=part.sha256, size_bytes=part.size_bytes)
+        name = self.head_name if side == "head" else self.name
+        return NamedFile(name=name, file=part.file, sha256=part.sha256, size_bytes=part.size_bytes)
 
     @property
     def levels(self) -> int:
@@ -247,6 +298,15 @@ class Manifest(_Frozen):
                 return encoder
         have = ", ".join(encoder.name for encoder in self.encoders) or "none"
         raise NotFound(f"no encoder {name!r}; the manifest has: {have}")
+
+    def weights(self, name: str) -> WeightsFile:
+        """The weights file that is fetched under this name: a network's, or one of an encoder.
+
+        Raises:
+            NotFound: there is none.
+        """
+        files = [encoder.weights(side) for encoder in self.encoders for side in _SIDES]
+        return next((file for file in files if file.name == name), None) or self.entry(name)
 
     def labels(self, entry: ModelEntry) -> tuple[str, ...]:
         """Class names of a network's outputs."""

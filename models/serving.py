@@ -14,7 +14,7 @@ from urllib.parse import quote
 import anyio
 import httpx
 
-from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
+from models.manifest import Manifest, ModelEntry, WeightsFile, load_manifest, weights_folder
 from models.session import OnnxModel, load_model
 from models.store import Fetch, ModelStore
 from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError, WeightsError
@@ -23,7 +23,7 @@ from tierkit.http_client import authorization, calling, open_client
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 
-__all__ = ["load_models"]
+__all__ = ["chosen_entries", "load_models", "obtain_weights", "open_store"]
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
             scheduler does not have either, or that are not those of the manifest; or what `load_model` finds missing.
     """
     manifest = load_manifest(settings.weights)
-    store = ModelStore([settings.weights or weights_folder()], settings.cache)
+    store = open_store(settings)
     loaded = []
-    for entry in _entries(manifest, settings.models, tier):
-        path = await _obtain(store, entry, settings)
+    for entry in chosen_entries(manifest, settings.models, tier):
+        path = await obtain_weights(store, entry, settings)
         load = partial(
             load_model,
             entry,
@@ -60,7 +60,17 @@ async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
     return loaded
 
 
-def _entries(manifest: Manifest, names: tuple[str, ...], tier: Tier) -> list[ModelEntry]:
+def open_store(settings: NodeSettings) -> ModelStore:
+    """Where a node's weights are looked for, and kept."""
+    return ModelStore([settings.weights or weights_folder()], settings.cache)
+
+
+def chosen_entries(manifest: Manifest, names: tuple[str, ...], tier: Tier) -> list[ModelEntry]:
+    """The networks of these names, or the one that the manifest names first for the tier.
+
+    Raises:
+        SetupError: a name that the manifest does not have, or none for this tier.
+    """
     if not names:
         try:
             return [manifest.default_for(tier)]
@@ -75,12 +85,24 @@ def _entries(manifest: Manifest, names: tuple[str, ...], tier: Tier) -> list[Mod
     return [known[name] for name in dict.fromkeys(names)]
 
 
-async def _obtain(store: ModelStore, entry: ModelEntry, settings: NodeSettings) -> Path:
+async def obtain_weights(
+    store: ModelStore, entry: WeightsFile, settings: NodeSettings, *, patient: bool = True
+) -> Path:
+    """The path of a weights file, fetched from the scheduler where it is missing; see `load_models`.
+
+    Args:
+        patient: whether to go on trying while the scheduler cannot be reached; else that is raised.
+
+    Raises:
+        TerraceError: as `load_models`.
+    """
     failures = 0
     while True:
         try:
             return await store.obtain(entry, _fetch_from(settings))
         except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
+            if not patient:
+                raise
             failures += 1
             if failures == 1:
                 log.warning("cannot fetch model '%s' from the scheduler yet, trying on: %s", entry.name, exc)

@@ -9,18 +9,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from models.manifest import EncoderEntry, ModelEntry, load_manifest, weights_folder
+from models.manifest import EncoderEntry, ModelEntry, Side, WeightsFile, load_manifest, weights_folder
 from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 from tierkit.model import Array, TensorSpec
 
-__all__ = ["OnnxModel", "Side", "check_threads", "load_encoder", "load_model", "softmax", "verify_file"]
-
-Side = Literal["head", "tail"]
+__all__ = ["OnnxModel", "check_threads", "load_encoder", "load_model", "softmax", "verify_file"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DATATYPES = {"tensor(uint8)": "UINT8", "tensor(float)": "FP32"}
@@ -155,7 +153,7 @@ def softmax(logits: Array, temperature: float = 1.0) -> Array:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
-def verify_file(entry: ModelEntry, folder: Path) -> Path:
+def verify_file(entry: WeightsFile, folder: Path) -> Path:
     """Path of the entry's weights file, whose sha256 was compared with the manifest's.
 
     Raises:
@@ -243,7 +241,7 @@ def load_encoder(
             "parameters": encoder.parameters,
         }
     )
-    name = f"{encoder.name}-head" if side == "head" else encoder.name
+    name = encoder.head_name if side == "head" else encoder.name
     return _load(as_network, folder, side, file.part, name, provider=provider, threads=threads, labels=labels)
 
 
@@ -295,7 +293,7 @@ def _load(
     return model
 
 
-def _read_verified(entry: ModelEntry, folder: Path) -> tuple[Path, bytes]:
+def _read_verified(entry: WeightsFile, folder: Path) -> tuple[Path, bytes]:
     path = folder / entry.file
     try:
         content = path.read_bytes()

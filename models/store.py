@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from models.atomic import write_atomically
-from models.manifest import ModelEntry
+from models.manifest import WeightsFile
 from tierkit.errors import SetupError, WeightsError
 
 __all__ = ["ModelStore"]
@@ -33,7 +33,7 @@ class ModelStore:
         self._folders = tuple(folders)
         self._cache = cache
 
-    def find(self, entry: ModelEntry) -> Path | None:
+    def find(self, entry: WeightsFile) -> Path | None:
         """Path of the entry's file with the right sha256, or None. A damaged file in the cache counts as absent.
 
         Raises:
@@ -52,7 +52,7 @@ class ModelStore:
         path = self._cached(entry)
         return path if _digest(path) == entry.sha256 else None
 
-    async def obtain(self, entry: ModelEntry, fetch: Fetch) -> Path:
+    async def obtain(self, entry: WeightsFile, fetch: Fetch) -> Path:
         """Path of the entry's file; fetched, verified and kept where it is missing.
 
         Raises:
@@ -84,7 +84,7 @@ class ModelStore:
         await anyio.to_thread.run_sync(write_atomically, path, bytes(blocks))
         return path
 
-    def _cached(self, entry: ModelEntry) -> Path:
+    def _cached(self, entry: WeightsFile) -> Path:
         # One folder per digest: two versions of a network never overwrite each other.
         return self._cache / entry.sha256 / entry.file
 

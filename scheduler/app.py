@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, R
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from fastapi.routing import APIRoute
 
-from models.manifest import ModelEntry, weights_folder
+from models.manifest import weights_folder
 from models.store import ModelStore
 from scheduler.access import CallerOf, WhoAmI, for_nodes, for_users, metered, who_am_i
 from scheduler.docs_page import render_docs
@@ -333,9 +333,13 @@ async def get_mapping(
     )
 
 
-@about.get("/v1/models", summary="The manifest: all networks that nodes may fetch")
+@about.get("/v1/models", summary="The manifest: all networks and encoders that nodes may fetch")
 async def list_models(scheduler: Service) -> dict[str, Any]:
-    return {"models": [entry.model_dump(mode="json") for entry in scheduler.manifest.models]}
+    manifest = scheduler.manifest
+    return {
+        "models": [entry.model_dump(mode="json") for entry in manifest.models],
+        "encoders": [encoder.model_dump(mode="json") for encoder in manifest.encoders],
+    }
 
 
 @about.get(
@@ -353,7 +357,7 @@ async def get_weights(
     name: str,
     sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="The version that is wanted.")] = None,
 ) -> Response:
-    entry: ModelEntry = scheduler.manifest.entry(name)
+    entry = scheduler.manifest.weights(name)
     if sha256 is not None and sha256 != entry.sha256:
         raise NotFound(f"model {name!r} is here with sha256 {entry.sha256}, not {sha256}")
     etag = f'"{entry.sha256}"'

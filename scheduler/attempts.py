@@ -40,7 +40,7 @@ from scheduler.adaptive.pilot import Pilot
 from scheduler.attempt import Order, acknowledged, may_have_held, send_task
 from scheduler.devices import Device, DeviceList
 from scheduler.escalation import asks, stages_of, without
-from scheduler.fleet import Fleet
+from scheduler.fleet import Fleet, Ways, in_words
 from scheduler.mapping import Node
 from scheduler.measures import ATTEMPTS, OUTSTANDING
 from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
@@ -57,6 +57,7 @@ from tierkit.protocol import (
     StageAnswer,
     StageLoss,
     TaskEvent,
+    Upstream,
 )
 from tierkit.types import Health, Recovery, Scheme, Tier, UpstreamLoss
 
@@ -83,6 +84,8 @@ class _Attempt:
     task: ActiveTask
     device: Device
     upstreams: tuple[Node, ...]
+    entries: tuple[Upstream, ...]
+    """`upstreams` as they go over the wire, with the form in which each gets the images."""
     stages: tuple[Stage, ...]
     number: int
     hedge: bool
@@ -232,6 +235,7 @@ class Attempts:
         """Send a task to a device. Where the coarse answer is known, the upper nodes alone are asked.
 
         Args:
+            upstreams: those of `Fleet.upstreams` for this device and job; no others are asked.
             why: the reason of the choice.
             too_late: no upper node is asked because none would answer before the deadline: the coarse answer stands.
         """
@@ -245,15 +249,18 @@ class Attempts:
             stages = (stages[0].model_copy(update={"below": None, "only": task.unsure}), *stages[1:])
         # A threshold for the coarse answer needs its probabilities, which the device alone has.
         fine_only = task.has_coarse and not (stages and stages[0].below is not None)
+        upstreams = tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried))
+        entries = self._fleet.upstreams(device, upstreams, Ways.of(job.policy), now)
         attempt = _Attempt(
             job=job,
             task=task,
             device=device,
-            upstreams=tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried)),
+            upstreams=upstreams,
+            entries=entries,
             stages=stages if upstreams else (),
             number=task.attempts,
             hedge=hedge,
-            why=why,
+            why="; ".join([why, *map(in_words, entries[:1])]),
             too_late=too_late,
             started=now,
             started_at=time.time(),
@@ -373,7 +380,7 @@ class Attempts:
             node_id=attempt.node_id,
             url=attempt.device.registration.url,
             pixels=job.pixels[task.first_image : task.first_image + task.images],
-            upstreams=self._fleet.upstreams(attempt.upstreams),
+            upstreams=attempt.entries,
             coarse_classes=self._coarse_classes,
             fine_classes=self._fine_classes,
             stages=attempt.stages,
@@ -649,8 +656,11 @@ class Attempts:
     def _may_get_more(self, job: ActiveJob, event: FallbackEvent | RoutedEvent, now: float) -> bool:
         """Whether there is a node now that could give what no node gave."""
         if isinstance(event, FallbackEvent):
-            return self._fleet.has_upstream(job.policy.scheme, now)
-        return any(self._fleet.upper(tier, now) for tier in {loss.tier for loss in without(event).values()})
+            return self._fleet.has_upstream(job.policy.scheme, now, Ways.of(job.policy))
+        return any(
+            self._fleet.upper(tier, now, Ways.of(job.policy))
+            for tier in {loss.tier for loss in without(event).values()}
+        )
 
     def _failed(self, attempt: _Attempt, error: str, now: float) -> None:
         """Try again elsewhere, give the task up, or end the job."""

@@ -29,10 +29,10 @@ import httpx
 from scheduler.adaptive.pilot import EndPlace, Pilot
 from scheduler.adaptive.planner import Ask, Hold
 from scheduler.attempts import Attempts
-from scheduler.devices import DeviceList
+from scheduler.devices import Device, DeviceList
 from scheduler.dispatch import Choice, Place, Want, choose, tags
 from scheduler.escalation import upstreams_of
-from scheduler.fleet import Fleet
+from scheduler.fleet import Fleet, Ways
 from scheduler.mapping import Node
 from scheduler.retry import RetryBudget
 from scheduler.settings import SchedulerSettings
@@ -189,7 +189,7 @@ class Dispatcher:
                 job.give_up(task, "deadline", f"the job's {job.policy.deadline_s:g} s are over", now)
             self._end(job, None, f"its deadline of {job.policy.deadline_s:g} s is over")
         elif job.delayed or job.held:
-            job.wake_delayed(now, has_upstream=self._fleet.has_upstream(job.policy.scheme, now))
+            job.wake_delayed(now, has_upstream=self._fleet.has_upstream(job.policy.scheme, now, Ways.of(job.policy)))
 
     def _send_next(self, now: float) -> bool:
         wants = [
@@ -257,7 +257,7 @@ class Dispatcher:
             for place in places
             if (place.alive if want.regardless is None else place.node_id in want.regardless)
         ]
-        uppers = self._fleet.uppers(now)
+        uppers = self._fleet.uppers(now, Ways.of(job.policy))
         ask = Ask(
             remaining=len(job.ready),
             interactive=job.interactive,
@@ -283,7 +283,11 @@ class Dispatcher:
 
     def _gathers_for(self, job: ActiveJob, now: float) -> bool:
         scheme = job.policy.scheme
-        return now < self._gathering_until and scheme is not Scheme.END and not self._fleet.has_upstream(scheme, now)
+        return (
+            now < self._gathering_until
+            and scheme is not Scheme.END
+            and not self._fleet.has_upstream(scheme, now, Ways.of(job.policy))
+        )
 
     def _regardless(self, job: ActiveJob, now: float) -> frozenset[str] | None:
         if job.policy.recovery is not Recovery.REASSIGN:
@@ -301,7 +305,7 @@ class Dispatcher:
             ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
             ask = Ask(remaining=len(job.ready) + 1, interactive=job.interactive)
             images = job.policy.batch_size
-            found = self.pilot.misplaced(ask, waiting, images, ends, self._fleet.uppers(now), now)
+            found = self.pilot.misplaced(ask, waiting, images, ends, self._fleet.uppers(now, Ways.of(job.policy)), now)
             if found is not None:
                 self._attempts.move(*found)
 
@@ -309,9 +313,9 @@ class Dispatcher:
         device = self._devices.get(choice.node_id)
         upstreams, why = choice.upper, choice.reason
         if upstreams is None:
-            route = self._fleet.route(job.policy.scheme, device.node_id, now)
+            route = self._fleet.route(job.policy.scheme, device.node_id, now, Ways.of(job.policy))
             upstreams, why = route.for_task(job.sent), f"{choice.reason}; {route.reason}"
-        upstreams = _gated(job, upstreams)
+        upstreams = self._allowed(job, device, _gated(job, upstreams), now)
         self._last_used = device.node_id
         job.begin(now, task)
         if task.has_coarse and not upstreams:
@@ -324,6 +328,12 @@ class Dispatcher:
             job.mapping[device.node_id] = upstreams[0].node_id
         assert self._group is not None, "the dispatcher is not running"
         self._attempts.start(self._group, job, task, device, upstreams, why=why, too_late=choice.too_late)
+
+    def _allowed(self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float) -> tuple[Node, ...]:
+        """Those of an end device's upper nodes to which it may send the job's images in some form."""
+        entries = self._fleet.upstreams(device, nodes, Ways.of(job.policy), now)
+        able = {entry.node_id for entry in entries}
+        return tuple(node for node in nodes if node.node_id in able)
 
     def _hedge(self, now: float) -> float:
         """Give stragglers a second attempt on devices that have nothing to do; returns after how many seconds the next
@@ -343,8 +353,9 @@ class Dispatcher:
             device = next(others, None)
             if device is None or job.retries is None or not job.retries.has_token(now):
                 continue
-            route = self._fleet.route(job.policy.scheme, device.node_id, now)
-            upstreams = tuple(sorted(_gated(job, route.for_task(job.sent)), key=lambda node: node.node_id in nodes))
+            route = self._fleet.route(job.policy.scheme, device.node_id, now, Ways.of(job.policy))
+            allowed = self._allowed(job, device, _gated(job, route.for_task(job.sent)), now)
+            upstreams = tuple(sorted(allowed, key=lambda node: node.node_id in nodes))
             if task.has_coarse and not upstreams:
                 continue
             job.retries.take(now)

@@ -1,11 +1,14 @@
-"""The device list as the mapping sees it: who is alive and may see pixels, with which model, along which routes."""
+"""The device list as the mapping sees it: who is alive and may get images, in which form, with which model, along which
+routes."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from encryption.policy import Form, Trust, decide_form
+from models.manifest import EncoderEntry, Manifest
 from scheduler.devices import Device, DeviceList
 from scheduler.mapping import (
     FleetTimes,
@@ -16,12 +19,13 @@ from scheduler.mapping import (
     plan_routes,
     share_to_cloud,
 )
+from scheduler.policy import JobPolicy
 from scheduler.settings import SchedulerSettings
-from tierkit.errors import Forbidden
-from tierkit.protocol import Upstream
-from tierkit.types import Privacy, Scheme, Tier
+from tierkit.errors import Conflict, Forbidden, NotFound
+from tierkit.protocol import Encoding, Relay, Upstream
+from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 
-__all__ = ["PAPER_BATCH", "Fleet", "MapCount"]
+__all__ = ["PAPER_BATCH", "Fleet", "MapCount", "Ways", "in_words"]
 
 PAPER_BATCH = 50
 """Images of a task in the paper's formulas."""
@@ -33,6 +37,24 @@ _UPPER_TIERS = {
     Scheme.MAPPING: (Tier.EDGE, Tier.CLOUD),
     Scheme.ADAPTIVE: (Tier.EDGE, Tier.CLOUD),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """In which forms the images of a job may go up."""
+
+    privacy: Privacy = Privacy.AUTO
+    encode_on: Tier = Tier.END
+    """Where they are encoded: end or edge."""
+    feature_form: FeatureForm = FeatureForm.UINT8
+
+    @classmethod
+    def of(cls, policy: JobPolicy) -> Ways:
+        """Those that the job was accepted with."""
+        return cls(privacy=policy.privacy, encode_on=Tier(policy.encode_on), feature_form=policy.feature_form)
+
+
+_DEFAULT = Ways()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +71,25 @@ class Fleet:
     Args:
         devices: the list.
         settings: trust, N_map and link times.
-        fine_models: names of the models that give fine answers, best known first.
+        manifest: names the networks with fine answers, best known first, and the encoders.
     """
 
-    def __init__(self, devices: DeviceList, settings: SchedulerSettings, fine_models: Collection[str]) -> None:
+    def __init__(self, devices: DeviceList, settings: SchedulerSettings, manifest: Manifest) -> None:
         self._devices = devices
         self._settings = settings
-        self._fine_models = fine_models
+        self._fine_models = [entry.name for entry in manifest.models if entry.target == "fine"]
+        self._encoders = manifest.encoders
+        self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
 
-    def route(self, scheme: Scheme, node_id: str, now: float) -> Route:
+    def route(self, scheme: Scheme, node_id: str, now: float, ways: Ways | None = None) -> Route:
         """The route of one end device; one that is not alive is counted in as if it were."""
-        return self.routes(scheme, now, also=(node_id,))[node_id]
+        return self.routes(scheme, now, also=(node_id,), ways=ways)[node_id]
 
-    def routes(self, scheme: Scheme, now: float, *, also: Collection[str] = ()) -> dict[str, Route]:
+    def routes(
+        self, scheme: Scheme, now: float, *, also: Collection[str] = (), ways: Ways | None = None
+    ) -> dict[str, Route]:
         """The routes of the end devices that are alive, and of those in `also`."""
-        edges, clouds = self.upper(Tier.EDGE, now), self.upper(Tier.CLOUD, now)
+        edges, clouds = self.upper(Tier.EDGE, now, ways), self.upper(Tier.CLOUD, now, ways)
         if len(_UPPER_TIERS[scheme]) > 1:
             edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
         return plan_routes(
@@ -74,19 +100,24 @@ class Fleet:
             n_map=self.n_map(now).value,
         )
 
-    def has_upstream(self, scheme: Scheme, now: float) -> bool:
-        """Whether an upper node that the scheme uses is alive and trusted."""
-        return any(self.upper(tier, now) for tier in _UPPER_TIERS[scheme])
+    def has_upstream(self, scheme: Scheme, now: float, ways: Ways | None = None) -> bool:
+        """Whether an upper node that the scheme uses is alive, and may get the images in some form."""
+        return any(self.upper(tier, now, ways) for tier in _UPPER_TIERS[scheme])
 
-    def upper(self, tier: Tier, now: float) -> list[Node]:
-        """Nodes of an upper tier that are alive and may see pixels; suspects where there is no other: the end device
-        asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway."""
+    def upper(self, tier: Tier, now: float, ways: Ways | None = None) -> list[Node]:
+        """Nodes of an upper tier that are alive and may get images in some form; suspects where there is no other: the
+        end device asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway.
+
+        Args:
+            ways: of the job; the defaults unless given.
+        """
         candidates = self._devices.alive(tier, now) or self._devices.suspect(tier, now)
-        return [self.node(device) for device in candidates if self._may_see_pixels(device, Privacy.AUTO)]
+        ends = self._devices.alive(Tier.END, now)
+        return [self.node(device) for device in candidates if self._may_get(device, ends, ways or _DEFAULT, now)]
 
-    def uppers(self, now: float) -> list[Node]:
+    def uppers(self, now: float, ways: Ways | None = None) -> list[Node]:
         """The upper nodes of both tiers, edge first; those that are set aside only where there is no other."""
-        nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now)]
+        nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now, ways)]
         return self._sound(nodes, now, beside=nodes)
 
     def _sound(self, nodes: Sequence[Node], now: float, *, beside: Sequence[Node]) -> list[Node]:
@@ -104,27 +135,46 @@ class Fleet:
         """By the scheduler's own list, never by what the node says."""
         return device.tier in self._settings.trusted or device.node_id in self._settings.trusted
 
-    def check_trust(self, scheme: Scheme, privacy: Privacy, now: float) -> None:
+    def check_trust(self, scheme: Scheme, ways: Ways, now: float) -> None:
         """Whether a job may run without pixels getting to an untrusted node.
 
-        A scheme is refused while a node that it would use is untrusted, or when none that it could use is trusted.
-        Should an untrusted node join later, it is left out of the routes.
+        A scheme is refused while a node that it would use can get its images in no form that is allowed, or when no
+        node could. Should such a node join later, it is left out of the routes.
 
         Raises:
-            Forbidden: with what to do about it.
+            Forbidden: pixels would go to a node that is not trusted; with what to do about it.
+            Conflict: an encoder that the job needs is missing on a device or on an upper node.
         """
         known = [view.device for view in self._devices.view(now)]
         wanted = _UPPER_TIERS[scheme]
-        untrusted = [d for d in known if d.tier in wanted and not self._may_see_pixels(d, privacy)]
-        hopeless = bool(wanted) and not any(
-            tier in self._settings.trusted or any(d.tier is tier and self.trusts(d) for d in known) for tier in wanted
-        )
-        if not untrusted and not hopeless:
-            return
+        targets = [device for device in known if device.tier in wanted]
+        blind = [
+            device
+            for device in targets
+            if not self.trusts(device) and (ways.privacy is Privacy.NONE or not self._served(device))
+        ]
+        possible = {tier for tier in wanted if tier in self._settings.trusted}
+        if ways.privacy is not Privacy.NONE:
+            possible |= self._encoded_tiers & set(wanted)
+        hopeless = bool(wanted) and not possible and not any(self.trusts(device) for device in targets)
+        if blind or hopeless:
+            raise Forbidden(self._advice(scheme, blind, known))
+        ends = self._devices.alive(Tier.END, now)
+        for target in targets:
+            for end in ends:
+                try:
+                    self._way(end, target, ways, now)
+                except (Conflict, Forbidden) as exc:
+                    raise Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}") from exc
+            if not ends and ways.privacy in (Privacy.CONV1, Privacy.BOTTLENECK):
+                decide_form(ways.privacy, self._trust(target), {encoder.kind for encoder in self._served(target)})
+
+    def _advice(self, scheme: Scheme, untrusted: Sequence[Device], known: Sequence[Device]) -> str:
+        wanted = _UPPER_TIERS[scheme]
         tiers = [str(tier) for tier in wanted if tier not in self._settings.trusted]
         which = ", ".join(d.node_id for d in untrusted) or f"the {' and '.join(tiers)} tier"
         others = [scheme for scheme in (Scheme.END_EDGE, Scheme.END) if self._is_clean(scheme, known)]
-        raise Forbidden(
+        return (
             f"scheme {scheme} would send pixels to {which}, which this scheduler does not trust: submit with scheme "
             f"{' or '.join(others)}, or, if it may see them, start the scheduler with "
             f"--trusted {','.join([*self._settings.trusted, *tiers])}"
@@ -165,18 +215,84 @@ class Fleet:
         end = of(Tier.END)
         return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
 
-    def upstreams(self, nodes: Sequence[Node]) -> tuple[Upstream, ...]:
-        """Route entries as they go over the wire."""
-        return tuple(
-            Upstream(
+    def upstreams(self, end: Device, nodes: Sequence[Node], ways: Ways, now: float) -> tuple[Upstream, ...]:
+        """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
+        the form in which they do. The last thing that is decided before a task is sent, whatever it is sent for."""
+        entries: list[Upstream] = []
+        for node in nodes:
+            try:
+                encoder, relay = self._way(end, self._devices.get(node.node_id), ways, now)
+            except (Conflict, Forbidden, NotFound):
+                continue
+            entry = Upstream(
                 node_id=node.node_id,
                 url=node.url,
                 tier=node.tier,
                 model=node.model,
+                encoding=None,
                 key=self._devices.key_of(node.node_id),
             )
-            for node in nodes
-        )
+            if encoder is not None:
+                encoding = Encoding(
+                    name=encoder.name,
+                    head=encoder.head.sha256,
+                    tail=encoder.tail.sha256,
+                    form=ways.feature_form,
+                )
+                entry = entry.model_copy(update={"model": encoder.name, "encoding": encoding, "relay": relay})
+            entries.append(entry)
+        return tuple(entries)
+
+    def _way(self, end: Device, target: Device, ways: Ways, now: float) -> tuple[EncoderEntry | None, Relay | None]:
+        """How images get from an end device to an upper node: with which encoder, and who encodes in its place.
+
+        Raises:
+            Conflict, Forbidden: as `decide_form`.
+        """
+        relays: list[Device] = []
+        holders = [end]
+        if ways.encode_on is Tier.EDGE:
+            holders = relays = [
+                device for device in self._devices.alive(Tier.EDGE, now) if self.trusts(device) and device is not target
+            ]
+        served = self._served(target)
+        common = {encoder.kind: encoder for encoder in served if any(_holds(holder, encoder) for holder in holders)}
+        encodes = ways.encode_on is Tier.EDGE and target.tier is Tier.EDGE
+        form = decide_form(ways.privacy, self._trust(target), common, encodes=encodes)
+        if form is Form.PIXELS:
+            return None, None
+        encoder = common[EncoderKind(form.value)]
+        if ways.encode_on is not Tier.EDGE:
+            return encoder, None
+        able = [relay for relay in relays if _holds(relay, encoder)]
+        # Each device keeps to one of them, and they share the devices.
+        relay = able[zlib.crc32(end.node_id.encode()) % len(able)]
+        key = self._devices.key_of(relay.node_id)
+        return encoder, Relay(node_id=relay.node_id, url=relay.registration.url, key=key)
+
+    def _served(self, target: Device) -> list[EncoderEntry]:
+        """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for."""
+        offers = {(offer.name, offer.sha256) for offer in target.registration.models}
+        network = self.node(target).model
+        return [
+            encoder
+            for encoder in self._encoders
+            if encoder.network == network and (encoder.name, encoder.tail.sha256) in offers
+        ]
+
+    def _may_get(self, target: Device, ends: Sequence[Device], ways: Ways, now: float) -> bool:
+        if self.trusts(target) and ways.privacy in (Privacy.AUTO, Privacy.NONE):
+            return True
+        for end in ends:
+            try:
+                self._way(end, target, ways, now)
+            except (Conflict, Forbidden):
+                continue
+            return True
+        return False
+
+    def _trust(self, device: Device) -> Trust:
+        return Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED
 
     def ends(self, now: float) -> list[Device]:
         """All end devices in the order of the list, whatever their health."""
@@ -192,20 +308,30 @@ class Fleet:
             node_id=device.node_id,
             tier=device.tier,
             url=device.registration.url,
-            model=offer.name,
+            # A node that serves tails alone is asked for their network.
+            model=next((encoder.network for encoder in self._encoders if encoder.name == offer.name), offer.name),
             sha256=offer.sha256,
             ms_per_image=offer.ms_per_image,
         )
-
-    def _may_see_pixels(self, device: Device, privacy: Privacy) -> bool:
-        try:
-            form = decide_form(privacy, Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED)
-        except Forbidden:
-            return False
-        return form is Form.PIXELS
 
     def _is_clean(self, scheme: Scheme, known: Sequence[Device]) -> bool:
         wanted = _UPPER_TIERS[scheme]
         return all(tier in self._settings.trusted for tier in wanted) and all(
             self.trusts(device) for device in known if device.tier in wanted
         )
+
+
+def in_words(entry: Upstream) -> str:
+    """In which form images go to an upper node."""
+    if entry.encoding is None:
+        return f"pixels to {entry.node_id}"
+    where = f", encoded by {entry.relay.node_id}" if entry.relay is not None else ""
+    kind = entry.encoding.name.rpartition(".")[2]
+    return f"{kind} features as {entry.encoding.form} to {entry.node_id}{where}"
+
+
+def _holds(device: Device, encoder: EncoderEntry) -> bool:
+    return any(
+        (offer.name, offer.head, offer.tail) == (encoder.name, encoder.head.sha256, encoder.tail.sha256)
+        for offer in device.registration.encoders
+    )

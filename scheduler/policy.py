@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from models.escalation import Tuning
 from scheduler.escalation import JobGate, choose_gates
 from tierkit.errors import InvalidInput, NotFound, TerraceError
-from tierkit.types import Escalate, Privacy, Recovery, Scheme, UpstreamLoss
+from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, UpstreamLoss
 
 __all__ = ["JobPolicy", "PolicyRequest", "read_policy", "settle"]
 
@@ -41,7 +41,15 @@ class PolicyRequest(BaseModel):
     scheduler's setting, and no bound but the job's own with on_upstream_loss=wait."""
 
     privacy: Privacy = Privacy.AUTO
-    """In which form images may leave trusted nodes: auto or none."""
+    """In which form images may leave the end device: auto (pixels to trusted nodes, features to the others), none
+    (pixels alone), conv1 or bottleneck (the features of that encoder, to every upper node)."""
+
+    encode_on: Literal["end", "edge"] = "end"
+    """Where images are encoded: on the end device, or on a trusted edge node, which gets their pixels and passes the
+    features on."""
+
+    feature_form: FeatureForm = FeatureForm.UINT8
+    """How features are written: uint8, float16 or float32."""
 
     weight: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
     """Share of the fleet beside other jobs: a job of weight 2 gets twice the images of one of weight 1 in the same

@@ -9,14 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.escalation import asks, final_answers, without
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
+from tierkit.protocol import (
+    CoarseEvent,
+    ErrorEvent,
+    FallbackEvent,
+    FineEvent,
+    RoutedEvent,
+    Sent,
+    StageAnswer,
+    TaskEvent,
+)
 from tierkit.types import Tier
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "sent_of"]
 
 _RANGES_SHOWN = 20
 _TIERS = list(Tier)
 _END = _TIERS.index(Tier.END)
+
+
+def sent_of(event: TaskEvent) -> list[Sent]:
+    """What went to upper nodes for the answers of an event, and in which form, where the devices say so."""
+    match event:
+        case FineEvent():
+            answers: tuple[FineEvent | StageAnswer, ...] = (event,)
+        case RoutedEvent():
+            answers = event.answers
+        case _:
+            answers = ()
+    return [answer.sent for answer in answers if answer.sent is not None]
 
 
 class Progress:
@@ -43,6 +64,7 @@ class Progress:
         self._coarse_labels: dict[int, tuple[int, ...]] = {}
         """Of the tasks without a final answer, by their first image."""
         self._by_node: dict[str, dict[str, Any]] = {}
+        self._sent: dict[str, dict[str, float]] = {}
         self._latencies: dict[str, list[tuple[float, int]]] = {"coarse": [], "fine": []}
         self._right = {"coarse": 0, "fine": 0, "coarse_from_fine": 0, "final_coarse": 0}
         self._known = {"coarse": 0, "fine": 0, "final_coarse": 0}
@@ -56,6 +78,12 @@ class Progress:
             self._compare("coarse", np.array(event.labels, np.int32), first_image, np.arange(images), coarse=True)
             self._coarse_labels[first_image] = event.labels
             return
+        for sent in sent_of(event):
+            form = self._sent.setdefault(sent.form, {"tasks": 0, "upload_bytes": 0, "relay_bytes": 0, "encode_ms": 0.0})
+            form["tasks"] += 1
+            form["upload_bytes"] += sent.upload_bytes
+            form["relay_bytes"] += sent.relay_bytes
+            form["encode_ms"] = round(form["encode_ms"] + sent.encode_ms, 3)
         if _is_quarantine(event):
             self._quarantined.append((first_image, images))
         standing = np.array(self._coarse_labels.pop(first_image, ()), np.int32)
@@ -121,6 +149,7 @@ class Progress:
             "final_tier": {str(tier): images for tier, images in self._final_tier.items() if images},
             "final_coarse_accuracy": _share(self._right["final_coarse"], self._known["final_coarse"]),
             **_percentiles(self._latencies),
+            "sent": {form: dict(figures) for form, figures in sorted(self._sent.items())},
             "by_node": {node: dict(share) for node, share in sorted(self._by_node.items())},
         }
 

@@ -54,7 +54,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
         try:
             async with open_client(max_connections=1024, links=settings.links, tls_ca=settings.tls_ca) as http:
                 devices = DeviceList(settings.detector_times)
-                fleet = Fleet(devices, settings, [entry.name for entry in manifest.models if entry.target == "fine"])
+                fleet = Fleet(devices, settings, manifest)
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
                 store = JobStore(engine, commit)
                 hierarchy = manifest.hierarchy

@@ -21,13 +21,13 @@ from models.manifest import Manifest
 from scheduler.devices import DeviceList
 from scheduler.dispatcher import Dispatcher
 from scheduler.events import Hub, comment, server_sent
-from scheduler.fleet import Fleet
+from scheduler.fleet import Fleet, Ways
 from scheduler.ingest.collect import IngestLimits
 from scheduler.ingest.spool import Spool
 from scheduler.ingest.upload import Upload, build_input, receive_upload
 from scheduler.inputs import InputFiles, MemoryWriter, Pixels
 from scheduler.policy import JobPolicy, PolicyRequest, settle
-from scheduler.progress import Progress
+from scheduler.progress import Progress, sent_of
 from scheduler.settings import SchedulerSettings
 from scheduler.sinks import DurableSink, LiveSink
 from scheduler.store.commit import GroupCommit, Result
@@ -176,7 +176,7 @@ class Scheduler:
             task_deadline_s=settings.task_deadline_s,
             tuning=self.tuning,
         )
-        self.fleet.check_trust(policy.scheme, policy.privacy, time.monotonic())
+        self.fleet.check_trust(policy.scheme, Ways.of(policy), time.monotonic())
         return policy
 
     def _write_input(self, upload: Upload, spool: Spool) -> tuple[str, int, ImageFacts]:
@@ -597,7 +597,8 @@ def _attempt_cursor(text: str) -> tuple[int, int]:
 
 
 def _group(answer: Answer, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"task": answer.task, "first_index": answer.first_image, "results": rows}
+    sent = [found.model_dump(mode="json") for found in sent_of(answer.event)]
+    return {"task": answer.task, "first_index": answer.first_image, "sent": sent, "results": rows}
 
 
 def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:

@@ -79,6 +79,13 @@ class ImageResult(BaseModel):
     request_id: str | None = Field(description="Under which id this image stands in all services' logs.")
 
 
+class SentShare(BaseModel):
+    tasks: int = Field(description="Answers of upper nodes; one per task and tier.")
+    upload_bytes: int = Field(description="Bodies of the requests to the upper nodes.")
+    relay_bytes: int = Field(description="Bodies of the requests to edge nodes that encoded.")
+    encode_ms: float = Field(description="Spent on encoding.")
+
+
 class NodeShare(BaseModel):
     tier: Tier
     coarse_images: int
@@ -135,6 +142,9 @@ class JobView(BaseModel):
     coarse_p99_ms: float | None
     fine_p50_ms: float | None
     fine_p99_ms: float | None
+    sent: dict[str, SentShare] = Field(
+        {}, description="What went to upper nodes for the answers that came, by its form: pixels, conv1 or bottleneck."
+    )
     by_node: dict[str, NodeShare]
     mapping: dict[str, str] = Field(description="Upper node by end device, as last used.")
     resized_images: int

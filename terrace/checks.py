@@ -102,14 +102,16 @@ def check_installation() -> Iterator[Check]:
 
 
 def check_weights(folder: Path | None = None) -> Iterator[Check]:
-    """Whether each network of the manifest is there, byte for byte; in the bundled folder unless given."""
+    """Whether each network and encoder of the manifest is there, byte for byte; in the bundled folder unless given."""
     group = "models"
     try:
         manifest = load_manifest(folder)
     except SetupError as exc:
         yield Check(group=group, name="manifest", verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
         return
-    for entry in manifest.models:
+    # A tail that is part of a network's file has been checked with it.
+    own = [encoder.weights(side) for encoder in manifest.encoders for side in encoder.own_files]
+    for entry in (*manifest.models, *own):
         try:
             verify_file(entry, folder or weights_folder())
             detail = f"{entry.size_bytes / 1e6:.1f} MB, sha256 {entry.sha256[:12]}…"

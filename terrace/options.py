@@ -81,6 +81,15 @@ class UpperTier(StrEnum):
     CLOUD = Tier.CLOUD
 
 
+def _upper_tiers(values: list[str] | None) -> list[str]:
+    """The tiers of one or more lists with commas."""
+    names = [name.strip() for value in values or () for name in value.split(",")]
+    for name in names:
+        if name not in list(UpperTier):
+            raise typer.BadParameter(f"{name!r} is no tier that may be kept from pixels: edge, cloud")
+    return list(dict.fromkeys(names))
+
+
 class LowestTier(StrEnum):
     """A tier whose answer may stand: an upper one gives the next."""
 
@@ -89,8 +98,13 @@ class LowestTier(StrEnum):
 
 
 Untrusted = Annotated[
-    list[UpperTier] | None,
-    typer.Option("--untrusted", help="A tier that must not see pixels; may be given more than once."),
+    list[str] | None,
+    typer.Option(
+        "--untrusted",
+        metavar="TIERS",
+        callback=_upper_tiers,
+        help="Tiers that must not see pixels, and get features instead: edge, cloud or edge,cloud.",
+    ),
 ]
 
 

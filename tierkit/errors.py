@@ -7,6 +7,7 @@
     │   └── TooLarge            more bytes, pixels or images than the limit
     ├── NotFound                no such job, model, device, route
     ├── Conflict                the request contradicts the present state (a finished job, an old incarnation)
+    │   └── EncoderMismatch     features of another encoder, or of another version of it, than is known here
     ├── Unauthenticated         no token, or one that is unknown, revoked or expired: get a valid one
     ├── Forbidden               the policy, or the role of the token, forbids it (pixels to an untrusted node)
     ├── Unavailable             not now: retry after `retry_after_s`, or elsewhere
@@ -38,6 +39,7 @@ __all__ = [
     "DataError",
     "DeadlineExceeded",
     "Draining",
+    "EncoderMismatch",
     "Forbidden",
     "InvalidInput",
     "LimitReached",
@@ -88,6 +90,10 @@ class NotFound(TerraceError):
 
 class Conflict(TerraceError):
     """The request contradicts the present state."""
+
+
+class EncoderMismatch(Conflict):
+    """Head and tail of an encoder are not of one version: bring both sides to the same manifest."""
 
 
 class Unauthenticated(TerraceError):

@@ -25,6 +25,8 @@ class TensorSpec:
     name: str
     datatype: str
     shape: tuple[int, ...]
+    also: tuple[str, ...] = ()
+    """Other datatypes that an input may have."""
 
     def accepts(self, array: Array) -> bool:
         """Whether `array` has this shape, for any batch size."""

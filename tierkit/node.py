@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
@@ -22,16 +23,42 @@ from tierkit.inference_thread import InferenceThread
 from tierkit.metrics import ModelMetrics
 from tierkit.model import Model
 from tierkit.oip import Limits
-from tierkit.oip_server import InferEndpoint, oip_routes
-from tierkit.protocol import ModelOffer, Registration
+from tierkit.oip_server import Guard, InferEndpoint, oip_routes
+from tierkit.protocol import EncoderOffer, ModelOffer, Registration
 from tierkit.runner import ModelRunner
 from tierkit.service import Lifecycle, reachable_url
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 
-__all__ = ["InferenceNode", "node_app"]
+__all__ = ["HeldEncoders", "InferenceNode", "ServedModels", "node_app"]
 
 log = logging.getLogger(__name__)
+
+
+class HeldEncoders(Protocol):
+    """What a node runs for itself, to send features instead of pixels."""
+
+    @property
+    def offers(self) -> tuple[EncoderOffer, ...]:
+        """What it tells the scheduler of them."""
+        ...
+
+    def running(self, thread: InferenceThread) -> AbstractAsyncContextManager[object]:
+        """They answer within this context."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModels:
+    """The models of a node, loaded by the service: this package knows no way to load any."""
+
+    ready: Sequence[Model]
+    """At least one, of distinct names; loaded."""
+    standby: Mapping[str, Sequence[Model]] = field(default_factory=dict)
+    """Models that load themselves with the first request for them, by the name of the one in `ready` as whose equals in
+    speed they are offered."""
+    guards: Mapping[str, Guard] = field(default_factory=dict)
+    """By model name, for those whose requests are looked at before they are computed."""
 
 
 class InferenceNode:
@@ -39,8 +66,9 @@ class InferenceNode:
 
     Args:
         settings: of the node.
-        models: at least one, of distinct names; loaded by the service, for this package knows no way to load any.
+        models: what it serves.
         lifecycle: of the process; readiness will depend on the models.
+        encoders: what it runs for itself besides.
 
     Raises:
         SetupError: the settings ask for emulated models, and their answers cannot be used.
@@ -49,29 +77,43 @@ class InferenceNode:
     tier: ClassVar[Tier]
     """Where nodes of this class stand."""
 
-    def __init__(self, settings: NodeSettings, models: Sequence[Model], lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        models: Sequence[Model] | ServedModels,
+        lifecycle: Lifecycle,
+        encoders: HeldEncoders | None = None,
+    ) -> None:
+        served = models if isinstance(models, ServedModels) else ServedModels(ready=models)
+        ready, standby = served.ready, served.standby
         if settings.emulate_ms_per_image is not None:
             slowdown = None
             if settings.emulate_slowdown is not None:
                 slowdown = Slowdown(factor=settings.emulate_slowdown, after_images=settings.emulate_slowdown_after)
-            models = emulate(models, settings.emulate_ms_per_image, settings.emulate_answers, slowdown)
+            ms_per_image = settings.emulate_ms_per_image
+            ready = emulate(ready, ms_per_image, settings.emulate_answers, slowdown)
+            standby = {like: emulate(others, ms_per_image, None, slowdown) for like, others in standby.items()}
+        self._like = {model.name: like for like, others in standby.items() for model in others}
+        self.guards = served.guards
+        self.encoders = encoders
         self.settings = settings
         self.lifecycle = lifecycle
         self.version = version("terrace")
         self.incarnation = secrets.token_hex(8)
         """Fresh at each start: work given to an earlier process of the same name is void."""
-        self.metrics = {model.name: ModelMetrics(self.tier, model.name) for model in models}
-        thread = InferenceThread()
+        everything = [*ready, *(model for others in standby.values() for model in others)]
+        self.metrics = {model.name: ModelMetrics(self.tier, model.name) for model in everything}
+        self._thread = InferenceThread()
         self.runners = {
             model.name: ModelRunner(
                 model,
                 max_batch_size=settings.batch_images,
                 max_queue_delay_s=settings.max_queue_delay_s,
                 max_queue_images=settings.max_queue_images,
-                thread=thread,
+                thread=self._thread,
                 observe=self.metrics[model.name].observe_batch,
             )
-            for model in models
+            for model in everything
         }
         self._offers: tuple[ModelOffer, ...] = ()
         self._stack = AsyncExitStack()
@@ -85,12 +127,20 @@ class InferenceNode:
         async with AsyncExitStack() as stack:
             for runner in self.runners.values():
                 await stack.enter_async_context(runner)
+                if runner.model.name in self._like:
+                    continue
                 await runner.warm_up()
                 name, ms_per_image = runner.model.name, round(runner.ms_per_image, 3)
                 log.info("model ready", extra={"model": name, "ms_per_image": ms_per_image})
                 self.lifecycle.add_check(f"model {name}", runner.check)
+            if self.encoders is not None:
+                await stack.enter_async_context(self.encoders.running(self._thread))
             self._offers = tuple(
-                ModelOffer(name=name, sha256=runner.model.sha256, ms_per_image=runner.ms_per_image)
+                ModelOffer(
+                    name=name,
+                    sha256=runner.model.sha256,
+                    ms_per_image=self.runners[self._like.get(name, name)].ms_per_image,
+                )
                 for name, runner in self.runners.items()
             )
             if self.settings.scheduler is not None:
@@ -139,6 +189,7 @@ class InferenceNode:
             tier=self.tier,
             url=url,
             models=self._offers,
+            encoders=() if self.encoders is None else self.encoders.offers,
             version=self.version,
             images_per_minute=self.settings.images_per_minute,
             key=self.lifecycle.key,
@@ -153,7 +204,8 @@ def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette
         async with node:
             yield
 
-    infer = InferEndpoint(node.runners, node.metrics, Limits(max_body_bytes=node.settings.max_body_bytes))
+    limits = Limits(max_body_bytes=node.settings.max_body_bytes)
+    infer = InferEndpoint(node.runners, node.metrics, limits, node.guards)
     oip = oip_routes(
         node.runners,
         infer,

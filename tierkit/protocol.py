@@ -21,13 +21,15 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
+    model_validator,
 )
 
-from tierkit.types import Tier
+from tierkit.types import FeatureForm, Tier
 from tierkit.urls import checked_url
 
 __all__ = [
     "BUDGET_HEADER",
+    "ENCODED_HEADER",
     "ESCALATION",
     "ESCALATION_HEADER",
     "INTERACTIVE",
@@ -39,6 +41,8 @@ __all__ = [
     "UPSTREAMS",
     "UPSTREAM_HEADER",
     "CoarseEvent",
+    "EncoderOffer",
+    "Encoding",
     "ErrorEvent",
     "FallbackEvent",
     "FallbackReason",
@@ -48,7 +52,9 @@ __all__ = [
     "ModelOffer",
     "NodeId",
     "Registration",
+    "Relay",
     "RoutedEvent",
+    "Sent",
     "Stage",
     "StageAnswer",
     "StageLoss",
@@ -80,6 +86,9 @@ ESCALATION_HEADER = "Terrace-Escalation"
 """JSON list of `Stage`, from the lowest: only those images go up a tier of which the answer below is unsure. The nodes
 to ask are those of the stage's tier in `UPSTREAM_HEADER`. Absent: all images go to the first of these that answers."""
 
+ENCODED_HEADER = "Terrace-Encoded"
+"""JSON `Sent`, in the answer of a node that has encoded and passed on: what went from there to the upper node."""
+
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
 
@@ -97,6 +106,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 NodeKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,128}$", repr=False)]
 """Bearer token of one node process; a secret. Empty: its gate is open."""
 
+EncoderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")]
+"""NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
+
 Confidence = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -113,6 +125,14 @@ class ModelOffer(_Message):
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds."""
 
 
+class EncoderOffer(_Message):
+    """An encoder of which a node holds the head: it can send features to nodes with that tail."""
+
+    name: EncoderName
+    head: Sha256
+    tail: Sha256
+
+
 class Registration(_Message):
     """POST /v1/devices: a node asks for a place in the device list. Answered by a `Lease`."""
 
@@ -123,6 +143,8 @@ class Registration(_Message):
     url: Annotated[str, Field(max_length=512, json_schema_extra={"pattern": "^https?://"}), AfterValidator(checked_url)]
     """Where the scheduler and other nodes reach this node."""
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64)]
+    encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
+    """What it can encode for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
     """Version of the Terrace distribution that the node runs."""
     images_per_minute: PositiveInt | None = None
@@ -153,6 +175,24 @@ class Heartbeat(_Message):
     draining: bool = False
 
 
+class Encoding(_Message):
+    """Send features of this encoder, and in no case pixels."""
+
+    name: EncoderName
+    head: Sha256
+    tail: Sha256
+    """Digests of both parts: features of one version never meet the tail of another."""
+    form: FeatureForm = FeatureForm.UINT8
+
+
+class Relay(_Message):
+    """A trusted node that takes the pixels, encodes them and passes the features on."""
+
+    node_id: NodeId
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
+    key: NodeKey = ""
+
+
 class Upstream(_Message):
     """One upper node that an end node may ask for the fine answer."""
 
@@ -160,8 +200,18 @@ class Upstream(_Message):
     url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
     tier: Tier
     model: str
+    encoding: Encoding | None
+    """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
+    relay: Relay | None = None
+    """Who encodes in the end node's place; only with `encoding`."""
     key: NodeKey = ""
     """Opens that node's gate."""
+
+    @model_validator(mode="after")
+    def _relay_encodes(self) -> Upstream:
+        if self.relay is not None and self.encoding is None:
+            raise ValueError("a relay is there to encode: name the encoding")
+        return self
 
 
 class Stage(_Message):
@@ -209,6 +259,21 @@ class UpperTiming(_Message):
     batch_images: PositiveInt
 
 
+class Sent(_Message):
+    """In which form images went to an upper node, and what that cost."""
+
+    form: Annotated[str, Field(max_length=32)]
+    """`pixels`, or the kind of the encoder whose features went there."""
+    upload_bytes: NonNegativeInt
+    """Body of the request to that node, as it went over the wire."""
+    encode_ms: NonNegativeFloat = 0.0
+    """Time of the head for these images."""
+    encoded_by: NodeId | None = None
+    """The node that ran the head; None for pixels."""
+    relay_bytes: NonNegativeInt = 0
+    """Body of the request to the node that encoded, where the end node sent pixels to it."""
+
+
 class WrongAnswer(_Message):
     """An upper node that was asked and answered with an error or with nonsense."""
 
@@ -232,6 +297,7 @@ class FineEvent(_Message):
     round_trip_ms: NonNegativeFloat
     timing: UpperTiming | None = None
     """What the upper node says of its own part in `round_trip_ms`; None where it says nothing."""
+    sent: Sent | None = None
     wrong: tuple[WrongAnswer, ...] = ()
     """Of the nodes that were asked before it."""
 
@@ -250,6 +316,7 @@ class StageAnswer(_Message):
     coarse_confidences: tuple[Confidence, ...]
     round_trip_ms: NonNegativeFloat
     timing: UpperTiming | None = None
+    sent: Sent | None = None
     wrong: tuple[WrongAnswer, ...] = ()
 
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -130,8 +130,13 @@ class ModelRunner:
         self._off_loop_until = -math.inf
         self._steady = isinstance(model, Steady) and model.steady
         self._output_names = tuple(spec.name for spec in model.outputs)
-        self._float_inputs = tuple(spec.name for spec in model.inputs if dtype_of(spec.datatype).kind == "f")
-        self._joined: dict[str, Array] = {}
+        self._float_inputs = tuple(
+            spec.name
+            for spec in model.inputs
+            if any(dtype_of(datatype).kind == "f" for datatype in (spec.datatype, *spec.also))
+        )
+        self._several_types = any(spec.also for spec in model.inputs)
+        self._joined: dict[tuple[str, str], Array] = {}
 
     # --- on the event loop ---
 
@@ -342,9 +347,11 @@ class ModelRunner:
             )
         for spec in specs:
             array = inputs[spec.name]
-            if datatype_of(array) != spec.datatype or not spec.accepts(array):
+            datatype = datatype_of(array)
+            if (datatype != spec.datatype and datatype not in spec.also) or not spec.accepts(array):
+                allowed = " or ".join([spec.datatype, *spec.also])
                 raise InvalidInput(
-                    f"input '{spec.name}' of model '{self.model.name}' is {spec.datatype} {list(spec.shape)}, "
+                    f"input '{spec.name}' of model '{self.model.name}' is {allowed} {list(spec.shape)}, "
                     f"not {datatype_of(array)} {list(array.shape)}"
                 )
         counts = {len(inputs[spec.name]) for spec in specs}
@@ -451,6 +458,8 @@ class ModelRunner:
         now = time.perf_counter()
         with self._thread.changed:
             while self._queue and (not jobs or images + self._queue[0].images <= self.max_batch_size):
+                if self._several_types and jobs and _types(jobs[0]) != _types(self._queue[0]):
+                    break  # arrays of different types do not join
                 job = self._queue.popleft()
                 self._queued_images -= job.images
                 if job.deadline <= now:
@@ -494,22 +503,27 @@ class ModelRunner:
     def _check_finite(self, inputs: Mapping[str, Array]) -> None:
         """Here and not in `check_request`: a look at megabytes of features would hold the loop up."""
         for name in self._float_inputs:
-            if not np.isfinite(inputs[name]).all():
+            array = inputs[name]
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise InvalidInput(f"input '{name}' holds NaN or infinity")
 
     def _join(self, jobs: list[_Job], images: int) -> Mapping[str, Array]:
         if len(jobs) == 1:
             return jobs[0].inputs
         return {
-            spec.name: np.concatenate([job.inputs[spec.name] for job in jobs], out=self._buffer(spec)[:images])
+            spec.name: np.concatenate(
+                [job.inputs[spec.name] for job in jobs],
+                out=self._buffer(spec, datatype_of(jobs[0].inputs[spec.name]))[:images],
+            )
             for spec in self.model.inputs
         }
 
-    def _buffer(self, spec: TensorSpec) -> Array:
+    def _buffer(self, spec: TensorSpec, datatype: str) -> Array:
         """Where batches are joined, the same memory each time. Only requests that fit `max_batch_size` are joined."""
-        buffer = self._joined.get(spec.name)
+        buffer = self._joined.get((spec.name, datatype))
         if buffer is None:
-            buffer = self._joined[spec.name] = _blank([spec], self.max_batch_size)[spec.name]
+            typed = TensorSpec(name=spec.name, datatype=datatype, shape=spec.shape)
+            buffer = self._joined[spec.name, datatype] = _blank([typed], self.max_batch_size)[spec.name]
         return buffer
 
     def _run_model(
@@ -561,6 +575,10 @@ class ModelRunner:
             self.statistics.add_failure(time.perf_counter() - job.arrived)
             if not job.future.done():
                 job.future.set_exception(DeadlineExceeded("the time budget was spent while the request waited"))
+
+
+def _types(job: _Job) -> list[np.dtype[Any]]:
+    return [array.dtype for array in job.inputs.values()]
 
 
 def _ms(seconds: float) -> str:

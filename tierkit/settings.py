@@ -228,6 +228,9 @@ class NodeSettings(ServiceSettings):
     emulate_ms_per_image: PositiveFloat | None = None
     """Milliseconds that the models take for an image, whatever they really need, for experiments. Default: none."""
 
+    emulate_encode_ms_per_image: PositiveFloat | None = None
+    """Milliseconds that encoding an image takes, whatever it really needs, for experiments. Default: none."""
+
     emulate_answers: UserPath | None = None
     """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""
 
@@ -276,6 +279,14 @@ class NodeSettings(ServiceSettings):
     @property
     def max_queue_delay_s(self) -> float:
         return self.max_queue_delay_ms / 1000.0
+
+
+class UpperSettings(NodeSettings):
+    """What edge and cloud nodes can be told besides."""
+
+    only_features: bool = False
+    """Serve the tails of encoders alone, which take features and no pixels: for a node that the scheduler does not
+    trust, which then needs no whole network in its memory."""
 
 
 S = TypeVar("S", bound=ServiceSettings)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["EncoderKind", "Escalate", "Health", "Privacy", "Recovery", "Scheme", "Tier", "UpstreamLoss"]
+__all__ = [
+    "EncoderKind",
+    "Escalate",
+    "FeatureForm",
+    "Health",
+    "Privacy",
+    "Recovery",
+    "Scheme",
+    "Tier",
+    "UpstreamLoss",
+]
 
 
 class Tier(StrEnum):
@@ -44,11 +54,14 @@ class Escalate(StrEnum):
 
 
 class Privacy(StrEnum):
-    """In which form images may leave trusted nodes: `auto` sends pixels to trusted nodes and refuses the rest
-    where no encoder is at hand; `none` asks for pixels everywhere and is refused where that breaks trust."""
+    """In which form a job's images may leave the end device: `auto` sends pixels to trusted nodes and features to the
+    others; `none` pixels alone, and is refused where that breaks trust; `conv1` and `bottleneck` the features of that
+    encoder, to every upper node."""
 
     AUTO = "auto"
     NONE = "none"
+    CONV1 = "conv1"
+    BOTTLENECK = "bottleneck"
 
 
 class EncoderKind(StrEnum):
@@ -57,6 +70,14 @@ class EncoderKind(StrEnum):
 
     CONV1 = "conv1"
     BOTTLENECK = "bottleneck"
+
+
+class FeatureForm(StrEnum):
+    """How the features of an encoder are written."""
+
+    UINT8 = "uint8"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
 
 
 class Recovery(StrEnum):

@@ -15,7 +15,7 @@ from terrace.report import job_summary
 from terrace.sources import FOLDER_LABELS, open_source
 from tierkit.client import ImageResult, Job
 from tierkit.errors import InvalidInput
-from tierkit.types import Escalate, Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["app"]
 
@@ -56,7 +56,11 @@ def classify(
         float | None,
         typer.Option("--task-deadline", help="Seconds until a task's fine answer; then the coarse stands."),
     ] = None,
-    privacy: Annotated[Privacy | None, typer.Option(help="In which form images may leave trusted nodes.")] = None,
+    privacy: Annotated[Privacy | None, typer.Option(help="In which form images may leave the end device.")] = None,
+    encode_on: Annotated[
+        LowestTier | None, typer.Option(help="Where images are encoded for nodes that must not see them.")
+    ] = None,
+    feature_form: Annotated[FeatureForm | None, typer.Option(help="How encoded images are written.")] = None,
     weight: Annotated[
         float | None, typer.Option(min=0.01, max=100, help="Share of the fleet beside other jobs. Default: 1.")
     ] = None,
@@ -100,6 +104,8 @@ def classify(
             deadline_s=deadline_s,
             task_deadline_s=task_deadline_s,
             privacy=privacy,
+            encode_on=encode_on,
+            feature_form=feature_form,
             weight=weight,
             recovery=recovery,
             on_upstream_loss=on_upstream_loss,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from models.data import ImageSet, read_sample
-from terrace.commands.up import trusted_tiers
+from terrace.commands.up import trusted_tiers, without_pixels
 from terrace.console import print_json, screen
 from terrace.demo_screen import DemoScreen
 from terrace.options import Json, Untrusted
@@ -68,13 +69,14 @@ async def _demo(counts: Mapping[Tier, int], images: int, untrusted: Sequence[str
             counts,
             # One end device per edge node, as the paper ran it: the others forward to the cloud, so all tiers work.
             scheduler={"port": 0, "trusted": trusted_tiers(untrusted), "n_map": 1, "state": Path(folder) / "state"},
+            tiers=without_pixels(untrusted),
         )
         waiting.enter_context(console.status("[dim]starting the fleet[/dim]"))
         async with launch(plan, Path(folder), on_exit=tell_exit) as fleet:
             await fleet.join(budget_s=_JOIN_BUDGET_S)
             waiting.close()
             ready_s = time.monotonic() - began
-            job = await _classify(fleet, sample, _scheme(untrusted), console, ready_s=ready_s)
+            job = await _classify(fleet, sample, console, ready_s=ready_s)
             report = _report(job, fleet, sample)
     report["seconds"] = round(time.monotonic() - began, 3)
     console.print(job_summary(job))
@@ -82,11 +84,11 @@ async def _demo(counts: Mapping[Tier, int], images: int, untrusted: Sequence[str
     return report
 
 
-async def _classify(fleet: Fleet, sample: ImageSet, scheme: Scheme, console: Console, *, ready_s: float) -> Job:
+async def _classify(fleet: Fleet, sample: ImageSet, console: Console, *, ready_s: float) -> Job:
     """Submit the images as one job and show its answers until it is done."""
     async with AsyncClient(fleet.scheduler_url) as client:
         view = DemoScreen(sample, (await client.info())["hierarchy"], ready_s=ready_s)
-        job = await client.submit(sample.images, labels=sample.fine, scheme=scheme, name="demo")
+        job = await client.submit(sample.images, labels=sample.fine, scheme=Scheme.MAPPING, name="demo")
         with _shown(view, console):
             async for event in client.events(job, budget_s=_JOB_BUDGET_S):
                 view.take(event)
@@ -104,24 +106,11 @@ def _shown(view: DemoScreen, console: Console) -> Iterator[None]:
         console.print(view)
 
 
-def _scheme(untrusted: Sequence[str]) -> Scheme:
-    """The paper's mapping where all may see pixels; else the scheme that leaves out who may not."""
-    edge, cloud = (tier not in untrusted for tier in (Tier.EDGE, Tier.CLOUD))
-    return {
-        (True, True): Scheme.MAPPING,
-        (True, False): Scheme.END_EDGE,
-        (False, True): Scheme.END_CLOUD,
-        (False, False): Scheme.END,
-    }[edge, cloud]
-
-
 def _opening(counts: Mapping[Tier, int], untrusted: Sequence[str]) -> str:
     nodes = ", ".join(f"{count} {tier}" for tier, count in counts.items())
     text = f"[bold]Terrace demo[/bold]  a scheduler and {nodes} nodes on this machine\n"
     if untrusted:
-        text += (
-            f"[dim]untrusted: {', '.join(untrusted)}; no pixels go there, so the scheme is {_scheme(untrusted)}[/dim]\n"
-        )
+        text += f"[dim]untrusted: {', '.join(untrusted)}; features go there instead of pixels[/dim]\n"
     return text
 
 
@@ -158,5 +147,6 @@ def _report(job: Job, fleet: Fleet, sample: ImageSet) -> dict[str, Any]:
         "nodes": nodes,
         "mapping": job.mapping,
         "scheme": job.scheme,
+        "sent": {form: asdict(share) for form, share in job.sent.items()},
         "job_s": job.elapsed_s,
     }

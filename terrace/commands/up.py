@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -39,7 +39,7 @@ from tierkit.fleet import (
 from tierkit.plaintext import harmless
 from tierkit.types import Tier
 
-__all__ = ["app", "trusted_tiers"]
+__all__ = ["app", "trusted_tiers", "without_pixels"]
 
 app = typer.Typer(add_completion=False)
 
@@ -82,6 +82,7 @@ def up(
         plan = local_plan(
             {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud},
             scheduler={"port": port, "trusted": trusted_tiers(untrusted or []), "n_map": n_map, "state": state},
+            tiers=without_pixels(untrusted or []),
         )
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
@@ -117,6 +118,11 @@ def _read(fleet: Path, host: str | None) -> FleetPlan:
 def trusted_tiers(untrusted: Sequence[str]) -> list[str]:
     """A fleet on one machine is its user's own: all of it is trusted but for what is named."""
     return [tier for tier in Tier if tier not in untrusted]
+
+
+def without_pixels(untrusted: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Settings of the tiers that get features alone: they need no whole network."""
+    return {tier: {"only_features": True} for tier in untrusted}
 
 
 async def _run(plan: FleetPlan, *, raw: bool, token: str | None, tls_ca: Path | None) -> int:

@@ -8,12 +8,13 @@ from cloud_node.settings import CloudSettings
 from edge_node.settings import EdgeSettings
 from end_node.settings import EndSettings
 from scheduler.settings import SchedulerSettings
-from tierkit.settings import NodeSettings, ServiceSettings, description
+from tierkit.settings import NodeSettings, ServiceSettings, UpperSettings, description
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 SECTIONS: dict[str, type[ServiceSettings]] = {
     "All services": ServiceSettings,
     "All nodes": NodeSettings,
+    "Edge and cloud nodes": UpperSettings,
     "End node": EndSettings,
     "Edge node": EdgeSettings,
     "Cloud node": CloudSettings,

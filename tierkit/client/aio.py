@@ -128,8 +128,8 @@ class AsyncClient:
             labels: one class name, class index or None per image; then accuracy is reported.
             idempotency_key: names this submission; a second one with the same key returns the first one's job. Made
                 afresh by default, so that a try whose answer was lost can be repeated without a second job.
-            policy: scheme, deadline_s, task_deadline_s, privacy, weight, recovery, on_upstream_loss, escalate,
-                escalate_from, escalate_accuracy, escalate_budget, batch_size, name.
+            policy: scheme, deadline_s, task_deadline_s, privacy, encode_on, feature_form, weight, recovery,
+                on_upstream_loss, escalate, escalate_from, escalate_accuracy, escalate_budget, batch_size, name.
         """
         upload = await to_thread.run_sync(build_upload, images, labels, policy)
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}

@@ -22,7 +22,7 @@ from anyio import to_thread
 from tierkit.errors import InvalidInput
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.types import Escalate, Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
 
@@ -66,6 +66,8 @@ class PolicyFields(TypedDict, total=False):
     deadline_s: float | None
     task_deadline_s: float | None
     privacy: Privacy | str | None
+    encode_on: Tier | str | None
+    feature_form: FeatureForm | str | None
     weight: float | None
     recovery: Recovery | str | None
     on_upstream_loss: UpstreamLoss | str | None

@@ -36,6 +36,8 @@ __all__ = [
     "JobPage",
     "JobState",
     "NodeShare",
+    "Sent",
+    "SentShare",
     "StateChange",
     "parse",
 ]
@@ -119,6 +121,19 @@ class NodeShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentShare:
+    """What went to upper nodes in one form, for the answers that came."""
+
+    tasks: int
+    """Answers of upper nodes; one per task and tier."""
+    upload_bytes: int
+    """Bodies of the requests to the upper nodes."""
+    relay_bytes: int = 0
+    """Bodies of the requests to edge nodes that encoded."""
+    encode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A job as the scheduler last told of it. Accuracies are None without labels, latencies None before an answer."""
 
@@ -154,6 +169,8 @@ class Job:
     coarse_p99_ms: float | None = None
     fine_p50_ms: float | None = None
     fine_p99_ms: float | None = None
+    sent: Mapping[str, SentShare] = field(default_factory=dict)
+    """By form: pixels, conv1 or bottleneck."""
     by_node: Mapping[str, NodeShare] = field(default_factory=dict)
     mapping: Mapping[str, str] = field(default_factory=dict)
     resized_images: int = 0
@@ -270,12 +287,28 @@ class DeviceList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """In which form the images of a task went to an upper node, and what that cost."""
+
+    form: str
+    """`pixels`, or the kind of encoder: `conv1` or `bottleneck`."""
+    upload_bytes: int
+    encode_ms: float = 0.0
+    encoded_by: str | None = None
+    """The node that encoded; None for pixels."""
+    relay_bytes: int = 0
+    """Bytes to that node, where it is not the end device itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Results:
     """Answers that arrived together: the images of one task."""
 
     results: tuple[ImageResult, ...]
     task: int = 0
     first_index: int = 0
+    sent: tuple[Sent, ...] = ()
+    """Of each tier that answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

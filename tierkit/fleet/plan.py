@@ -95,15 +95,19 @@ def local_plan(
     *,
     scheduler: Mapping[str, Any] | None = None,
     node: Mapping[str, Any] | None = None,
+    tiers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> FleetPlan:
     """A whole fleet on this machine: a scheduler and so many nodes of each tier, on ports that the system chooses.
 
     Args:
         scheduler: settings of the scheduler.
         node: settings of every node.
+        tiers: settings of the nodes of a tier besides.
     """
     nodes = [
-        ServicePlan(name=f"{tier}-{number}", kind=tier, settings=_texts(node or {}))
+        ServicePlan(
+            name=f"{tier}-{number}", kind=tier, settings=_texts({**(node or {}), **(tiers or {}).get(tier, {})})
+        )
         for tier in Tier
         for number in range(1, counts.get(tier, 0) + 1)
     ]

@@ -80,6 +80,10 @@ class InferResponse:
     parameters: Parameters = field(default_factory=dict)
     timing: Timing | None = None
     """What the server says of its own time, where it does."""
+    request_bytes: int = 0
+    """Body of the request, as it was sent; 0 where this is no answer that came over a network."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """HTTP headers that it came with."""
 
     def output(self, name: str) -> Array | None:
         """The array of the output of this name, None where there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -17,6 +17,7 @@ from tierkit.model import Model
 from tierkit.oip import (
     BINARY_HEADER,
     Chunks,
+    InferRequest,
     InferResponse,
     Limits,
     RequestedOutput,
@@ -29,7 +30,10 @@ from tierkit.oip_server.request import RequestReader, announced_images, budget_s
 from tierkit.runner import ModelRunner, RunResult
 from tierkit.service.exchange import ALONE
 
-__all__ = ["InferEndpoint"]
+__all__ = ["Guard", "InferEndpoint"]
+
+Guard = Callable[[InferRequest], Awaitable[None]]
+"""Raises a TerraceError where a request that fits the model shall not be answered all the same."""
 
 _RAW_NAMES = {name: name.lower().encode() for name in ("Content-Type", "Content-Length", BINARY_HEADER)}
 
@@ -47,10 +51,18 @@ class InferEndpoint:
         models: runners by model name.
         metrics: by model name, for each of `models`.
         limits: what a request may cost to read.
+        guards: by model name, for those whose requests are looked at before they are computed.
     """
 
-    def __init__(self, models: Mapping[str, ModelRunner], metrics: Mapping[str, ModelMetrics], limits: Limits) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ModelRunner],
+        metrics: Mapping[str, ModelMetrics],
+        limits: Limits,
+        guards: Mapping[str, Guard] | None = None,
+    ) -> None:
         self._models = Models(models)
+        self._guards = guards or {}
         self._metrics = metrics
         self._reader = RequestReader(limits)
 
@@ -91,6 +103,9 @@ class InferEndpoint:
             wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
             binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
             arrays = {tensor.name: tensor.data for tensor in request.inputs}
+            if guard := self._guards.get(runner.model.name):
+                runner.check_request(arrays)
+                await guard(request)
             if texts := [output for output in wanted if output.classification or output.name not in binary]:
                 _check_texts(runner.model, runner.check_request(arrays, [output.name for output in wanted]), texts)
             result = await runner.infer(

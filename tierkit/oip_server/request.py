@@ -11,6 +11,7 @@ from starlette.types import Scope
 from tierkit.errors import InvalidInput, MalformedMessage, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
+from tierkit.oip.compression import CODING, decompress
 from tierkit.oip.datatypes import dtype_of
 from tierkit.protocol import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
 
@@ -65,11 +66,15 @@ class RequestReader:
             headers: of the HTTP request, names in lower case.
 
         Raises:
-            UnsupportedMedia: the body is compressed.
+            UnsupportedMedia: the body is compressed in another way than `tierkit.oip.compression` does.
         """
         coding = headers.get(b"content-encoding", b"identity")
-        if coding != b"identity":
-            raise UnsupportedMedia(f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed")
+        if coding == CODING.encode():
+            body = await decompress(body, self._limits.max_body_bytes)
+        elif coding != b"identity":
+            raise UnsupportedMedia(
+                f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed, or as {CODING}"
+            )
         length = headers.get(_BINARY)
         header_length = parse_header_length(None if length is None else length.decode("latin-1"))
         json_bytes = len(body) if header_length is None else header_length
@@ -94,7 +99,8 @@ def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
     length, json_length = headers.get(b"content-length", b""), headers.get(_BINARY, b"")
     if -1 in spec.shape[1:] or not (length.isdigit() and json_length.isdigit()):
         return 1
-    row_bytes = math.prod(spec.shape[1:]) * dtype_of(spec.datatype).itemsize
+    widest = max(dtype_of(datatype).itemsize for datatype in (spec.datatype, *spec.also))
+    row_bytes = math.prod(spec.shape[1:]) * widest
     return max(1, (int(length[:19]) - int(json_length[:19])) // row_bytes)
 
 

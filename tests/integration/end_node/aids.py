@@ -59,7 +59,7 @@ def images(*labels: int) -> Array:
 
 
 def to(url: str, node_id: str = "edge-1", model: str = "fine") -> Upstream:
-    return Upstream(node_id=node_id, url=url, tier=Tier.EDGE, model=model)
+    return Upstream(node_id=node_id, url=url, tier=Tier.EDGE, model=model, encoding=None)
 
 
 @dataclass

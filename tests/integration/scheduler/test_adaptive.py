@@ -100,8 +100,8 @@ async def test_the_reasons_of_the_papers_schemes(kit, scheduler):
         explained = (await scheduler.http.get(f"/v1/jobs/{job['id']}/explain")).json()
         why = "next in sequential order; scheme end-edge: 2 edge nodes in sequential order"
         assert [(each["upstream"], each["why"]) for each in explained["decisions"]] == [
-            ("edge-0", why),
-            ("edge-1", why),
+            ("edge-0", f"{why}; pixels to edge-0"),
+            ("edge-1", f"{why}; pixels to edge-1"),
         ]
 
 

@@ -5,45 +5,55 @@ import itertools
 import pytest
 
 from encryption.policy import Form, Trust, decide_form
-from tierkit.errors import Forbidden
-from tierkit.types import Privacy
+from tierkit.errors import Conflict, Forbidden
+from tierkit.types import EncoderKind, Privacy
 
-ALLOWED = {
-    (Privacy.AUTO, Trust.TRUSTED, False): Form.PIXELS,
-    (Privacy.AUTO, Trust.TRUSTED, True): Form.PIXELS,
-    (Privacy.NONE, Trust.TRUSTED, False): Form.PIXELS,
-    (Privacy.NONE, Trust.TRUSTED, True): Form.PIXELS,
-    (Privacy.AUTO, Trust.UNTRUSTED, True): Form.FEATURES,
+NONE: frozenset[EncoderKind] = frozenset()
+CONV1 = frozenset({EncoderKind.CONV1})
+BOTTLENECK = frozenset({EncoderKind.BOTTLENECK})
+BOTH = CONV1 | BOTTLENECK
+HELD = (NONE, CONV1, BOTTLENECK, BOTH)
+
+P, C, B = Form.PIXELS, Form.CONV1, Form.BOTTLENECK
+TABLE = {
+    # what the two sides hold:          NONE       CONV1      BOTTLENECK  BOTH
+    (Privacy.AUTO, Trust.TRUSTED): (P, P, P, P),
+    (Privacy.AUTO, Trust.UNTRUSTED): (Forbidden, C, B, B),
+    (Privacy.NONE, Trust.TRUSTED): (P, P, P, P),
+    (Privacy.NONE, Trust.UNTRUSTED): (Forbidden, Forbidden, Forbidden, Forbidden),
+    (Privacy.CONV1, Trust.TRUSTED): (Conflict, C, Conflict, C),
+    (Privacy.CONV1, Trust.UNTRUSTED): (Conflict, C, Conflict, C),
+    (Privacy.BOTTLENECK, Trust.TRUSTED): (Conflict, Conflict, B, B),
+    (Privacy.BOTTLENECK, Trust.UNTRUSTED): (Conflict, Conflict, B, B),
 }
-FORBIDDEN = {
-    (Privacy.AUTO, Trust.UNTRUSTED, False): "choose a scheme that stays on trusted nodes",
-    (Privacy.NONE, Trust.UNTRUSTED, False): "ask for privacy 'auto'",
-    (Privacy.NONE, Trust.UNTRUSTED, True): "ask for privacy 'auto'",
-}
+CASES = [(privacy, trust, held, row[at]) for (privacy, trust), row in TABLE.items() for at, held in enumerate(HELD)]
 
 
-def test_the_tables_cover_every_case() -> None:
-    cases = set(itertools.product(Privacy, Trust, (False, True)))
-    assert cases == ALLOWED.keys() | FORBIDDEN.keys()
+def test_the_table_covers_every_case():
+    assert set(itertools.product(Privacy, Trust, HELD)) == {case[:3] for case in CASES}
 
 
-@pytest.mark.parametrize(("case", "form"), ALLOWED.items(), ids=str)
-def test_allowed(case: tuple[Privacy, Trust, bool], form: Form) -> None:
-    privacy, trust, encoder = case
-    assert decide_form(privacy, trust, encoder_at_hand=encoder) is form
+@pytest.mark.parametrize(("privacy", "trust", "held", "expected"), CASES)
+def test_each_case(
+    privacy: Privacy, trust: Trust, held: frozenset[EncoderKind], expected: Form | type[Exception]
+) -> None:
+    if isinstance(expected, Form):
+        assert decide_form(privacy, trust, held) is expected
+    else:
+        with pytest.raises(expected, match=r"ask for privacy 'auto'|choose a scheme"):
+            decide_form(privacy, trust, held)
 
 
-@pytest.mark.parametrize(("case", "advice"), FORBIDDEN.items(), ids=str)
-def test_forbidden_with_advice(case: tuple[Privacy, Trust, bool], advice: str) -> None:
-    privacy, trust, encoder = case
-    with pytest.raises(Forbidden, match=advice):
-        decide_form(privacy, trust, encoder_at_hand=encoder)
-
-
-def test_pixels_never_reach_an_untrusted_node() -> None:
-    for privacy, encoder in itertools.product(Privacy, (False, True)):
+@pytest.mark.parametrize("encodes", [False, True])
+def test_pixels_never_go_to_an_untrusted_node(encodes: bool):
+    for privacy, held in itertools.product(Privacy, HELD):
         try:
-            form = decide_form(privacy, Trust.UNTRUSTED, encoder_at_hand=encoder)
-        except Forbidden:
+            form = decide_form(privacy, Trust.UNTRUSTED, held, encodes=encodes)
+        except (Forbidden, Conflict):
             continue
         assert form is not Form.PIXELS
+
+
+def test_a_trusted_node_that_encodes_for_others_gets_pixels():
+    for privacy in Privacy:
+        assert decide_form(privacy, Trust.TRUSTED, encodes=True) is Form.PIXELS

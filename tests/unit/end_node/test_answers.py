@@ -13,7 +13,7 @@ from tierkit.runner import RunResult
 from tierkit.types import Tier
 
 HIERARCHY = Hierarchy(name="h", fine=("a", "b", "c"), coarse=("x", "y"), parent=(0, 1, 1))
-UPSTREAM = Upstream(node_id="edge-1", url="http://a:1", tier=Tier.EDGE, model="m")
+UPSTREAM = Upstream(node_id="edge-1", url="http://a:1", tier=Tier.EDGE, model="m", encoding=None)
 GOOD = np.array([[0.4, 0.3, 0.3], [0.0, 0.0, 1.0]], np.float32)
 
 

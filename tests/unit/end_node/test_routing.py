@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from end_node.routing import Below, going_up
-from end_node.upstreams import read_stages
+from end_node.stages import read_stages
 from tierkit.errors import InvalidInput
 from tierkit.protocol import Stage, Upstream
 from tierkit.types import Tier
@@ -58,7 +58,7 @@ def test_an_image_goes_up_once_or_stays(images: list[tuple[float, bool]], thresh
 
 
 def node(tier: str) -> Upstream:
-    return Upstream(node_id=f"{tier}-1", url="http://127.0.0.1:1", tier=Tier(tier), model="m")
+    return Upstream(node_id=f"{tier}-1", url="http://127.0.0.1:1", tier=Tier(tier), model="m", encoding=None)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from end_node.upstreams import MAX_UPSTREAMS, read_upstreams
 from tierkit.errors import Forbidden, InvalidInput
+from tierkit.upstreams import MAX_UPSTREAMS, read_upstreams
 
 
 def header(*urls: str) -> str:
-    return json.dumps([{"node_id": f"n{i}", "url": url, "tier": "edge", "model": "m"} for i, url in enumerate(urls)])
+    rest = {"tier": "edge", "model": "m", "encoding": None}
+    return json.dumps([{"node_id": f"n{i}", "url": url, **rest} for i, url in enumerate(urls)])
 
 
 @pytest.mark.parametrize("value", [None, "[]"])
@@ -34,6 +35,7 @@ def test_the_order_is_kept() -> None:
         (header("http://a:1").replace("edge", "moon"), "0.tier"),
         (header("http://a:1")[:-2] + ', "extra": 1}]', "0.extra"),
         (header("ftp://a"), "0.url"),
+        (header("http://a:1").replace(', "encoding": null', ""), "0.encoding: Field required"),
         (header("file:///etc/passwd"), "0.url"),
         (header("http://user:secret@a:1"), "plain URL"),
         (header("http://a:1/?q=1"), "plain URL"),
@@ -86,3 +88,22 @@ def test_below_an_allowed_url(url: str) -> None:
 def test_outside_every_allowed_url(url: str) -> None:
     with pytest.raises(Forbidden, match="--allowed-upstreams"):
         read_upstreams(header(ALLOWED[0], url), ALLOWED)
+
+
+ENCODING = {"name": "m.conv1", "head": "0" * 64, "tail": "1" * 64}
+
+
+def relayed(relay: str, encoding: object = ENCODING) -> str:
+    upstream = {"node_id": "a", "url": ALLOWED[0], "tier": "cloud", "model": "m.conv1", "encoding": encoding}
+    return json.dumps([{**upstream, "relay": {"node_id": "b", "url": relay}}])
+
+
+def test_the_list_of_allowed_urls_holds_for_the_node_that_encodes_as_well() -> None:
+    assert read_upstreams(relayed(ALLOWED[0]), ALLOWED)[0].relay is not None
+    with pytest.raises(Forbidden, match="may not send images to http://elsewhere:1"):
+        read_upstreams(relayed("http://elsewhere:1"), ALLOWED)
+
+
+def test_a_node_that_encodes_needs_an_encoding() -> None:
+    with pytest.raises(InvalidInput, match="a relay is there to encode"):
+        read_upstreams(relayed(ALLOWED[0], encoding=None), ())

@@ -1,4 +1,4 @@
-"""Where a task may go after its coarse answer, and which of its images: what its sender asks for, checked. Pure."""
+"""Where a request may go on to: the upper nodes that its sender names, checked. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from tierkit.errors import Forbidden, InvalidInput
-from tierkit.protocol import ESCALATION, ESCALATION_HEADER, UPSTREAM_HEADER, UPSTREAMS, Stage, Upstream
-from tierkit.types import Tier
+from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Upstream
 
-__all__ = ["MAX_UPSTREAMS", "read_stages", "read_upstreams"]
+__all__ = ["MAX_UPSTREAMS", "read_header", "read_upstreams"]
 
 MAX_UPSTREAMS = 16
 """More would be a list of targets rather than a route."""
@@ -38,56 +37,22 @@ def read_upstreams(header: str | None, allowed: Sequence[str]) -> tuple[Upstream
     """
     if header is None:
         return ()
-    upstreams = _read(UPSTREAMS, UPSTREAM_HEADER, header)
+    upstreams = read_header(UPSTREAMS, UPSTREAM_HEADER, header)
     if len(upstreams) > MAX_UPSTREAMS:
         raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")
-    for upstream in upstreams:
-        parts = _plain(upstream.url)
+    for url in [url for upstream in upstreams for url in (upstream.url, upstream.relay and upstream.relay.url) if url]:
+        parts = _plain(url)
         if allowed and not any(_is_below(parts, urlsplit(prefix)) for prefix in allowed):
-            raise Forbidden(f"this node may not send images to {upstream.url}; --allowed-upstreams lists where it may")
+            raise Forbidden(f"this node may not send images to {url}; --allowed-upstreams lists where it may")
     return upstreams
 
 
-def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_known: bool) -> tuple[Stage, ...]:
-    """The tiers to which the unsure images of a task go, one after the other; none where all go up together.
-
-    Args:
-        header: value of `ESCALATION_HEADER`.
-        upstreams: of the same request.
-        coarse_known: whether the coarse answer is not to be computed.
+def read_header(adapter: TypeAdapter[_T], name: str, header: str) -> _T:
+    """The JSON value of the header `name`.
 
     Raises:
-        InvalidInput: it cannot be read; the tiers do not rise from the edge on; there is no upper node, or one of
-            another tier; or it is not the first threshold that is about a coarse answer to be computed, and the first
-            list of images that is about one that is known.
+        InvalidInput: what is wrong with it.
     """
-    if header is None:
-        return ()
-    stages = _read(ESCALATION, ESCALATION_HEADER, header)
-    tiers = [stage.tier for stage in stages]
-    if tiers not in ([Tier.EDGE], [Tier.CLOUD], [Tier.EDGE, Tier.CLOUD]):
-        given = ", ".join(tiers) or "nothing"
-        raise InvalidInput(f"{ESCALATION_HEADER} goes from edge to cloud, or has one of the two; it has {given}")
-    named = {upstream.tier for upstream in upstreams}
-    if not named or not named <= set(tiers):
-        raise InvalidInput(
-            f"{UPSTREAM_HEADER} has nodes of {', '.join(sorted(named)) or 'no tier'}, {ESCALATION_HEADER} asks about "
-            f"{', '.join(tiers)}: name at least one node, and none of another tier"
-        )
-    if coarse_known and stages[0].below is not None:
-        raise InvalidInput(
-            f"the threshold of the first tier in {ESCALATION_HEADER} is about the coarse answer: ask for both stages"
-        )
-    for number, stage in enumerate(stages):
-        if stage.only is not None and (number or not coarse_known or list(stage.only) != sorted(set(stage.only))):
-            raise InvalidInput(
-                f"'only' in {ESCALATION_HEADER} names the images, in rising order, that the first tier is asked about "
-                "when the coarse answer is known; it has no other place"
-            )
-    return stages
-
-
-def _read(adapter: TypeAdapter[_T], name: str, header: str) -> _T:
     try:
         return adapter.validate_json(header)
     except ValidationError as exc:

@@ -1,0 +1,69 @@
+"""The route on which an edge node encodes for others: pixels in, features on to an upper node, its answer back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from starlette.types import Receive, Scope, Send
+
+from edge_node.node import EdgeNode
+from encryption.sending import Call, TakesFeatures, destination
+from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.errors import InvalidInput
+from tierkit.logs import current_request_id
+from tierkit.oip import Limits, encode_response
+from tierkit.oip_server.request import RequestReader, budget_s, headers_of, is_urgent
+from tierkit.protocol import ENCODED_HEADER, UPSTREAM_HEADER
+from tierkit.upstreams import read_upstreams
+
+__all__ = ["RelayEndpoint"]
+
+_UPSTREAM = UPSTREAM_HEADER.lower().encode()
+
+
+class RelayEndpoint:
+    """ASGI application of the route."""
+
+    def __init__(self, node: EdgeNode) -> None:
+        self._node = node
+        self._reader = RequestReader(Limits(max_body_bytes=node.settings.max_body_bytes))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrived = time.monotonic()
+        headers = headers_of(scope)
+        to = self._target(headers.get(_UPSTREAM), scope["path_params"]["model"])
+        request = await self._reader.read(headers, await read_body(receive))
+        if [tensor.name for tensor in request.inputs] != ["images"]:
+            raise InvalidInput(f"a relay takes one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
+        budget = budget_s(headers, request)
+        with cancelled_on_disconnect(scope):
+            reply = await self._node.pass_on(
+                to,
+                request.inputs[0].data,
+                Call(
+                    outputs=tuple(output.name for output in request.outputs),
+                    task_id=request.id,
+                    request_id=current_request_id(),
+                    urgent=is_urgent(headers),
+                    budget_s=None if budget is None else arrived + budget - time.monotonic(),
+                ),
+            )
+        response = replace(reply.response, id=request.id)
+        chunks, answer = encode_response(response)
+        answer[ENCODED_HEADER] = reply.sent.model_dump_json()
+        if timing := response.headers.get("Server-Timing"):
+            answer["Server-Timing"] = timing
+        raw = [(name.lower().encode(), value.encode()) for name, value in answer.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await send({"type": "http.response.body", "body": b"".join(chunks)})
+
+    def _target(self, header: bytes | None, model: str) -> TakesFeatures:
+        text = None if header is None else header.decode("latin-1")
+        upstreams = read_upstreams(text, self._node.settings.allowed_upstreams)
+        to = destination(upstreams[0]) if len(upstreams) == 1 else None
+        if not isinstance(to, TakesFeatures) or to.upstream.model != model:
+            raise InvalidInput(
+                f"{UPSTREAM_HEADER} must name one node that serves {model[:100]!r}, and the encoding to send it"
+            )
+        return to

@@ -1,0 +1,103 @@
+"""The heads that a node runs to send features instead of pixels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from prometheus_client import Counter
+
+from encryption.features import Features
+from encryption.serving import Head
+from tierkit.emulation import EmulatedModel
+from tierkit.errors import EncoderMismatch, NotFound
+from tierkit.inference_thread import InferenceThread
+from tierkit.model import Array
+from tierkit.protocol import EncoderOffer, Encoding
+from tierkit.runner import ModelRunner
+from tierkit.settings import NodeSettings
+
+__all__ = ["Encoded", "Encoders"]
+
+_encoded_images = Counter("terrace_encoded_images_total", "Images that this node has encoded.", ["encoder"])
+_encode_seconds = Counter(
+    "terrace_encode_seconds_total", "Seconds that this node has spent on encoding images.", ["encoder"]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Features, and what they cost."""
+
+    features: Features
+    encode_s: float
+    """The images' share of the batch that they were encoded in."""
+
+
+class Encoders:
+    """Heads, each behind a queue of its own on the node's inference thread; implements `tierkit.node.HeldEncoders`.
+
+    Args:
+        heads: whose files are there; each is loaded when the first images are to be encoded with it.
+        settings: of the node.
+    """
+
+    def __init__(self, heads: Sequence[Head], settings: NodeSettings) -> None:
+        self._heads = {head.name: head for head in heads}
+        self._by_encoder = {head.encoder.name: head for head in heads}
+        self._settings = settings
+        self._runners: dict[str, ModelRunner] = {}
+
+    @property
+    def offers(self) -> tuple[EncoderOffer, ...]:
+        return tuple(
+            EncoderOffer(name=head.encoder.name, head=head.encoder.head.sha256, tail=head.encoder.tail.sha256)
+            for head in self._heads.values()
+        )
+
+    @asynccontextmanager
+    async def running(self, thread: InferenceThread) -> AsyncIterator[None]:
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            for head in self._heads.values():
+                pace = settings.emulate_encode_ms_per_image
+                runner = ModelRunner(
+                    head if pace is None else EmulatedModel(head, pace),
+                    max_batch_size=settings.batch_images,
+                    max_queue_images=settings.max_queue_images,
+                    thread=thread,
+                )
+                self._runners[head.encoder.name] = await stack.enter_async_context(runner)
+            yield
+
+    async def encode(
+        self, images: Array, encoding: Encoding, *, budget_s: float | None, urgent: bool = False
+    ) -> Encoded:
+        """Features of some images, UINT8 `[n, h, w, 3]`.
+
+        Raises:
+            NotFound: there is no such encoder here.
+            EncoderMismatch: it is here in another version.
+            TerraceError: as `ModelRunner.infer`.
+        """
+        head = self._by_encoder.get(encoding.name)
+        if head is None:
+            raise NotFound(f"this node has no encoder '{encoding.name}', and sends no pixels in its place")
+        encoder = head.encoder
+        if (encoder.head.sha256, encoder.tail.sha256) != (encoding.head, encoding.tail):
+            raise EncoderMismatch(
+                f"the encoder '{encoder.name}' of this node is of another version than the one asked for: bring both "
+                "sides to one manifest"
+            )
+        if not head.loaded:
+            await asyncio.to_thread(head.load)
+        result = await self._runners[encoder.name].infer(
+            {"images": images}, [encoding.form], budget_s=budget_s, urgent=urgent
+        )
+        encode_s = result.compute_s * len(images) / result.batch_images
+        _encoded_images.labels(encoder.name).inc(len(images))
+        _encode_seconds.labels(encoder.name).inc(encode_s)
+        features = Features(encoder=encoder, values=result.outputs[encoding.form])
+        return Encoded(features=features, encode_s=encode_s)

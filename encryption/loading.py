@@ -1,0 +1,96 @@
+"""Which heads and tails a node has: found, fetched from the scheduler where they are missing, loaded when needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+
+from encryption.features import check_features
+from encryption.serving import Head, Tail
+from models.manifest import EncoderEntry, Manifest, Side, load_manifest
+from models.serving import chosen_entries, load_models, obtain_weights, open_store
+from models.session import OnnxModel, load_encoder
+from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
+from tierkit.model import Model
+from tierkit.node import ServedModels
+from tierkit.oip import InferRequest
+from tierkit.oip_server import Guard
+from tierkit.settings import NodeSettings, UpperSettings
+from tierkit.types import Tier
+
+__all__ = ["load_heads", "load_served"]
+
+log = logging.getLogger(__name__)
+
+
+async def load_heads(settings: NodeSettings) -> list[Head]:
+    """The heads of all encoders of the manifest, ready to load. One whose file is neither here nor with the scheduler
+    is left out: the scheduler then sends this node nothing that needs it."""
+    manifest = load_manifest(settings.weights)
+    store = open_store(settings)
+    heads = []
+    for encoder in manifest.encoders:
+        try:
+            path = await obtain_weights(store, encoder.weights("head"), settings, patient=False)
+        except (SetupError, WeightsError, Unavailable, DeadlineExceeded, UpstreamError) as exc:
+            log.warning("an encoder is not at hand", extra={"encoder": encoder.name, "why": str(exc)})
+            continue
+        network = manifest.entry(encoder.network)
+        heads.append(Head(encoder, network, _loader(encoder, manifest, "head", path, settings, threads=settings.cores)))
+    return heads
+
+
+async def load_served(settings: UpperSettings, tier: Tier) -> ServedModels:
+    """What an upper node serves: whole networks, with the tails of their encoders on standby; or the tails alone.
+
+    Raises:
+        SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.
+    """
+    manifest = load_manifest(settings.weights)
+    networks = chosen_entries(manifest, settings.models, tier)
+    tails: dict[str, list[Model]] = {}
+    guards: dict[str, Guard] = {}
+    for network in networks:
+        for encoder in manifest.encoders:
+            if encoder.network == network.name:
+                tail = await _tail(encoder, manifest, settings)
+                tails.setdefault(network.name, []).append(tail)
+                guards[tail.name] = partial(_guard, tail)
+    if not settings.only_features:
+        return ServedModels(ready=await load_models(settings, tier), standby=tails, guards=guards)
+    ready = [tail for own in tails.values() for tail in own]
+    if not ready:
+        names = ", ".join(network.name for network in networks)
+        raise SetupError(f"the manifest has no encoder for {names}: there are no features to serve")
+    return ServedModels(ready=ready, guards=guards)
+
+
+async def _tail(encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings) -> Tail:
+    path = await obtain_weights(open_store(settings), encoder.weights("tail"), settings)
+    network = manifest.entry(encoder.network)
+    load = _loader(encoder, manifest, "tail", path, settings, threads=settings.cores)
+    return Tail(encoder, network, load, manifest.labels(network))
+
+
+async def _guard(tail: Tail, request: InferRequest) -> None:
+    await check_features(tail.encoder, request)
+    if not tail.loaded:
+        await asyncio.to_thread(tail.load)
+
+
+def _loader(
+    encoder: EncoderEntry, manifest: Manifest, side: Side, path: Path, settings: NodeSettings, *, threads: int
+) -> partial[OnnxModel]:
+    network = manifest.entry(encoder.network)
+    return partial(
+        load_encoder,
+        encoder,
+        network,
+        side,
+        path.parent,
+        provider=settings.provider,
+        threads=threads,
+        labels=manifest.labels(network),
+    )

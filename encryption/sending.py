@@ -1,0 +1,195 @@
+"""The two ways in which images leave a node: pixels to those that may see them, features to the others.
+
+`FeatureClient` takes `Features` and nothing else, and `PixelClient` takes a `MaySeePixels`, which only `destination`
+makes, from a route that asks for no encoding. So there is no call that sends pixels to a node which must not see them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import Counter
+from pydantic import ValidationError
+
+from encryption.features import Features, features_tensor
+from tierkit.errors import UpstreamError
+from tierkit.model import Array
+from tierkit.oip import InferRequest, InferResponse, RequestedOutput, Tensor
+from tierkit.oip_client import OipClient
+from tierkit.protocol import ENCODED_HEADER, UPSTREAM_HEADER, UPSTREAMS, Encoding, Relay, Sent, Upstream
+from tierkit.types import FeatureForm
+
+__all__ = [
+    "PIXELS",
+    "RELAY_PREFIX",
+    "Call",
+    "FeatureClient",
+    "MaySeePixels",
+    "PixelClient",
+    "Reply",
+    "TakesFeatures",
+    "ThroughRelay",
+    "destination",
+]
+
+PIXELS = "pixels"
+"""`Sent.form` of images that went as they are."""
+
+RELAY_PREFIX = "/v1/relay"
+"""Of the route of a node that encodes for others: `RELAY_PREFIX/MODEL/infer`, as an inference request with the upper
+node in `UPSTREAM_HEADER`."""
+
+_upload_bytes = Counter(
+    "terrace_sent_bytes_total", "Bytes of images sent to upper nodes, by the form that they had.", ["to", "form"]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaySeePixels:
+    """An upper node that the scheduler trusts."""
+
+    upstream: Upstream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakesFeatures:
+    """An upper node that gets features of this encoder."""
+
+    upstream: Upstream
+    encoding: Encoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughRelay:
+    """An upper node that gets features, from a trusted node that gets the pixels."""
+
+    upstream: Upstream
+    relay: Relay
+    kind: str
+
+
+def destination(upstream: Upstream) -> MaySeePixels | TakesFeatures | ThroughRelay:
+    """What may go to the upper node of a route, and how."""
+    if upstream.encoding is None:
+        return MaySeePixels(upstream=upstream)
+    if upstream.relay is not None:
+        return ThroughRelay(upstream=upstream, relay=upstream.relay, kind=kind_of(upstream.encoding))
+    return TakesFeatures(upstream=upstream, encoding=upstream.encoding)
+
+
+def kind_of(encoding: Encoding) -> str:
+    """The kind of encoder, for people and metrics."""
+    return encoding.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What goes with a request besides the images."""
+
+    outputs: tuple[str, ...]
+    task_id: str = ""
+    request_id: str = ""
+    budget_s: float | None = None
+    urgent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An upper node's answer, and in which form the images went there."""
+
+    response: InferResponse
+    sent: Sent
+
+
+class FeatureClient:
+    """Asks upper nodes about features. It has no way to send anything else.
+
+    Args:
+        client: whose connections it uses.
+        node_id: of this node, which has encoded.
+    """
+
+    def __init__(self, client: OipClient, node_id: str) -> None:
+        self._client = client
+        self._node_id = node_id
+
+    async def infer(self, to: TakesFeatures, features: Features, call: Call, *, encode_s: float) -> Reply:
+        """Send features and read the answer.
+
+        Raises:
+            UpstreamError: the features are of another encoder than the node takes; or as `OipClient.infer`.
+            TerraceError: as `OipClient.infer`.
+        """
+        encoder, wanted = features.encoder, to.encoding
+        if (encoder.name, encoder.head.sha256, encoder.tail.sha256) != (wanted.name, wanted.head, wanted.tail):
+            raise UpstreamError(f"{to.upstream.node_id} takes features of {wanted.name}, not of {encoder.name}")
+        response = await self._client.infer(
+            to.upstream.url,
+            to.upstream.model,
+            _request(await features_tensor(features), call),
+            budget_s=call.budget_s,
+            request_id=call.request_id,
+            urgent=call.urgent,
+            token=to.upstream.key,
+            # Floating-point numbers hardly get shorter.
+            compressed=features.form is FeatureForm.UINT8,
+        )
+        form = kind_of(wanted)
+        _upload_bytes.labels(to.upstream.tier, form).inc(response.request_bytes)
+        sent = Sent(form=form, upload_bytes=response.request_bytes, encode_ms=encode_s * 1000, encoded_by=self._node_id)
+        return Reply(response=response, sent=sent)
+
+
+class PixelClient:
+    """Asks trusted nodes about images as they are.
+
+    Args:
+        client: whose connections it uses.
+    """
+
+    def __init__(self, client: OipClient) -> None:
+        self._client = client
+
+    async def infer(self, to: MaySeePixels, images: Array, call: Call) -> Reply:
+        """Send images, UINT8 `[n, h, w, 3]`, and read the answer. Raises as `OipClient.infer`."""
+        response = await self._client.infer(
+            to.upstream.url,
+            to.upstream.model,
+            _request(Tensor("images", images), call),
+            budget_s=call.budget_s,
+            request_id=call.request_id,
+            urgent=call.urgent,
+            token=to.upstream.key,
+        )
+        _upload_bytes.labels(to.upstream.tier, PIXELS).inc(response.request_bytes)
+        return Reply(response=response, sent=Sent(form=PIXELS, upload_bytes=response.request_bytes))
+
+    async def relay(self, to: ThroughRelay, images: Array, call: Call) -> Reply:
+        """Send images to the trusted node that encodes them and passes them on, and read the upper node's answer.
+
+        Raises:
+            UpstreamError: the relay does not say what it sent; or as `OipClient.infer`.
+            TerraceError: as `OipClient.infer`.
+        """
+        passed_on = to.upstream.model_copy(update={"relay": None})
+        response = await self._client.infer(
+            to.relay.url,
+            to.upstream.model,
+            _request(Tensor("images", images), call),
+            budget_s=call.budget_s,
+            request_id=call.request_id,
+            urgent=call.urgent,
+            token=to.relay.key,
+            prefix=RELAY_PREFIX,
+            headers={UPSTREAM_HEADER: UPSTREAMS.dump_json((passed_on,)).decode()},
+        )
+        _upload_bytes.labels("relay", PIXELS).inc(response.request_bytes)
+        try:
+            sent = Sent.model_validate_json(response.headers.get(ENCODED_HEADER, ""))
+        except ValidationError as exc:
+            raise UpstreamError(f"{to.relay.node_id} does not say what it sent on") from exc
+        return Reply(response=response, sent=sent.model_copy(update={"relay_bytes": response.request_bytes}))
+
+
+def _request(tensor: Tensor, call: Call) -> InferRequest:
+    return InferRequest(inputs=(tensor,), outputs=tuple(map(RequestedOutput, call.outputs)), id=call.task_id)

@@ -1,0 +1,167 @@
+"""Heads and tails as models that a node runs. Each is loaded when the first request needs it, or at once by `load`.
+
+A device knows many upper networks and sends to one or two; an upper node is mostly sent pixels. So neither pays memory
+and start-up time for parts that nobody uses.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from encryption.features import DTYPES, unpack
+from encryption.packing import Quantiser
+from models.manifest import EncoderEntry, ModelEntry
+from models.session import OnnxModel
+from models.split import FEATURES
+from tierkit.model import Array, TensorSpec
+from tierkit.types import FeatureForm
+
+__all__ = ["Head", "Tail"]
+
+_WIRE_TYPES = {FeatureForm.UINT8: "UINT8", FeatureForm.FLOAT16: "FP16", FeatureForm.FLOAT32: "FP32"}
+
+
+class _Part:
+    """Args:
+    encoder: what the manifest says of it.
+    network: the manifest's entry for its network.
+    load: loads the network's part.
+    """
+
+    def __init__(self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], OnnxModel]) -> None:
+        self.encoder = encoder
+        self.network = network
+        self._load = load
+        self._loading = threading.Lock()
+        self._loaded: OnnxModel | None = None
+
+    def load(self) -> OnnxModel:
+        """The part itself, loaded by the first call; blocks meanwhile.
+
+        Raises:
+            As `models.session.load_encoder`.
+        """
+        with self._loading:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
+
+    @property
+    def loaded(self) -> bool:
+        return self._loaded is not None
+
+    @property
+    def version(self) -> str:
+        return "1"
+
+    @property
+    def platform(self) -> str:
+        return "onnxruntime_onnx"
+
+
+class Head(_Part):
+    """`images` UINT8 `[n, h, w, 3]` to features as they go over the wire: the outputs `uint8`, `float16` and `float32`,
+    each `[n, channels, h, w]`. Implements `tierkit.model.Model`."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.encoder.name}-head"
+
+    @property
+    def sha256(self) -> str:
+        return self.encoder.head.sha256
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(name="images", datatype="UINT8", shape=(-1, *self.network.input_shape)),)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        shape = (-1, *self.encoder.feature_shape)
+        return tuple(TensorSpec(name=form, datatype=datatype, shape=shape) for form, datatype in _WIRE_TYPES.items())
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return {}
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float | bool]:
+        return {"encoder": self.encoder.name, "parameters": self.encoder.head_parameters}
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        features = self.load().run(inputs, [FEATURES])[FEATURES]
+        if self.encoder.noise:
+            # Fresh for each image, from the system's own source: who could guess it could take it off again.
+            noise = np.random.default_rng().standard_normal(features.shape, dtype=np.float32)
+            features = features + np.float32(self.encoder.noise) * noise
+        return {name: _written(self.encoder, features, FeatureForm(name)) for name in outputs}
+
+
+class Tail(_Part):
+    """`features` in any of their forms to `logits` and `probabilities` FP32 `[n, classes]`. Implements
+    `tierkit.model.Model`.
+
+    Args:
+        labels: class names.
+    """
+
+    def __init__(
+        self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], OnnxModel], labels: Sequence[str]
+    ) -> None:
+        super().__init__(encoder, network, load)
+        self._labels = labels
+
+    @property
+    def name(self) -> str:
+        return self.encoder.name
+
+    @property
+    def sha256(self) -> str:
+        return self.encoder.tail.sha256
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        first, *others = _WIRE_TYPES.values()
+        shape = (-1, *self.encoder.feature_shape)
+        return (TensorSpec(name=FEATURES, datatype=first, shape=shape, also=tuple(others)),)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        shape = (-1, self.network.classes)
+        return tuple(TensorSpec(name=name, datatype="FP32", shape=shape) for name in ("logits", "probabilities"))
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return {"logits": self._labels, "probabilities": self._labels}
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float | bool]:
+        encoder = self.encoder
+        return {
+            "encoder": encoder.name,
+            "head": encoder.head.sha256,
+            "tail": encoder.tail.sha256,
+            "scale": encoder.scale,
+            "zero_point": encoder.zero_point,
+            "levels": encoder.levels,
+            "temperature": encoder.temperature,
+            "fine_accuracy": encoder.fine_accuracy,
+            "coarse_accuracy": encoder.coarse_accuracy,
+        }
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        return self.load().run({FEATURES: unpack(self.encoder, inputs[FEATURES])}, outputs)
+
+
+def _written(encoder: EncoderEntry, features: Array, form: FeatureForm) -> Array:
+    if form is FeatureForm.UINT8:
+        return Quantiser.of(encoder).pack(features)
+    if form is FeatureForm.FLOAT16:
+        features = np.clip(features, -_LARGEST_HALF, _LARGEST_HALF)
+    return np.asarray(features, dtype=DTYPES[form])
+
+
+_LARGEST_HALF = float(np.finfo(np.float16).max)

@@ -1,0 +1,51 @@
+"""Which images of a task go up which tiers after its coarse answer: what its sender asks for, checked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tierkit.errors import InvalidInput
+from tierkit.protocol import ESCALATION, ESCALATION_HEADER, UPSTREAM_HEADER, Stage, Upstream
+from tierkit.types import Tier
+from tierkit.upstreams import read_header
+
+__all__ = ["read_stages"]
+
+
+def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_known: bool) -> tuple[Stage, ...]:
+    """The tiers to which the unsure images of a task go, one after the other; none where all go up together.
+
+    Args:
+        header: value of `ESCALATION_HEADER`.
+        upstreams: of the same request.
+        coarse_known: whether the coarse answer is not to be computed.
+
+    Raises:
+        InvalidInput: it cannot be read; the tiers do not rise from the edge on; there is no upper node, or one of
+            another tier; or it is not the first threshold that is about a coarse answer to be computed, and the first
+            list of images that is about one that is known.
+    """
+    if header is None:
+        return ()
+    stages = read_header(ESCALATION, ESCALATION_HEADER, header)
+    tiers = [stage.tier for stage in stages]
+    if tiers not in ([Tier.EDGE], [Tier.CLOUD], [Tier.EDGE, Tier.CLOUD]):
+        given = ", ".join(tiers) or "nothing"
+        raise InvalidInput(f"{ESCALATION_HEADER} goes from edge to cloud, or has one of the two; it has {given}")
+    named = {upstream.tier for upstream in upstreams}
+    if not named or not named <= set(tiers):
+        raise InvalidInput(
+            f"{UPSTREAM_HEADER} has nodes of {', '.join(sorted(named)) or 'no tier'}, {ESCALATION_HEADER} asks about "
+            f"{', '.join(tiers)}: name at least one node, and none of another tier"
+        )
+    if coarse_known and stages[0].below is not None:
+        raise InvalidInput(
+            f"the threshold of the first tier in {ESCALATION_HEADER} is about the coarse answer: ask for both stages"
+        )
+    for number, stage in enumerate(stages):
+        if stage.only is not None and (number or not coarse_known or list(stage.only) != sorted(set(stage.only))):
+            raise InvalidInput(
+                f"'only' in {ESCALATION_HEADER} names the images, in rising order, that the first tier is asked about "
+                "when the coarse answer is known; it has no other place"
+            )
+    return stages

@@ -1,0 +1,259 @@
+"""No byte of a picture goes to a node that is not trusted: all its sockets are recorded, for all ways of a task.
+
+The pictures are noise, so a piece of one in a recording is no coincidence. The same search does find them where the
+node is trusted.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from starlette.applications import Starlette
+
+from cloud_node.app import create_app as cloud_app
+from cloud_node.node import CloudNode
+from cloud_node.settings import CloudSettings
+from edge_node.app import create_app as edge_app
+from edge_node.node import EdgeNode
+from edge_node.settings import EdgeSettings
+from encryption.heads import Encoders
+from encryption.loading import load_heads, load_served
+from end_node.app import create_app as end_app
+from end_node.node import EndNode
+from end_node.settings import EndSettings
+from models.manifest import load_manifest
+from models.serving import load_models
+from scheduler.app import create_app as scheduler_app
+from scheduler.settings import SchedulerSettings
+from tierkit.client import AsyncClient, Job
+from tierkit.model import Array
+from tierkit.service import Lifecycle
+from tierkit.testing import listening, serve_app, wait_for
+from tierkit.types import Tier
+
+NETWORK = "wrn-16-2"  # for all upper nodes: it is small
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+WINDOW = 8
+FAST: dict[str, Any] = {"heartbeat_s": 0.1, "suspect_s": 2.0, "lease_s": 5.0, "drain_s": 2.0}
+
+
+class Recorder:
+    """Stands before a service and keeps all that is sent to it."""
+
+    def __init__(self) -> None:
+        self.captured = bytearray()
+        self.target: tuple[str, int] | None = None
+        self.known = asyncio.Event()
+        self.refuses = False
+        """Whether connections are closed at once."""
+        self.to_hold = 0
+        """The request of this number is not answered."""
+        self.over = asyncio.Event()
+        """Until then."""
+        self.requests = 0
+
+    def point_at(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self.target = (host, int(port))
+        self.known.set()
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.known.wait()
+        assert self.target is not None
+        server_reader, server_writer = await asyncio.open_connection(*self.target)
+        held: list[bool] = []
+        forth, back = self._forth(reader, server_writer, held), self._back(server_reader, writer, held)
+        await asyncio.gather(forth, back)
+
+    async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: list[bool]) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                self.captured += data
+                if b"POST /v2/models/" in data:
+                    self.requests += 1
+                    if self.refuses:
+                        return
+                    if self.requests == self.to_hold:
+                        held.append(True)
+                writer.write(data)
+                await writer.drain()
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: list[bool]) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                if held:
+                    await self.over.wait()
+                writer.write(data)
+                await writer.drain()
+
+
+def noise(count: int, seed: int) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), np.uint8)
+
+
+def holds_pixels(captured: bytes, images: Array) -> bool:
+    """Whether a piece of an image, by rows or by planes, stands in what was captured, plain or unpacked."""
+    plain = [bytes(captured)]
+    at = captured.find(ZSTD_MAGIC)
+    while at >= 0:
+        with contextlib.suppress(zstandard.ZstdError):
+            plain.append(zstandard.ZstdDecompressor().decompressobj().decompress(captured[at:]))
+        at = captured.find(ZSTD_MAGIC, at + 1)
+    planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    # Whatever 15 bytes stand in a row, 8 of them are one of these.
+    pieces = np.concatenate([layout.reshape(-1).view(np.uint64) for layout in (images, planes)])
+    texts = [", ".join(map(str, row)) for row in images.reshape(len(images), -1)[:, :16].tolist()]
+    for content in plain:
+        windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(content, np.uint8), WINDOW)
+        if len(content) >= WINDOW and np.isin(np.ascontiguousarray(windows).view(np.uint64), pieces).any():
+            return True
+        if any(text.encode() in content or text.replace(" ", "").encode() in content for text in texts):
+            return True
+    return False
+
+
+class Fleet:
+    def __init__(self, stack: AsyncExitStack, folder: Path, trusted: tuple[str, ...]) -> None:
+        self.stack = stack
+        self.folder = folder
+        self.settings = SchedulerSettings(port=0, state=folder / "state", trusted=trusted, n_map=1, hedge=True, **FAST)
+        self.recorders: dict[str, Recorder] = {}
+        self.urls: dict[Recorder, str] = {}
+
+    async def start(self, *, ends: int, edges: tuple[str, ...] = (), clouds: tuple[str, ...] = ()) -> None:
+        settings = self.settings
+        service = await self.stack.enter_async_context(
+            serve_app(lambda lifecycle: scheduler_app(settings, lifecycle), settings)
+        )
+        self.url = service.url
+        self.client = await self.stack.enter_async_context(AsyncClient(self.url))
+        for number in range(ends):
+            await self.serve(build_end, EndSettings(node_id=f"end-{number}", **self.common(self.url)))
+        for build, kind, names in ((build_edge, EdgeSettings, edges), (build_cloud, CloudSettings, clouds)):
+            for name in names:
+                recorder, back = await self.recorder(), await self.recorder()
+                back.point_at(self.url)
+                self.recorders[name], self.recorders[f"{name} to scheduler"] = recorder, back
+                tier = name.partition("-")[0]
+                node = kind(
+                    node_id=name,
+                    advertise_url=self.urls[recorder],
+                    models=(NETWORK,),
+                    only_features=tier not in settings.trusted and name not in settings.trusted,
+                    **self.common(self.urls[back]),
+                )
+                recorder.point_at((await self.serve(build, node)).url)
+        await wait_for(lambda: self.complete(ends + len(edges) + len(clouds)), what="all nodes", timeout_s=30)
+
+    async def recorder(self) -> Recorder:
+        recorder = Recorder()
+        self.urls[recorder] = await self.stack.enter_async_context(listening(recorder.handle))
+        return recorder
+
+    def common(self, scheduler: str) -> dict[str, Any]:
+        return {"port": 0, "scheduler": scheduler, "cache": self.folder / "cache", "threads": 1, "drain_s": 2.0}
+
+    async def serve(self, build: Callable[[Any, Lifecycle], Any], settings: Any) -> Lifecycle:
+        return await self.stack.enter_async_context(serve_app(lambda lifecycle: build(settings, lifecycle), settings))
+
+    async def complete(self, nodes: int) -> bool:
+        return sum(device.health == "alive" and bool(device.reached) for device in await self.client.devices()) == nodes
+
+    async def run(self, images: Array, **policy: Any) -> Job:
+        job = await self.client.submit(images, **{"batch_size": 6, **policy})
+        return await self.client.wait(job, budget_s=60)
+
+    def captured(self, name: str) -> bytes:
+        return bytes(self.recorders[name].captured)
+
+
+async def build_end(settings: EndSettings, lifecycle: Lifecycle) -> Starlette:
+    encoders = Encoders(await load_heads(settings), settings)
+    return end_app(
+        EndNode(settings, await load_models(settings, Tier.END), lifecycle, load_manifest().hierarchy, encoders)
+    )
+
+
+async def build_edge(settings: EdgeSettings, lifecycle: Lifecycle) -> Starlette:
+    encoders = Encoders(await load_heads(settings), settings)
+    return edge_app(EdgeNode(settings, await load_served(settings, Tier.EDGE), lifecycle, encoders))
+
+
+async def build_cloud(settings: CloudSettings, lifecycle: Lifecycle) -> Starlette:
+    return cloud_app(CloudNode(settings, await load_served(settings, Tier.CLOUD), lifecycle))
+
+
+@asynccontextmanager
+async def running(folder: Path, trusted: tuple[str, ...], **nodes: Any) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        fleet = Fleet(stack, folder, trusted)
+        await fleet.start(**nodes)
+        yield fleet
+
+
+@pytest.mark.timeout(120)
+async def test_no_pixel_reaches_a_node_that_is_not_trusted(tmp_path: Path):
+    images = noise(12, 1)
+    async with running(
+        tmp_path, ("end", "edge-own"), ends=2, edges=("edge-own", "edge-away"), clouds=("cloud-0",)
+    ) as fleet:
+        cloud = fleet.recorders["cloud-0"]
+        for scheme in ("end-cloud", "end-edge", "mapping", "adaptive"):
+            # Trusted nodes get features as well, so that whichever is chosen has them.
+            job = await fleet.run(images, scheme=scheme, privacy="conv1" if scheme == "adaptive" else "auto")
+            assert (job.answered_fine, job.fallback) == (12, 0), (scheme, job.reason)
+            assert "conv1" in job.sent
+        # One image at a time, tier after tier.
+        job = await fleet.run(images, scheme="mapping", escalate="budget", escalate_from="end")
+        assert job.state == "completed"
+        for form in ("float16", "float32"):
+            job = await fleet.run(images, scheme="end-cloud", feature_form=form, privacy="conv1")
+            assert (job.answered_fine, job.fallback) == (12, 0), job.reason
+        # A trusted edge node encodes.
+        job = await fleet.run(images, scheme="end-cloud", encode_on="edge")
+        assert (job.answered_fine, set(job.sent)) == (12, {"conv1"})
+        assert job.sent["conv1"].relay_bytes > images.nbytes
+        # The cloud fails: the attempts are made again, and in the end the coarse answer stands.
+        cloud.refuses = True
+        job = await fleet.run(images[:6], scheme="end-cloud")
+        assert job.fallback == 6
+        assert len((await fleet.client.attempts(job)).attempts) > 1
+        # The job waits for it.
+        waits = await fleet.client.submit(images[:6], scheme="end-cloud", on_upstream_loss="wait")
+        asked = cloud.requests
+        await wait_for(lambda: cloud.requests > asked + 1, what="another try")
+        cloud.refuses = False
+        assert (await fleet.client.wait(waits, budget_s=60)).answered_fine == 6
+        # A straggler is hedged.
+        many = noise(40, 2)
+        cloud.to_hold = cloud.requests + 36
+        hedged = await fleet.run(many, scheme="end-cloud", batch_size=1)
+        assert hedged.answered_fine == 40
+        assert any(attempt.hedge for attempt in (await fleet.client.attempts(hedged)).attempts)
+        cloud.over.set()
+        for name in fleet.recorders:
+            if not name.startswith("edge-own"):
+                assert not holds_pixels(fleet.captured(name), np.concatenate([images, many])), name
+        assert cloud.captured.count(ZSTD_MAGIC) > 10
+        assert holds_pixels(fleet.captured("edge-own"), images)  # which is trusted
+
+
+async def test_the_search_finds_the_pixels_that_a_trusted_node_gets(tmp_path: Path):
+    images = noise(6, 3)
+    async with running(tmp_path, ("end", "cloud"), ends=1, clouds=("cloud-0",)) as fleet:
+        job = await fleet.run(images, scheme="end-cloud")
+        assert (job.answered_fine, set(job.sent)) == (6, {"pixels"})
+        captured = fleet.captured("cloud-0")
+    assert holds_pixels(captured, images)
+    assert not holds_pixels(captured, noise(6, 4))
+    row = images[3, 7, 5:11].tobytes()
+    assert holds_pixels(b"x" * 1000 + row + b"x" * 999, images)
+    assert holds_pixels(b"POST" + zstandard.ZstdCompressor().compress(row) + b"rest", images)
+    assert holds_pixels(json.dumps(images[0].reshape(-1).tolist()).encode(), images)

@@ -1,0 +1,138 @@
+"""What an upper node answers to features that are not its own, and a scheduler to jobs that nobody can encode for."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from cloud_node.app import create_app as cloud_app
+from cloud_node.node import CloudNode
+from cloud_node.settings import CloudSettings
+from encryption.features import Features, features_tensor
+from encryption.loading import load_served
+from models.manifest import load_manifest
+from scheduler.app import create_app as scheduler_app
+from scheduler.settings import SchedulerSettings
+from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.service import Lifecycle
+from tierkit.testing import serve_app
+from tierkit.types import Tier
+
+NETWORK, TAIL = "wrn-16-2", "wrn-16-2.conv1"
+IMAGES = np.zeros((2, 32, 32, 3), np.uint8)
+
+
+@asynccontextmanager
+async def cloud(*, only_features: bool) -> AsyncIterator[httpx.AsyncClient]:
+    settings = CloudSettings(node_id="cloud-0", threads=1, only_features=only_features, drain_s=1.0)
+
+    async def build(lifecycle: Lifecycle) -> Any:
+        return cloud_app(CloudNode(settings, await load_served(settings, Tier.CLOUD), lifecycle))
+
+    async with (
+        serve_app(build, settings) as service,
+        httpx.AsyncClient(base_url=service.url, timeout=30, trust_env=False) as http,
+    ):
+        yield http
+
+
+async def ask(http: httpx.AsyncClient, model: str, tensor: Tensor, **headers: str) -> httpx.Response:
+    chunks, own = encode_request(InferRequest(inputs=(tensor,)))
+    body = b"".join(bytes(chunk) for chunk in chunks)
+    return await http.post(f"/v2/models/{model}/infer", content=body, headers={**own, **headers})
+
+
+async def test_a_tail_answers_to_its_own_features_alone():
+    encoder = load_manifest().encoder(TAIL)
+    values = np.random.default_rng(1).integers(0, 256, (2, *encoder.feature_shape), np.uint8)
+    good = await features_tensor(Features(encoder=encoder, values=values))
+    floats = await features_tensor(Features(encoder=encoder, values=values.astype(np.float32)))
+    nan = values.astype(np.float32)
+    nan[1, 2, 3, 4] = np.nan
+    async with cloud(only_features=False) as http:
+        assert (await ask(http, TAIL, good)).status_code == 200
+        assert (await ask(http, TAIL, floats)).status_code == 200
+        cases = [
+            (TAIL, Tensor("images", IMAGES), 400, r"takes the inputs \['features'\]"),
+            (NETWORK, good, 400, r"takes the inputs \['images'\]"),
+            (TAIL, Tensor("features", values[:, :, :16], good.parameters), 400, "UINT8 or FP16 or FP32"),
+            (TAIL, Tensor("features", values.astype(np.int64), good.parameters), 400, "not INT64"),
+            (TAIL, Tensor("features", values), 400, "needs the parameters"),
+            (TAIL, Tensor("features", values, {**good.parameters, "scale": 9.0}), 409, "of scale 9.0"),
+            (TAIL, Tensor("features", values, {**good.parameters, "tail": "0" * 64}), 409, "of tail 000"),
+            (TAIL, Tensor("features", values + 1, good.parameters), 400, "not those that were sent"),
+            (
+                TAIL,
+                await features_tensor(Features(encoder=encoder, values=nan)),
+                400,
+                "holds NaN or infinity",
+            ),
+        ]
+        for model, tensor, status, words in cases:
+            answer = await ask(http, model, tensor)
+            assert (answer.status_code, bool(re.search(words, answer.text))) == (status, True), answer.text
+        assert (await ask(http, TAIL, good, **{"Content-Encoding": "zstd"})).status_code == 400
+        assert (await ask(http, TAIL, good, **{"Content-Encoding": "gzip"})).status_code == 415
+
+
+async def test_a_node_that_may_not_see_pixels_has_no_model_for_them():
+    async with cloud(only_features=True) as http:
+        answer = await ask(http, NETWORK, Tensor("images", IMAGES))
+        assert (answer.status_code, "this node serves wrn-16-2.conv1" in answer.text) == (404, True)
+
+
+async def register(http: httpx.AsyncClient, node_id: str, models: list[str], **more: Any) -> None:
+    manifest = load_manifest()
+    known = {entry.name: entry.sha256 for entry in manifest.models} | {TAIL: manifest.encoder(TAIL).tail.sha256}
+    registration = {
+        "node_id": node_id,
+        "incarnation": "0123456789",
+        "tier": node_id.partition("-")[0],
+        "url": "http://127.0.0.1:9",
+        "models": [{"name": name, "sha256": known[name], "ms_per_image": 1.0} for name in models],
+        "version": "0",
+        **more,
+    }
+    response = await http.post("/v1/devices", json=registration)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("encoders", "cloud_models", "policy", "status", "words"),
+    [
+        ("its own", [TAIL], {}, 202, ""),
+        ("its own", [TAIL], {"privacy": "conv1"}, 202, ""),
+        ("its own", ["wrn-16-2", TAIL], {}, 202, ""),
+        ("none", [TAIL], {}, 409, "nothing can go from end-0 to cloud-0: .* no encoder"),
+        ("another", [TAIL], {}, 409, "nothing can go from end-0 to cloud-0"),
+        ("its own", ["wrn-16-2"], {}, 403, "would send pixels to cloud-0"),
+        ("its own", [TAIL], {"privacy": "none"}, 403, "would send pixels to cloud-0"),
+        ("its own", [TAIL], {"privacy": "bottleneck"}, 409, "privacy 'bottleneck' needs that encoder"),
+        ("its own", [TAIL], {"encode_on": "edge"}, 409, "nothing can go from end-0 to cloud-0"),
+        ("its own", [TAIL], {"privacy": "conv2"}, 400, "privacy"),
+    ],
+)
+async def test_a_job_that_lacks_an_encoder_is_refused(
+    tmp_path: Path, encoders: str, cloud_models: list[str], policy: dict[str, str], status: int, words: str
+):
+    settings = SchedulerSettings(port=0, state=tmp_path, trusted=("end", "edge"), drain_s=1.0)
+    async with (
+        serve_app(lambda lifecycle: scheduler_app(settings, lifecycle), settings) as service,
+        httpx.AsyncClient(base_url=service.url, timeout=30, trust_env=False) as http,
+    ):
+        encoder = load_manifest().encoder(TAIL)
+        held = {"name": TAIL, "head": encoder.head.sha256, "tail": encoder.tail.sha256}
+        offers = {"its own": [held], "another": [{**held, "head": "0" * 64}], "none": []}[encoders]
+        await register(http, "end-0", ["mobilenet-v1-0.5"], encoders=offers)
+        await register(http, "cloud-0", cloud_models)
+        chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", IMAGES),)))
+        body = b"".join(bytes(chunk) for chunk in chunks)
+        params = {"scheme": "end-cloud", **policy}
+        answer = await http.post("/v1/jobs", content=body, headers=headers, params=params)
+        assert answer.status_code == status, answer.text
+        assert re.search(words, answer.text)
