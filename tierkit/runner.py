@@ -261,7 +261,12 @@ class ModelRunner:
         images = self.check_request(inputs, outputs)
         if alone and self._fits_the_loop(images):
             self._admit(images, budget_s)
-            return self._run_on_loop(inputs, outputs or self._output_names, images)
+            started = time.perf_counter()
+            try:
+                return self._run_on_loop(inputs, outputs or self._output_names, images)
+            except Exception:
+                self.statistics.add_failure(time.perf_counter() - started)
+                raise
         delay_s = 0.0 if urgent else self.max_queue_delay_s
         return await self._submit(inputs, outputs, images, budget_s=budget_s, delay_s=delay_s, urgent=urgent)
 
@@ -317,18 +322,33 @@ class ModelRunner:
 
     def _run_on_loop(self, inputs: Mapping[str, Array], names: Sequence[str], images: int) -> RunResult:
         started = time.perf_counter()
-        try:
-            self._check_finite(inputs)
-            outputs, runs = self._run_model(inputs, names, images)
-        except Exception:
-            self.statistics.add_failure(time.perf_counter() - started)
-            raise
+        self._check_finite(inputs)
+        outputs, runs = self._run_model(inputs, names, images)
         ended = time.perf_counter()
         if ended - started > _OVERRUN * _LOOP_S:
             self._off_loop_until = ended + _LOOP_PAUSE_S
         infer_s = runs[0].seconds
         self._count(BatchRecord(queue_s=(0.0,), input_s=0.0, runs=runs, output_s=ended - started - infer_s))
         return RunResult(outputs=outputs, queue_s=0.0, compute_s=infer_s, batch_images=images)
+
+    def infer_at_once(self, inputs: Mapping[str, Array], outputs: Sequence[str], images: int) -> RunResult | None:
+        """As `infer` for a request that is alone, if it can be computed here and now.
+
+        Args:
+            inputs: arrays of a form that `check_request` has found right before.
+            outputs: likewise.
+            images: rows of the inputs.
+
+        Returns:
+            None where it has to wait, does not fit the event loop, or fails. It has not been counted then: `infer` will
+            compute it, or say what is wrong.
+        """
+        if not self._open or images > self.max_queue_images or not self._fits_the_loop(images):
+            return None
+        try:
+            return self._run_on_loop(inputs, outputs, images)
+        except Exception:
+            return None
 
     def check_room(self, images: int = 1) -> None:
         """Refuse early: before a request's body is read, if so many images have no room now.

@@ -13,7 +13,7 @@ Whatever the bytes are, decoding either returns a message whose tensors are exac
 """
 
 from tierkit.oip.datatypes import DATATYPES
-from tierkit.oip.decode import Limits, decode_request, decode_response, parse_header_length
+from tierkit.oip.decode import Limits, decode_request, decode_response, parse_header_length, tensor_from_bytes
 from tierkit.oip.encode import BINARY_HEADER, Chunks, encode_request, encode_response
 from tierkit.oip.messages import InferRequest, InferResponse, Parameters, RequestedOutput, Tensor, Timing
 
@@ -33,4 +33,5 @@ __all__ = [
     "encode_request",
     "encode_response",
     "parse_header_length",
+    "tensor_from_bytes",
 ]

@@ -18,7 +18,7 @@ from tierkit.oip.datatypes import BYTES, dtype_of
 from tierkit.oip.encode import BINARY_HEADER
 from tierkit.oip.messages import InferRequest, InferResponse, Parameters, RequestedOutput, Tensor
 
-__all__ = ["Limits", "decode_request", "decode_response", "parse_header_length"]
+__all__ = ["Limits", "decode_request", "decode_response", "parse_header_length", "tensor_from_bytes"]
 
 _MAX_RANK = 16
 _MAX_DIMENSION = 2**63 - 1
@@ -318,7 +318,7 @@ def _tensors(heads: Sequence[_TensorHead], payload: memoryview) -> tuple[Tensor,
                 raise MalformedMessage(
                     f"tensor {head.name!r} claims {head.size} bytes where {len(payload) - start} follow the JSON part"
                 )
-            data = _from_bytes(payload[start:end], head.shape, head.datatype, head.name)
+            data = tensor_from_bytes(payload[start:end], head.shape, head.datatype, head.name)
             start = end
         tensors.append(Tensor(head.name, data, head.parameters))
     if start != len(payload):
@@ -336,7 +336,13 @@ def _shape(value: Any, name: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: str) -> Array:
+def tensor_from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: str) -> Array:
+    """The binary tensor `name`; a view of `view` where its type allows that.
+
+    Raises:
+        TooLarge: too many strings.
+        MalformedMessage: `view` is no tensor of this shape and datatype.
+    """
     dtype = dtype_of(datatype)
     # Python's own integers: a product of lies cannot overflow, and nothing is allocated before it is checked.
     count = math.prod(shape)
@@ -362,7 +368,7 @@ def _rows(body: bytes | bytearray | memoryview, spec: TensorSpec) -> Array:
     rows, rest = divmod(len(body), row_bytes)
     if rest or not rows:
         raise MalformedMessage(f"a raw body of {len(body)} bytes is no whole number of rows of {row_bytes} bytes")
-    return _from_bytes(memoryview(body), (rows, *spec.shape[1:]), spec.datatype, spec.name)
+    return tensor_from_bytes(memoryview(body), (rows, *spec.shape[1:]), spec.datatype, spec.name)
 
 
 def _split_strings(view: memoryview, count: int, name: str) -> list[bytes]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message
 
-__all__ = ["ALONE", "ON_DISCONNECT", "Connection", "Exchange", "head_bytes"]
+__all__ = ["ALONE", "ON_DISCONNECT", "REPEATABLE", "AtOnce", "Connection", "Exchange", "head_bytes", "header_lines"]
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,16 @@ answer is complete, and returns what takes it back. To wait for that by `receive
 ALONE = "terrace.alone"
 """Extension in the ASGI scope: a function that tells whether this is the only request that the server is receiving or
 answering. Its endpoint may then hold up the event loop for a moment: nobody else waits."""
+
+REPEATABLE = "terrace.repeatable"
+"""Extension in the ASGI scope: a function that takes a number of bytes and an `AtOnce`. When the connection's next
+request has the same length, and is the same byte for byte up to so many bytes of its body, and nothing else is under
+way on the server, the rest of its body goes straight to `AtOnce`, past the parser and past the application. To be
+called before the answer is complete."""
+
+AtOnce = Callable[[memoryview], tuple[bytes, bytes] | None]
+"""From the rest of a body to the answer of a request: its header lines, each with its line break, with a content-length
+among them, and its body; the status is 200. None, and nothing has happened: the application shall answer."""
 
 _LARGE_PIECE_BYTES = 64 * 1024
 """Pieces above it are written on their own: copying them costs more than a system call."""
@@ -100,7 +110,13 @@ class Exchange:
         self._chunked = False
         self._left_bytes = 0
         self._on_disconnect: Callable[[], None] | None = None
-        scope["extensions"] = {ON_DISCONNECT: self.on_disconnect, ALONE: connection.alone}
+        self.repeatable: tuple[int, AtOnce] | None = None
+        """What the application gave to the extension `REPEATABLE`."""
+        scope["extensions"] = {
+            ON_DISCONNECT: self.on_disconnect,
+            ALONE: connection.alone,
+            REPEATABLE: self.on_repetition,
+        }
 
     # --- called by the connection ---
 
@@ -156,6 +172,10 @@ class Exchange:
 
     def _forget_callback(self) -> None:
         self._on_disconnect = None
+
+    def on_repetition(self, body_bytes: int, answer: AtOnce) -> None:
+        """The extension `REPEATABLE`."""
+        self.repeatable = (body_bytes, answer)
 
     async def receive(self) -> Message:
         """ASGI: the body as far as it has come, then the news that the client has gone or the answer is complete."""
@@ -241,14 +261,19 @@ class Exchange:
 
 
 def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Status line and headers.
+    """Status line and headers; errors as `header_lines`."""
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return line + header_lines(headers) + b"\r\n"
+
+
+def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """One line for each header, each with its line break.
 
     Raises:
         RuntimeError: a header holds a line break, and would so add headers, or a body, of somebody else's choice.
     """
     lines = [b"%b: %b\r\n" % pair for pair in headers]
-    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    head = b"".join([line, *lines, b"\r\n"])
-    if head.count(b"\n") != len(lines) + 2 or head.count(b"\r") != len(lines) + 2 or b"\0" in head:
+    text = b"".join(lines)
+    if text.count(b"\n") != len(lines) or text.count(b"\r") != len(lines) or b"\0" in text:
         raise RuntimeError("a header of the answer holds a line break")
-    return head
+    return text

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -21,7 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from tierkit.service.exchange import Exchange, head_bytes
+from tierkit.service.exchange import AtOnce, Exchange, head_bytes
+from tierkit.service.repetition import MAX_OPENING_BYTES, Repeatable, Turn
 from tierkit.service.responses import send_error
 from tierkit.settings import ServiceSettings
 
@@ -34,6 +36,10 @@ _MAX_HEAD_BYTES = 64 * 1024
 _READ_AHEAD_BYTES = 256 * 1024
 """So much of a body is taken in before the application has asked for it. A batch of 50 images fits."""
 
+_HOLD_S = 0.005
+"""How long the rest of a repeated request may take, before it is read like any other: a body of 150 kB comes in two
+pieces."""
+
 _LINGER_S = 2.0
 """How long the rest of a request is still taken in after its answer. A socket that is closed with unread bytes resets
 the connection, and the sender would see that reset in place of the answer."""
@@ -44,11 +50,12 @@ _RESERVE = 64
 
 def bounded_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:
     """Protocol class for uvicorn with the limits of `settings`."""
-    return type("BoundedHttpProtocol", (_HttpProtocol,), {"limits": settings})
+    return type("BoundedHttpProtocol", (_HttpProtocol,), {"limits": settings, "turn": Turn()})
 
 
 class _HttpProtocol(asyncio.Protocol):
     limits: ServiceSettings
+    turn: Turn
 
     def __init__(
         self,
@@ -76,6 +83,22 @@ class _HttpProtocol(asyncio.Protocol):
         self._receiving: Exchange | None = None
         """The request whose body is being received."""
         self._pipelined: deque[Exchange] = deque()
+        self._amid = False
+        """Whether a part of a request has come, and not yet its end."""
+        self._begun = 0
+        """Requests that have begun since `_opening`."""
+        self._opening = b""
+        """Beginning of the piece that the request under way came in, or of the first of several."""
+        self._opening_bytes = 0
+        """Length of that piece, and below how much of it was body."""
+        self._opening_body_bytes = 0
+        self._repeatable: Repeatable | None = None
+        """The last request, while nothing is under way on this connection."""
+        self._held: list[bytes] = []
+        """What has come of its repetition."""
+        self._held_bytes = 0
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._repeated_at = -math.inf
         self._deaf = False
         """Nothing more is wanted of this client; what still comes is thrown away."""
         self._paused = False
@@ -108,6 +131,7 @@ class _HttpProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
+        self._read_held()
         self._deaf = True
         self._wait(None)
         self.resume_writing()
@@ -116,8 +140,15 @@ class _HttpProtocol(asyncio.Protocol):
                 exchange.give_up()
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._deaf or (self._repeatable is not None and self._repeats(self._repeatable, data)):
             return
+        self._repeatable = None
+        opens = not self._amid and self._answering is None
+        if opens:
+            self._opening = data[:MAX_OPENING_BYTES]
+            self._opening_bytes = len(data)
+            self._begun = 0
+            self._body_bytes = 0
         if self._receiving is None:
             self._head_bytes += len(data)
         try:
@@ -131,6 +162,8 @@ class _HttpProtocol(asyncio.Protocol):
             self._refuse(400, "this is no valid HTTP request")
         if self._head_bytes > _MAX_HEAD_BYTES:
             self._refuse_long_head()
+        if opens:
+            self._opening_body_bytes = self._body_bytes
         if self._receiving is not None and self._receiving.unread_bytes >= _READ_AHEAD_BYTES:
             self._pause_reading()
             self._receiving.wake()
@@ -152,6 +185,8 @@ class _HttpProtocol(asyncio.Protocol):
     # --- httptools ---
 
     def on_message_begin(self) -> None:
+        self._amid = True
+        self._begun += 1
         self._url = b""
         self._headers = []
 
@@ -213,6 +248,7 @@ class _HttpProtocol(asyncio.Protocol):
             exchange.feed(piece)
 
     def on_message_complete(self) -> None:
+        self._amid = False
         exchange, self._receiving = self._receiving, None
         if exchange is None or self._deaf:
             return
@@ -233,7 +269,10 @@ class _HttpProtocol(asyncio.Protocol):
 
     def _next(self) -> None:
         """Request and answer are complete: on to the next one."""
-        self._answering = None
+        exchange, self._answering = self._answering, None
+        if exchange is not None and exchange.repeatable is not None and self._begun == 1:
+            self._remember(*exchange.repeatable)
+        self._opening = b""
         if self._pipelined:
             self._answer(self._pipelined.popleft())
         if not self._pipelined:
@@ -241,10 +280,75 @@ class _HttpProtocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Called by uvicorn when it stops: end the connection as soon as nothing is being answered."""
+        self._read_held()
         if self._answering is None:
             self._transport.close()
         else:
             self._answering.keep_alive = False
+
+    # --- a request that is the last one once more ---
+
+    def _remember(self, body_bytes: int, answer: AtOnce) -> None:
+        """The request just answered, the only one since its first byte, may be repeated."""
+        head_bytes = self._opening.find(b"\r\n\r\n") + 4
+        # Only if the parser has found the same end of the head. And not if the first piece held nothing beyond what
+        # repeats: one who sends head and body apart, as for a "100 Continue", would have to wait until he is read.
+        if self._opening_bytes != head_bytes + self._opening_body_bytes or self._opening_body_bytes <= body_bytes:
+            return
+        same, length = head_bytes + body_bytes, head_bytes + self._body_bytes
+        if same <= MAX_OPENING_BYTES and length <= _READ_AHEAD_BYTES:
+            self._repeatable = Repeatable(self._opening[:same], length, answer)
+
+    def _repeats(self, last: Repeatable, data: bytes) -> bool:
+        """Whether `data` has been dealt with: it belongs to the last request once more."""
+        if not self._held:
+            free = self.turn.holder is None and not self._server_state.tasks and self.writable
+            if not (free and data.startswith(last.opening)):
+                return False
+            self.turn.holder = self
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes < last.length and not self._server_state.tasks:
+            if self._hold_timer is None:
+                self._hold_timer = self._loop.call_later(_HOLD_S, self._read_held)
+        elif self._held_bytes != last.length or not self._answer_again(last):
+            self._read_held()
+        return True
+
+    def _answer_again(self, last: Repeatable) -> bool:
+        if self._server_state.tasks:
+            return False
+        data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        try:
+            answer = last.answer(memoryview(data)[len(last.opening) :])
+        except Exception:
+            log.exception("exception in the application")
+            return False
+        if answer is None:
+            return False
+        self._hold_no_more()
+        # Not before the event loop has come around: one request after the other would hold up what else has come.
+        self._loop.call_soon(self.turn.free)
+        self._repeated_at = self._loop.time()
+        lines, body = answer
+        self.write(b"%b%b\r\n%b" % (self.turn.start(self._server_state.default_headers), lines, body))
+        return True
+
+    def _read_held(self) -> None:
+        """Read what is held like any other request."""
+        if self._held:
+            held = b"".join(self._held)
+            self._hold_no_more()
+            self.turn.free()
+            self._repeatable = None
+            self.data_received(held)
+
+    def _hold_no_more(self) -> None:
+        self._held.clear()
+        self._held_bytes = 0
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
 
     # --- called by exchanges ---
 
@@ -255,7 +359,7 @@ class _HttpProtocol(asyncio.Protocol):
         await self._drained.wait()
 
     def alone(self) -> bool:
-        return len(self._server_state.tasks) == 1 and not self._pipelined
+        return len(self._server_state.tasks) == 1 and not self._pipelined and self.turn.holder is None
 
     def resume_reading(self) -> None:
         if self._paused:
@@ -305,7 +409,14 @@ class _HttpProtocol(asyncio.Protocol):
         self._timer = None if then is None else self._loop.call_later(seconds, then)
 
     def _idle_for_long(self) -> None:
-        self._transport.close()
+        self._waiting_for = None
+        left_s = self._repeated_at + self.limits.keep_alive_s - self._loop.time()
+        if self._held:
+            self._watch()
+        elif left_s > 0:
+            self._wait(self._idle_for_long, left_s)
+        else:
+            self._transport.close()
 
     def _rest_is_late(self) -> None:
         self._transport.close()

@@ -21,6 +21,7 @@ from tierkit.access import CALLER, Gate
 from tierkit.errors import TerraceError
 from tierkit.logs import request_context
 from tierkit.protocol import REQUEST_ID_HEADER
+from tierkit.service.exchange import REPEATABLE, AtOnce
 from tierkit.service.lifecycle import Lifecycle
 from tierkit.service.responses import send_body, send_error, send_json
 
@@ -50,7 +51,7 @@ class Shell:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        request_id = _request_id(scope)
+        request_id = _given_id(scope) or _new_id()
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -92,8 +93,29 @@ class Shell:
                     send, 503, "the service is shutting down; try another node", retry_after_s=1, close=True
                 )
             case _:
+                self._see_to_repetitions(scope)
                 with self._lifecycle.working():
                     await self.app(scope, receive, send)
+
+    def _see_to_repetitions(self, scope: Scope) -> None:
+        """Requests that are answered past the shell (`REPEATABLE`) look as if they had passed it. While the service
+        drains or logs each request there are none, and never where callers have to show tokens."""
+        offer: Callable[[int, AtOnce], None] | None = scope["extensions"].pop(REPEATABLE, None)
+        if offer is None or self._gate is not None:
+            return
+
+        def offer_with_id(body_bytes: int, answer: AtOnce) -> None:
+            given = _given_id(scope)
+
+            def answer_with_id(rest: memoryview) -> tuple[bytes, bytes] | None:
+                if self._lifecycle.draining or log.isEnabledFor(logging.DEBUG) or (answered := answer(rest)) is None:
+                    return None
+                lines, body = answered
+                return b"%b%b: %b\r\n" % (lines, _REQUEST_ID, (given or _new_id()).encode()), body
+
+            offer(body_bytes, answer_with_id)
+
+        scope["extensions"][REPEATABLE] = offer_with_id
 
     async def _admitted(self, gate: Gate, scope: Scope, send: Send) -> bool:
         """Whether the request may go on; it has been answered otherwise."""
@@ -120,8 +142,13 @@ class Shell:
         await send_json(send, 200 if state == "ready" else 503, answer)
 
 
-def _request_id(scope: Scope) -> str:
+def _given_id(scope: Scope) -> str:
+    """What the client calls its request; "" where it gives no valid id."""
     for name, value in scope["headers"]:
         if name == _REQUEST_ID and _VALID_REQUEST_ID.fullmatch(value):
             return str(value, "ascii")
+    return ""
+
+
+def _new_id() -> str:
     return f"{_ids.getrandbits(64):016x}"

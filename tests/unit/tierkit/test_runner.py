@@ -470,6 +470,26 @@ async def test_errors_on_the_event_loop_are_those_of_the_thread() -> None:
     assert model.threads[-1] == threading.get_ident()
 
 
+async def test_at_once_means_now_or_not_at_all() -> None:
+    model, records = Steady(), list[BatchRecord]()
+    async with ModelRunner(model, max_queue_images=64, observe=records.append) as runner:
+        await warm(runner)
+        result = runner.infer_at_once(rows(3, 4), ("double",), 2)
+        assert result is not None
+        assert result.outputs["double"].tolist() == [[6, 8], [8, 10]]
+        assert (result.batch_images, result.queue_s) == (2, 0.0)
+        assert runner.infer_at_once(rows(666), ("double",), 1) is None
+        assert runner.infer_at_once(rows(*range(65)), ("double",), 65) is None
+        async with busy(model, runner):
+            assert runner.infer_at_once(rows(3), ("double",), 1) is None
+        await wait_for(lambda: runner._thread.idle)
+        runner._s_per_image = 0.0121
+        assert runner.infer_at_once(rows(3), ("double",), 1) is None
+        assert [record.images for record in records] == [2, 1]
+        assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 0
+    assert runner.infer_at_once(rows(3), ("double",), 1) is None
+
+
 async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swap() -> None:
     dice = random.Random(7)
     answered = 0

@@ -1,0 +1,197 @@
+"""Inference requests that differ from the last one in their pixels alone, on connections that stay open."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.integration.nodes.conftest import PixelModel
+from tests.integration.nodes.test_infer_route import message
+from tierkit.model import Array
+from tierkit.oip import BINARY_HEADER, InferResponse, RequestedOutput, decode_response, parse_header_length
+from tierkit.oip_server import InferEndpoint
+from tierkit.protocol import BUDGET_HEADER
+from tierkit.testing import wait_for
+
+
+class Client:
+    """One connection; head and body of a request leave together."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.path = path
+
+    async def post(self, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        fields = {"host": "node", "content-length": str(len(body)), **{k.lower(): v for k, v in headers.items()}}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self.writer.write(f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        status, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().splitlines()[:-1]
+        answer = httpx.Headers([(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)])
+        content = await self.reader.readexactly(int(answer["content-length"]))
+        return httpx.Response(int(status.split()[1]), headers=answer, content=content)
+
+    async def infer(self, images: Array, **fields: Any) -> InferResponse:
+        answer = await self.post(*message(images, **fields))
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["server-timing"].startswith("queue;dur=")
+        assert answer.headers["content-type"] == "application/octet-stream"
+        return decode_response(answer.content, parse_header_length(answer.headers[BINARY_HEADER]))
+
+
+class Steady(PixelModel):
+    """Depends on the batch alone."""
+
+    steady = True
+
+
+class Asked:
+    """How many requests the endpoint has answered."""
+
+    count = 0
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    seen = Asked()
+    answer = InferEndpoint.__call__
+
+    async def counted(self: InferEndpoint, *args: Any) -> None:
+        seen.count += 1
+        await answer(self, *args)
+
+    monkeypatch.setattr(InferEndpoint, "__call__", counted)
+    return seen
+
+
+@pytest.fixture
+async def steady(start_node: Any) -> Any:
+    """A node whose model may run on the event loop."""
+    async with start_node(Steady()) as running:
+        yield running
+
+
+@asynccontextmanager
+async def connection(running: Any) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    try:
+        yield Client(reader, writer, running.infer_path)
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+async def client(steady: Any) -> AsyncIterator[Client]:
+    async with connection(steady) as client:
+        yield client
+
+
+async def repeating(client: Client, asked: Asked, images: Array, **fields: Any) -> None:
+    """Ask until a request is answered past the endpoint."""
+
+    async def past() -> bool:
+        before = asked.count
+        await client.infer(images, **fields)
+        return asked.count == before
+
+    await wait_for(past, what="a request that is answered at once")
+
+
+def logits(response: InferResponse) -> Any:
+    array = response.output("logits")
+    assert array is not None
+    return array.tolist()
+
+
+async def test_each_connection_has_the_answers_to_its_own_requests(steady: Any, asked: Asked) -> None:
+    dice = random.Random(3)
+    total = images_sent = 0
+
+    async def one(number: int) -> None:
+        nonlocal total, images_sent
+        async with connection(steady) as client:
+            for turn in range(300):
+                images = dice.choice((1, 1, 1, 2, 5))
+                pixels = [(number, turn % 250, row) for row in range(images)]
+                fields = dice.choice(({}, {"id": f"{number}"}))
+                answer = await client.infer(steady.model.images(*pixels), **fields)
+                assert logits(answer) == [list(pixel) for pixel in pixels]
+                assert answer.id == fields.get("id", "")
+                total, images_sent = total + 1, images_sent + images
+                if dice.random() < 0.3:
+                    await asyncio.sleep(dice.random() * 0.01)
+
+    await asyncio.gather(*map(one, range(4)))
+    assert asked.count < total
+    [stats] = (await steady.http.get("/v2/models/pixel/stats")).json()["model_stats"]
+    assert stats["inference_count"] == images_sent
+    assert stats["inference_stats"]["success"]["count"] == total
+    assert stats["inference_stats"]["fail"]["count"] == 0
+
+
+async def test_what_repeats_is_counted_like_everything_else(steady: Any, client: Client, asked: Asked) -> None:
+    async def counted() -> dict[str, float]:
+        lines = (await steady.http.get("/metrics")).text.splitlines()
+        names = ("terrace_request_duration_seconds_count", "terrace_upload_bytes_total", "terrace_batch_size_sum")
+        return {
+            name: sum(float(line.split()[-1]) for line in lines if line.startswith(name) and 'model="pixel"' in line)
+            for name in names
+        }
+
+    images = steady.model.images((1, 2, 3), (4, 5, 6))
+    await repeating(client, asked, images)
+    before, endpoint = await counted(), asked.count
+    for _ in range(10):
+        await client.infer(images)
+    after = await counted()
+    assert asked.count < endpoint + 10
+    assert [round(after[name] - before[name]) for name in before] == [10, 10 * len(message(images)[0]), 20]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"outputs": (RequestedOutput("probabilities", binary=True, classification=2),)},
+        {"outputs": (RequestedOutput("logits", binary=False), RequestedOutput("probabilities", binary=True))},
+        {"parameters": {"timeout": 5_000_000}},
+        {"budget": "5000"},
+    ],
+)
+async def test_what_needs_more_than_the_model_is_never_answered_at_once(
+    other: dict[str, Any], steady: Any, client: Client, asked: Asked
+) -> None:
+    extra = {BUDGET_HEADER: other["budget"]} if "budget" in other else {}
+    body, headers = message(steady.model.images((1, 2, 3)), **({} if extra else other))
+    for number in range(5):
+        assert (await client.post(body, {**headers, **extra})).status_code == 200
+        assert asked.count == number + 1
+
+
+async def test_a_repeated_request_that_fails_fails_as_ever(steady: Any, client: Client, asked: Asked) -> None:
+    await repeating(client, asked, steady.model.images((1, 2, 3)))
+    answer = await client.post(*message(steady.model.images((255, 255, 255))))
+    assert answer.status_code == 500
+    assert logits(await client.infer(steady.model.images((7, 8, 9)))) == [[7, 8, 9]]
+    [stats] = (await steady.http.get("/v2/models/pixel/stats")).json()["model_stats"]
+    assert stats["inference_stats"]["fail"]["count"] == 1
+
+
+async def test_nothing_is_answered_at_once_when_the_node_drains(steady: Any, client: Client, asked: Asked) -> None:
+    await repeating(client, asked, steady.model.images((1, 2, 3)))
+    steady.lifecycle.drain()
+    answer = await client.post(*message(steady.model.images((1, 2, 3))))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_raw_body_repeats_too(steady: Any, client: Client, asked: Asked) -> None:
+    for value in range(20):
+        images = steady.model.images((value, 2, 3), (4, value, 6))
+        answer = await client.post(np.ascontiguousarray(images).tobytes(), {BINARY_HEADER: "0"})
+        response = decode_response(answer.content, parse_header_length(answer.headers[BINARY_HEADER]))
+        assert logits(response) == [[value, 2, 3], [4, value, 6]]
+    assert asked.count < 20

@@ -1,0 +1,270 @@
+"""Requests that are the last one once more are answered past the parser and the application, and only those."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tests.integration.tierkit.test_http_protocol import Wire, post, wire_to
+from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tierkit.service import Lifecycle, protocol
+from tierkit.service.exchange import REPEATABLE
+from tierkit.service.repetition import Turn
+from tierkit.settings import ServiceSettings
+from tierkit.testing import serve_app, wait_for
+
+SAME = 4
+"""Bytes of the body that repeat."""
+
+
+class Sample:
+    """Answers "app BODY", and what repeats with "again REST OF THE BODY"."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.busy = False
+        self.broken = False
+        self.gate = asyncio.Event()
+        self.app = Starlette(
+            routes=[Route("/again", self.again, methods=["POST"]), Route("/wait", self.wait, methods=["POST"])]
+        )
+
+    async def again(self, request: Request) -> Response:
+        self.asked += 1
+        body = await request.body()
+        if offer := request.scope["extensions"].get(REPEATABLE):
+            offer(SAME, self.at_once)
+        return Response(b"app " + body)
+
+    def at_once(self, rest: memoryview) -> tuple[bytes, bytes] | None:
+        if self.broken:
+            raise ZeroDivisionError
+        if self.busy:
+            return None
+        body = b"again " + rest
+        return b"content-length: %d\r\n" % len(body), body
+
+    async def wait(self, request: Request) -> Response:
+        await self.gate.wait()
+        return Response("waited")
+
+
+@asynccontextmanager
+async def served(settings: ServiceSettings | None = None) -> AsyncIterator[tuple[Lifecycle, Sample, Wire]]:
+    """With a client that has asked once."""
+    sample = Sample()
+    async with serve_app(sample.app, settings) as service, wire_to(service) as client:
+        client.send(post("/again", b"same1"))
+        assert await client.answer() == (200, b"app same1")
+        yield service, sample, client
+
+
+async def idle(client: Wire) -> None:
+    """Return when the server has nothing under way: the next request may be answered past the application."""
+
+    async def repeats() -> bool:
+        client.send(post("/again", b"same!"))
+        return (await client.answer())[1] == b"again !"
+
+    await wait_for(repeats, what="a request that is answered at once")
+
+
+async def test_a_request_that_repeats_is_answered_past_the_application() -> None:
+    async with served() as (_, sample, client):
+        for number in range(100):
+            client.send(post("/again", b"same%d" % (number % 10)))
+            assert await client.answer() == (200, b"again %d" % (number % 10))
+        assert sample.asked == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        post("/again", b"Same2"),
+        post("/again", b"same22"),
+        post("/again", b"same2", "x: y"),
+        post("/again", b"same2").replace(b"host: x", b"host: y"),
+        post("/again", b"same2").replace(b"host", b"Host"),
+    ],
+)
+async def test_one_that_differs_by_a_byte_is_not(other: bytes) -> None:
+    async with served() as (_, sample, client):
+        client.send(other)
+        assert await client.answer() == (200, b"app " + other.partition(b"\r\n\r\n")[2])
+        client.send(post("/again", b"same3"))
+        await client.answer()
+        assert sample.asked >= 2
+
+
+async def test_one_whose_rest_does_not_come_is_read_like_any_other() -> None:
+    async with served() as (_, sample, client):
+        client.send(post("/again", b"same2")[:-1])
+        await wait_for(lambda: sample.asked == 2, what="the application to be asked")
+        client.send(b"2")
+        assert await client.answer() == (200, b"app same2")
+        await idle(client)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
+    """Of the server that a test starts, on which the rest of a request may take long."""
+    made = list[Turn]()
+
+    class Noted(Turn):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(protocol, "Turn", Noted)
+    monkeypatch.setattr(protocol, "_HOLD_S", 30.0)
+    return made
+
+
+async def held(service: Lifecycle, client: Wire, turns: list[Turn]) -> None:
+    """Send a part of a request, of which the server waits for the rest."""
+    await idle(client)
+    await wait_for(lambda: turns[0].holder is None)
+    client.send(post("/again", b"same2")[:-1])
+    await wait_for(lambda: turns[0].holder is not None, what="the request to be held")
+
+
+async def test_one_that_is_held_is_completed_by_its_rest(turns: list[Turn]) -> None:
+    async with served() as (service, sample, client), wire_to(service) as other:
+        await held(service, client, turns)
+        other.send(post("/again", b"same!"))
+        assert await other.answer() == (200, b"app same!")
+        asked = sample.asked
+        await wait_for(lambda: service.in_flight == 0)
+        client.send(b"2")
+        assert await client.answer() == (200, b"again 2")
+        assert sample.asked == asked
+
+
+async def test_one_that_is_held_while_others_are_answered_is_read_like_any_other(turns: list[Turn]) -> None:
+    async with served() as (service, sample, client), wire_to(service) as other:
+        await held(service, client, turns)
+        other.send(post("/wait", b""))
+        await wait_for(lambda: service.in_flight == 1)
+        client.send(b"2")
+        assert await client.answer() == (200, b"app same2")
+        sample.gate.set()
+        assert await other.answer() == (200, b"waited")
+
+
+async def test_one_that_is_held_is_told_when_its_client_hangs_up(turns: list[Turn]) -> None:
+    async with served() as (service, sample, client), wire_to(service) as other:
+        await held(service, client, turns)
+        asked = sample.asked
+        client.writer.close()
+        await wait_for(lambda: sample.asked == asked + 1, what="the application to hear of it")
+        await idle(other)
+
+
+async def test_more_than_one_that_is_held_is_read_like_any_other(turns: list[Turn]) -> None:
+    async with served() as (service, _, client):
+        await held(service, client, turns)
+        client.send(b"2", post("/again", b"next5"))
+        assert [await client.answer() for _ in range(2)] == [(200, b"app same2"), (200, b"app next5")]
+
+
+async def test_one_that_is_held_when_the_service_stops_is_refused(turns: list[Turn]) -> None:
+    sample = Sample()
+    async with AsyncExitStack() as clients:
+        async with serve_app(sample.app) as service:
+            client = await clients.enter_async_context(wire_to(service))
+            await held(service, client, turns)
+        status, _ = await client.answer()
+        assert status == 503
+
+
+async def test_two_in_one_packet_are_read_like_any_other() -> None:
+    async with served() as (_, _, client):
+        client.send(post("/again", b"same2"), post("/again", b"same3"))
+        assert [await client.answer() for _ in range(2)] == [(200, b"app same2"), (200, b"app same3")]
+        client.send(post("/again", b"same4"))
+        assert await client.answer() == (200, b"app same4")
+
+
+async def test_a_head_that_came_apart_from_its_body_is_not_remembered() -> None:
+    async with served() as (_, sample, client):
+        head, _, body = post("/again", b"same2", "x: y").partition(b"\r\n\r\n")
+        client.send(head, b"\r\n\r\n", body[:SAME])
+        await wait_for(lambda: sample.asked == 2)
+        client.send(body[SAME:])
+        assert await client.answer() == (200, b"app same2")
+        client.send(post("/again", b"same3", "x: y"))
+        assert await client.answer() == (200, b"app same3")
+
+
+@pytest.mark.parametrize("why", ["busy", "broken", "company", "drain", "debug"])
+async def test_the_application_answers_what_cannot_be_answered_at_once(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as (service, sample, client), wire_to(service) as other:
+        await idle(client)
+        asked = sample.asked
+        sample.busy, sample.broken = why == "busy", why == "broken"
+        if why == "company":
+            other.send(post("/wait", b""))
+            await wait_for(lambda: service.in_flight == 1)
+        if why == "drain":
+            service.drain()
+        if why == "debug":
+            caplog.set_level(logging.DEBUG, "tierkit.access")
+        client.send(post("/again", b"same2"))
+        status, body = await client.answer()
+        assert (status, body) == (200, b"app same2") if why != "drain" else status == 503
+        assert sample.asked == asked + (why != "drain")
+        sample.gate.set()
+        if why == "company":
+            assert await other.answer() == (200, b"waited")
+
+
+@pytest.mark.parametrize("given", [None, "mine-7"])
+async def test_the_request_id_is_echoed_as_ever(given: str | None) -> None:
+    request = post("/again", b"same1", *([f"x-request-id: {given}"] if given else []))
+    ids = set[bytes]()
+    async with served() as (_, sample, client):
+        for _ in range(20):
+            client.send(request)
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            [shown] = [line for line in head.split(b"\r\n") if line.startswith(b"x-request-id: ")]
+            assert b"\r\ndate: " in head
+            ids.add(shown)
+            await client.reader.readexactly(9 if b"content-length: 9" in head else 7)
+    assert len(ids) == (1 if given else 20)
+    assert sample.asked <= 3
+
+
+async def test_a_connection_on_which_requests_repeat_is_not_idle() -> None:
+    async with served(ServiceSettings(keep_alive_s=1, drain_s=2.0)) as (_, sample, client):
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        while loop.time() < begin + 1.3:
+            client.send(post("/again", b"same2"))
+            await client.answer()
+            await asyncio.sleep(0.05)
+        assert sample.asked <= 2
+        last = loop.time()
+        assert await client.closed() == b""
+        assert loop.time() - last > 0.5
+
+
+async def test_where_tokens_are_asked_for_each_request_is(tmp_path: Path) -> None:
+    token = new_token()
+    file = tmp_path / "tokens.toml"
+    file.touch(mode=0o600)
+    file.write_text(write_book([TokenEntry(name="alice", role="user", sha256=digest_of(token.encode()).hex())]))
+    sample = Sample()
+    async with serve_app(sample.app, ServiceSettings(tokens=file)) as service, wire_to(service) as client:
+        for number in range(3):
+            client.send(post("/again", b"same1", f"authorization: Bearer {token}"))
+            assert await client.answer() == (200, b"app same1")
+            assert sample.asked == number + 1
