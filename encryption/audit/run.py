@@ -4,7 +4,7 @@ All attackers own the training images and their labels; the pictures attacked ar
 
     least-squares, optimisation   the head's weights; the second also queries it, and begins where that leads
     black-box                     no weights: sends pictures of its own through the head and sees what arrives
-    query-free                    the tail's weights and the head's plan, and what arrived from others; no query
+    query-free                    the tail and the head's plan, and what arrived from others; no query
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,6 @@ from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
 from encryption.metrics import psnr_db, ssim
 from models.data import ImageSet
 from models.evaluate import logits_of
-from models.export.dequantize import dequantize_onnx
 from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile
 from models.session import OnnxModel, load_encoder, load_model
 from models.speed import least_ms_per_image
@@ -36,6 +36,8 @@ from tierkit.model import Array
 __all__ = ["Audit", "Budget", "run_audit"]
 
 _TASK = 50
+_KEPT = 500
+"""Of what is overheard, so much is kept to compare how values are spread; of the rest the means."""
 
 Tell = Callable[[str, int, int], None]
 """`tell(what, done, of)`."""
@@ -60,16 +62,16 @@ class Budget:
     """On which the accuracy behind the encoder is measured; all that there are, if fewer."""
 
     @classmethod
-    def standard(cls, images: int) -> Budget:
-        """Generous: longer training gained little in trials."""
+    def standard(cls, images: int, queries: int) -> Budget:
+        """A strong attacker. Each decoder is shown `queries` pictures, those that come again included."""
         return cls(
             images=images,
             searched_images=min(images, 32),
             equations=60,
-            search=Search(steps=600),
-            lessons=Lessons(images=160_000, enough=0.95),
-            imitation=Imitation(steps=600, answered_every=20),
-            overheard=2000,
+            search=Search(steps=400, own_images=8),
+            lessons=Lessons(images=queries, enough=0.95),
+            imitation=Imitation(steps=300),
+            overheard=3000,
             test_images=10_000,
         )
 
@@ -82,7 +84,7 @@ class Budget:
             equations=60,
             search=Search(steps=100, own_images=8),
             lessons=Lessons(images=15_000, enough=0.93),
-            imitation=Imitation(steps=100, answered_every=25),
+            imitation=Imitation(steps=50),
             overheard=500,
             test_images=1000,
         )
@@ -112,7 +114,7 @@ class _Bench:
     rows: list[Row] = field(default_factory=list)
     reconstructions: list[Array] = field(default_factory=list)
 
-    @property
+    @cached_property
     def own(self) -> ImageSet:
         """The attacker's pictures."""
         return self.train.take(np.arange(self.budget.overheard, len(self.train)))
@@ -230,18 +232,18 @@ def _attack(bench: _Bench, subject: Subject, encoder: EncoderEntry) -> None:
         form=subject.form,
         head=load_encoder(encoder, network, "head", bench.folder, labels=bench.manifest.labels(network)),
         head_file=_content(bench.folder, encoder.head),
-        tail_file=_content(bench.folder, encoder.tail),
         seed=bench.seed,
     )
+    tail = load_encoder(encoder, network, "tail", bench.folder, labels=bench.manifest.labels(network))
     fine_accuracy, test_images = _accuracy(
-        bench, target, network, lambda done, of: bench.tell(f"{where}: accuracy", done, of)
+        bench, target, tail, lambda done, of: bench.tell(f"{where}: accuracy", done, of)
     )
     payload_bytes, device_ms = _cost(bench, target)
     judge = bench.judge(network)
     classify = bench.load(judge)
     originals = bench.recognised(classify, bench.attacked)
     begun = time.process_time()
-    for found in _attacks(bench, target, lambda what, done, of: bench.tell(f"{where}: {what}", done, of)):
+    for found in _attacks(bench, target, tail, lambda what, done, of: bench.tell(f"{where}: {what}", done, of)):
         seconds = time.process_time() - begun
         shown = bench.attacked[: len(found.images)]
         fidelity = psnr_db(shown, found.images)
@@ -269,7 +271,7 @@ def _attack(bench: _Bench, subject: Subject, encoder: EncoderEntry) -> None:
         begun = time.process_time()
 
 
-def _attacks(bench: _Bench, target: Target, tell: Tell) -> Iterator[_Found]:
+def _attacks(bench: _Bench, target: Target, tail: OnnxModel, tell: Tell) -> Iterator[_Found]:
     budget, own = bench.budget, bench.own
     shape = own.images.shape[1:]
     sent = target.send(bench.attacked)
@@ -293,7 +295,7 @@ def _attacks(bench: _Bench, target: Target, tell: Tell) -> Iterator[_Found]:
     )
     yield _Found(attack="black-box", images=reconstruct(taught.decoder, sent), effort=f"{taught.shown:,} queries")
     yield _search(bench, target, head, sent, taught, tell)
-    yield _without_queries(bench, target, sent, tell)
+    yield _without_queries(bench, target, tail, sent, tell)
 
 
 def _search(bench: _Bench, target: Target, head: OnnxNetwork, sent: Array, taught: Trained, tell: Tell) -> _Found:
@@ -317,17 +319,18 @@ def _search(bench: _Bench, target: Target, head: OnnxNetwork, sent: Array, taugh
     return _Found(attack="optimisation", images=images, effort=effort)
 
 
-def _without_queries(bench: _Bench, target: Target, sent: Array, tell: Tell) -> _Found:
+def _without_queries(bench: _Bench, target: Target, tail: OnnxModel, sent: Array, tell: Tell) -> _Found:
     budget, own = bench.budget, bench.own
     assert own.fine is not None
+    overheard, means = _overhear(bench, target, tail, lambda done, of: tell("query-free: overhearing", done, of))
     surrogate = target.surrogate(bench.seed)
     train_surrogate(
         surrogate,
-        OnnxNetwork(dequantize_onnx(target.tail_file)),
         target.imitate,
         own.images,
         own.fine,
-        target.send(bench.others),
+        overheard,
+        means,
         budget.imitation,
         bench.seed,
         lambda done, of: tell("query-free: a head of its own", done, of),
@@ -340,16 +343,33 @@ def _without_queries(bench: _Bench, target: Target, sent: Array, tell: Tell) -> 
         lambda done, of: tell("query-free: its decoder", done, of),
     )
     effort = (
-        f"{budget.imitation.steps} steps for a head of its own beside features of {budget.overheard:,} images of "
-        f"others; {taught.shown:,} pictures for its decoder"
+        f"{budget.imitation.steps} steps for a head of its own, features of {budget.overheard:,} images of others; "
+        f"{taught.shown:,} pictures for its decoder"
     )
     return _Found(attack="query-free", images=reconstruct(taught.decoder, sent), effort=effort)
 
 
-def _accuracy(
-    bench: _Bench, target: Target, network: ModelEntry, tell: Callable[[int, int], None]
-) -> tuple[float, int]:
-    tail = load_encoder(target.encoder, network, "tail", bench.folder, labels=bench.manifest.labels(network))
+def _overhear(bench: _Bench, target: Target, tail: OnnxModel, tell: Callable[[int, int], None]) -> tuple[Array, Array]:
+    """The first of what arrives from others, FP32 `[m, c, h, w]`, and the mean of all for each class.
+
+    Nobody labels what arrives: each image counts for a class with the probability that the tail gives it, which is
+    right on average where those are calibrated.
+    """
+    first: list[Array] = []
+    sums, shares = np.zeros(()), np.zeros(())
+    for start in range(0, len(bench.others), _TASK):
+        sent = target.send(bench.others[start : start + _TASK])
+        if start < _KEPT:
+            first.append(sent)
+        probabilities = tail.run({FEATURES: sent}, ["probabilities"])["probabilities"]
+        sums = sums + np.tensordot(probabilities.T, sent, axes=1)
+        shares = shares + probabilities.sum(axis=0)
+        tell(min(start + _TASK, len(bench.others)), len(bench.others))
+    means = sums / np.maximum(shares, 1e-6)[:, None, None, None]
+    return np.concatenate(first), np.asarray(means, dtype=np.float32)
+
+
+def _accuracy(bench: _Bench, target: Target, tail: OnnxModel, tell: Callable[[int, int], None]) -> tuple[float, int]:
     images = bench.test.take(np.arange(min(bench.budget.test_images, len(bench.test))))
     right = 0
     assert images.fine is not None

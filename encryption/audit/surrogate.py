@@ -1,8 +1,8 @@
 """The attack of whoever neither holds the head's weights nor can query it: a head of one's own in its place.
 
 He et al., Model inversion attacks against collaborative inference, 2019, section 4.3: an attacker who holds the tail
-trains a head on pictures of its own so that the tail answers right, and inverts that one. Here the attacker also uses
-what it has seen arrive from others: the values of its own head are to be spread as those are. Neither the pictures
+trains a head on pictures of its own and inverts that one. Here it is trained to give, for the pictures of each class,
+the features that the tail answers that class to, and to spread its values as those do that arrive. Neither the pictures
 behind them nor any answer of the head are needed for that.
 """
 
@@ -21,9 +21,13 @@ from tierkit.model import Array
 
 __all__ = ["Imitation", "train_surrogate"]
 
-_BATCH, _ANSWERED = 64, 32
+_CLASSES, _OF_EACH = 8, 16
+"""Each step sees pictures of so many classes."""
+_WEIGHT = 20.0
+"""Of the classes' means; their differences are small beside the spread within a class."""
+_SPREAD_IMAGES = 64
 _DIRECTIONS, _SAMPLES = 64, 4096
-_SIDES = (1, 3, 5)
+_SIDES = (1, 3)
 _RATE = 0.1
 """Of a weight's own size, per step at first."""
 
@@ -35,17 +39,15 @@ class Imitation:
     """How long the attacker's own head is trained."""
 
     steps: int
-    answered_every: int
-    """Each so many steps it is also asked for right answers of the tail, which costs more than all the rest."""
 
 
 def train_surrogate(
     surrogate: OnnxNetwork,
-    tail: OnnxNetwork,
     imitate: Imitate,
     images: Array,
     labels: Array,
     overheard: Array,
+    means: Array,
     imitation: Imitation,
     seed: int,
     tell: Callable[[int, int], None] = lambda done, of: None,
@@ -54,39 +56,33 @@ def train_surrogate(
 
     Args:
         surrogate: with weights drawn at random.
-        tail: with its weights.
         imitate: what the way does to features; it can be seen on any that arrive.
         images: the attacker's own, UINT8 `[n, h, w, 3]`.
         labels: fine labels of them, int64 `[n]`.
-        overheard: what arrived from others, FP32 `[m, c, h, w]`.
+        overheard: some of what arrived from others, FP32 `[m, c, h, w]`.
+        means: of what arrived for each class, FP32 `[classes, c, h, w]`.
     """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    seen = torch.from_numpy(overheard)
+    seen, wanted = torch.from_numpy(overheard), torch.from_numpy(means)
     spread = seen.std(dim=(0, 2, 3), keepdim=True)[0].clamp_min(1e-6)
-    seen = seen / spread
-    _begin(surrogate, images[:256], seen.mean(dim=(0, 2, 3)) * spread[:, 0, 0], spread[:, 0, 0])
+    _begin(surrogate, images[:256], seen.mean(dim=(0, 2, 3)), spread[:, 0, 0])
+    members = {int(label): np.flatnonzero(labels == label) for label in np.unique(labels)}
     groups = []
-    for weight, bias in surrogate.weights():
-        size = float(weight.std())
-        groups += [{"params": [part], "lr": _RATE * size} for part in (weight, bias) if part is not None]
-        weight.requires_grad_()
-        if bias is not None:
-            bias.requires_grad_()
+    for part in (part for pair in surrogate.weights() for part in pair if part is not None):
+        groups.append({"params": [part.requires_grad_()], "lr": _RATE * max(float(part.detach().std()), 1e-3)})
     optimizer = torch.optim.Adam(groups)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, [group["lr"] for group in groups], total_steps=imitation.steps + 1, pct_start=0.1
-    )
+    rates = [group["lr"] for group in groups]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=imitation.steps + 1, pct_start=0.1)
     for step in range(imitation.steps):
-        drawn = rng.integers(len(images), size=_BATCH)
-        own = imitate(surrogate(torch.from_numpy(images[drawn]).float()))
-        others = seen[torch.from_numpy(rng.integers(len(seen), size=_BATCH))]
-        loss = sum((_distance(own / spread, others, side) for side in _SIDES), torch.zeros(()))
-        if step % imitation.answered_every == 0:
-            few = slice(0, _ANSWERED)
-            with torch.autocast("cpu", torch.bfloat16):
-                answers = tail(own[few])
-            loss = loss + 0.1 * F.cross_entropy(answers.float(), torch.from_numpy(labels[drawn[few]]))
+        classes = rng.choice(list(members), size=min(_CLASSES, len(members)), replace=False)
+        drawn = np.stack([rng.choice(members[int(label)], size=_OF_EACH) for label in classes])
+        own = imitate(surrogate(torch.from_numpy(images[drawn.ravel()]).float())) / spread
+        loss = _WEIGHT * _unlike(own.unflatten(0, drawn.shape), wanted[torch.from_numpy(classes)] / spread)
+        some = torch.from_numpy(rng.integers(len(own), size=_SPREAD_IMAGES))
+        others = seen[torch.from_numpy(rng.integers(len(seen), size=_SPREAD_IMAGES))] / spread
+        for side in _SIDES:
+            loss = loss + _apart(own[some], others, side)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -106,7 +102,19 @@ def _begin(surrogate: OnnxNetwork, images: Array, mean: Tensor, spread: Tensor) 
             bias.copy_(mean - gain * features.mean(dim=(0, 2, 3)) + gain * bias)
 
 
-def _distance(own: Tensor, others: Tensor, side: int) -> Tensor:
+def _unlike(own: Tensor, wanted: Tensor) -> Tensor:
+    """Squared distance of the classes' mean features from those wanted, with no bias by the few images of each: the
+    product of the distances of two halves.
+
+    Args:
+        own: `[classes, images, c, h, w]`.
+        wanted: `[classes, c, h, w]`.
+    """
+    first, second = (half.mean(dim=1) - wanted for half in own.chunk(2, dim=1))
+    return (first * second).mean()
+
+
+def _apart(own: Tensor, others: Tensor, side: int) -> Tensor:
     """Sliced Wasserstein distance (Bonneel et al., 2015) between the neighbourhoods of `side` x `side` positions: the
     mean squared difference of the sorted values along directions drawn at random, many of them of few channels."""
     channels = own.shape[1]

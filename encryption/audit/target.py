@@ -32,8 +32,7 @@ class Target:
     head: OnnxModel
     """As the device runs it."""
     head_file: bytes
-    tail_file: bytes
-    """ONNX, for an attacker who has one of them."""
+    """ONNX, for an attacker who has it, or knows its plan."""
     seed: int
     _noise: np.random.Generator = field(init=False)
 

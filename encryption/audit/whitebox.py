@@ -23,7 +23,6 @@ a convolution hides is fine detail, of which there is little."""
 _PRIORS = (1e-3, 1e-2, 1e-1)
 """Weights of the total variation that are tried; the error of the features is a share of their variance."""
 _RATE = 0.05
-_TRIES = 16
 
 Tell = Callable[[int, int], None]
 Imitate = Callable[[Tensor], Tensor]
@@ -111,7 +110,7 @@ class Search:
     """How long the optimisation searches."""
 
     steps: int
-    own_images: int = 16
+    own_images: int
     """The attacker's own pictures, on which every setting is tried with half the steps."""
 
 

@@ -63,7 +63,7 @@ def compare_encoders(
         entry = manifest.encoder(f"{network}.{EncoderKind.BOTTLENECK}")
         labels = manifest.hierarchy.fine
         head = load_encoder(entry, manifest.entry(network), "head", place, labels=labels)
-        target = Target(encoder=entry, form="uint8", head=head, head_file=b"", tail_file=b"", seed=seed)
+        target = Target(encoder=entry, form="uint8", head=head, head_file=b"", seed=seed)
         sent = target.send(attacked)
         taught = train_decoder(train.images, target.send, Lessons(images=queries, enough=_ENOUGH), seed)
         alike = float(np.mean(ssim(attacked, reconstruct(taught.decoder, sent))))

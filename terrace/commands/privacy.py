@@ -74,6 +74,9 @@ def audit(
     page: Annotated[
         Path | None, typer.Option(help="Markdown page whose table is written anew.", dir_okay=False, show_default=False)
     ] = None,
+    queries: Annotated[
+        int, typer.Option(min=1, help="Pictures that each learned attack is shown; less does with --quick.")
+    ] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False,
     threads: Annotated[
@@ -103,7 +106,7 @@ def audit(
     train, test = source.read("train"), source.read("test")
     if threads is not None:
         torch.set_num_threads(threads)
-    budget = Budget.quick(images) if quick else Budget.standard(images)
+    budget = Budget.quick(images) if quick else Budget.standard(images, queries)
     with progress_bars("step") as progress:
         bars: dict[str, TaskID] = {}
 
