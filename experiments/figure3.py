@@ -148,7 +148,9 @@ def bound_s(
         (Scheme.END_EDGE, NodeCounts(end=len(range(edge, places, counts.edge)), edge=1))
         for edge in range(min(places, counts.edge))
     ]
-    clouds = [(Scheme.END_CLOUD, NodeCounts(end=counts.end - places, cloud=counts.cloud))] if cloud_tasks else []
+    # Where every end device has an edge node, some task may have gone to a cloud all the same: its edge node was late.
+    own = counts.end - places or counts.end
+    clouds = [(Scheme.END_CLOUD, NodeCounts(end=own, cloud=counts.cloud))] if cloud_tasks else []
     return max(
         _shared_s(edges, tasks - cloud_tasks, times, window),
         _shared_s(clouds, cloud_tasks, times, window),

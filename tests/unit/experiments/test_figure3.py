@@ -71,6 +71,10 @@ def test_the_bound_of_mapping_follows_the_split_that_was_made() -> None:
     assert bound_s(MAPPING, 200, fleet(8), TIMES, cloud_tasks=40) == pytest.approx(0.3705 + 1.0 + 40 * 0.368)
 
 
+def test_a_task_that_went_to_a_cloud_of_nobody_counts_as_well() -> None:
+    assert bound_s(MAPPING, 200, fleet(2), TIMES, cloud_tasks=1) == pytest.approx(199 / 2 * 0.3705 + 0.7995, abs=0.2)
+
+
 def test_a_window_of_one_waits_for_each_answer() -> None:
     assert bound_s(END, 200, fleet(1), TIMES, window=1) == pytest.approx(200 * 0.3705)
     assert bound_s(END_EDGE, 200, fleet(4), TIMES, window=1) == pytest.approx(50 * 1.17)
