@@ -31,6 +31,7 @@ class Sample:
         self.asked = 0
         self.busy = False
         self.broken = False
+        self.slow = False
         self.gate = asyncio.Event()
         self.app = Starlette(
             routes=[Route("/again", self.again, methods=["POST"]), Route("/wait", self.wait, methods=["POST"])]
@@ -39,6 +40,8 @@ class Sample:
     async def again(self, request: Request) -> Response:
         self.asked += 1
         body = await request.body()
+        if self.slow:
+            await self.gate.wait()
         if offer := request.scope["extensions"].get(REPEATABLE):
             offer(SAME, self.at_once)
         return Response(b"app " + body)
@@ -190,6 +193,23 @@ async def test_two_in_one_packet_are_read_like_any_other() -> None:
         assert [await client.answer() for _ in range(2)] == [(200, b"app same2"), (200, b"app same3")]
         client.send(post("/again", b"same4"))
         assert await client.answer() == (200, b"app same4")
+
+
+async def test_what_goes_on_with_a_request_that_has_begun_is_none_that_repeats() -> None:
+    async with served() as (service, sample, client), wire_to(service) as other:
+        sample.slow = True
+        request = post("/again", b"same2", "x: y")
+        client.send(request)
+        await wait_for(lambda: sample.asked == 2)
+        client.send(b"POST /again HTTP/1.1\r\nfoo: ")
+        # When the other connection has its answer, the server has read this one as well.
+        for _ in range(2):
+            other.send(post("/nothing", b""))
+            assert (await other.answer())[0] == 404
+        sample.gate.set()
+        assert await client.answer() == (200, b"app same2")
+        client.send(request)  # of which the first line is the value of foo
+        assert await client.answer() == (200, b"app same2")
 
 
 async def test_a_head_that_came_apart_from_its_body_is_not_remembered() -> None:
