@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 
 from cloud_node.app import create_app as cloud_app
@@ -199,7 +200,8 @@ async def running(folder: Path, trusted: tuple[str, ...], **nodes: Any) -> Async
 
 
 @pytest.mark.timeout(120)
-async def test_no_pixel_reaches_a_node_that_is_not_trusted(tmp_path: Path):
+async def test_no_pixel_reaches_a_node_that_is_not_trusted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("DEBUG")
     images = noise(12, 1)
     async with running(
         tmp_path, ("end", "edge-own"), ends=2, edges=("edge-own", "edge-away"), clouds=("cloud-0",)
@@ -243,6 +245,10 @@ async def test_no_pixel_reaches_a_node_that_is_not_trusted(tmp_path: Path):
                 assert not holds_pixels(fleet.captured(name), np.concatenate([images, many])), name
         assert cloud.captured.count(ZSTD_MAGIC) > 10
         assert holds_pixels(fleet.captured("edge-own"), images)  # which is trusted
+        # Nor does one stand in what the services, which all run in this process, have logged and counted.
+        assert len(caplog.text) > 1000
+        told = caplog.text + generate_latest().decode() + repr(await fleet.client.attempts(hedged))
+        assert not holds_pixels(told.encode(), images)
 
 
 async def test_the_search_finds_the_pixels_that_a_trusted_node_gets(tmp_path: Path):
