@@ -13,7 +13,15 @@ from tierkit.errors import TerraceError
 from tierkit.testing import service_process
 
 DOCS = Path(__file__).parents[3] / "docs"
-MEASURING = ("tierkit.access.gate", "end_node.node", "scheduler.measures", "tierkit.metrics", "tierkit.service.serve")
+MEASURING = (
+    "tierkit.access.gate",
+    "end_node.node",
+    "encryption.heads",
+    "encryption.sending",
+    "scheduler.measures",
+    "tierkit.metrics",
+    "tierkit.service.serve",
+)
 
 
 async def test_the_example_of_the_protocol_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,4 +52,4 @@ def test_every_status_of_an_error_is_on_the_protocol_page_or_belongs_to_the_sche
 
     named = set(map(int, re.findall(r"^\| (\d{3}) \|", (DOCS / "protocol.md").read_text(), re.MULTILINE)))
     statuses = {http_errors.status_of(cls.__new__(cls)) for cls in classes(TerraceError)}
-    assert statuses - named == {409, 502}  # conflicts and upstreams are the scheduler's business
+    assert statuses - named == {502}  # upstreams are the scheduler's business
