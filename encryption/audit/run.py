@@ -71,7 +71,7 @@ class Budget:
             search=Search(steps=400, own_images=8),
             lessons=Lessons(images=queries, enough=0.95),
             imitation=Imitation(steps=300),
-            overheard=3000,
+            overheard=10_000,
             test_images=10_000,
         )
 

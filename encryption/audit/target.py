@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from models.manifest import EncoderEntry
 from models.session import OnnxModel
 from models.split import FEATURES
 from tierkit.model import Array
+from tierkit.oip.compression import compress
 
 __all__ = ["FORMS", "Target"]
 
@@ -66,9 +68,9 @@ class Target:
         return Quantiser.of(self.encoder).unpack(packed) if self.form == "uint8" else packed.astype(np.float32)
 
     def payload(self, images: Array) -> bytes:
-        """What stands on the wire for a task, as the device makes it."""
-        packed = self._pack(self.head.run({"images": images}, [FEATURES])[FEATURES])
-        return bytes(packed.tobytes())
+        """What stands on the wire for a task, as the device makes it: UINT8 is compressed."""
+        packed = self._pack(self.head.run({"images": images}, [FEATURES])[FEATURES]).tobytes()
+        return asyncio.run(compress(packed)) if self.form == "uint8" else packed
 
     def _pack(self, features: Array) -> Array:
         if self.encoder.noise:
