@@ -27,7 +27,7 @@ from tierkit.oip import (
 from tierkit.oip_server.classification import best_classes
 from tierkit.oip_server.lookup import Models
 from tierkit.oip_server.repetition import RAW_NAMES, Repetition, server_timing
-from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of, is_urgent
+from tierkit.oip_server.request import MUCH_JSON, RequestReader, announced_images, budget_s, headers_of, is_urgent
 from tierkit.runner import ModelRunner, RunResult
 from tierkit.service.exchange import ALONE, REPEATABLE, AtOnce
 
@@ -106,7 +106,8 @@ class InferEndpoint:
                 await guard(request)
             if texts := [output for output in wanted if output.classification or output.name not in binary]:
                 _check_texts(runner.model, runner.check_request(arrays, [output.name for output in wanted]), texts)
-            alone = _is_alone(scope)
+            # Reading much JSON has held the event loop up already.
+            alone = (_BINARY in headers or len(body) <= MUCH_JSON) and _is_alone(scope)
             result = await runner.infer(
                 arrays,
                 [output.name for output in wanted],

@@ -15,7 +15,7 @@ from tierkit.oip.compression import CODING, decompress
 from tierkit.oip.datatypes import dtype_of
 from tierkit.protocol import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
 
-__all__ = ["RequestReader", "announced_images", "budget_s", "headers_of", "is_urgent"]
+__all__ = ["MUCH_JSON", "RequestReader", "announced_images", "budget_s", "headers_of", "is_urgent"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 _BUDGET = BUDGET_HEADER.lower().encode()
@@ -23,7 +23,7 @@ _BUDGET = BUDGET_HEADER.lower().encode()
 _PRIORITY = PRIORITY_HEADER.lower().encode()
 _URGENT = INTERACTIVE.encode()
 
-_MUCH_JSON = 64 * 1024
+MUCH_JSON = 64 * 1024
 """Bytes of JSON that take some milliseconds to read."""
 
 _BREATH_S = 0.002
@@ -79,7 +79,7 @@ class RequestReader:
         header_length = parse_header_length(None if length is None else length.decode("latin-1"))
         json_bytes = len(body) if header_length is None else header_length
         # More than is accepted at all is refused without a look at it.
-        if _MUCH_JSON < json_bytes <= self._limits.max_json_bytes:
+        if MUCH_JSON < json_bytes <= self._limits.max_json_bytes:
             async with self._turn:
                 await asyncio.sleep(_BREATH_S)
                 return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)

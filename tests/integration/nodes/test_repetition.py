@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -48,6 +49,11 @@ class Steady(PixelModel):
     """Depends on the batch alone."""
 
     steady = True
+    thread = 0
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        self.thread = threading.get_ident()
+        return super().run(inputs, outputs)
 
 
 class Asked:
@@ -195,3 +201,17 @@ async def test_a_raw_body_repeats_too(steady: Any, client: Client, asked: Asked)
         response = decode_response(answer.content, parse_header_length(answer.headers[BINARY_HEADER]))
         assert logits(response) == [[value, 2, 3], [4, value, 6]]
     assert asked.count < 20
+
+
+async def test_much_json_is_not_followed_by_an_inference_on_the_event_loop(start_node: Any) -> None:
+    model = Steady()
+    async with start_node(model, max_batch_size=1024) as running:
+
+        async def computed_on_the_loop(images: int) -> bool:
+            tensor = {"name": "images", "shape": [images, 4, 4, 3], "datatype": "UINT8", "data": [7] * 48 * images}
+            answer = await running.http.post(running.infer_path, json={"inputs": [tensor]})
+            assert answer.status_code == 200, answer.text
+            return model.thread == threading.get_ident()
+
+        await wait_for(lambda: computed_on_the_loop(1))
+        assert not await computed_on_the_loop(1000)
