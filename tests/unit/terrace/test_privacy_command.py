@@ -1,5 +1,6 @@
 """`terrace privacy audit`: what it attacks, and what it refuses; without torch."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -119,3 +120,11 @@ def test_the_screen_names_the_strongest_attack_and_says_what_does_not_count(caps
     shown = capsys.readouterr().out
     assert "conv1 of resnet-34: least-squares gets most, SSIM 0.99; wrn-16-2 recognises 61.0 %" in shown
     assert "it does not count" in shown
+
+
+def test_the_kept_record_holds_what_the_page_shows() -> None:
+    root = Path(__file__).parents[3]
+    (newest,) = sorted((root / "experiments/records").glob("privacy-audit-*.json"))[-1:]
+    record = json.loads(newest.read_text(encoding="utf-8"))
+    rows = [Row(**row) for row in record["results"]["rows"]]
+    assert _table(rows).markdown() in (root / "docs/privacy.md").read_text(encoding="utf-8")
