@@ -20,6 +20,7 @@ TABLE = {
     errors.TooLarge: 413,
     errors.NotFound: 404,
     errors.Conflict: 409,
+    errors.EncoderMismatch: 409,
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.Unavailable: 503,
