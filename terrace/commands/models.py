@@ -142,6 +142,10 @@ def verify(weights: Weights = None, provider: Provider = Processor.CPU, json: Js
         print_json([asdict(verdict) for verdict in verdicts])
     else:
         table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column()
+        table.add_column()
+        # A path that is longer than the terminal is wide goes on in the next line: its end names the file.
+        table.add_column(overflow="fold")
         for verdict in verdicts:
             table.add_row("[green]ok[/green]" if verdict.ok else "[red]wrong[/red]", verdict.name, verdict.detail)
         screen().print(table)

@@ -226,7 +226,7 @@ async def test_failures_are_counted(end: RunningEnd) -> None:
 
 async def test_a_failed_upper_node_leaves_the_connection_pool_clean(end: RunningEnd, upper: RunningUpper) -> None:
     async with listening(never) as url:
-        await asyncio.gather(*(fallback(end, to(url), budget_s=0.2) for _ in range(80)))
+        await asyncio.gather(*(fallback(end, to(url), budget_s=2.0) for _ in range(80)))
     # More than the pool holds have just been given up; each must have given its place back.
     _, fine = await end.answer(images(2), to(upper.url))
     assert isinstance(fine, FineEvent)
