@@ -86,7 +86,11 @@ def test_another_hierarchy_needs_no_code(garden: Path, tmp_path: Path, target: s
     assert row["images"] == 15
     assert row["coarse_accuracy"] == entry["coarse_accuracy"]
     assert (row["fine_accuracy"] is None) == (target == "coarse")
-    (verdict,) = terrace_models("verify", "--weights", str(weights))
+    verdict, *encoders = terrace_models("verify", "--weights", str(weights))
+    # The first convolution of a network that an upper tier may serve is cut off as an encoder.
+    assert [(each["name"], each["ok"]) for each in encoders] == (
+        [("garden-net.conv1", True)] if target == "fine" else []
+    )
     assert verdict["ok"], verdict["detail"]
 
     manifest = load_manifest(weights)
