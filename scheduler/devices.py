@@ -201,7 +201,7 @@ class DeviceList:
         """
         device = self.get(node_id)
         if device.incarnation != beat.incarnation:
-            raise Conflict(f"node {node_id!r} has registered again with another incarnation since")
+            raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
         view = self._view(device, now)
         if view.health is Health.DEAD:
             raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
@@ -335,7 +335,7 @@ class DeviceList:
         """
         device = self.get(node_id)
         if incarnation is not None and incarnation != device.incarnation:
-            raise Conflict(f"node {node_id!r} has registered again with another incarnation since")
+            raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
         del self._devices[node_id], self._told[node_id]
         self._tell(node_id)
 
