@@ -61,8 +61,14 @@ _DEFAULT = Ways()
 class MapCount:
     """N_map as it is used, and where it comes from."""
 
-    value: int
+    value: int | None
+    """None where a tier that it is computed for has no node."""
     reason: str
+
+    @property
+    def used(self) -> int:
+        """For formulas and routes, which hardly depend on it then."""
+        return 1 if self.value is None else self.value
 
 
 class Fleet:
@@ -97,7 +103,7 @@ class Fleet:
             ends={*also, *(device.node_id for device in self._devices.alive(Tier.END, now))},
             edges=edges,
             clouds=clouds,
-            n_map=self.n_map(now).value,
+            n_map=self.n_map(now).used,
         )
 
     def has_upstream(self, scheme: Scheme, now: float, ways: Ways | None = None) -> bool:
@@ -186,7 +192,7 @@ class Fleet:
             return MapCount(self._settings.n_map, "set by the operator (--n-map)")
         times = self.times(now)
         if times is None or times.edge is None:
-            return MapCount(1, "no edge node to compute it for")
+            return MapCount(None, f"there is no {'end device' if times is None else 'edge node'} to compute it for")
         value = map_count(times.end, times.edge)
         return MapCount(value, f"ceil({times.edge.total_s:.3f} s / {times.end.total_s:.3f} s), Eq. 4")
 
@@ -195,7 +201,7 @@ class Fleet:
         ends = len(self._devices.alive(Tier.END, now))
         if not ends:
             return None
-        return share_to_cloud(ends, len(self.upper(Tier.EDGE, now)), self.n_map(now).value)
+        return share_to_cloud(ends, len(self.upper(Tier.EDGE, now)), self.n_map(now).used)
 
     def times(self, now: float) -> FleetTimes | None:
         """Seconds per task of 50 images: each tier's mean measured speed, and the link times of the settings."""

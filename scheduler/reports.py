@@ -93,7 +93,7 @@ class MappingReport(BaseModel):
 
     scheme: Scheme
     scheme_default: Scheme
-    n_map: int
+    n_map: int | None = Field(description="Null where there is no end device or no edge node to compute it for.")
     n_map_reason: str
     theta_cloud: float | None
     pairs: list[Pair]
@@ -224,7 +224,7 @@ def _formulas(fleet: Fleet, scheme: Scheme, *, n_ends: int, tasks: int, now: flo
     node."""
     times = fleet.times(now)
     n_edges, n_clouds = len(fleet.upper(Tier.EDGE, now)), len(fleet.upper(Tier.CLOUD, now))
-    theta = fleet.theta_cloud(now)
+    n_map, theta = fleet.n_map(now), fleet.theta_cloud(now)
     end_s = edge_s = cloud_s = mapping_s = None
     if times is not None:
         end_s = time_end(tasks, n_ends, times.end)
@@ -238,12 +238,12 @@ def _formulas(fleet: Fleet, scheme: Scheme, *, n_ends: int, tasks: int, now: flo
     bound_s = None
     if times is not None and n_ends:
         with contextlib.suppress(ValueError):  # no upper node that the scheme could use
-            bound_s = bound_of_scheme(scheme, tasks, counts, times, n_map=fleet.n_map(now).value).seconds
+            bound_s = bound_of_scheme(scheme, tasks, counts, times, n_map=n_map.used).seconds
     texts: dict[str, tuple[str, float | None]] = {
         "T_End": ("N_t / N_end * (tc_end + tp_end)", end_s),
         "T_End-Cloud": ("T_End + N_t / N_cloud * (tc_cloud + tp_cloud)", cloud_s),
         "T_End-Edge": ("T_End + N_t / N_edge * (tc_edge + tp_edge)", edge_s),
-        "N_map": ("ceil((tc_edge + tp_edge) / (tc_end + tp_end))", float(fleet.n_map(now).value)),
+        "N_map": ("ceil((tc_edge + tp_edge) / (tc_end + tp_end))", n_map.value),
         "theta_cloud": ("max(0, (N_end - N_edge * N_map) / N_end)", theta),
         "bound": (
             "max(N_t / N_end * tp_end, n_edge / N_edge * tp_edge, n_cloud / N_cloud * tp_cloud), each with the rest of "

@@ -87,7 +87,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
                     tuning=_tuning(settings.weights, manifest),
                 )
                 commit.on_commit = scheduler.on_commit
-                lifecycle.add_check("database", scheduler.check_database)
+                lifecycle.add_check("database", commit.check)
                 watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
                 async with _loops(scheduler, commit, dispatcher, watch, lifecycle):
                     yield scheduler

@@ -562,12 +562,6 @@ class Scheduler:
         self.stopping = True
         self.hub.notify_all()
 
-    async def check_database(self) -> None:
-        """For readiness. Raises when the database does not answer or does not accept results."""
-        if self._commit.refused is not None:
-            raise DataError(f"the database does not accept results: {self._commit.refused}")
-        await self._store.ping()
-
     async def purge(self) -> int:
         """Forget jobs whose retention is over; returns how many."""
         return await self._store.purge(time.time() - self.settings.retention_s)

@@ -121,6 +121,7 @@ async def answer(exc: Exception, send: Send) -> None:
 def _on_http_exception(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     sentences = {
+        "There was an error parsing the body": "the body cannot be read as JSON",
         "Not Found": f"no such route: {request.url.path[:200]}",
         "Method Not Allowed": f"{request.method} is not allowed on {request.url.path[:200]}",
     }
@@ -143,7 +144,31 @@ def _allowed(request: Request) -> str:
 
 def _on_validation_error(request: Request, exc: Exception) -> Response:
     errors: Sequence[Mapping[str, Any]] = getattr(exc, "errors", tuple)()
-    sentence = "; ".join(
-        f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}" for error in errors
-    )
-    return JSONResponse({"error": sentence}, 422)
+    # Where an entry of a list is wrong, the list is said to be too short as well.
+    outer = {tuple(error["loc"][:depth]) for error in errors for depth in range(1, len(error["loc"]))}
+    sentences = [_validation_sentence(error) for error in errors if tuple(error["loc"]) not in outer]
+    return JSONResponse({"error": "; ".join(sentences)}, 422)
+
+
+_VALIDATION = {
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "model_attributes_type": "should be a JSON object, sent as application/json",
+    "tuple_type": "should be a list",
+    "too_short": "has too few entries",
+    "int_parsing_size": "is too large",
+}
+"""Where pydantic speaks of Python, by its names of errors."""
+
+
+def _validation_sentence(error: Mapping[str, Any]) -> str:
+    """What is wrong with one field of a request, and what is expected. Texts that were sent are not repeated: there are
+    secrets among them."""
+    kind, place, sent = error["type"], ".".join(map(str, error["loc"])), error.get("input")
+    if kind == "json_invalid":
+        return f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
+    if kind in _VALIDATION:
+        return f"{place} {_VALIDATION[kind]}"
+    reason = error["msg"].removeprefix("Value error, ")
+    told = f" is {sent!r}" if isinstance(sent, int | float) and abs(sent) < 1e100 else ""
+    return f"{place}{told}: {reason}"

@@ -121,7 +121,7 @@ class ModelOffer(_Message):
 
     name: str
     sha256: Sha256
-    ms_per_image: NonNegativeFloat
+    ms_per_image: Annotated[float, Field(ge=0, le=1e9)]
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds."""
 
 
@@ -147,7 +147,7 @@ class Registration(_Message):
     """What it can encode for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
     """Version of the Terrace distribution that the node runs."""
-    images_per_minute: PositiveInt | None = None
+    images_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
     key: NodeKey = ""
     """Opens the node's gate; for the scheduler, and for those whom it sends there."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import Executable, insert
+from sqlalchemy import Executable, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -22,7 +22,7 @@ from scheduler.measures import COMMITS
 from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, results
 from scheduler.work import Answer, AttemptReport
-from tierkit.errors import Unavailable
+from tierkit.errors import DataError, Unavailable
 
 __all__ = ["Attempted", "GroupCommit", "Result"]
 
@@ -75,6 +75,8 @@ class GroupCommit:
         self._write_lock = asyncio.Lock()
         self.refused: str | None = None
         """Why the database does not accept results at the moment."""
+        self._failing = False
+        """Whether the last `check` of an idle database failed; it is logged when that changes."""
 
     @property
     def congested(self) -> bool:
@@ -103,7 +105,29 @@ class GroupCommit:
         except IntegrityError:
             raise
         except SQLAlchemyError as exc:
+            _log.error("the database does not accept a write: %s", plain_reason(exc))
             raise Unavailable(f"the database does not accept writes now: {plain_reason(exc)}") from exc
+
+    async def check(self) -> None:
+        """Whether the database accepts what it is given, also when nothing has been written for long.
+
+        Raises:
+            DataError: results wait because it refuses them, or it would refuse any commit: its file is gone.
+        """
+        if self.refused is not None:
+            raise DataError(f"the database does not accept results: {self.refused}")
+        try:
+            # A commit, though of nothing: that is when the file is looked at. No lock, so no writer is waited for.
+            async with self._engine.begin() as connection:
+                await connection.execute(select(1))
+        except SQLAlchemyError as exc:
+            if not self._failing:
+                _log.error("the database fails its check: %s", plain_reason(exc))
+            self._failing = True
+            raise DataError(f"the database would not accept results: {plain_reason(exc)}") from exc
+        if self._failing:
+            _log.info("the database passes its check again")
+        self._failing = False
 
     async def run(self) -> None:
         """Commit groups until cancelled."""

@@ -292,11 +292,6 @@ class JobStore:
             for task, answers in by_task.items():
                 yield task, answers
 
-    async def ping(self) -> None:
-        """Raises Unavailable when the database does not answer."""
-        async with self._reading() as connection:
-            await connection.execute(select(1))
-
     def started(self, job_id: str, at: float) -> None:
         """The first task of a job is on its way; written with the next group of results."""
         # A job that goes on after a restart keeps the time of its first beginning.

@@ -359,6 +359,19 @@ async def free(scheduler) -> bool:
     return all(device["outstanding"] == 0 for device in devices)
 
 
+async def test_the_mapping_of_a_fleet_without_edge_nodes_has_no_n_map(kit, settings):
+    async with kit.scheduler(settings.model_copy(update={"n_map": None})) as scheduler:
+        empty = (await scheduler.http.get("/v1/mapping")).json()
+        await scheduler.register("end-0", "end")
+        await scheduler.register("cloud-0", "cloud")
+        report = (await scheduler.http.get("/v1/mapping", params={"scheme": "mapping"})).json()
+    assert (empty["n_map"], empty["n_map_reason"]) == (None, "there is no end device to compute it for")
+    assert (report["n_map"], report["n_map_reason"]) == (None, "there is no edge node to compute it for")
+    assert report["formulas"]["N_map"]["value"] is None
+    assert report["theta_cloud"] == 1
+    assert report["pairs"][0]["upstream"] == ["cloud-0"]
+
+
 async def test_the_mapping_shows_pairs_reasons_and_the_formulas_with_their_figures(kit, settings):
     settings = settings.model_copy(update={"n_map": None, "edge_link_s": 0.5})
     async with (

@@ -282,6 +282,37 @@ async def test_a_wrong_registration(scheduler, change):
     assert (await scheduler.http.get("/v1/devices")).json() == {"devices": []}
 
 
+OFFER = {"name": "m", "sha256": "0" * 64, "ms_per_image": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            {"models": [{**OFFER, "ms_per_image": -1}]},
+            "body.models.0.ms_per_image is -1: Input should be greater than or equal to 0",
+        ),
+        (
+            {"models": [{**OFFER, "ms_per_image": 1e99}]},
+            "body.models.0.ms_per_image is 1e+99: Input should be less than or equal to 1000000000",
+        ),
+        ({"images_per_minute": 1e308}, "body.images_per_minute is too large"),
+        ({"models": 1}, "body.models should be a list"),
+        ({"models": []}, "body.models has too few entries"),
+        ({"frob": 1}, "body.frob is unknown"),
+        (b"[[[[", "the body is no JSON: Expecting value, at character 4"),
+        (b"[]", "body should be a JSON object, sent as application/json"),
+        (b"", "body is missing"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_is_wrong_with_a_registration_is_said_in_plain_words(scheduler, body, sentence):
+    good = {"node_id": "end-0", "incarnation": "a" * 16, "tier": "end", "url": "http://127.0.0.1:9", "models": [OFFER]}
+    sent = body if isinstance(body, bytes) else json.dumps({**good, "version": "0", **body}).encode()
+    response = await scheduler.http.post("/v1/devices", content=sent, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()) == (422, {"error": sentence})
+
+
 async def test_converted_and_resized_images_are_accepted_and_said(kit, scheduler):
     held = io.BytesIO()
     Image.new("CMYK", (50, 40), (0, 255, 255, 0)).save(held, "JPEG")

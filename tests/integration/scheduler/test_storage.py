@@ -42,6 +42,21 @@ async def test_a_database_that_is_gone_for_a_while_in_the_middle_of_a_job(kit, s
     assert await ready(scheduler) == "ok"
 
 
+async def test_a_database_that_is_gone_while_nothing_is_to_do(kit, scheduler, settings, caplog):
+    path = settings.state / "scheduler.db"
+    path.rename(settings.state / "aside.db")
+    for _ in range(2):
+        answer = await scheduler.http.get("/readyz")
+        assert answer.status_code == 503
+        assert "is gone or another one; put it back" in answer.json()["checks"]["database"]
+    assert sum("fails its check" in record.message for record in caplog.records) == 1
+    assert (await scheduler.try_submit(kit.images(1))).status_code == 503
+    assert "does not accept a write: the file" in caplog.text
+    (settings.state / "aside.db").rename(path)
+    assert (await scheduler.http.get("/readyz")).status_code == 200
+    assert (await scheduler.try_submit(kit.images(1))).status_code == 202
+
+
 async def test_a_database_that_is_locked_in_the_middle_of_a_job_only_delays_it(kit, scheduler, settings):
     async with kit.end(scheduler, "end-0") as end:
         end.gate.clear()
