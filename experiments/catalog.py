@@ -11,11 +11,12 @@ from experiments.slow_edge import SLOW_EDGE
 from experiments.steady import STEADY
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
+from experiments.table4 import TABLE4
 from experiments.table5 import FIGURE4, TABLE5
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
-ALL = (TABLE1, TABLE2, TABLE3, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, HEARTBEAT, STEADY, CHAOS)
+ALL = (TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, HEARTBEAT, STEADY, CHAOS)
 """`figure4` is drawn by `table5`."""
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*ALL, FIGURE4)}

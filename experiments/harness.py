@@ -32,6 +32,7 @@ from models.data import ImageSet
 from tierkit.client import AsyncClient
 from tierkit.errors import MissingExtra, ServiceFailed, TerraceError
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch
+from tierkit.types import Tier
 
 __all__ = ["RECORD", "Experiment", "Outcome", "Request", "Run", "Table", "execute", "new_folder", "publish"]
 
@@ -160,9 +161,13 @@ class Run:
         self._done_s += expected_s
         self.tell(label, self._done_s, self.expected_s)
 
-    def networks(self, profile: Profile) -> list[Network]:
-        """The networks of a fleet like this, ready to be served; the record says how they come by their answers."""
-        prepared = prepare_networks(profile, lambda: self.images, self.folder)
+    def networks(self, profile: Profile, names: Mapping[Tier, str] | None = None) -> list[Network]:
+        """The networks of a fleet like this, ready to be served; the record says how they come by their answers.
+
+        Args:
+            names: as `prepare_networks`.
+        """
+        prepared = prepare_networks(profile, lambda: self.images, self.folder, names)
         for network in prepared:
             self.note(str(network))
         return prepared

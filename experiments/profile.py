@@ -32,7 +32,7 @@ __all__ = ["Counts", "Profile", "Speeds", "address_of", "profile_names", "read_p
 
 _FOLDER = Path(__file__).parent / "profiles"
 
-_PATHS = ("scheduler-end", "end-edge", "end-cloud")
+_PATHS = ("scheduler-end", "end-edge", "end-cloud", "edge-cloud")
 """Who asks whom for inference. Heartbeats take no emulated link: they are no part of any experiment's latency."""
 
 _THIRD_BYTE = {Tier.END: 1, Tier.EDGE: 2, Tier.CLOUD: 3}

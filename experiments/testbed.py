@@ -78,17 +78,21 @@ def task_s(profile: Profile, tier: Tier) -> float:
     return ms * BATCH / 1000
 
 
-def prepare_networks(profile: Profile, images: Callable[[], ImageSet], folder: Path) -> list[Network]:
+def prepare_networks(
+    profile: Profile, images: Callable[[], ImageSet], folder: Path, names: Mapping[Tier, str] | None = None
+) -> list[Network]:
     """The networks of the profile's tiers, with their answers where their speed is emulated; files go into `folder`.
 
     Args:
         images: gives those that the fleet will be asked about; called where answers are needed.
+        names: of networks where it shall not be the tier's first one.
     """
-    return [_prepare(profile, tier, images, folder) for tier in Tier if profile.nodes.of(tier)]
+    return [_prepare(profile, tier, (names or {}).get(tier), images, folder) for tier in Tier if profile.nodes.of(tier)]
 
 
-def _prepare(profile: Profile, tier: Tier, images: Callable[[], ImageSet], folder: Path) -> Network:
-    entry = load_manifest().default_for(tier)
+def _prepare(profile: Profile, tier: Tier, name: str | None, images: Callable[[], ImageSet], folder: Path) -> Network:
+    manifest = load_manifest()
+    entry = manifest.default_for(tier) if name is None else manifest.entry(name)
     real_ms = _real_ms(load_model(entry), read_sample().images[:BATCH])
     emulated_ms = profile.compute_ms_per_image.of(tier)
     answers: Path | None = None
@@ -142,7 +146,11 @@ def plan_fleet(
     services = [ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=settings)]
     for network in networks:
         for number in range(1, profile.nodes.of(network.tier) + 1):
-            node = {"host": address_of(network.tier, number), **_links(profile, network.tier, folder, number)}
+            node = {
+                "host": address_of(network.tier, number),
+                "models": network.name,
+                **_links(profile, network.tier, folder, number),
+            }
             if network.emulated_ms_per_image is not None:
                 node["emulate_ms_per_image"] = f"{network.emulated_ms_per_image:g}"
             if network.answers is not None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments import escalation, figure3, heartbeat, slow_edge, steady, table5
+from experiments import escalation, figure3, heartbeat, slow_edge, steady, table4, table5
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, new_folder
@@ -22,7 +22,7 @@ from terrace.console import plain_table, print_json, screen
 from terrace.options import Json
 from terrace.stoppable import run_stoppable
 from tierkit.errors import InvalidInput
-from tierkit.types import Recovery, Scheme
+from tierkit.types import EncoderKind, FeatureForm, Recovery, Scheme
 
 __all__ = ["app"]
 
@@ -203,6 +203,34 @@ def table2_command(
 def table3_command(out: Out = None, json: Json = False) -> None:
     """Output, parameters and size of the encoders."""
     _run([TABLE3], _request("native", False, 0, None, None), out, json=json)
+
+
+@app.command("table4")
+def table4_command(
+    encoder: Annotated[EncoderKind, typer.Option(help="Whose features are sent.")] = EncoderKind.CONV1,
+    form: Annotated[FeatureForm, typer.Option(help="How they are written.")] = FeatureForm.UINT8,
+    latency: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0, max=60, help="Seconds to the upper node and back; may be repeated. Default: 0.5, 1, 1.5, 2."
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        list[float] | None,
+        typer.Option(min=0, help="Mbit/s of every link, 0: the profile's; may be repeated. Default: 0, 100, 10."),
+    ] = None,
+    profile: ProfileName = "paper",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of each cell. Default: 5; 2 with --quick.")] = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """What an encoder adds to the time of a task, on an end device and on an edge node, split as in Eq. 8."""
+    limits = None if bandwidth is None else [mbps or None for mbps in bandwidth]
+    experiment = table4.configured(kind=encoder, form=form, latencies_s=latency, bandwidths_mbps=limits)
+    _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
 
 
 @app.command("escalation")

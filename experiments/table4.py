@@ -1,0 +1,416 @@
+"""Table 4 of the paper: how much longer a task takes when features go up in place of pixels, against the latency.
+
+One node of each tier, one task of 50 images at a time (window 1), through the scheduler as any job. The time of a task
+is that of its upper stage, from the coarse to the fine answer as the scheduler sees them; its overhead is what an
+encoder adds to that, split as in the paper's Eq. 8:
+
+- encoding: what the node that encodes says that its head has taken, packing included;
+- communication: all the rest. More bytes on the links, their compression and digests, and for an edge node that encodes
+  its own HTTP hop.
+
+A device encodes for the cloud, or for an edge node; or a trusted edge node encodes for the cloud. The latency that is
+varied is that of the way to the upper node. Where an edge node encodes, it lies behind that node, whose own hop has
+none: the way is as long as without the encoder. A bandwidth is that of every link of the way.
+
+Heads really run, at the speed of this machine, and so do tails, which the emulated inference covers. On a machine as
+slow as the emulated one the head would take longer as well. How much, nobody knows; `scaled_overhead` is the overhead
+if the head were slower by as much as the tier's own network is, 41 times for the paper's end device. That is too much
+for a machine, since the paper's figures hold the slowness of its software as well: it is an upper bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from experiments.harness import Experiment, Record, Run, Table
+from experiments.plots import Figures, bound, formula, measured, paper
+from experiments.profile import Profile
+from experiments.record import spread
+from experiments.testbed import BATCH, Network, task_s
+from models.manifest import EncoderEntry, Manifest, load_manifest
+from tierkit.client import AsyncClient, FallbackResults, FineResults
+from tierkit.errors import InvalidInput, UpstreamError
+from tierkit.links import LinkSpec
+from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
+
+__all__ = ["LATENCIES_S", "PAPER", "TABLE4", "configured", "encoders_of", "links_of", "machines_of"]
+
+PAPER: Mapping[tuple[str, float], float] = {
+    ("end", 0.5): 0.571,
+    ("end", 1.0): 0.332,
+    ("end", 1.5): 0.247,
+    ("end", 2.0): 0.179,
+    ("edge", 0.5): 0.440,
+    ("edge", 1.0): 0.272,
+    ("edge", 1.5): 0.206,
+    ("edge", 2.0): 0.159,
+}
+"""The paper's Table 4, encoding for the cloud: the overhead as a share of the time without encoder, by the tier that
+encodes, and the latency in seconds."""
+
+LATENCIES_S = (0.5, 1.0, 1.5, 2.0)
+BANDWIDTHS_MBPS: tuple[float | None, ...] = (None, 100.0, 10.0)
+
+_TASKS, _QUICK_TASKS = 5, 2
+_START_S = 5.0
+_JOB_BUDGET_S = 900.0
+_REAL_TASK_S = 0.1
+"""About what a task takes where the speed is real, for the progress bar."""
+_SCHEMES = {Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
+_FORM_BYTES = {FeatureForm.UINT8: 1, FeatureForm.FLOAT16: 2, FeatureForm.FLOAT32: 4}
+_PIXELS = "pixels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How images come to the upper node of a fleet."""
+
+    upper: Tier
+    encode_on: Tier | None
+    """None: they go there as pixels."""
+
+    def __str__(self) -> str:
+        return f"pixels to the {self.upper}" if self.encode_on is None else f"{self.encode_on} to {self.upper}"
+
+
+_WAYS = {
+    Tier.CLOUD: tuple(_Way(upper=Tier.CLOUD, encode_on=on) for on in (None, Tier.END, Tier.EDGE)),
+    Tier.EDGE: tuple(_Way(upper=Tier.EDGE, encode_on=on) for on in (None, Tier.END)),
+}
+"""By upper tier; each has a fleet of its own."""
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+async def _measure(
+    run: Run,
+    *,
+    kind: EncoderKind,
+    form: FeatureForm,
+    latencies_s: Sequence[float] | None,
+    bandwidths_mbps: Sequence[float | None] | None,
+) -> None:
+    quick = run.request.quick
+    tasks = run.request.tasks or (_QUICK_TASKS if quick else _TASKS)
+    encoders = encoders_of(kind, load_manifest())
+    links = links_of(latencies_s, bandwidths_mbps, quick=quick)
+    run.config |= {"encoder": kind, "form": form, "tasks_per_cell": tasks}
+    turns = [(upper, *link) for link in links for upper in encoders]
+
+    def expected_s(way: _Way, latency_s: float, mbps: float | None) -> float:
+        return (tasks + 1) * _task_s(run.profile, way, latency_s, mbps, encoders[way.upper], form)
+
+    run.expected_s = sum(
+        _START_S + sum(expected_s(way, latency_s, mbps) for way in _WAYS[upper]) for upper, latency_s, mbps in turns
+    )
+    names = {tier: encoder.network for tier, encoder in encoders.items()}
+    networks = await asyncio.to_thread(run.networks, run.profile.with_nodes(end=1, edge=1, cloud=1), names)
+    run.config["slowness"] = {network.tier: _slowness(network) for network in networks}
+    run.note("heads and tails really run, at the speed of this machine; the links are emulated")
+    if any(run.config["slowness"].values()):
+        run.note(
+            "the emulated time of an upper network stands for that of its tail as well, so the upper node gains "
+            "nothing from the head's work; scaled: as if the head were slower by as much as the network of its tier "
+            "is emulated to be"
+        )
+    for upper, latency_s, mbps in turns:
+        machines = machines_of(run.profile, upper, latency_s, mbps)
+        serving = [network for network in networks if machines.nodes.of(network.tier)]
+        where = f"{latency_s:g} s" + (f", {mbps:g} Mbit/s" if mbps else "")
+        async with AsyncExitStack() as stack:
+            async with run.step(f"starting the fleet, {where}", _START_S):
+                _, client = await stack.enter_async_context(run.fleet(machines, serving, {"window": 1}))
+            for way in _WAYS[upper]:
+                async with run.step(f"{way}, {where}", expected_s(way, latency_s, mbps)):
+                    answers = await _one_job(client, run, way, kind, form, tasks)
+                run.add(
+                    upper=upper,
+                    encode_on=way.encode_on,
+                    network=names[upper],
+                    latency_s=latency_s,
+                    bandwidth_mbps=mbps,
+                    **answers,
+                )
+
+
+def encoders_of(kind: EncoderKind, manifest: Manifest) -> dict[Tier, EncoderEntry]:
+    """The encoder of this kind for each upper tier's own network. Where the cloud's has none, the cloud serves the edge
+    node's.
+
+    Raises:
+        InvalidInput: neither has one.
+    """
+    known = {encoder.network: encoder for encoder in manifest.encoders if encoder.kind is kind}
+    own = {tier: manifest.default_for(tier).name for tier in (Tier.CLOUD, Tier.EDGE)}
+    found = {tier: known[name] for tier, name in own.items() if name in known}
+    if not found:
+        have = ", ".join(sorted({encoder.kind for encoder in manifest.encoders})) or "none"
+        raise InvalidInput(f"there is no encoder of the kind {kind} for {' or '.join(own.values())}; there is {have}")
+    return {Tier.CLOUD: next(iter(found.values())), **found}
+
+
+def links_of(
+    latencies_s: Sequence[float] | None, bandwidths_mbps: Sequence[float | None] | None, *, quick: bool
+) -> list[tuple[float, float | None]]:
+    """Latency and bandwidth of each cell. When it shall be quick, and nothing else is said, limits are measured at the
+    shortest latency alone, where they matter most.
+
+    Raises:
+        InvalidInput: one of them is no number.
+    """
+    pairs = list(product(latencies_s or LATENCIES_S, bandwidths_mbps or BANDWIDTHS_MBPS))
+    if not all(math.isfinite(number) for pair in pairs for number in pair if number is not None):
+        raise InvalidInput("latencies and bandwidths are finite numbers")
+    if quick and not latencies_s and not bandwidths_mbps:
+        pairs = [(latency_s, mbps) for latency_s, mbps in pairs if mbps is None or latency_s == LATENCIES_S[0]]
+    return pairs
+
+
+def machines_of(profile: Profile, upper: Tier, latency_s: float, mbps: float | None) -> Profile:
+    """One node of each tier that has a part, and so much latency on the way to the upper one, there and back."""
+    limited = {} if mbps is None else {"bandwidth_bps": mbps * 1e6}
+    far = {"delay_s": latency_s / 2, "jitter_s": 0.0, **limited}
+    near = {"delay_s": 0.0, "jitter_s": 0.0, **limited}
+
+    def link(path: str, change: Mapping[str, float]) -> LinkSpec:
+        return profile.path.get(path, LinkSpec()).model_copy(update=dict(change))
+
+    if upper is Tier.EDGE:
+        path = {"end-edge": link("end-edge", far)}
+    else:
+        way = link("end-cloud", far)
+        path = {"end-cloud": way, "edge-cloud": way, "end-edge": link("end-edge", near)}
+    return profile.with_nodes(end=1, edge=1, cloud=int(upper is Tier.CLOUD)).model_copy(update={"path": path})
+
+
+async def _one_job(
+    client: AsyncClient, run: Run, way: _Way, kind: EncoderKind, form: FeatureForm, tasks: int
+) -> dict[str, Any]:
+    """What each task took in its upper stage and in the head, milliseconds, and the bytes that it sent."""
+    images = run.images.take(np.arange((tasks + 1) * BATCH) % len(run.images)).images
+    wanted: dict[str, Any] = (
+        {"privacy": Privacy.NONE} if way.encode_on is None else {"privacy": Privacy(kind), "feature_form": form}
+    )
+    if way.encode_on is Tier.EDGE:
+        wanted["encode_on"] = Tier.EDGE
+    job = await client.submit(images, scheme=_SCHEMES[way.upper], batch_size=BATCH, name=f"table4 {way}", **wanted)
+    events = [event async for event in client.events(job, budget_s=_JOB_BUDGET_S)]
+    done = [event for event in events if isinstance(event, FineResults)]
+    answers = [(event.results[0], event.sent[-1]) for event in sorted(done, key=lambda event: event.task)]
+    if len(answers) != tasks + 1:
+        whys = [event.results[0].fallback for event in events if isinstance(event, FallbackResults)]
+        raise UpstreamError(f"{len(answers)} of {tasks + 1} tasks got a fine answer ({way}): {whys[:1]}")
+    by = {None: None, Tier.END: "end-1", Tier.EDGE: "edge-1"}[way.encode_on]
+    expected = (_PIXELS if way.encode_on is None else kind, by)
+    if wrong := [sent for _, sent in answers if (sent.form, sent.encoded_by) != expected]:
+        raise UpstreamError(f"images went as {wrong[0].form}, encoded by {wrong[0].encoded_by} ({way})")
+    # The first task opens the connections, and loads head and tail.
+    kept = answers[1:]
+    return {
+        "stage_ms": [first.fine.ms - first.coarse.ms for first, _ in kept if first.fine and first.coarse],
+        "encode_ms": [sent.encode_ms for _, sent in kept],
+        "upload_bytes": [sent.upload_bytes for _, sent in kept],
+        "relay_bytes": [sent.relay_bytes for _, sent in kept],
+    }
+
+
+def _task_s(
+    profile: Profile, way: _Way, latency_s: float, mbps: float | None, encoder: EncoderEntry, form: FeatureForm
+) -> float:
+    """About how long a task takes, for the progress bar."""
+
+    def of(tier: Tier) -> float:
+        return task_s(profile, tier) if profile.compute_ms_per_image.of(tier) else _REAL_TASK_S
+
+    alone_s = of(Tier.END) + latency_s + of(way.upper)
+    if mbps is None:
+        return alone_s
+    pixels = BATCH * math.prod(load_manifest().entry(encoder.network).input_shape)
+    features = BATCH * math.prod(encoder.feature_shape) * _FORM_BYTES[form]
+    if form is FeatureForm.UINT8:
+        features //= 2  # about so much is left of them when they are compressed
+    sent = {None: pixels, Tier.END: features, Tier.EDGE: pixels + features}[way.encode_on]
+    return alone_s + sent * 8 / (mbps * 1e6)
+
+
+def _slowness(network: Network) -> float | None:
+    """How much slower a tier is emulated to be than this machine; None where its speed is real."""
+    if network.emulated_ms_per_image is None:
+        return None
+    return network.emulated_ms_per_image / network.real_ms_per_image
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    without = {_cell(point): point for point in record["points"] if point["encode_on"] is None}
+    ranked = sorted(
+        (point for point in record["points"] if point["encode_on"] is not None),
+        key=lambda point: (
+            point["upper"] != Tier.CLOUD,
+            point["encode_on"] != Tier.END,
+            -(point["bandwidth_mbps"] or math.inf),
+            point["latency_s"],
+        ),
+    )
+    return [_row(point, without[_cell(point)], record["config"]) for point in ranked]
+
+
+def _cell(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    return point["upper"], point["latency_s"], point["bandwidth_mbps"]
+
+
+def _row(point: Mapping[str, Any], without: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    plain, encoded = spread(without["stage_ms"]), spread(point["stage_ms"])
+    encode_ms = spread(point["encode_ms"]).mean
+    overhead_ms = encoded.mean - plain.mean
+    slowness = config["slowness"].get(point["encode_on"])
+    papers = PAPER.get((point["encode_on"], point["latency_s"])) if _as_in_the_paper(point) else None
+    return {
+        "encode_on": point["encode_on"],
+        "upper": point["upper"],
+        "network": point["network"],
+        "encoder": config["encoder"],
+        "form": config["form"],
+        "latency_s": point["latency_s"],
+        "bandwidth_mbps": point["bandwidth_mbps"],
+        "ms_without": round(plain.mean, 3),
+        "min_ms_without": round(plain.minimum, 3),
+        "max_ms_without": round(plain.maximum, 3),
+        "ms_with": round(encoded.mean, 3),
+        "min_ms_with": round(encoded.minimum, 3),
+        "max_ms_with": round(encoded.maximum, 3),
+        "overhead_ms": round(overhead_ms, 3),
+        "encoding_ms": round(encode_ms, 3),
+        "communication_ms": round(overhead_ms - encode_ms, 3),
+        "overhead": round(overhead_ms / plain.mean, 5),
+        "encoding": round(encode_ms / plain.mean, 5),
+        "communication": round((overhead_ms - encode_ms) / plain.mean, 5),
+        "slowness": None if slowness is None else round(slowness, 2),
+        "scaled_overhead": (
+            None if slowness is None else round((overhead_ms + encode_ms * (slowness - 1)) / plain.mean, 5)
+        ),
+        "upload_bytes_without": round(spread(without["upload_bytes"]).mean),
+        "upload_bytes_with": round(spread(point["upload_bytes"]).mean + spread(point["relay_bytes"]).mean),
+        "tasks": encoded.n,
+        "paper_overhead": papers,
+    }
+
+
+def _as_in_the_paper(point: Mapping[str, Any]) -> bool:
+    return point["upper"] == Tier.CLOUD and point["bandwidth_mbps"] is None
+
+
+def _limit(mbps: float | None) -> str:
+    return "none" if mbps is None else f"{mbps:g} Mbit/s"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _table(record: Record) -> Table:
+    return Table(
+        headings=(
+            "encoding on, for",
+            "network",
+            "limit",
+            "latency, s",
+            "without, ms",
+            "with, ms",
+            "overhead",
+            "of it encoding",
+            "communication",
+            "paper",
+            "scaled",
+            "kB sent",
+            "tasks",
+        ),
+        rows=[
+            [
+                f"{row['encode_on']}, {row['upper']}",
+                row["network"],
+                _limit(row["bandwidth_mbps"]),
+                f"{row['latency_s']:g}",
+                f"{row['ms_without']:.0f}",
+                f"{row['ms_with']:.0f}",
+                _percent(row["overhead"]),
+                _percent(row["encoding"]),
+                _percent(row["communication"]),
+                _percent(row["paper_overhead"]),
+                _percent(row["scaled_overhead"]),
+                f"{row['upload_bytes_with'] / 1000:.0f} for {row['upload_bytes_without'] / 1000:.0f}",
+                str(row["tasks"]),
+            ]
+            for row in _rows(record)
+        ],
+    )
+
+
+def _draw(record: Record, figures: Figures) -> None:
+    rows = _rows(record)
+    if not rows:
+        return  # it was stopped before the first task with an encoder
+    limits = sorted({row["bandwidth_mbps"] for row in rows}, key=lambda mbps: -(mbps or math.inf))
+    panels = figures.panels(
+        "table4",
+        ["no limit" if mbps is None else f"links of {mbps:g} Mbit/s" for mbps in limits],
+        xlabel="latency to the upper node and back (s)",
+        ylabel="overhead of a task (% of its time without encoder)",
+    )
+    ways = list(dict.fromkeys((row["encode_on"], row["upper"]) for row in rows))
+    for axes, mbps in zip(panels, limits, strict=True):
+        for number, way in enumerate(ways):
+            shown = [row for row in rows if (row["encode_on"], row["upper"], row["bandwidth_mbps"]) == (*way, mbps)]
+            name = f"{way[0]} for {way[1]}"
+            for field, looks, label in (
+                ("overhead", measured(number), name),
+                ("paper_overhead", paper(number), f"{name}, paper"),
+                ("scaled_overhead", formula(number), f"{name}, scaled"),
+            ):
+                known = [(row["latency_s"], 100 * row[field]) for row in shown if row[field] is not None]
+                if known:
+                    axes.plot(*zip(*known, strict=True), label=label, **looks)
+        axes.axhline(0, **bound())
+        axes.set_xticks(sorted({row["latency_s"] for row in rows}))
+        axes.legend(frameon=False, fontsize=8)
+
+
+def configured(
+    *,
+    kind: EncoderKind = EncoderKind.CONV1,
+    form: FeatureForm = FeatureForm.UINT8,
+    latencies_s: Sequence[float] | None = None,
+    bandwidths_mbps: Sequence[float | None] | None = None,
+) -> Experiment:
+    """The experiment with another encoder, or other links.
+
+    Args:
+        latencies_s: to the upper node and back; None for the paper's.
+        bandwidths_mbps: of every link, None in it for the profile's own; None for no limit, 10 and 100.
+    """
+    return replace(
+        TABLE4,
+        measure=partial(_measure, kind=kind, form=form, latencies_s=latencies_s, bandwidths_mbps=bandwidths_mbps),
+    )
+
+
+TABLE4 = Experiment(
+    name="table4",
+    summary="the encoder's overhead of a task against the latency, encoding on an end device or an edge node",
+    measure=partial(_measure, kind=EncoderKind.CONV1, form=FeatureForm.UINT8, latencies_s=None, bandwidths_mbps=None),
+    rows=_rows,
+    table=_table,
+    draw=_draw,
+)

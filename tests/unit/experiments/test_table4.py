@@ -1,0 +1,134 @@
+"""The arithmetic of table 4, on points made up by hand, and which cells are measured."""
+
+from typing import Any
+
+import pytest
+
+from experiments.plots import Figures
+from experiments.profile import read_profile
+from experiments.table4 import LATENCIES_S, TABLE4, encoders_of, links_of, machines_of
+from models.manifest import load_manifest
+from tierkit.errors import InvalidInput
+from tierkit.types import EncoderKind, Tier
+
+
+def point(encode_on: str | None, stage_ms: list[float], encode_ms: float = 0.0, **other: Any) -> dict[str, Any]:
+    sent = {"upload_bytes": [153_600, 153_600], "relay_bytes": [0, 0]}
+    if encode_on is not None:
+        sent = {"upload_bytes": [490_000, 492_000], "relay_bytes": [153_600 if encode_on == "edge" else 0] * 2}
+    cell = {"upper": "cloud", "network": "wrn-16-2", "latency_s": 0.5, "bandwidth_mbps": None}
+    return {**cell, "encode_on": encode_on, "stage_ms": stage_ms, "encode_ms": [encode_ms] * 2, **sent, **other}
+
+
+RECORD: dict[str, Any] = {
+    "config": {"encoder": "conv1", "form": "uint8", "slowness": {"end": 10.0, "edge": 4.0, "cloud": 12.0}},
+    "points": [
+        point(None, [999.0, 1001.0]),
+        point("edge", [1039.0, 1041.0], 8.0),
+        point("end", [1050.0, 1070.0], 20.0),
+        point(None, [1500.0, 1500.0], bandwidth_mbps=10.0),
+        point("end", [1800.0, 1800.0], 20.0, bandwidth_mbps=10.0),
+    ],
+}
+
+
+def test_the_overhead_is_split_as_in_eq_8() -> None:
+    end, limited, edge = TABLE4.rows(RECORD)
+    assert (end["encode_on"], end["overhead_ms"], end["encoding_ms"], end["communication_ms"]) == ("end", 60, 20, 40)
+    assert (end["overhead"], end["encoding"], end["communication"]) == (0.06, 0.02, 0.04)
+    assert (end["ms_without"], end["min_ms_with"], end["max_ms_with"], end["tasks"]) == (1000, 1050, 1070, 2)
+    assert (edge["encode_on"], edge["overhead"], edge["encoding"]) == ("edge", 0.04, 0.008)
+    # Against the task without encoder over the same link.
+    assert (limited["bandwidth_mbps"], limited["overhead"]) == (10.0, 0.2)
+
+
+def test_a_head_as_slow_as_the_network_of_its_tier() -> None:
+    end, _, edge = TABLE4.rows(RECORD)
+    assert (end["slowness"], end["scaled_overhead"]) == (10.0, (60 + 9 * 20) / 1000)
+    assert (edge["slowness"], edge["scaled_overhead"]) == (4.0, (40 + 3 * 8) / 1000)
+
+
+def test_the_papers_figures_stand_beside_its_own_set_up_alone() -> None:
+    end, limited, edge = TABLE4.rows(RECORD)
+    assert (end["paper_overhead"], edge["paper_overhead"], limited["paper_overhead"]) == (0.571, 0.440, None)
+
+
+def test_the_bytes_of_both_hops_count() -> None:
+    end, _, edge = TABLE4.rows(RECORD)
+    assert (end["upload_bytes_without"], end["upload_bytes_with"]) == (153_600, 491_000)
+    assert edge["upload_bytes_with"] == 491_000 + 153_600
+
+
+def test_a_run_that_was_stopped_before_the_first_encoded_task_has_no_rows_and_no_plot() -> None:
+    record = {**RECORD, "points": RECORD["points"][:1]}
+    assert TABLE4.rows(record) == []
+    TABLE4.draw(record, Figures())
+
+
+def test_the_table_names_way_and_limit() -> None:
+    rows = TABLE4.table(RECORD).rows
+    assert [row[:3] for row in rows] == [
+        ["end, cloud", "wrn-16-2", "none"],
+        ["end, cloud", "wrn-16-2", "10 Mbit/s"],
+        ["edge, cloud", "wrn-16-2", "none"],
+    ]
+
+
+def test_at_a_real_speed_nothing_is_scaled() -> None:
+    native = {**RECORD, "config": {**RECORD["config"], "slowness": {"end": None, "edge": None, "cloud": None}}}
+    assert [row["scaled_overhead"] for row in TABLE4.rows(native)] == [None] * 3
+
+
+def test_the_latency_lies_before_the_upper_node_alone() -> None:
+    cloud = machines_of(read_profile("paper"), Tier.CLOUD, 1.5, 10.0).path
+    assert {name: (link.delay_s, link.bandwidth_bps) for name, link in cloud.items()} == {
+        "end-cloud": (0.75, 1e7),
+        "edge-cloud": (0.75, 1e7),
+        "end-edge": (0.0, 1e7),
+    }
+    edge = machines_of(read_profile("paper"), Tier.EDGE, 1.5, None)
+    assert (edge.nodes.cloud, {name: link.delay_s for name, link in edge.path.items()}) == (0, {"end-edge": 0.75})
+
+
+def test_when_it_shall_be_quick_limits_are_measured_at_one_latency() -> None:
+    assert links_of(None, None, quick=True) == [
+        (0.5, None),
+        (0.5, 100.0),
+        (0.5, 10.0),
+        *((latency_s, None) for latency_s in LATENCIES_S[1:]),
+    ]
+    assert len(links_of(None, None, quick=False)) == 12
+    assert links_of([1.0, 2.0], [10.0], quick=True) == [(1.0, 10.0), (2.0, 10.0)]
+
+
+def test_a_latency_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="finite numbers"):
+        links_of([float("nan")], None, quick=False)
+
+
+def test_each_tier_has_the_encoder_of_its_own_network() -> None:
+    found = encoders_of(EncoderKind.CONV1, load_manifest())
+    assert {tier: encoder.name for tier, encoder in found.items()} == {
+        Tier.CLOUD: "wrn-16-2.conv1",
+        Tier.EDGE: "resnet-34.conv1",
+    }
+
+
+def test_a_cloud_without_an_encoder_of_its_own_serves_the_edge_nodes_network() -> None:
+    manifest = load_manifest()
+    bottleneck = manifest.encoder("resnet-34.conv1").model_copy(update={"kind": EncoderKind.BOTTLENECK})
+    manifest = manifest.model_copy(update={"encoders": (*manifest.encoders, bottleneck)})
+    found = encoders_of(EncoderKind.BOTTLENECK, manifest)
+    assert {tier: encoder.network for tier, encoder in found.items()} == {
+        Tier.CLOUD: "resnet-34",
+        Tier.EDGE: "resnet-34",
+    }
+
+
+def test_an_encoder_that_nobody_has_is_refused_in_a_sentence() -> None:
+    manifest = load_manifest()
+    manifest = manifest.model_copy(update={"encoders": (manifest.encoder("wrn-16-2.conv1"),)})
+    with pytest.raises(
+        InvalidInput, match="no encoder of the kind bottleneck for wrn-16-2 or resnet-34; there is conv1"
+    ):
+        encoders_of(EncoderKind.BOTTLENECK, manifest)
