@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+import numpy as np
 from prometheus_client import Counter
 
 from encryption.features import Features
-from encryption.serving import Head
+from encryption.noise import KEY_BYTES
+from encryption.serving import NOISE_KEYS, Head
 from tierkit.emulation import EmulatedModel
 from tierkit.errors import EncoderMismatch, NotFound
 from tierkit.inference_thread import InferenceThread
@@ -49,6 +52,7 @@ class Encoders:
         self._by_encoder = {head.encoder.name: head for head in heads}
         self._settings = settings
         self._runners: dict[str, ModelRunner] = {}
+        self._noise_key = secrets.token_bytes(KEY_BYTES)
 
     @property
     def offers(self) -> tuple[EncoderOffer, ...]:
@@ -75,7 +79,8 @@ class Encoders:
     async def encode(
         self, images: Array, encoding: Encoding, *, budget_s: float | None, urgent: bool = False
     ) -> Encoded:
-        """Features of some images, UINT8 `[n, h, w, 3]`.
+        """Features of some images, UINT8 `[n, h, w, 3]`. Their noise, where the encoder adds some, is keyed as the task
+        says, else with a key that this process has drawn.
 
         Raises:
             NotFound: there is no such encoder here.
@@ -93,9 +98,11 @@ class Encoders:
             )
         if not head.loaded:
             await asyncio.to_thread(head.load)
-        result = await self._runners[encoder.name].infer(
-            {"images": images}, [encoding.form], budget_s=budget_s, urgent=urgent
-        )
+        inputs = {"images": images}
+        if encoder.noise:
+            key = bytes.fromhex(encoding.noise_key) or self._noise_key
+            inputs[NOISE_KEYS] = np.broadcast_to(np.frombuffer(key, np.uint8), (len(images), KEY_BYTES))
+        result = await self._runners[encoder.name].infer(inputs, [encoding.form], budget_s=budget_s, urgent=urgent)
         encode_s = result.compute_s * len(images) / result.batch_images
         _encoded_images.labels(encoder.name).inc(len(images))
         _encode_seconds.labels(encoder.name).inc(encode_s)

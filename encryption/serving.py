@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from encryption.features import DTYPES, unpack
+from encryption.noise import KEY_BYTES, draw_noise
 from encryption.packing import Quantiser
 from models.manifest import EncoderEntry, ModelEntry
 from models.session import OnnxModel
@@ -19,7 +20,10 @@ from models.split import FEATURES
 from tierkit.model import Array, TensorSpec
 from tierkit.types import FeatureForm
 
-__all__ = ["Head", "Tail"]
+__all__ = ["NOISE_KEYS", "Head", "Tail"]
+
+NOISE_KEYS = "noise_keys"
+"""Input of a head that adds noise: the key of each image's."""
 
 _WIRE_TYPES = {FeatureForm.UINT8: "UINT8", FeatureForm.FLOAT16: "FP16", FeatureForm.FLOAT32: "FP32"}
 
@@ -64,7 +68,8 @@ class _Part:
 
 class Head(_Part):
     """`images` UINT8 `[n, h, w, 3]` to features as they go over the wire: the outputs `uint8`, `float16` and `float32`,
-    each `[n, channels, h, w]`. Implements `tierkit.model.Model`."""
+    each `[n, channels, h, w]`. One that adds noise also takes `noise_keys` UINT8 `[n, KEY_BYTES]`: the tasks of a batch
+    have their own. Implements `tierkit.model.Model`."""
 
     @property
     def name(self) -> str:
@@ -76,7 +81,9 @@ class Head(_Part):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(name="images", datatype="UINT8", shape=(-1, *self.network.input_shape)),)
+        images = TensorSpec(name="images", datatype="UINT8", shape=(-1, *self.network.input_shape))
+        keys = TensorSpec(name=NOISE_KEYS, datatype="UINT8", shape=(-1, KEY_BYTES))
+        return (images, keys) if self.encoder.noise else (images,)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -92,11 +99,10 @@ class Head(_Part):
         return {"encoder": self.encoder.name, "parameters": self.encoder.head_parameters}
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        features = self.load().run(inputs, [FEATURES])[FEATURES]
+        images = inputs["images"]
+        features = self.load().run({"images": images}, [FEATURES])[FEATURES]
         if self.encoder.noise:
-            # Fresh for each image, from the system's own source: who could guess it could take it off again.
-            noise = np.random.default_rng().standard_normal(features.shape, dtype=np.float32)
-            features = features + np.float32(self.encoder.noise) * noise
+            features = features + draw_noise(self.encoder, images, inputs[NOISE_KEYS])
         return {name: _written(self.encoder, features, FeatureForm(name)) for name in outputs}
 
 

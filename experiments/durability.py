@@ -207,6 +207,7 @@ async def _volatile(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[
         job_id="volatile",
         policy=JobPolicy(scheme=scheme, deadline_s=_DEADLINE_S, task_deadline_s=_DEADLINE_S),
         pixels=pixels,
+        content="",
         tasks=[
             ActiveTask(index=index, first_image=first, images=BATCH)
             for index, first in enumerate(range(0, len(pixels), BATCH))

@@ -250,7 +250,7 @@ class Attempts:
         # A threshold for the coarse answer needs its probabilities, which the device alone has.
         fine_only = task.has_coarse and not (stages and stages[0].below is not None)
         upstreams = tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried))
-        entries = self._fleet.upstreams(device, upstreams, Ways.of(job.policy), now)
+        entries = self._fleet.upstreams(device, upstreams, Ways.of(job.policy), now, content=job.content)
         attempt = _Attempt(
             job=job,
             task=task,

@@ -331,7 +331,7 @@ class Dispatcher:
 
     def _allowed(self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float) -> tuple[Node, ...]:
         """Those of an end device's upper nodes to which it may send the job's images in some form."""
-        entries = self._fleet.upstreams(device, nodes, Ways.of(job.policy), now)
+        entries = self._fleet.upstreams(device, nodes, Ways.of(job.policy), now, content=job.content)
         able = {entry.node_id for entry in entries}
         return tuple(node for node in nodes if node.node_id in able)
 

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from encryption.noise import job_key
 from encryption.policy import Form, Trust, decide_form
 from models.manifest import EncoderEntry, Manifest
 from scheduler.devices import Device, DeviceList
@@ -78,13 +79,15 @@ class Fleet:
         devices: the list.
         settings: trust, N_map and link times.
         manifest: names the networks with fine answers, best known first, and the encoders.
+        secret: of this scheduler; the keys of the noise that encoders add come from it.
     """
 
-    def __init__(self, devices: DeviceList, settings: SchedulerSettings, manifest: Manifest) -> None:
+    def __init__(self, devices: DeviceList, settings: SchedulerSettings, manifest: Manifest, secret: bytes) -> None:
         self._devices = devices
         self._settings = settings
         self._fine_models = [entry.name for entry in manifest.models if entry.target == "fine"]
         self._encoders = manifest.encoders
+        self._secret = secret
         self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
 
     def route(self, scheme: Scheme, node_id: str, now: float, ways: Ways | None = None) -> Route:
@@ -221,9 +224,15 @@ class Fleet:
         end = of(Tier.END)
         return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
 
-    def upstreams(self, end: Device, nodes: Sequence[Node], ways: Ways, now: float) -> tuple[Upstream, ...]:
+    def upstreams(
+        self, end: Device, nodes: Sequence[Node], ways: Ways, now: float, *, content: str
+    ) -> tuple[Upstream, ...]:
         """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
-        the form in which they do. The last thing that is decided before a task is sent, whatever it is sent for."""
+        the form in which they do. The last thing that is decided before a task is sent, whatever it is sent for.
+
+        Args:
+            content: digest of the job's images.
+        """
         entries: list[Upstream] = []
         for node in nodes:
             try:
@@ -244,6 +253,7 @@ class Fleet:
                     head=encoder.head.sha256,
                     tail=encoder.tail.sha256,
                     form=ways.feature_form,
+                    noise_key=job_key(self._secret, content) if encoder.noise else "",
                 )
                 entry = entry.model_copy(update={"model": encoder.name, "encoding": encoding, "relay": relay})
             entries.append(entry)

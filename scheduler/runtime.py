@@ -19,6 +19,7 @@ from scheduler.events import Hub
 from scheduler.fleet import Fleet
 from scheduler.inputs import InputFiles
 from scheduler.measures import DEVICES
+from scheduler.secret import kept_secret
 from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
@@ -54,7 +55,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
         try:
             async with open_client(max_connections=1024, links=settings.links, tls_ca=settings.tls_ca) as http:
                 devices = DeviceList(settings.detector_times)
-                fleet = Fleet(devices, settings, manifest)
+                fleet = Fleet(devices, settings, manifest, kept_secret(state))
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
                 store = JobStore(engine, commit)
                 hierarchy = manifest.hierarchy

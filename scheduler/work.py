@@ -145,6 +145,7 @@ class ActiveJob:
 
     Args:
         pixels: of the whole job.
+        content: their digest.
         tasks: those without a final answer, in order.
         deadline: monotonic time at which the job ends, whatever is missing.
         interactive: whether somebody waits for the answer right now.
@@ -157,6 +158,7 @@ class ActiveJob:
         job_id: str,
         policy: JobPolicy,
         pixels: Pixels,
+        content: str,
         tasks: Iterable[ActiveTask],
         sink: Sink,
         deadline: float,
@@ -166,6 +168,7 @@ class ActiveJob:
         self.job_id = job_id
         self.policy = policy
         self.pixels = pixels
+        self.content = content
         self.sink = sink
         self.deadline = deadline
         self.interactive = interactive

@@ -106,6 +106,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 NodeKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,128}$", repr=False)]
 """Bearer token of one node process; a secret. Empty: its gate is open."""
 
+NoiseKey = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", repr=False)]
+"""Of the noise that encoders add to a job's images; a secret of those that get the pixels."""
+
 EncoderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")]
 """NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
 
@@ -183,6 +186,8 @@ class Encoding(_Message):
     tail: Sha256
     """Digests of both parts: features of one version never meet the tail of another."""
     form: FeatureForm = FeatureForm.UINT8
+    noise_key: NoiseKey = ""
+    """Whoever encodes an image with the same key adds the same noise. Empty: the node takes a key of its own."""
 
 
 class Relay(_Message):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from encryption.audit.onnx_torch import OnnxNetwork, round_through
+from encryption.noise import KEY_BYTES, draw_noise
 from encryption.packing import Quantiser
 from models.export.dequantize import dequantize_onnx
 from models.manifest import EncoderEntry
@@ -64,18 +65,22 @@ class Target:
 
     def transmit(self, features: Array) -> Array:
         """What arrives of features FP32 `[n, c, h, w]`."""
+        if self.encoder.noise:
+            # Fresh each time, which is more than an attacker gets to see: a device repeats the noise of an image.
+            drawn = self._noise.standard_normal(features.shape, dtype=np.float32)
+            features = features + drawn * np.float32(self.encoder.noise)
         packed = self._pack(features)
         return Quantiser.of(self.encoder).unpack(packed) if self.form == "uint8" else packed.astype(np.float32)
 
     def payload(self, images: Array) -> bytes:
         """What stands on the wire for a task, as the device makes it: UINT8 is compressed."""
-        packed = self._pack(self.head.run({"images": images}, [FEATURES])[FEATURES]).tobytes()
+        features = self.head.run({"images": images}, [FEATURES])[FEATURES]
+        if self.encoder.noise:
+            features = features + draw_noise(self.encoder, images, np.zeros((len(images), KEY_BYTES), np.uint8))
+        packed = self._pack(features).tobytes()
         return asyncio.run(compress(packed)) if self.form == "uint8" else packed
 
     def _pack(self, features: Array) -> Array:
-        if self.encoder.noise:
-            drawn = self._noise.standard_normal(features.shape, dtype=np.float32)
-            features = features + drawn * np.float32(self.encoder.noise)
         return Quantiser.of(self.encoder).pack(features) if self.form == "uint8" else features.astype(self.form)
 
     def imitate(self, features: Tensor) -> Tensor:

@@ -6,7 +6,10 @@ node is trusted.
 
 import asyncio
 import contextlib
+import hashlib
 import json
+import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -26,18 +29,20 @@ from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.loading import load_heads, load_served
+from encryption.noise import job_key
 from end_node.app import create_app as end_app
 from end_node.node import EndNode
 from end_node.settings import EndSettings
-from models.manifest import load_manifest
+from models.manifest import PartFile, load_manifest, save_manifest, weights_folder
 from models.serving import load_models
+from models.split import extract_part
 from scheduler.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
 from tierkit.client import AsyncClient, Job
 from tierkit.model import Array
 from tierkit.service import Lifecycle
 from tierkit.testing import listening, serve_app, wait_for
-from tierkit.types import Tier
+from tierkit.types import EncoderKind, Tier
 
 NETWORK = "wrn-16-2"  # for all upper nodes: it is small
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -49,7 +54,7 @@ class Recorder:
     """Stands before a service and keeps all that is sent to it."""
 
     def __init__(self) -> None:
-        self.captured = bytearray()
+        self.connections: list[bytearray] = []
         self.target: tuple[str, int] | None = None
         self.known = asyncio.Event()
         self.refuses = False
@@ -59,6 +64,10 @@ class Recorder:
         self.over = asyncio.Event()
         """Until then."""
         self.requests = 0
+
+    @property
+    def captured(self) -> bytes:
+        return b"".join(self.connections)
 
     def point_at(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -74,12 +83,15 @@ class Recorder:
         await asyncio.gather(forth, back)
 
     async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: list[bool]) -> None:
-        with contextlib.suppress(OSError), contextlib.closing(writer):
+        captured = bytearray()
+        self.connections.append(captured)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
             while data := await reader.read(1 << 16):
-                self.captured += data
+                captured += data
                 if b"POST /v2/models/" in data:
                     self.requests += 1
                     if self.refuses:
+                        captured += await reader.readexactly(_body_to_come(data))
                         return
                     if self.requests == self.to_hold:
                         held.append(True)
@@ -95,18 +107,32 @@ class Recorder:
                 await writer.drain()
 
 
+def _body_to_come(data: bytes) -> int:
+    """Bytes of a request's body that do not stand behind its headers yet."""
+    headers, _, body = data.partition(b"\r\n\r\n")
+    found = re.search(rb"(?i)\r\ncontent-length: *([0-9]+)", headers)
+    assert found is not None
+    return int(found[1]) - len(body)
+
+
 def noise(count: int, seed: int) -> Array:
     return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), np.uint8)
 
 
-def holds_pixels(captured: bytes, images: Array) -> bool:
-    """Whether a piece of an image, by rows or by planes, stands in what was captured, plain or unpacked."""
-    plain = [bytes(captured)]
+def unpacked(captured: bytes) -> list[bytes]:
+    """What stands compressed in what was captured."""
+    contents = []
     at = captured.find(ZSTD_MAGIC)
     while at >= 0:
         with contextlib.suppress(zstandard.ZstdError):
-            plain.append(zstandard.ZstdDecompressor().decompressobj().decompress(captured[at:]))
+            contents.append(zstandard.ZstdDecompressor().decompressobj().decompress(captured[at:]))
         at = captured.find(ZSTD_MAGIC, at + 1)
+    return contents
+
+
+def holds_pixels(captured: bytes, images: Array) -> bool:
+    """Whether a piece of an image, by rows or by planes, stands in what was captured, plain or unpacked."""
+    plain = [captured, *unpacked(captured)]
     planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     # Whatever 15 bytes stand in a row, 8 of them are one of these.
     pieces = np.concatenate([layout.reshape(-1).view(np.uint64) for layout in (images, planes)])
@@ -121,10 +147,15 @@ def holds_pixels(captured: bytes, images: Array) -> bool:
 
 
 class Fleet:
-    def __init__(self, stack: AsyncExitStack, folder: Path, trusted: tuple[str, ...]) -> None:
+    def __init__(
+        self, stack: AsyncExitStack, folder: Path, trusted: tuple[str, ...], weights: Path | None = None
+    ) -> None:
         self.stack = stack
         self.folder = folder
-        self.settings = SchedulerSettings(port=0, state=folder / "state", trusted=trusted, n_map=1, hedge=True, **FAST)
+        self.weights = weights
+        self.settings = SchedulerSettings(
+            port=0, state=folder / "state", weights=weights, trusted=trusted, n_map=1, hedge=True, **FAST
+        )
         self.recorders: dict[str, Recorder] = {}
         self.urls: dict[Recorder, str] = {}
 
@@ -159,7 +190,8 @@ class Fleet:
         return recorder
 
     def common(self, scheduler: str) -> dict[str, Any]:
-        return {"port": 0, "scheduler": scheduler, "cache": self.folder / "cache", "threads": 1, "drain_s": 2.0}
+        own = {"port": 0, "cache": self.folder / "cache", "weights": self.weights, "threads": 1, "drain_s": 2.0}
+        return {"scheduler": scheduler, **own}
 
     async def serve(self, build: Callable[[Any, Lifecycle], Any], settings: Any) -> Lifecycle:
         return await self.stack.enter_async_context(serve_app(lambda lifecycle: build(settings, lifecycle), settings))
@@ -172,7 +204,7 @@ class Fleet:
         return await self.client.wait(job, budget_s=60)
 
     def captured(self, name: str) -> bytes:
-        return bytes(self.recorders[name].captured)
+        return self.recorders[name].captured
 
 
 async def build_end(settings: EndSettings, lifecycle: Lifecycle) -> Starlette:
@@ -192,9 +224,11 @@ async def build_cloud(settings: CloudSettings, lifecycle: Lifecycle) -> Starlett
 
 
 @asynccontextmanager
-async def running(folder: Path, trusted: tuple[str, ...], **nodes: Any) -> AsyncIterator[Fleet]:
+async def running(
+    folder: Path, trusted: tuple[str, ...], weights: Path | None = None, **nodes: Any
+) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
-        fleet = Fleet(stack, folder, trusted)
+        fleet = Fleet(stack, folder, trusted, weights)
         await fleet.start(**nodes)
         yield fleet
 
@@ -263,3 +297,64 @@ async def test_the_search_finds_the_pixels_that_a_trusted_node_gets(tmp_path: Pa
     assert holds_pixels(b"x" * 1000 + row + b"x" * 999, images)
     assert holds_pixels(b"POST" + zstandard.ZstdCompressor().compress(row) + b"rest", images)
     assert holds_pixels(json.dumps(images[0].reshape(-1).tolist()).encode(), images)
+
+
+def with_noise(folder: Path) -> Path:
+    """Weights whose small upper network has an encoder of the learned kind, with files of its own, few levels and
+    noise. What is behind it is the first convolution."""
+    bundled, manifest = weights_folder(), load_manifest()
+    network, known = manifest.entry(NETWORK), manifest.encoder(f"{NETWORK}.conv1")
+    networks = (manifest.default_for("end"), network)
+    folder.mkdir()
+    for file in (*(entry.file for entry in networks), known.head.file):
+        (folder / file).symlink_to(bundled / file)
+    content = extract_part((bundled / network.file).read_bytes(), "tail")
+    (folder / "tail.onnx").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    encoder = known.model_copy(
+        update={
+            "kind": EncoderKind.BOTTLENECK,
+            "tail": PartFile(file="tail.onnx", sha256=digest, size_bytes=len(content), part="whole"),
+            "scale": known.scale * 255 / 7,
+            "bits": 3,
+            "noise": 0.5,
+        }
+    )
+    save_manifest(manifest.model_copy(update={"models": networks, "encoders": (encoder, known)}), folder)
+    return folder
+
+
+async def test_all_copies_of_an_image_carry_the_same_noise(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("DEBUG")
+    images = noise(4, 5)
+    weights = with_noise(tmp_path / "weights")
+    async with running(
+        tmp_path, ("end", "edge-own"), weights, ends=2, edges=("edge-own",), clouds=("cloud-0",)
+    ) as fleet:
+        cloud = fleet.recorders["cloud-0"]
+        # The cloud fails, and both end devices try again and again; then it answers; then the edge node encodes.
+        cloud.refuses = True
+        job = await fleet.run(images, scheme="end-cloud", batch_size=1)
+        assert job.fallback == 4
+        assert {attempt.node for attempt in (await fleet.client.attempts(job)).attempts} == {"end-0", "end-1"}
+        cloud.refuses = False
+        for policy in ({}, {"encode_on": "edge"}):
+            job = await fleet.run(images, scheme="end-cloud", batch_size=1, **policy)
+            assert (job.answered_fine, set(job.sent)) == (4, {"bottleneck"}), job.reason
+        values = int(np.prod(load_manifest(weights).encoder(f"{NETWORK}.bottleneck").feature_shape))
+        sent = [content[-values:] for content in unpacked(fleet.captured("cloud-0"))]  # after the JSON that names tasks
+        assert len(sent) > 12
+        assert len(set(sent)) == 4
+        other = await fleet.run(images[:2], scheme="end-cloud", batch_size=1)
+        assert other.answered_fine == 2
+        with contextlib.closing(sqlite3.connect(fleet.folder / "state" / "scheduler.db")) as database:
+            contents = {content for (content,) in database.execute("SELECT input_sha256 FROM terrace_jobs")}
+        secret = (fleet.folder / "state" / "noise.key").read_text()
+        keys = [job_key(bytes.fromhex(secret), content) for content in contents]
+        assert len(keys) == 2
+        told = caplog.text + generate_latest().decode() + repr(await fleet.client.attempts(job))
+        assert any(key.encode() in fleet.captured("edge-own") for key in keys)  # which gets the pixels as well
+        for place in (fleet.captured("cloud-0"), told.encode()):
+            for key in (secret, *keys):
+                assert key.encode() not in place
+                assert bytes.fromhex(key) not in place

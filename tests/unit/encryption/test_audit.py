@@ -82,6 +82,7 @@ def test_noise_is_part_of_what_arrives(sample: ImageSet):
     difference = noisy.send(sample.images[:4]) - plain.send(sample.images[:4])
     assert difference.std() == pytest.approx(0.5, rel=0.05)
     assert noisy.deviation == pytest.approx(0.5, rel=0.01)
+    assert noisy.payload(sample.images[:4]) != plain.payload(sample.images[:4])
 
 
 @pytest.mark.parametrize("name", NETWORKS)

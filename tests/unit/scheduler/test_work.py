@@ -41,6 +41,7 @@ def job(tasks: int = 3, **policy) -> tuple[ActiveJob, Told]:
         job_id="j",
         policy=settled,
         pixels=np.zeros((tasks, 32, 32, 3), np.uint8),
+        content="",
         tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
         sink=told,
         deadline=100.0,

@@ -1,0 +1,60 @@
+"""The noise that a device adds to features: for the same image the same each time.
+
+Features are often sent more than once, by retries, hedges and other devices that take a task over. Noise that is drawn
+afresh for each copy goes away when the copies are averaged; this one stays, for all copies are equal. It is a function
+of a secret key, the encoder and the image: SHAKE-128 (FIPS 202) gives the numbers, which nobody without the key can
+tell from chance, and the transformation of Box and Muller (1958) makes them Gaussian.
+
+The key is the job's own. The scheduler makes it from a secret that it keeps and sends it with each task, to those nodes
+alone that get the pixels too; so a device that falls into other hands gives away no noise but that of its own jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from models.manifest import EncoderEntry
+from tierkit.model import Array
+
+__all__ = ["KEY_BYTES", "draw_noise", "job_key"]
+
+KEY_BYTES = 32
+_PERSON = b"terrace noise"
+
+
+def job_key(secret: bytes, content: str) -> str:
+    """Key of the noise of a job's images, hexadecimal.
+
+    Args:
+        secret: 16 to 64 bytes that the nodes above never learn.
+        content: digest of the job's images: the same images submitted again get the same noise.
+    """
+    return hashlib.blake2b(content.encode(), key=secret, digest_size=KEY_BYTES, person=_PERSON).hexdigest()
+
+
+def draw_noise(encoder: EncoderEntry, images: Array, keys: Array) -> Array:
+    """Gaussian noise of deviation `encoder.noise` for the features of some images.
+
+    Args:
+        images: UINT8 `[n, h, w, 3]`.
+        keys: of each image, UINT8 `[n, KEY_BYTES]`.
+
+    Returns:
+        FP32 `[n, channels, h, w]`, each image's a function of nothing but encoder, key and image.
+    """
+    # Two encoders, or two settings of one, must not share noise: the difference of their features would be free of it.
+    own = f"{encoder.head.sha256} {encoder.noise!r} ".encode()
+    half = -(-int(np.prod(encoder.feature_shape)) // 2)
+    drawn = b"".join(
+        hashlib.shake_128(own + key.tobytes() + image.tobytes()).digest(2 * half * 4)
+        for key, image in zip(keys, images, strict=True)
+    )
+    whole = np.frombuffer(drawn, "<u4").reshape(len(images), 2, half)
+    # In (0, 1]: 2**-33 stands for zero, whose logarithm is none.
+    uniform = whole.astype(np.float32) * np.float32(2**-32) + np.float32(2**-33)
+    length = np.sqrt(np.float32(-2 * encoder.noise**2) * np.log(uniform[:, 0]))
+    angle = np.float32(2 * np.pi) * uniform[:, 1]
+    noise = np.concatenate([length * np.cos(angle), length * np.sin(angle)], axis=1, dtype=np.float32)
+    return noise[:, : int(np.prod(encoder.feature_shape))].reshape(-1, *encoder.feature_shape)
