@@ -33,9 +33,9 @@ from tierkit.errors import (
     UpstreamError,
 )
 from tierkit.logs import current_request_id
-from tierkit.service.responses import send_error
+from tierkit.service.responses import Answer, error_answer, send_answer
 
-__all__ = ["answer", "install", "retry_after_s", "status_of"]
+__all__ = ["answer", "answer_to", "install", "retry_after_s", "status_of"]
 
 log = logging.getLogger(__name__)
 
@@ -107,15 +107,19 @@ class _Errors:
 
 
 async def answer(exc: Exception, send: Send) -> None:
-    """The answer to a request that ended in this error."""
+    """Answer a request that ended in this error."""
+    await send_answer(send, answer_to(exc))
+
+
+def answer_to(exc: Exception) -> Answer:
+    """The answer to a request that ended in this error, which is logged if it is nobody's fault but ours."""
     if isinstance(exc, TerraceError):
         status = status_of(exc)
         if status == 500:
             log.error("the request failed", exc_info=exc)
-        await send_error(send, status, str(exc), retry_after_s=retry_after_s(exc), challenge=status == 401)
-        return
+        return error_answer(status, str(exc), retry_after_s=retry_after_s(exc), challenge=status == 401)
     log.error("unexpected error", exc_info=exc)
-    await send_error(send, 500, f"internal error; request id {current_request_id() or 'unknown'}")
+    return error_answer(500, f"internal error; request id {current_request_id() or 'unknown'}")
 
 
 def _on_http_exception(request: Request, exc: Exception) -> Response:

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -85,7 +86,13 @@ class _Job:
     """How long it may be made to wait for company."""
     deadline: float
     urgent: bool
-    future: asyncio.Future[RunResult]
+    settle: Callable[[RunResult | Exception], None] | None
+    """Told once, on the event loop, how it ended; None from then on, or when nobody wants to know any more."""
+
+    def end(self, outcome: RunResult | Exception) -> None:
+        settle, self.settle = self.settle, None
+        if settle is not None:
+            settle(outcome)
 
 
 class ModelRunner:
@@ -181,8 +188,7 @@ class ModelRunner:
             self._queue.clear()
             self._queued_images = 0
         for job in left:
-            if not job.future.done():
-                job.future.set_exception(Draining("the node is shutting down"))
+            job.end(Draining("the node is shutting down"))
         await self._thread.detach(self)
 
     async def warm_up(self) -> None:
@@ -261,12 +267,7 @@ class ModelRunner:
         images = self.check_request(inputs, outputs)
         if alone and self._fits_the_loop(images):
             self._admit(images, budget_s)
-            started = time.perf_counter()
-            try:
-                return self._run_on_loop(inputs, outputs or self._output_names, images)
-            except Exception:
-                self.statistics.add_failure(time.perf_counter() - started)
-                raise
+            return self._run_on_loop(inputs, outputs or self._output_names, images)
         delay_s = 0.0 if urgent else self.max_queue_delay_s
         return await self._submit(inputs, outputs, images, budget_s=budget_s, delay_s=delay_s, urgent=urgent)
 
@@ -280,8 +281,29 @@ class ModelRunner:
         delay_s: float,
         urgent: bool = False,
     ) -> RunResult:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[RunResult] = loop.create_future()
+        job = self._enqueue(
+            inputs, outputs, images, partial(_settle, future), budget_s=budget_s, delay_s=delay_s, urgent=urgent
+        )
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._forget(job)
+            raise
+
+    def _enqueue(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        images: int,
+        settle: Callable[[RunResult | Exception], None],
+        *,
+        budget_s: float | None,
+        delay_s: float,
+        urgent: bool,
+    ) -> _Job:
         self._admit(images, budget_s, urgent=urgent)
-        assert self._loop is not None  # _admit refuses before __aenter__
         now = time.perf_counter()
         job = _Job(
             inputs=inputs,
@@ -291,17 +313,13 @@ class ModelRunner:
             waits_until=now + delay_s,
             deadline=math.inf if budget_s is None else now + budget_s,
             urgent=urgent,
-            future=self._loop.create_future(),
+            settle=settle,
         )
         with self._thread.changed:
             self._queue.insert(self._place(now) if urgent else len(self._queue), job)
             self._queued_images += images
             self._thread.changed.notify()
-        try:
-            return await job.future
-        except asyncio.CancelledError:
-            self._forget(job)
-            raise
+        return job
 
     def _place(self, now: float) -> int:
         """Where in the queue an urgent request goes. Under the lock."""
@@ -322,8 +340,12 @@ class ModelRunner:
 
     def _run_on_loop(self, inputs: Mapping[str, Array], names: Sequence[str], images: int) -> RunResult:
         started = time.perf_counter()
-        self._check_finite(inputs)
-        outputs, runs = self._run_model(inputs, names, images)
+        try:
+            self._check_finite(inputs)
+            outputs, runs = self._run_model(inputs, names, images)
+        except Exception:
+            self.statistics.add_failure(time.perf_counter() - started)
+            raise
         ended = time.perf_counter()
         if ended - started > _OVERRUN * _LOOP_S:
             self._off_loop_until = ended + _LOOP_PAUSE_S
@@ -340,15 +362,41 @@ class ModelRunner:
             images: rows of the inputs.
 
         Returns:
-            None where it has to wait, does not fit the event loop, or fails. It has not been counted then: `infer` will
-            compute it, or say what is wrong.
+            None where it has to wait or does not fit the event loop, and nothing has happened.
+
+        Raises:
+            InvalidInput: numbers that are none.
+            Exception: whatever the model raises.
         """
         if not self._open or images > self.max_queue_images or not self._fits_the_loop(images):
             return None
-        try:
-            return self._run_on_loop(inputs, outputs, images)
-        except Exception:
-            return None
+        return self._run_on_loop(inputs, outputs, images)
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        images: int,
+        settle: Callable[[RunResult | Exception], None],
+        *,
+        urgent: bool = False,
+    ) -> Callable[[], None]:
+        """As `infer`, for a request without a budget that no task waits for.
+
+        Args:
+            inputs, outputs, images: as for `infer_at_once`.
+            settle: told the result, or the error, on the event loop; never before this returns.
+            urgent: as for `infer`.
+
+        Returns:
+            What takes the request back; `settle` is not called after it.
+
+        Raises:
+            Draining, TooLarge, Overloaded: as `infer`.
+        """
+        delay_s = 0.0 if urgent else self.max_queue_delay_s
+        job = self._enqueue(inputs, outputs, images, settle, budget_s=None, delay_s=delay_s, urgent=urgent)
+        return partial(self._forget, job)
 
     def check_room(self, images: int = 1) -> None:
         """Refuse early: before a request's body is read, if so many images have no room now.
@@ -422,6 +470,7 @@ class ModelRunner:
             )
 
     def _forget(self, job: _Job) -> None:
+        job.settle = None
         with self._thread.changed:
             if job in self._queue:
                 self._queue.remove(job)
@@ -571,8 +620,7 @@ class ModelRunner:
     def _deliver(self, jobs: list[_Job], results: list[RunResult], record: BatchRecord) -> None:
         self._count(record)
         for job, result in zip(jobs, results, strict=True):
-            if not job.future.done():
-                job.future.set_result(result)
+            job.end(result)
 
     def _count(self, record: BatchRecord) -> None:
         """Learn from a batch that succeeded."""
@@ -587,14 +635,20 @@ class ModelRunner:
 
     def _fail(self, job: _Job, exc: Exception) -> None:
         self.statistics.add_failure(time.perf_counter() - job.arrived)
-        if not job.future.done():
-            job.future.set_exception(exc)
+        job.end(exc)
 
     def _expire(self, jobs: list[_Job]) -> None:
         for job in jobs:
-            self.statistics.add_failure(time.perf_counter() - job.arrived)
-            if not job.future.done():
-                job.future.set_exception(DeadlineExceeded("the time budget was spent while the request waited"))
+            self._fail(job, DeadlineExceeded("the time budget was spent while the request waited"))
+
+
+def _settle(future: asyncio.Future[RunResult], outcome: RunResult | Exception) -> None:
+    if future.done():  # cancelled, and whoever waited has not been told yet
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def _types(job: _Job) -> list[np.dtype[Any]]:

@@ -29,7 +29,7 @@ from tierkit.oip_server.lookup import Models
 from tierkit.oip_server.repetition import RAW_NAMES, Repetition, server_timing
 from tierkit.oip_server.request import MUCH_JSON, RequestReader, announced_images, budget_s, headers_of, is_urgent
 from tierkit.runner import ModelRunner, RunResult
-from tierkit.service.exchange import ALONE, REPEATABLE, AtOnce
+from tierkit.service.exchange import ALONE, REPEATABLE, Again
 
 __all__ = ["Guard", "InferEndpoint"]
 
@@ -118,7 +118,7 @@ class InferEndpoint:
         model = runner.model
         tensors = []
         all_binary = len(binary) == len(wanted)
-        if alone and budget is None and not texts:
+        if budget is None and not texts and runner.model.name not in self._guards:
             self._offer_repetition(scope, runner, headers, request, len(body), tuple(o.name for o in wanted))
         for output in wanted:
             data = result.outputs[output.name]
@@ -141,7 +141,7 @@ class InferEndpoint:
         body_bytes: int,
         outputs: tuple[str, ...],
     ) -> None:
-        offer: Callable[[int, AtOnce], None] | None = scope["extensions"].get(REPEATABLE)
+        offer: Callable[[int, Again], None] | None = scope["extensions"].get(REPEATABLE)
         json_length = headers.get(_BINARY)
         if offer is None or json_length is None or len(request.inputs) != 1:
             return
@@ -149,7 +149,8 @@ class InferEndpoint:
         same_bytes = int(json_length)
         array = request.inputs[0].data
         if array.dtype.kind != "O" and array.nbytes == body_bytes - same_bytes:
-            offer(same_bytes, Repetition(runner, self._metrics[runner.model.name], request, outputs, body_bytes))
+            metrics, urgent = self._metrics[runner.model.name], is_urgent(headers)
+            offer(same_bytes, Repetition(runner, metrics, request, outputs, body_bytes, urgent=urgent))
 
 
 def _is_alone(scope: Scope) -> bool:

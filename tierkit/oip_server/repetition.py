@@ -7,12 +7,17 @@ to be need not be found again: the new numbers go to the model, and its answer i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
+from tierkit import http_errors
 from tierkit.errors import TerraceError
+from tierkit.logs import current_request_id, request_context
 from tierkit.metrics import ModelMetrics
 from tierkit.oip import BINARY_HEADER, InferRequest, InferResponse, Tensor, encode_response, tensor_from_bytes
 from tierkit.oip.datatypes import datatype_of
 from tierkit.runner import ModelRunner, RunResult
+from tierkit.service.exchange import Reply, header_lines
 
 __all__ = ["RAW_NAMES", "Repetition", "server_timing"]
 
@@ -21,7 +26,7 @@ RAW_NAMES = {name: name.lower().encode() for name in ("Content-Type", "Content-L
 
 
 class Repetition:
-    """Answers such requests at once, if they can be computed on the event loop; an `AtOnce` (`tierkit.service`).
+    """Answers such requests, at once if they can be computed on the event loop; an `Again` (`tierkit.service`).
 
     Args:
         runner: has answered the earlier one.
@@ -29,6 +34,7 @@ class Repetition:
         request: the earlier one: a single input, sent as binary, for which all outputs were sent as binary.
         outputs: names of these outputs.
         body_bytes: of its body.
+        urgent: whether it overtook those that waited.
     """
 
     def __init__(
@@ -38,6 +44,8 @@ class Repetition:
         request: InferRequest,
         outputs: tuple[str, ...],
         body_bytes: int,
+        *,
+        urgent: bool,
     ) -> None:
         tensor = request.inputs[0]
         self._runner = runner
@@ -48,29 +56,58 @@ class Repetition:
         self._outputs = outputs
         self._id = request.id
         self._body_bytes = body_bytes
+        self._urgent = urgent
 
-    def __call__(self, content: memoryview) -> tuple[bytes, bytes] | None:
-        """The header lines and the body of the answer; None where the usual way has to be taken.
+    def __call__(self, rest: memoryview, reply: Reply, *, alone: bool) -> Callable[[], None] | None:
+        """Have it answered; see `Again`.
 
         Args:
-            content: the bytes of the input.
+            rest: the bytes of the input.
         """
         started = time.perf_counter()
-        runner = self._runner
         try:
-            inputs = {self._name: tensor_from_bytes(content, self._shape, self._datatype, self._name)}
+            inputs = {self._name: tensor_from_bytes(rest, self._shape, self._datatype, self._name)}
         except TerraceError:
             return None
-        result = runner.infer_at_once(inputs, self._outputs, self._shape[0])
-        if result is None:
-            return None
-        model = runner.model
+        settle = partial(self._settle, started, current_request_id(), reply)
+        runner, outputs, images = self._runner, self._outputs, self._shape[0]
+        try:
+            result = runner.infer_at_once(inputs, outputs, images) if alone else None
+            if result is None:
+                return runner.submit(inputs, outputs, images, settle, urgent=self._urgent)
+        except Exception as exc:
+            settle(exc)
+        else:
+            settle(result)
+        return _too_late
+
+    def _settle(self, started: float, request_id: str, reply: Reply, outcome: RunResult | Exception) -> None:
+        """Answer with the outcome. Never raises: this is called for the requests of a batch one after the other."""
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            lines, body = self._encode(outcome)
+        except Exception as exc:
+            self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, exc)
+            with request_context(request_id):
+                status, headers, body = http_errors.answer_to(exc)
+            reply(status, header_lines(headers), body)
+        else:
+            reply(200, lines, body)
+            self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, None)
+
+    def _encode(self, result: RunResult) -> tuple[bytes, bytes]:
+        """Header lines and body of the answer."""
+        model = self._runner.model
         tensors = tuple(Tensor(name, result.outputs[name]) for name in self._outputs)
         chunks, headers = encode_response(InferResponse(model.name, model.version, tensors, self._id))
         lines = [b"%b: %b\r\n" % (RAW_NAMES[name], value.encode()) for name, value in headers.items()]
         lines.append(b"server-timing: %b\r\n" % server_timing(result))
-        self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, None)
         return b"".join(lines), b"".join(chunks)
+
+
+def _too_late() -> None:
+    """What takes a request back that has been answered."""
 
 
 def server_timing(result: RunResult) -> bytes:

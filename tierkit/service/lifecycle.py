@@ -75,6 +75,16 @@ class Lifecycle:
         """Count one request as in flight."""
         return self._working
 
+    def begin_work(self) -> None:
+        """Count one request as in flight, until `end_work`."""
+        self.in_flight += 1
+        self._idle.clear()
+
+    def end_work(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
+
     def own(self, loop: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run `loop` in the background under this name, supervised.
 
@@ -118,13 +128,10 @@ class _Working:
         self._lifecycle = lifecycle
 
     def __enter__(self) -> None:
-        self._lifecycle.in_flight += 1
-        self._lifecycle._idle.clear()
+        self._lifecycle.begin_work()
 
     def __exit__(self, *_error: object) -> None:
-        self._lifecycle.in_flight -= 1
-        if self._lifecycle.in_flight == 0:
-            self._lifecycle._idle.set()
+        self._lifecycle.end_work()
 
 
 async def _outcome(check: Check) -> str:

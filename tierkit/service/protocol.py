@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from tierkit.service.exchange import AtOnce, Exchange, head_bytes
-from tierkit.service.repetition import MAX_OPENING_BYTES, Repeatable, Turn
+from tierkit.service.exchange import Again, Exchange, head_bytes
+from tierkit.service.repetition import MAX_OPENING_BYTES, Repeatable, Repetitions
 from tierkit.service.responses import send_error
 from tierkit.settings import ServiceSettings
 
@@ -50,12 +50,12 @@ _RESERVE = 64
 
 def bounded_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:
     """Protocol class for uvicorn with the limits of `settings`."""
-    return type("BoundedHttpProtocol", (_HttpProtocol,), {"limits": settings, "turn": Turn()})
+    return type("BoundedHttpProtocol", (_HttpProtocol,), {"limits": settings, "repetitions": Repetitions()})
 
 
 class _HttpProtocol(asyncio.Protocol):
     limits: ServiceSettings
-    turn: Turn
+    repetitions: Repetitions
 
     def __init__(
         self,
@@ -99,6 +99,12 @@ class _HttpProtocol(asyncio.Protocol):
         self._held_bytes = 0
         self._hold_timer: asyncio.TimerHandle | None = None
         self._repeated_at = -math.inf
+        self._awaiting = False
+        """Whether it is being answered; what comes meanwhile is held."""
+        self._take_back: Callable[[], None] | None = None
+        """For a client that hangs up, if the answer comes later."""
+        self._leaving = False
+        """Whether the connection ends with that answer."""
         self._deaf = False
         """Nothing more is wanted of this client; what still comes is thrown away."""
         self._paused = False
@@ -131,6 +137,10 @@ class _HttpProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
+        if self._awaiting:
+            self._held.clear()
+            if take_back := self._await_no_more():
+                take_back()
         self._read_held()
         self._deaf = True
         self._wait(None)
@@ -280,6 +290,9 @@ class _HttpProtocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Called by uvicorn when it stops: end the connection as soon as nothing is being answered."""
+        if self._awaiting:
+            self._leaving = True
+            return
         self._read_held()
         if self._answering is None:
             self._transport.close()
@@ -288,7 +301,7 @@ class _HttpProtocol(asyncio.Protocol):
 
     # --- a request that is the last one once more ---
 
-    def _remember(self, body_bytes: int, answer: AtOnce) -> None:
+    def _remember(self, body_bytes: int, again: Again) -> None:
         """The request just answered, the only one since its first byte, may be repeated."""
         head_bytes = self._opening.find(b"\r\n\r\n") + 4
         # Only if the parser has found the same end of the head. And not if the first piece held nothing beyond what
@@ -297,58 +310,102 @@ class _HttpProtocol(asyncio.Protocol):
             return
         same, length = head_bytes + body_bytes, head_bytes + self._body_bytes
         if same <= MAX_OPENING_BYTES and length <= _READ_AHEAD_BYTES:
-            self._repeatable = Repeatable(self._opening[:same], length, answer)
+            self._repeatable = Repeatable(self._opening[:same], length, again)
 
     def _repeats(self, last: Repeatable, data: bytes) -> bool:
         """Whether `data` has been dealt with: it belongs to the last request once more."""
-        if not self._held:
-            free = self.turn.holder is None and not self._server_state.tasks and self.writable
-            if not (free and data.startswith(last.opening)):
-                return False
-            self.turn.holder = self
+        if self._awaiting:
+            self._held.append(data)
+            self._pause_reading()
+            return True
+        if self._held:
+            self._hold(last, data)
+            return True
+        if len(data) > last.length or not (self.writable and data.startswith(last.opening)):
+            return False
+        if len(data) == last.length:
+            return self._answer_again(last, data)
+        if not self._alone():
+            return False
+        self.repetitions.holder = self
+        self._hold(last, data)
+        return True
+
+    def _alone(self) -> bool:
+        """Whether nothing else is under way on the server, while no request is on this connection."""
+        return not self._server_state.tasks and self.repetitions.none_but(self)
+
+    def _hold(self, last: Repeatable, data: bytes) -> None:
+        """A piece of the request has come: wait for the rest as long as nobody else is there."""
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes < last.length and not self._server_state.tasks:
             if self._hold_timer is None:
                 self._hold_timer = self._loop.call_later(_HOLD_S, self._read_held)
-        elif self._held_bytes != last.length or not self._answer_again(last):
-            self._read_held()
-        return True
+            return
+        complete = self._held_bytes == last.length and not self._server_state.tasks
+        data = self._let_go()
+        if not (complete and self._answer_again(last, data)):
+            self._repeatable = None
+            self.data_received(data)
 
-    def _answer_again(self, last: Repeatable) -> bool:
-        if self._server_state.tasks:
-            return False
-        data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+    def _answer_again(self, last: Repeatable, data: bytes) -> bool:
+        """Whether this complete request is being answered, or has been."""
+        alone = self._alone()
+        self._awaiting = True
         try:
-            answer = last.answer(memoryview(data)[len(last.opening) :])
+            take_back = last.again(memoryview(data)[len(last.opening) :], self._reply, alone=alone)
         except Exception:
             log.exception("exception in the application")
+            take_back = None
+        if take_back is None:
+            self._awaiting = False
             return False
-        if answer is None:
-            return False
-        self._hold_no_more()
-        # Not before the event loop has come around: one request after the other would hold up what else has come.
-        self._loop.call_soon(self.turn.free)
-        self._repeated_at = self._loop.time()
-        lines, body = answer
-        self.write(b"%b%b\r\n%b" % (self.turn.start(self._server_state.default_headers), lines, body))
+        if self._awaiting:
+            self._take_back = take_back
+            self.repetitions.waiting += 1
+        else:
+            # Nobody else is answered at once before the event loop has come around: one request after the other would
+            # hold up what else has come.
+            self.repetitions.holder = self
+            self._loop.call_soon(self.repetitions.let_go, self)
         return True
+
+    def _reply(self, status: int, lines: bytes, body: bytes) -> None:
+        self._await_no_more()
+        self._repeated_at = self._loop.time()
+        start = self.repetitions.start(status, self._server_state.default_headers)
+        self._transport.write(b"%b%b\r\n%b" % (start, lines, body))
+        if self._leaving:
+            self._transport.close()
+        elif self._held:
+            self.resume_reading()
+            self._read_held()
+
+    def _await_no_more(self) -> Callable[[], None] | None:
+        """What takes the request back that was waited for, if its answer was to come later."""
+        self._awaiting = False
+        take_back, self._take_back = self._take_back, None
+        if take_back is not None:
+            self.repetitions.waiting -= 1
+        return take_back
 
     def _read_held(self) -> None:
         """Read what is held like any other request."""
         if self._held:
-            held = b"".join(self._held)
-            self._hold_no_more()
-            self.turn.free()
             self._repeatable = None
-            self.data_received(held)
+            self.data_received(self._let_go())
 
-    def _hold_no_more(self) -> None:
+    def _let_go(self) -> bytes:
+        """What is held, and is so no more."""
+        held = b"".join(self._held)
         self._held.clear()
         self._held_bytes = 0
         if self._hold_timer is not None:
             self._hold_timer.cancel()
             self._hold_timer = None
+        self.repetitions.let_go(self)
+        return held
 
     # --- called by exchanges ---
 
@@ -359,7 +416,7 @@ class _HttpProtocol(asyncio.Protocol):
         await self._drained.wait()
 
     def alone(self) -> bool:
-        return len(self._server_state.tasks) == 1 and not self._pipelined and self.turn.holder is None
+        return len(self._server_state.tasks) == 1 and not self._pipelined and self.repetitions.none_but(None)
 
     def resume_reading(self) -> None:
         if self._paused:
@@ -411,7 +468,7 @@ class _HttpProtocol(asyncio.Protocol):
     def _idle_for_long(self) -> None:
         self._waiting_for = None
         left_s = self._repeated_at + self.limits.keep_alive_s - self._loop.time()
-        if self._held:
+        if self._held or self._awaiting:
             self._watch()
         elif left_s > 0:
             self._wait(self._idle_for_long, left_s)

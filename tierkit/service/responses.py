@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from starlette.types import Send
 
-__all__ = ["send_body", "send_error", "send_json"]
+__all__ = ["Answer", "error_answer", "send_answer", "send_body", "send_error", "send_json"]
 
 
-async def send_json(send: Send, status: int, content: Mapping[str, object], *headers: tuple[bytes, bytes]) -> None:
-    """A complete JSON response."""
-    await send_body(send, status, json.dumps(content).encode(), b"application/json", *headers)
+class Answer(NamedTuple):
+    """A complete response; its length is among the headers."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
 
 
-async def send_error(
-    send: Send,
+def error_answer(
     status: int,
     message: str,
     *,
     retry_after_s: int | None = None,
     close: bool = False,
     challenge: bool = False,
-) -> None:
+) -> Answer:
     """The form that every error has: {"error": sentence}; `close` ends the connection as well, `challenge` says that a
     bearer token is wanted."""
     headers = []
@@ -33,11 +36,37 @@ async def send_error(
         headers.append((b"www-authenticate", b'Bearer realm="terrace"'))
     if close:
         headers.append((b"connection", b"close"))
-    await send_json(send, status, {"error": message}, *headers)
+    return _json_answer(status, {"error": message}, *headers)
 
 
-async def send_body(send: Send, status: int, body: bytes, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
+async def send_error(
+    send: Send, status: int, message: str, *, retry_after_s: int | None = None, close: bool = False
+) -> None:
+    """An `error_answer`."""
+    await send_answer(send, error_answer(status, message, retry_after_s=retry_after_s, close=close))
+
+
+async def send_json(send: Send, status: int, content: Mapping[str, object]) -> None:
+    """A complete JSON response."""
+    await send_answer(send, _json_answer(status, content))
+
+
+async def send_body(send: Send, status: int, body: bytes, content_type: bytes) -> None:
     """A complete response."""
-    start = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": body})
+    await send_answer(send, _answer(status, body, content_type))
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """A response that is complete already."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def _json_answer(status: int, content: Mapping[str, object], *headers: tuple[bytes, bytes]) -> Answer:
+    return _answer(status, json.dumps(content).encode(), b"application/json", *headers)
+
+
+def _answer(status: int, body: bytes, content_type: bytes, *headers: tuple[bytes, bytes]) -> Answer:
+    return Answer(
+        status, [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers], body
+    )

@@ -21,7 +21,7 @@ from tierkit.access import CALLER, Gate
 from tierkit.errors import TerraceError
 from tierkit.logs import request_context
 from tierkit.protocol import REQUEST_ID_HEADER
-from tierkit.service.exchange import REPEATABLE, AtOnce
+from tierkit.service.exchange import REPEATABLE, Again, Reply
 from tierkit.service.lifecycle import Lifecycle
 from tierkit.service.responses import send_body, send_error, send_json
 
@@ -100,22 +100,12 @@ class Shell:
     def _see_to_repetitions(self, scope: Scope) -> None:
         """Requests that are answered past the shell (`REPEATABLE`) look as if they had passed it. While the service
         drains or logs each request there are none, and never where callers have to show tokens."""
-        offer: Callable[[int, AtOnce], None] | None = scope["extensions"].pop(REPEATABLE, None)
-        if offer is None or self._gate is not None:
-            return
-
-        def offer_with_id(body_bytes: int, answer: AtOnce) -> None:
+        offer: Callable[[int, Again], None] | None = scope["extensions"].pop(REPEATABLE, None)
+        if offer is not None and self._gate is None:
             given = _given_id(scope)
-
-            def answer_with_id(rest: memoryview) -> tuple[bytes, bytes] | None:
-                if self._lifecycle.draining or log.isEnabledFor(logging.DEBUG) or (answered := answer(rest)) is None:
-                    return None
-                lines, body = answered
-                return b"%b%b: %b\r\n" % (lines, _REQUEST_ID, (given or _new_id()).encode()), body
-
-            offer(body_bytes, answer_with_id)
-
-        scope["extensions"][REPEATABLE] = offer_with_id
+            scope["extensions"][REPEATABLE] = lambda body_bytes, again: offer(
+                body_bytes, _Within(self._lifecycle, given, again)
+            )
 
     async def _admitted(self, gate: Gate, scope: Scope, send: Send) -> bool:
         """Whether the request may go on; it has been answered otherwise."""
@@ -140,6 +130,48 @@ class Shell:
         if told:
             answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}
         await send_json(send, 200 if state == "ready" else 503, answer)
+
+
+class _Within:
+    """Repeated requests as if they passed the shell; an `Again`.
+
+    Args:
+        lifecycle: of the service.
+        given: what the client calls all of them; "" where it gives no id.
+        again: answers them.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, given: str, again: Again) -> None:
+        self._lifecycle = lifecycle
+        self._given = given
+        self._again = again
+
+    def __call__(self, rest: memoryview, reply: Reply, *, alone: bool) -> Callable[[], None] | None:
+        lifecycle = self._lifecycle
+        if lifecycle.draining or log.isEnabledFor(logging.DEBUG):
+            return None
+        request_id = self._given or _new_id()
+
+        def reply_with_id(status: int, lines: bytes, body: bytes) -> None:
+            lifecycle.end_work()
+            reply(status, b"%b%b: %b\r\n" % (lines, _REQUEST_ID, request_id.encode()), body)
+
+        lifecycle.begin_work()
+        take_back = None
+        try:
+            with request_context(request_id):
+                take_back = self._again(rest, reply_with_id, alone=alone)
+        finally:
+            if take_back is None:
+                lifecycle.end_work()
+        if take_back is None:
+            return None
+
+        def take_back_and_end() -> None:
+            take_back()
+            lifecycle.end_work()
+
+        return take_back_and_end
 
 
 def _given_id(scope: Scope) -> str:

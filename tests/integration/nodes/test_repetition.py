@@ -1,6 +1,7 @@
 """Inference requests that differ from the last one in their pixels alone, on connections that stay open."""
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from tests.integration.nodes.test_infer_route import message
 from tierkit.model import Array
 from tierkit.oip import BINARY_HEADER, InferResponse, RequestedOutput, decode_response, parse_header_length
 from tierkit.oip_server import InferEndpoint
-from tierkit.protocol import BUDGET_HEADER
+from tierkit.protocol import BUDGET_HEADER, REQUEST_ID_HEADER
 from tierkit.testing import wait_for
 
 
@@ -50,8 +51,10 @@ class Steady(PixelModel):
 
     steady = True
     thread = 0
+    runs = 0
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        self.runs += 1
         self.thread = threading.get_ident()
         return super().run(inputs, outputs)
 
@@ -121,9 +124,9 @@ async def test_each_connection_has_the_answers_to_its_own_requests(steady: Any, 
     async def one(number: int) -> None:
         nonlocal total, images_sent
         async with connection(steady) as client:
-            for turn in range(300):
+            for turn in range(100):
                 images = dice.choice((1, 1, 1, 2, 5))
-                pixels = [(number, turn % 250, row) for row in range(images)]
+                pixels = [(number, turn, row) for row in range(images)]
                 fields = dice.choice(({}, {"id": f"{number}"}))
                 answer = await client.infer(steady.model.images(*pixels), **fields)
                 assert logits(answer) == [list(pixel) for pixel in pixels]
@@ -138,6 +141,70 @@ async def test_each_connection_has_the_answers_to_its_own_requests(steady: Any, 
     assert stats["inference_count"] == images_sent
     assert stats["inference_stats"]["success"]["count"] == total
     assert stats["inference_stats"]["fail"]["count"] == 0
+
+
+async def test_thousands_at_the_same_time_with_failing_and_leaving_neighbours_never_swap(
+    steady: Any, asked: Asked
+) -> None:
+    dice = random.Random(5)
+    answered = failed = 0
+
+    async def one(number: int) -> None:
+        nonlocal answered, failed
+        turn = 0
+        while turn < 100:
+            async with connection(steady) as client:
+                while turn < 100:
+                    turn += 1
+                    pixel = (number, turn, dice.randrange(200))
+                    if dice.random() < 0.02:  # breaks the batch that it is part of
+                        response = await client.post(*message(steady.model.images((255, 255, 255))))
+                        assert response.status_code == 500
+                        failed += 1
+                    elif dice.random() < 0.02:  # hangs up before the answer
+                        with pytest.raises(TimeoutError):
+                            async with asyncio.timeout(0):
+                                await client.infer(steady.model.images(pixel))
+                        break
+                    else:
+                        assert logits(await client.infer(steady.model.images(pixel))) == [list(pixel)]
+                        answered += 1
+
+    await asyncio.gather(*map(one, range(24)))
+    assert asked.count < answered / 2
+    await wait_for(lambda: steady.lifecycle.in_flight == 0, what="the requests of clients that left to end")
+    [stats] = (await steady.http.get("/v2/models/pixel/stats")).json()["model_stats"]
+    assert stats["inference_stats"]["success"]["count"] >= answered
+    assert stats["inference_stats"]["fail"]["count"] == failed
+    assert stats["execution_count"] < stats["inference_count"]
+
+
+async def test_a_repeated_request_without_room_is_refused_like_any_other(start_node: Any, asked: Asked) -> None:
+    model = Steady()
+    async with start_node(model, max_queue_images=2) as running, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connection(running)) for _ in range(4)]
+        for client in clients:
+            await repeating(client, asked, model.images((1, 2, 3)))
+        model.gate.clear()
+        runner, endpoint = running.node.default_runner, asked.count
+        steady, runner._steady = runner._steady, False  # on the event loop it would stop this test as well
+        waiting = list[asyncio.Task[InferResponse]]()
+        for number, client in enumerate(clients[:3]):
+            waiting.append(asyncio.create_task(client.infer(model.images((number, 2, 3)))))
+            await wait_for(lambda: running.lifecycle.in_flight == len(waiting))
+            await wait_for(lambda: runner.running_images == 1)
+        answer = await clients[3].post(*message(model.images((4, 5, 6))))
+        assert answer.status_code == 503
+        assert "wait, at most 2 may" in answer.json()["error"]
+        assert int(answer.headers["retry-after"]) >= 1
+        assert REQUEST_ID_HEADER in answer.headers
+        model.gate.set()
+        assert [logits(answer) for answer in await asyncio.gather(*waiting)] == [
+            [[number, 2, 3]] for number in range(3)
+        ]
+        runner._steady = steady
+        assert logits(await clients[3].infer(model.images((4, 5, 6)))) == [[4, 5, 6]]
+        assert asked.count == endpoint
 
 
 async def test_what_repeats_is_counted_like_everything_else(steady: Any, client: Client, asked: Asked) -> None:
@@ -180,8 +247,11 @@ async def test_what_needs_more_than_the_model_is_never_answered_at_once(
 
 async def test_a_repeated_request_that_fails_fails_as_ever(steady: Any, client: Client, asked: Asked) -> None:
     await repeating(client, asked, steady.model.images((1, 2, 3)))
+    endpoint, runs = asked.count, steady.model.runs
     answer = await client.post(*message(steady.model.images((255, 255, 255))))
     assert answer.status_code == 500
+    assert answer.json() == {"error": f"internal error; request id {answer.headers[REQUEST_ID_HEADER]}"}
+    assert (asked.count, steady.model.runs) == (endpoint, runs + 1)
     assert logits(await client.infer(steady.model.images((7, 8, 9)))) == [[7, 8, 9]]
     [stats] = (await steady.http.get("/v2/models/pixel/stats")).json()["model_stats"]
     assert stats["inference_stats"]["fail"]["count"] == 1

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from starlette.routing import Route
 from tests.integration.tierkit.test_http_protocol import Wire, post, wire_to
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.service import Lifecycle, protocol
-from tierkit.service.exchange import REPEATABLE
-from tierkit.service.repetition import Turn
+from tierkit.service.exchange import REPEATABLE, Reply
+from tierkit.service.repetition import Repetitions
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
 
@@ -32,6 +32,10 @@ class Sample:
         self.busy = False
         self.broken = False
         self.slow = False
+        self.later: list[Reply] | None = None
+        """Answers that are not given at once."""
+        self.taken_back = 0
+        self.alone: list[bool] = []
         self.gate = asyncio.Event()
         self.app = Starlette(
             routes=[Route("/again", self.again, methods=["POST"]), Route("/wait", self.wait, methods=["POST"])]
@@ -43,16 +47,24 @@ class Sample:
         if self.slow:
             await self.gate.wait()
         if offer := request.scope["extensions"].get(REPEATABLE):
-            offer(SAME, self.at_once)
+            offer(SAME, self.answer_again)
         return Response(b"app " + body)
 
-    def at_once(self, rest: memoryview) -> tuple[bytes, bytes] | None:
+    def answer_again(self, rest: memoryview, reply: Reply, *, alone: bool) -> Callable[[], None] | None:
         if self.broken:
             raise ZeroDivisionError
         if self.busy:
             return None
+        self.alone.append(alone)
         body = b"again " + rest
-        return b"content-length: %d\r\n" % len(body), body
+        if self.later is None:
+            reply(200, b"content-length: %d\r\n" % len(body), body)
+        else:
+            self.later.append(lambda status, *_: reply(status, b"content-length: %d\r\n" % len(body), body))
+        return self.take_back
+
+    def take_back(self) -> None:
+        self.taken_back += 1
 
     async def wait(self, request: Request) -> Response:
         await self.gate.wait()
@@ -116,31 +128,31 @@ async def test_one_whose_rest_does_not_come_is_read_like_any_other() -> None:
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
+def repetitions(monkeypatch: pytest.MonkeyPatch) -> list[Repetitions]:
     """Of the server that a test starts, on which the rest of a request may take long."""
-    made = list[Turn]()
+    made = list[Repetitions]()
 
-    class Noted(Turn):
+    class Noted(Repetitions):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(protocol, "Turn", Noted)
+    monkeypatch.setattr(protocol, "Repetitions", Noted)
     monkeypatch.setattr(protocol, "_HOLD_S", 30.0)
     return made
 
 
-async def held(service: Lifecycle, client: Wire, turns: list[Turn]) -> None:
+async def held(service: Lifecycle, client: Wire, repetitions: list[Repetitions]) -> None:
     """Send a part of a request, of which the server waits for the rest."""
     await idle(client)
-    await wait_for(lambda: turns[0].holder is None)
+    await wait_for(lambda: repetitions[0].holder is None)
     client.send(post("/again", b"same2")[:-1])
-    await wait_for(lambda: turns[0].holder is not None, what="the request to be held")
+    await wait_for(lambda: repetitions[0].holder is not None, what="the request to be held")
 
 
-async def test_one_that_is_held_is_completed_by_its_rest(turns: list[Turn]) -> None:
+async def test_one_that_is_held_is_completed_by_its_rest(repetitions: list[Repetitions]) -> None:
     async with served() as (service, sample, client), wire_to(service) as other:
-        await held(service, client, turns)
+        await held(service, client, repetitions)
         other.send(post("/again", b"same!"))
         assert await other.answer() == (200, b"app same!")
         asked = sample.asked
@@ -150,9 +162,11 @@ async def test_one_that_is_held_is_completed_by_its_rest(turns: list[Turn]) -> N
         assert sample.asked == asked
 
 
-async def test_one_that_is_held_while_others_are_answered_is_read_like_any_other(turns: list[Turn]) -> None:
+async def test_one_that_is_held_while_others_are_answered_is_read_like_any_other(
+    repetitions: list[Repetitions],
+) -> None:
     async with served() as (service, sample, client), wire_to(service) as other:
-        await held(service, client, turns)
+        await held(service, client, repetitions)
         other.send(post("/wait", b""))
         await wait_for(lambda: service.in_flight == 1)
         client.send(b"2")
@@ -161,28 +175,28 @@ async def test_one_that_is_held_while_others_are_answered_is_read_like_any_other
         assert await other.answer() == (200, b"waited")
 
 
-async def test_one_that_is_held_is_told_when_its_client_hangs_up(turns: list[Turn]) -> None:
+async def test_one_that_is_held_is_told_when_its_client_hangs_up(repetitions: list[Repetitions]) -> None:
     async with served() as (service, sample, client), wire_to(service) as other:
-        await held(service, client, turns)
+        await held(service, client, repetitions)
         asked = sample.asked
         client.writer.close()
         await wait_for(lambda: sample.asked == asked + 1, what="the application to hear of it")
         await idle(other)
 
 
-async def test_more_than_one_that_is_held_is_read_like_any_other(turns: list[Turn]) -> None:
+async def test_more_than_one_that_is_held_is_read_like_any_other(repetitions: list[Repetitions]) -> None:
     async with served() as (service, _, client):
-        await held(service, client, turns)
+        await held(service, client, repetitions)
         client.send(b"2", post("/again", b"next5"))
         assert [await client.answer() for _ in range(2)] == [(200, b"app same2"), (200, b"app next5")]
 
 
-async def test_one_that_is_held_when_the_service_stops_is_refused(turns: list[Turn]) -> None:
+async def test_one_that_is_held_when_the_service_stops_is_refused(repetitions: list[Repetitions]) -> None:
     sample = Sample()
     async with AsyncExitStack() as clients:
         async with serve_app(sample.app) as service:
             client = await clients.enter_async_context(wire_to(service))
-            await held(service, client, turns)
+            await held(service, client, repetitions)
         status, _ = await client.answer()
         assert status == 503
 
@@ -223,17 +237,14 @@ async def test_a_head_that_came_apart_from_its_body_is_not_remembered() -> None:
         assert await client.answer() == (200, b"app same3")
 
 
-@pytest.mark.parametrize("why", ["busy", "broken", "company", "drain", "debug"])
+@pytest.mark.parametrize("why", ["busy", "broken", "drain", "debug"])
 async def test_the_application_answers_what_cannot_be_answered_at_once(
     why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served() as (service, sample, client), wire_to(service) as other:
+    async with served() as (service, sample, client):
         await idle(client)
         asked = sample.asked
         sample.busy, sample.broken = why == "busy", why == "broken"
-        if why == "company":
-            other.send(post("/wait", b""))
-            await wait_for(lambda: service.in_flight == 1)
         if why == "drain":
             service.drain()
         if why == "debug":
@@ -242,9 +253,86 @@ async def test_the_application_answers_what_cannot_be_answered_at_once(
         status, body = await client.answer()
         assert (status, body) == (200, b"app same2") if why != "drain" else status == 503
         assert sample.asked == asked + (why != "drain")
+        assert service.in_flight == 0
+
+
+async def awaiting(service: Lifecycle, sample: Sample, *clients: Wire) -> list[Reply]:
+    """Let the clients' next requests wait for their answers, which the result gives."""
+    for client in clients:
+        await idle(client)
+    later = sample.later = []
+    for number, client in enumerate(clients):
+        client.send(post("/again", b"same%d" % number))
+        await wait_for(lambda: len(later) == service.in_flight == number + 1, what="the request")  # noqa: B023
+    return later
+
+
+async def test_answers_may_come_later_and_in_any_order() -> None:
+    async with served() as (service, sample, one), wire_to(service) as two:
+        replies = await awaiting(service, sample, one, two)
+        assert sample.alone[-2:] == [True, False]
+        for reply in reversed(replies):
+            reply(200, b"", b"")
+        assert [await client.answer() for client in (two, one)] == [(200, b"again 1"), (200, b"again 0")]
+        assert service.in_flight == sample.taken_back == 0
+
+
+async def test_one_beside_a_request_of_another_kind_is_not_alone() -> None:
+    async with served() as (service, sample, client), wire_to(service) as other:
+        await idle(client)
+        other.send(post("/wait", b""))
+        await wait_for(lambda: service.in_flight == 1)
+        client.send(post("/again", b"same2"))
+        assert await client.answer() == (200, b"again 2")
+        assert not sample.alone[-1]
         sample.gate.set()
-        if why == "company":
-            assert await other.answer() == (200, b"waited")
+        assert await other.answer() == (200, b"waited")
+
+
+async def test_an_answer_may_be_an_error() -> None:
+    async with served() as (service, sample, client):
+        [reply] = await awaiting(service, sample, client)
+        reply(503, b"", b"")
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\ndate: ")
+        assert await client.reader.readexactly(7) == b"again 0"
+
+
+async def test_what_comes_before_the_answer_is_read_after_it() -> None:
+    async with served() as (service, sample, client):
+        [reply] = await awaiting(service, sample, client)
+        asked = sample.asked
+        client.send(post("/again", b"same5"), post("/again", b"same6")[:-1])
+        async with wire_to(service) as other:  # when that one is answered, the server has read the first one as well
+            other.send(post("/nothing", b""))
+            assert (await other.answer())[0] == 404
+        assert sample.asked == asked
+        reply(200, b"", b"")
+        client.send(b"6")
+        assert [await client.answer() for _ in range(3)] == [
+            (200, b"again 0"),
+            (200, b"app same5"),
+            (200, b"app same6"),
+        ]
+
+
+async def test_one_whose_client_hangs_up_is_taken_back() -> None:
+    async with served() as (service, sample, client), wire_to(service) as other:
+        await awaiting(service, sample, client, other)
+        client.writer.close()
+        await wait_for(lambda: sample.taken_back == 1, what="the request to be taken back")
+        assert service.in_flight == 1
+
+
+async def test_a_service_that_stops_answers_first() -> None:
+    sample = Sample()
+    async with AsyncExitStack() as clients:
+        async with serve_app(sample.app, ServiceSettings(drain_s=10.0)) as service:
+            client = await clients.enter_async_context(wire_to(service))
+            [reply] = await awaiting(service, sample, client)
+            asyncio.get_running_loop().call_later(0.1, reply, 200, b"", b"")
+        assert await client.answer() == (200, b"again 0")
+        assert await client.closed() == b""
 
 
 @pytest.mark.parametrize("given", [None, "mine-7"])
@@ -264,14 +352,21 @@ async def test_the_request_id_is_echoed_as_ever(given: str | None) -> None:
 
 
 async def test_a_connection_on_which_requests_repeat_is_not_idle() -> None:
-    async with served(ServiceSettings(keep_alive_s=1, drain_s=2.0)) as (_, sample, client):
+    async with (
+        served(ServiceSettings(keep_alive_s=1, drain_s=2.0)) as (service, sample, client),
+        wire_to(service) as other,
+    ):
+        [reply] = await awaiting(service, sample, other)
+        sample.later = None
         loop = asyncio.get_running_loop()
         begin = loop.time()
         while loop.time() < begin + 1.3:
             client.send(post("/again", b"same2"))
             await client.answer()
             await asyncio.sleep(0.05)
-        assert sample.asked <= 2
+        assert sample.asked <= 3
+        reply(200, b"", b"")
+        assert await other.answer() == (200, b"again 0")
         last = loop.time()
         assert await client.closed() == b""
         assert loop.time() - last > 0.5

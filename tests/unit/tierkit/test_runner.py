@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -478,7 +479,8 @@ async def test_at_once_means_now_or_not_at_all() -> None:
         assert result is not None
         assert result.outputs["double"].tolist() == [[6, 8], [8, 10]]
         assert (result.batch_images, result.queue_s) == (2, 0.0)
-        assert runner.infer_at_once(rows(666), ("double",), 1) is None
+        with pytest.raises(ValueError, match="breaks the model"):
+            runner.infer_at_once(rows(666), ("double",), 1)
         assert runner.infer_at_once(rows(*range(65)), ("double",), 65) is None
         async with busy(model, runner):
             assert runner.infer_at_once(rows(3), ("double",), 1) is None
@@ -486,8 +488,56 @@ async def test_at_once_means_now_or_not_at_all() -> None:
         runner._s_per_image = 0.0121
         assert runner.infer_at_once(rows(3), ("double",), 1) is None
         assert [record.images for record in records] == [2, 1]
-        assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 0
+        assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 1
     assert runner.infer_at_once(rows(3), ("double",), 1) is None
+
+
+async def test_requests_that_no_task_waits_for_are_told_their_own_outcome() -> None:
+    model, told = Doubler(), dict[int, RunResult | Exception]()
+    async with ModelRunner(model, max_queue_images=4) as runner:
+        async with busy(model, runner):
+            take_back = [
+                runner.submit(rows(value), ("double",), 1, partial(told.__setitem__, value)) for value in (1, 666, 3, 4)
+            ]
+            with pytest.raises(Overloaded):
+                runner.submit(rows(5), ("double",), 1, partial(told.__setitem__, 5))
+            take_back[2]()
+            assert runner.queued_images == 3
+            assert not told
+        await wait_for(lambda: len(told) == 3)
+        async with busy(model, runner):
+            first = runner.submit(rows(6), ("double",), 1, partial(told.__setitem__, 6))
+            runner.submit(rows(7), ("double",), 1, partial(told.__setitem__, 7), urgent=True)
+            first()
+        model.open.clear()
+        runner.submit(rows(8), ("double",), 1, partial(told.__setitem__, 8))
+        await asyncio.to_thread(model.entered.acquire)
+        runner.submit(rows(9), ("double",), 1, partial(told.__setitem__, 9))
+        asyncio.get_running_loop().call_soon(model.open.set)
+    assert {value: type(outcome) for value, outcome in told.items()} == {
+        1: RunResult,
+        666: ValueError,
+        4: RunResult,
+        7: RunResult,
+        8: RunResult,
+        9: Draining,
+    }
+    for value in (1, 4, 7, 8):
+        outcome = told[value]
+        assert isinstance(outcome, RunResult)
+        assert outcome.outputs["double"].tolist() == (2 * rows(value)["x"]).tolist()
+
+
+async def test_a_request_taken_back_while_it_is_computed_is_told_nothing() -> None:
+    model, told = Doubler(), list[RunResult | Exception]()
+    async with ModelRunner(model) as runner:
+        model.open.clear()
+        take_back = runner.submit(rows(1), ("double",), 1, told.append)
+        await asyncio.to_thread(model.entered.acquire)
+        take_back()
+        model.open.set()
+        await runner.infer(rows(2))
+        assert not told
 
 
 async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swap() -> None:
