@@ -33,6 +33,7 @@ from encryption.noise import job_key
 from end_node.app import create_app as end_app
 from end_node.node import EndNode
 from end_node.settings import EndSettings
+from models.data import read_sample
 from models.manifest import PartFile, load_manifest, save_manifest, weights_folder
 from models.serving import load_models
 from models.split import extract_part
@@ -44,7 +45,7 @@ from tierkit.service import Lifecycle
 from tierkit.testing import listening, serve_app, wait_for
 from tierkit.types import EncoderKind, Tier
 
-NETWORK = "wrn-16-2"  # for all upper nodes: it is small
+NETWORK = "wrn-16-2"  # for upper nodes: it is small
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 WINDOW = 8
 FAST: dict[str, Any] = {"heartbeat_s": 0.1, "suspect_s": 2.0, "lease_s": 5.0, "drain_s": 2.0}
@@ -159,7 +160,9 @@ class Fleet:
         self.recorders: dict[str, Recorder] = {}
         self.urls: dict[Recorder, str] = {}
 
-    async def start(self, *, ends: int, edges: tuple[str, ...] = (), clouds: tuple[str, ...] = ()) -> None:
+    async def start(
+        self, *, ends: int, edges: tuple[str, ...] = (), clouds: tuple[str, ...] = (), edge_network: str = NETWORK
+    ) -> None:
         settings = self.settings
         service = await self.stack.enter_async_context(
             serve_app(lambda lifecycle: scheduler_app(settings, lifecycle), settings)
@@ -177,7 +180,7 @@ class Fleet:
                 node = kind(
                     node_id=name,
                     advertise_url=self.urls[recorder],
-                    models=(NETWORK,),
+                    models=(edge_network if tier == "edge" else NETWORK,),
                     only_features=tier not in settings.trusted and name not in settings.trusted,
                     **self.common(self.urls[back]),
                 )
@@ -246,9 +249,6 @@ async def test_no_pixel_reaches_a_node_that_is_not_trusted(tmp_path: Path, caplo
             job = await fleet.run(images, scheme=scheme, privacy="conv1" if scheme == "adaptive" else "auto")
             assert (job.answered_fine, job.fallback) == (12, 0), (scheme, job.reason)
             assert "conv1" in job.sent
-        # One image at a time, tier after tier.
-        job = await fleet.run(images, scheme="mapping", escalate="budget", escalate_from="end")
-        assert job.state == "completed"
         for form in ("float16", "float32"):
             job = await fleet.run(images, scheme="end-cloud", feature_form=form, privacy="conv1")
             assert (job.answered_fine, job.fallback) == (12, 0), job.reason
@@ -283,6 +283,34 @@ async def test_no_pixel_reaches_a_node_that_is_not_trusted(tmp_path: Path, caplo
         assert len(caplog.text) > 1000
         told = caplog.text + generate_latest().decode() + repr(await fleet.client.attempts(hedged))
         assert not holds_pixels(told.encode(), images)
+
+
+@pytest.mark.timeout(120)
+async def test_no_pixel_of_an_image_that_goes_up_by_itself_reaches_a_node_that_is_not_trusted(tmp_path: Path):
+    # Photographs, so that some are sure and some are not; noise in their low bits, so that no two pieces are alike.
+    images = read_sample().images[:24] & 0xF0 | noise(24, 6) >> 4
+    async with running(
+        tmp_path, ("end",), ends=1, edges=("edge-away",), clouds=("cloud-0",), edge_network="resnet-34"
+    ) as fleet:
+        cloud = fleet.recorders["cloud-0"]
+        for policy in (
+            {"scheme": "mapping", "escalate": "budget"},
+            {"scheme": "mapping", "escalate": "threshold", "escalate_accuracy": 0.9, "escalate_from": "end"},
+            {"scheme": "end-cloud", "escalate": "budget", "escalate_from": "end"},
+        ):
+            job = await fleet.run(images, **policy)
+            assert (job.state, job.fallback, set(job.sent)) == ("completed", 0, {"conv1"}), (policy, job.reason)
+            assert 0 < job.sent_up[Tier.CLOUD] < 24, (policy, job.sent_up)
+        # The cloud fails: the unsure images are sent again, and they alone.
+        cloud.refuses = True
+        asked = cloud.requests
+        waits = await fleet.client.submit(images, on_upstream_loss="wait", **policy)
+        await wait_for(lambda: cloud.requests > asked + 1, what="another try")
+        cloud.refuses = False
+        assert (await fleet.client.wait(waits, budget_s=30)).sent_up == job.sent_up
+        for name in fleet.recorders:
+            assert not holds_pixels(fleet.captured(name), images), name
+        assert fleet.captured("edge-away").count(ZSTD_MAGIC) > 4
 
 
 async def test_the_search_finds_the_pixels_that_a_trusted_node_gets(tmp_path: Path):
