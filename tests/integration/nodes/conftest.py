@@ -14,6 +14,8 @@ from edge_node.app import create_app
 from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
 from tierkit.model import Array, TensorSpec
+from tierkit.node import ServedModels
+from tierkit.oip_server import Guard
 from tierkit.service import Lifecycle
 from tierkit.testing import connected, serve_app
 
@@ -110,13 +112,16 @@ def start_node() -> StartNode:
     """`async with start_node(max_queue_images=8) as running: ...`; settings of the node as keywords, and the model."""
 
     @asynccontextmanager
-    async def start(model: PixelModel | None = None, **values: object) -> AsyncIterator[RunningNode]:
+    async def start(
+        model: PixelModel | None = None, guard: Guard | None = None, **values: object
+    ) -> AsyncIterator[RunningNode]:
         settings = EdgeSettings.model_validate({"node_id": "edge-1", "port": 0, "drain_s": 5.0, **values})
         model = model or PixelModel()
         made: list[EdgeNode] = []
 
         def build(lifecycle: Lifecycle) -> Starlette:
-            made.append(EdgeNode(settings, [model], lifecycle))
+            guards = {} if guard is None else {model.name: guard}
+            made.append(EdgeNode(settings, ServedModels(ready=[model], guards=guards), lifecycle))
             return create_app(made[0])
 
         async with serve_app(build, settings) as lifecycle:

@@ -15,7 +15,14 @@ import pytest
 from tests.integration.nodes.conftest import PixelModel
 from tests.integration.nodes.test_infer_route import message
 from tierkit.model import Array
-from tierkit.oip import BINARY_HEADER, InferResponse, RequestedOutput, decode_response, parse_header_length
+from tierkit.oip import (
+    BINARY_HEADER,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    decode_response,
+    parse_header_length,
+)
 from tierkit.oip_server import InferEndpoint
 from tierkit.protocol import BUDGET_HEADER, REQUEST_ID_HEADER
 from tierkit.testing import wait_for
@@ -243,6 +250,19 @@ async def test_what_needs_more_than_the_model_is_never_answered_at_once(
     for number in range(5):
         assert (await client.post(body, {**headers, **extra})).status_code == 200
         assert asked.count == number + 1
+
+
+async def test_what_is_looked_at_before_it_is_computed_is_looked_at_each_time(start_node: Any, asked: Asked) -> None:
+    looked = 0
+
+    async def guard(request: InferRequest) -> None:
+        nonlocal looked
+        looked += 1
+
+    async with start_node(Steady(), guard=guard) as running, connection(running) as client:
+        for number in range(5):
+            await client.infer(running.model.images((1, 2, 3)))
+            assert looked == asked.count == number + 1
 
 
 async def test_a_repeated_request_that_fails_fails_as_ever(steady: Any, client: Client, asked: Asked) -> None:

@@ -1,5 +1,6 @@
 """What an upper node answers to features that are not its own, and a scheduler to jobs that nobody can encode for."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,14 +14,23 @@ import pytest
 from cloud_node.app import create_app as cloud_app
 from cloud_node.node import CloudNode
 from cloud_node.settings import CloudSettings
+from edge_node.app import create_app as edge_app
+from edge_node.node import EdgeNode
+from edge_node.settings import EdgeSettings
 from encryption.features import Features, features_tensor
-from encryption.loading import load_served
+from encryption.heads import Encoders
+from encryption.loading import load_heads, load_served
+from end_node.app import create_app as end_app
+from end_node.node import EndNode
+from end_node.settings import EndSettings
 from models.manifest import load_manifest
+from models.serving import load_models
 from scheduler.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
 from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.protocol import TASK_EVENTS, UPSTREAM_HEADER, UPSTREAMS, CoarseEvent, Encoding, FallbackEvent, Upstream
 from tierkit.service import Lifecycle
-from tierkit.testing import serve_app
+from tierkit.testing import listening, serve_app
 from tierkit.types import Tier
 
 NETWORK, TAIL = "wrn-16-2", "wrn-16-2.conv1"
@@ -41,10 +51,27 @@ async def cloud(*, only_features: bool) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def ask(http: httpx.AsyncClient, model: str, tensor: Tensor, **headers: str) -> httpx.Response:
+async def post(http: httpx.AsyncClient, path: str, tensor: Tensor, **headers: str) -> httpx.Response:
     chunks, own = encode_request(InferRequest(inputs=(tensor,)))
     body = b"".join(bytes(chunk) for chunk in chunks)
-    return await http.post(f"/v2/models/{model}/infer", content=body, headers={**own, **headers})
+    return await http.post(path, content=body, headers={**own, **headers})
+
+
+async def ask(http: httpx.AsyncClient, model: str, tensor: Tensor, **headers: str) -> httpx.Response:
+    return await post(http, f"/v2/models/{model}/infer", tensor, **headers)
+
+
+@asynccontextmanager
+async def upper_node() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """An address where an untrusted node might be, and the first bytes of each connection to it."""
+    came: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(await reader.read(1 << 16))
+        writer.close()
+
+    async with listening(handle) as url:
+        yield url, came
 
 
 async def test_a_tail_answers_to_its_own_features_alone():
@@ -52,8 +79,8 @@ async def test_a_tail_answers_to_its_own_features_alone():
     values = np.random.default_rng(1).integers(0, 256, (2, *encoder.feature_shape), np.uint8)
     good = await features_tensor(Features(encoder=encoder, values=values))
     floats = await features_tensor(Features(encoder=encoder, values=values.astype(np.float32)))
-    nan = values.astype(np.float32)
-    nan[1, 2, 3, 4] = np.nan
+    nan, half = values.astype(np.float32), values.astype(np.float16)
+    nan[1, 2, 3, 4], half[0, 1, 2, 3] = np.nan, np.inf
     async with cloud(only_features=False) as http:
         assert (await ask(http, TAIL, good)).status_code == 200
         assert (await ask(http, TAIL, floats)).status_code == 200
@@ -64,15 +91,14 @@ async def test_a_tail_answers_to_its_own_features_alone():
             (TAIL, Tensor("features", values.astype(np.int64), good.parameters), 400, "not INT64"),
             (TAIL, Tensor("features", values), 400, "needs the parameters"),
             (TAIL, Tensor("features", values, {**good.parameters, "scale": 9.0}), 409, "of scale 9.0"),
+            (TAIL, Tensor("features", values, {**good.parameters, "zero_point": 7}), 409, "of zero_point 7"),
+            (TAIL, Tensor("features", values, {**good.parameters, "head": "0" * 64}), 409, "of head 000"),
             (TAIL, Tensor("features", values, {**good.parameters, "tail": "0" * 64}), 409, "of tail 000"),
             (TAIL, Tensor("features", values + 1, good.parameters), 400, "not those that were sent"),
-            (
-                TAIL,
-                await features_tensor(Features(encoder=encoder, values=nan)),
-                400,
-                "holds NaN or infinity",
-            ),
         ]
+        for bad in (nan, half):
+            tensor = await features_tensor(Features(encoder=encoder, values=bad))
+            cases.append((TAIL, tensor, 400, "holds NaN or infinity"))
         for model, tensor, status, words in cases:
             answer = await ask(http, model, tensor)
             assert (answer.status_code, bool(re.search(words, answer.text))) == (status, True), answer.text
@@ -84,6 +110,81 @@ async def test_a_node_that_may_not_see_pixels_has_no_model_for_them():
     async with cloud(only_features=True) as http:
         answer = await ask(http, NETWORK, Tensor("images", IMAGES))
         assert (answer.status_code, "this node serves wrn-16-2.conv1" in answer.text) == (404, True)
+
+
+def route(url: str, tier: Tier, **encoding: str) -> dict[str, str]:
+    """The header that names an upper node and the encoder whose features it shall get, changed as `encoding` says."""
+    encoder = load_manifest().encoder(TAIL)
+    wanted = {"name": TAIL, "head": encoder.head.sha256, "tail": encoder.tail.sha256, **encoding}
+    upstream = Upstream(
+        node_id="away", url=url, tier=tier, model=wanted["name"], encoding=Encoding.model_validate(wanted)
+    )
+    return {UPSTREAM_HEADER: UPSTREAMS.dump_json((upstream,)).decode()}
+
+
+MISSING: list[tuple[dict[str, str], int, str]] = [
+    ({"name": "wrn-16-2.bottleneck"}, 404, "no encoder 'wrn-16-2.bottleneck', and sends no pixels in its place"),
+    ({"head": "0" * 64}, 409, "is of another version than the one asked for"),
+    ({"tail": "0" * 64}, 409, "is of another version than the one asked for"),
+]
+
+
+async def test_an_end_node_that_lacks_the_encoder_sends_nothing_in_its_place():
+    settings = EndSettings(node_id="end-0", threads=1, drain_s=1.0)
+
+    async def build(lifecycle: Lifecycle) -> Any:
+        encoders = Encoders(await load_heads(settings), settings)
+        models = await load_models(settings, Tier.END)
+        return end_app(EndNode(settings, models, lifecycle, load_manifest().hierarchy, encoders))
+
+    async with (
+        upper_node() as (url, came),
+        serve_app(build, settings) as service,
+        httpx.AsyncClient(base_url=service.url, timeout=30, trust_env=False) as http,
+    ):
+        for change, _, words in MISSING:
+            answer = await post(http, "/v1/tasks/a", Tensor("images", IMAGES), **route(url, Tier.CLOUD, **change))
+            coarse, last = map(TASK_EVENTS.validate_json, answer.text.splitlines())
+            assert isinstance(coarse, CoarseEvent)
+            assert isinstance(last, FallbackEvent)
+            assert last.reason == "upstream_unavailable"
+            assert "nothing was sent" in last.detail
+            assert words in last.detail
+        assert came == []
+        await post(http, "/v1/tasks/a", Tensor("images", IMAGES), **route(url, Tier.CLOUD))
+        assert came[0].startswith(b"POST /v2/models/wrn-16-2.conv1/infer")
+
+
+async def test_an_edge_node_that_cannot_encode_passes_nothing_on():
+    settings = EdgeSettings(node_id="edge-0", threads=1, models=(NETWORK,), drain_s=1.0)
+
+    async def build(lifecycle: Lifecycle) -> Any:
+        encoders = Encoders(await load_heads(settings), settings)
+        return edge_app(EdgeNode(settings, await load_served(settings, Tier.EDGE), lifecycle, encoders))
+
+    encoder = load_manifest().encoder(TAIL)
+    features = Tensor("features", np.zeros((2, *encoder.feature_shape), np.uint8))
+    async with (
+        upper_node() as (url, came),
+        serve_app(build, settings) as service,
+        httpx.AsyncClient(base_url=service.url, timeout=30, trust_env=False) as http,
+    ):
+        cases: list[tuple[dict[str, str], Tensor, int, str]] = [
+            (route(url, Tier.CLOUD, **change), Tensor("images", IMAGES), status, words)
+            for change, status, words in MISSING
+        ]
+        plain = Upstream(node_id="away", url=url, tier=Tier.CLOUD, model=TAIL, encoding=None)
+        cases += [
+            (route(url, Tier.CLOUD), features, 400, "takes one tensor, 'images'"),
+            (route(url, Tier.CLOUD), Tensor("images", IMAGES[:, :16]), 400, "is UINT8 [-1, 32, 32, 3], not"),
+            ({}, Tensor("images", IMAGES), 400, "must name one node"),
+            ({UPSTREAM_HEADER: UPSTREAMS.dump_json((plain,)).decode()}, Tensor("images", IMAGES), 400, "the encoding"),
+        ]
+        for headers, tensor, status, words in cases:
+            model = headers and UPSTREAMS.validate_json(headers[UPSTREAM_HEADER])[0].model
+            answer = await post(http, f"/v1/relay/{model or TAIL}/infer", tensor, **headers)
+            assert (answer.status_code, words in answer.text) == (status, True), answer.text
+        assert came == []
 
 
 async def register(http: httpx.AsyncClient, node_id: str, models: list[str], **more: Any) -> None:
