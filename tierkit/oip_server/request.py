@@ -24,7 +24,7 @@ _PRIORITY = PRIORITY_HEADER.lower().encode()
 _URGENT = INTERACTIVE.encode()
 
 MUCH_JSON = 64 * 1024
-"""Bytes of JSON that take some milliseconds to read."""
+"""Bytes of JSON that take about a millisecond to read."""
 
 _BREATH_S = 0.002
 """Time for everything else before so much JSON is read."""

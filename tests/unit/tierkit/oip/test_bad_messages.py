@@ -3,7 +3,8 @@
 import copy
 import json
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +21,7 @@ from tierkit.oip import (
     Limits,
     RequestedOutput,
     Tensor,
+    decode as decoding,
     decode_request,
     decode_response,
     encode_request,
@@ -231,6 +233,44 @@ def test_numbers_that_are_not_json_are_refused(word: str) -> None:
 def test_a_key_that_stands_twice_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="twice"):
         decode_request(b'{"inputs":[{"name":"x","shape":[1],"shape":[2],"datatype":"FP32","data":[1]}]}', None)
+
+
+def json_texts(depth: int = 3) -> st.SearchStrategy[str]:
+    """Objects as text, among them some that name a key twice, or have colons elsewhere."""
+    values = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.sampled_from(["", "a:b"])
+    inner = values.map(json.dumps)
+    if depth:
+        inner |= json_texts(depth - 1) | st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]")
+    pairs = st.lists(st.tuples(st.sampled_from(["a", "b", "c:"]).map(json.dumps), inner), max_size=3)
+    return pairs.map(lambda pairs: "{" + ",".join(f"{key}:{value}" for key, value in pairs) + "}")
+
+
+@given(json_texts())
+def test_the_quick_parser_reads_what_the_strict_one_reads_and_refuses_what_it_refuses(text: str) -> None:
+    def outcome(read: Callable[[bytes], object]) -> object:
+        try:
+            return read(text.encode())
+        except MalformedMessage as exc:
+            return str(exc)
+
+    assert repr(outcome(decoding._json_object)) == repr(outcome(decoding._strict_json_object))
+
+
+def test_much_json_takes_little_longer_than_to_parse_it() -> None:
+    numbers = np.random.default_rng(1).integers(0, 256, 50 * 32 * 32 * 3).tolist()
+    tensor = {"name": "x", "shape": [len(numbers)], "datatype": "UINT8", "data": numbers}
+    body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+
+    def cpu_s(read: Callable[[], object]) -> float:
+        times = []
+        for _ in range(5):
+            begin = time.thread_time()
+            read()
+            times.append(time.thread_time() - begin)
+        return min(times)
+
+    # It holds the event loop up. With Python's own parser and its minimum and maximum it took 2.6 times as long.
+    assert cpu_s(lambda: decode_request(body, None)) < 1.8 * cpu_s(lambda: json.loads(body))
 
 
 def binary_message(payload: bytes, **changes: Any) -> tuple[bytes, int]:
