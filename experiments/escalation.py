@@ -24,7 +24,7 @@ from experiments.figure3 import busy_window, times_of
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, formula, measured
 from experiments.profile import Profile
-from experiments.testbed import BATCH, task_s
+from experiments.testbed import BATCH, check_fleet, task_s
 from models.manifest import records_folder, weights_folder
 from tierkit.client import AsyncClient, Job, JobState
 from tierkit.types import Escalate, Scheme, Tier
@@ -78,6 +78,7 @@ async def _measure(run: Run, *, budgets: Sequence[float] | None, accuracies: Seq
         quick = run.request.quick
         budgets, accuracies = (_QUICK_BUDGETS, _QUICK_ACCURACIES) if quick else (_BUDGETS, _ACCURACIES)
     chosen = choices(budgets or (), accuracies or ())
+    check_fleet(run.profile)
     emulated = all(run.profile.compute_ms_per_image.of(tier) for tier in Tier)
     settings = {"window": busy_window(times_of(run.profile))} if emulated else {}
     run.config |= {"promised": await asyncio.to_thread(_promised), **settings}

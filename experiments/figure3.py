@@ -29,7 +29,7 @@ from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, error_bars, formula, measured
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, task_s
+from experiments.testbed import BATCH, check_fleet, task_s
 from scheduler.bound import NodeCounts, bound_of_scheme, least_bound
 from scheduler.mapping import (
     FleetTimes,
@@ -190,7 +190,8 @@ async def _measure(
     run: Run, *, ends: Sequence[int] | None, windows: Sequence[int] | None, schemes: Sequence[Scheme], runs: int
 ) -> None:
     profile, most = run.profile, run.profile.nodes.end
-    ends = ends or (sorted({1, most // 2, most} - {0}) if run.request.quick else range(1, most + 1))
+    ends = ends or (sorted({(most + 1) // 2, most}) if run.request.quick else range(1, most + 1))
+    check_fleet(profile, ends)
     if max(ends) > most:
         raise InvalidInput(f"the profile has {most} end devices, so there is no point for {max(ends)}")
     times = times_of(profile)

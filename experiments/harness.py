@@ -15,7 +15,6 @@ A run that is stopped keeps what it has measured; one in which a service died un
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +29,7 @@ from experiments.record import RunRecord, read_record
 from experiments.testbed import Network, plan_fleet, prepare_networks, read_tasks
 from models.data import ImageSet
 from tierkit.client import AsyncClient
-from tierkit.errors import MissingExtra, ServiceFailed, TerraceError
+from tierkit.errors import MissingExtra, ServiceFailed, SetupError, TerraceError
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch
 from tierkit.types import Tier
 
@@ -256,7 +255,7 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
         out: folder for the run; when it exists it is kept, and the run's stands beside it.
 
     Raises:
-        TerraceError: nothing could be measured.
+        TerraceError: nothing could be measured; or `SetupError`, there is no place for the run's folder.
     """
     folder = new_folder(out)
     state = "complete"
@@ -272,6 +271,7 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
             current.uncancel()
         except (TerraceError, ExceptionGroup) as exc:
             if not run.points:
+                _drop_empty(folder, log)
                 raise
             state = "invalid"
             run.note(_sentence(exc))
@@ -290,6 +290,13 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
         record = RunRecord(experiment=experiment.name, samples={}, results=results, seed=request.seed, **fields)
         record.write(folder, stem=Path(RECORD).stem)
     return publish(experiment, folder)
+
+
+def _drop_empty(folder: Path, log: TextIO) -> None:
+    """Leave no folder of a run that no service had a part in."""
+    if log.tell() == 0:
+        Path(log.name).unlink()
+        folder.rmdir()
 
 
 def _sentence(error: Exception) -> str:
@@ -330,11 +337,20 @@ def publish(experiment: Experiment, folder: Path) -> Outcome:
 
 
 def new_folder(wanted: Path) -> Path:
-    """Make a folder that did not exist: the one that is wanted, or one beside it."""
+    """Make a folder that did not exist: the one that is wanted, or one beside it.
+
+    Raises:
+        SetupError: none can be made there.
+    """
     folder, number = wanted, 1
     while True:
-        with contextlib.suppress(FileExistsError):
+        try:
             folder.mkdir(parents=True)
+        except FileExistsError:
+            pass
+        except OSError as exc:
+            raise SetupError(f"cannot make the folder {folder}: {exc.strerror}") from exc
+        else:
             return folder
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")

@@ -28,7 +28,7 @@ from tierkit.errors import InvalidInput
 from tierkit.links import LinkSpec
 from tierkit.types import Tier
 
-__all__ = ["Counts", "Profile", "Speeds", "address_of", "profile_names", "read_profile", "write_links"]
+__all__ = ["MAX_NODES", "Counts", "Profile", "Speeds", "address_of", "profile_names", "read_profile", "write_links"]
 
 _FOLDER = Path(__file__).parent / "profiles"
 
@@ -37,7 +37,8 @@ _PATHS = ("scheduler-end", "end-edge", "end-cloud", "edge-cloud")
 
 _THIRD_BYTE = {Tier.END: 1, Tier.EDGE: 2, Tier.CLOUD: 3}
 
-_MAX_NODES = 254
+MAX_NODES = 254
+"""Of a tier: one byte of an address tells them apart."""
 
 
 class _Part(BaseModel):
@@ -47,9 +48,9 @@ class _Part(BaseModel):
 class Counts(_Part):
     """Nodes of each tier."""
 
-    end: Annotated[int, Field(ge=1, le=_MAX_NODES)]
-    edge: Annotated[int, Field(ge=0, le=_MAX_NODES)]
-    cloud: Annotated[int, Field(ge=0, le=_MAX_NODES)]
+    end: Annotated[int, Field(ge=1, le=MAX_NODES)]
+    edge: Annotated[int, Field(ge=0, le=MAX_NODES)]
+    cloud: Annotated[int, Field(ge=0, le=MAX_NODES)]
 
     def of(self, tier: Tier) -> int:
         return {Tier.END: self.end, Tier.EDGE: self.edge, Tier.CLOUD: self.cloud}[tier]

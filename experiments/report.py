@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.harness import RECORD, Experiment, publish
 from experiments.record import read_record
-from tierkit.errors import InvalidInput
+from tierkit.errors import InvalidInput, SetupError
 
 __all__ = ["REPORT", "write_report"]
 
@@ -36,6 +36,7 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
 
     Raises:
         InvalidInput: there is no record.
+        SetupError: there is but one, and it is damaged.
     """
     paths = sorted(folder.rglob(RECORD), key=lambda path: path.parts)
     if not paths:
@@ -43,7 +44,13 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
     sections: list[str] = []
     warnings: list[str] = []
     for path in paths:
-        name = read_record(path)["experiment"]
+        try:
+            name = read_record(path)["experiment"]
+        except SetupError as exc:
+            if len(paths) == 1:
+                raise
+            warnings.append(str(exc))
+            continue
         if name not in experiments:
             warnings.append(f"{path}: there is no experiment {name!r} in this version")
             continue

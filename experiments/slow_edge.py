@@ -21,7 +21,7 @@ from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, error_bars, measured
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, Network
+from experiments.testbed import BATCH, Network, check_fleet
 from scheduler.bound import NodeCounts, bound_with_slow_edge, least_bound
 from tierkit.client import JobState
 from tierkit.emulation import SLOWER
@@ -54,6 +54,7 @@ def images_until(part: float, tasks: int, counts: NodeCounts, profile: Profile) 
 async def _measure(run: Run, *, ends: Sequence[int] | None, parts: Sequence[float] | None, runs: int) -> None:
     quick = run.request.quick
     ends, parts = ends or (_QUICK_ENDS if quick else _ENDS), parts or (_QUICK_PARTS if quick else _PARTS)
+    check_fleet(run.profile, ends)
     run.config |= {"ends": list(ends), "parts": list(parts), "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
     run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
     turns = list(product(ends, parts, range(runs)))

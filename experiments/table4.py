@@ -42,7 +42,7 @@ from tierkit.errors import InvalidInput, UpstreamError
 from tierkit.links import LinkSpec
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 
-__all__ = ["LATENCIES_S", "PAPER", "TABLE4", "configured", "encoders_of", "links_of", "machines_of"]
+__all__ = ["PAPER", "TABLE4", "configured", "encoders_of", "links_of", "machines_of"]
 
 PAPER: Mapping[tuple[str, float], float] = {
     ("end", 0.5): 0.571,
@@ -57,8 +57,8 @@ PAPER: Mapping[tuple[str, float], float] = {
 """The paper's Table 4, encoding for the cloud: the overhead as a share of the time without encoder, by the tier that
 encodes, and the latency in seconds."""
 
-LATENCIES_S = (0.5, 1.0, 1.5, 2.0)
-BANDWIDTHS_MBPS: tuple[float | None, ...] = (None, 100.0, 10.0)
+_LATENCIES_S = (0.5, 1.0, 1.5, 2.0)
+_BANDWIDTHS_MBPS: tuple[float | None, ...] = (None, 100.0, 10.0)
 
 _TASKS, _QUICK_TASKS = 5, 2
 _START_S = 5.0
@@ -162,17 +162,18 @@ def encoders_of(kind: EncoderKind, manifest: Manifest) -> dict[Tier, EncoderEntr
 def links_of(
     latencies_s: Sequence[float] | None, bandwidths_mbps: Sequence[float | None] | None, *, quick: bool
 ) -> list[tuple[float, float | None]]:
-    """Latency and bandwidth of each cell. When it shall be quick, and nothing else is said, limits are measured at the
-    shortest latency alone, where they matter most.
+    """Latency and bandwidth of each cell. When it shall be quick, and nothing else is said, they are the shortest and
+    the longest latency without a limit; with limits the shortest alone, where they matter most.
 
     Raises:
         InvalidInput: one of them is no number.
     """
-    pairs = list(product(latencies_s or LATENCIES_S, bandwidths_mbps or BANDWIDTHS_MBPS))
+    pairs = list(product(latencies_s or _LATENCIES_S, bandwidths_mbps or _BANDWIDTHS_MBPS))
     if not all(math.isfinite(number) for pair in pairs for number in pair if number is not None):
         raise InvalidInput("latencies and bandwidths are finite numbers")
     if quick and not latencies_s and not bandwidths_mbps:
-        pairs = [(latency_s, mbps) for latency_s, mbps in pairs if mbps is None or latency_s == LATENCIES_S[0]]
+        shown = {(_LATENCIES_S[-1], None), *((_LATENCIES_S[0], mbps) for mbps in _BANDWIDTHS_MBPS)}
+        pairs = [pair for pair in pairs if pair in shown]
     return pairs
 
 

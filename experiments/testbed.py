@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.profile import Profile, address_of, write_links
+from experiments.profile import MAX_NODES, Profile, address_of, write_links
 from models.data import ImageSet, read_cifar100, read_sample
 from models.manifest import load_manifest
 from models.session import load_model
 from tierkit.emulation import Answers
+from tierkit.errors import InvalidInput
 from tierkit.fleet import SCHEDULER, FleetPlan, ServicePlan
 from tierkit.model import Array, Model
 from tierkit.types import Tier
 
-__all__ = ["BATCH", "Network", "plan_fleet", "prepare_networks", "read_tasks", "task_s"]
+__all__ = ["BATCH", "Network", "check_fleet", "plan_fleet", "prepare_networks", "read_tasks", "task_s"]
 
 BATCH = 50
 """Images of a task, as in the paper."""
@@ -71,10 +72,17 @@ def read_tasks(tasks: int, data: Path | None) -> tuple[ImageSet, str]:
 
 
 def task_s(profile: Profile, tier: Tier) -> float:
-    """Emulated seconds that a task takes on a node of a tier (the paper's t^p)."""
+    """Emulated seconds that a task takes on a node of a tier (the paper's t^p).
+
+    Raises:
+        InvalidInput: the tier has no emulated speed.
+    """
     ms = profile.compute_ms_per_image.of(tier)
     if ms is None:
-        raise ValueError(f"the tier {tier} has no emulated speed")
+        raise InvalidInput(
+            "this experiment compares with what machines of a known speed can do, and the profile says nothing of the "
+            f"tier {tier}: give it compute_ms_per_image.{tier}, or take a profile that has it, such as paper"
+        )
     return ms * BATCH / 1000
 
 
@@ -88,6 +96,20 @@ def prepare_networks(
         names: of networks where it shall not be the tier's first one.
     """
     return [_prepare(profile, tier, (names or {}).get(tier), images, folder) for tier in Tier if profile.nodes.of(tier)]
+
+
+def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:
+    """Whether all schemes can run on a profile, and with so many end devices of it.
+
+    Raises:
+        InvalidInput: an upper tier has no node, or there is no such number of end devices.
+    """
+    for tier in (Tier.EDGE, Tier.CLOUD):
+        if not profile.nodes.of(tier):
+            raise InvalidInput(f"this experiment needs nodes of every tier, and nodes.{tier} of the profile is 0")
+    for number in ends:
+        if not 1 <= number <= MAX_NODES:
+            raise InvalidInput(f"a fleet has 1 to {MAX_NODES} end devices, not {number}")
 
 
 def _prepare(profile: Profile, tier: Tier, name: str | None, images: Callable[[], ImageSet], folder: Path) -> Network:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments import escalation, figure3, heartbeat, slow_edge, steady, table4, table5
@@ -21,7 +22,7 @@ from experiments.table2 import TABLE2
 from terrace.console import plain_table, print_json, screen
 from terrace.options import Json
 from terrace.stoppable import run_stoppable
-from tierkit.errors import InvalidInput
+from tierkit.errors import InvalidInput, TerraceError
 from tierkit.types import EncoderKind, FeatureForm, Recovery, Scheme
 
 __all__ = ["app"]
@@ -62,7 +63,8 @@ def all_command(
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """All of them, one after the other. Those that emulate nothing run at this machine's speed whatever the profile."""
+    """All of them, one after the other; one that fails does not stop the others. Those that emulate nothing run at this
+    machine's speed whatever the profile."""
     _run(ALL, _request(profile, quick, seed, None, data), out, json=json)
 
 
@@ -102,7 +104,7 @@ def table5_command(
 @app.command("figure3")
 def figure3_command(
     ends: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Numbers of end devices. Default: 1 to 8; 1,4,8 with --quick.")
+        str | None, typer.Option(metavar="N,N,...", help="Numbers of end devices. Default: 1 to 8; 4,8 with --quick.")
     ] = None,
     window: Annotated[
         list[int] | None,
@@ -292,31 +294,44 @@ def _request(profile: str, quick: bool, seed: int, tasks: int | None, data: Path
 
 
 def _run(experiments: Sequence[Experiment], request: Request, out: Path | None, *, json: bool) -> None:
-    """Run them one after the other, each into a folder of its own, until one is stopped or cannot be trusted."""
+    """Run them one after the other, each into a folder of its own, until one is stopped. Of several, one that fails or
+    cannot be trusted does not keep the others from being measured."""
     began = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
     whole = new_folder(out or Path("runs", f"all-{began}")) if len(experiments) > 1 else None
     # A single one has been asked for with its own profile.
     native = _request("native", request.quick, request.seed, request.tasks, request.data) if whole else request
     found: dict[str, Any] = {}
-    for experiment in experiments:
+    states: set[str] = set()
+    for number, experiment in enumerate(experiments, 1):
         folder = whole / experiment.name if whole else out or Path("runs", f"{experiment.name}-{began}")
-        outcome = _execute(experiment, request if experiment.emulates else native, folder)
+        title = f"{experiment.name} ({number} of {len(experiments)})" if whole else experiment.name
+        try:
+            outcome = _execute(experiment, request if experiment.emulates else native, folder, title)
+        except TerraceError as exc:
+            if whole is None:
+                raise
+            states.add("invalid")
+            screen(stderr=True).print(f"[red]not measured[/red]: {experiment.name}: {escape(str(exc))}", soft_wrap=True)
+            continue
         rows = outcome.record["results"]["rows"]
         found[experiment.name] = rows[0] if experiment.one_row else rows
         if not json:
             _show(experiment, outcome)
         for warning in outcome.warnings:
             screen(stderr=True).print(f"[yellow]note[/yellow]  {warning}")
-        if (state := outcome.record["state"]) != "complete":
-            screen(stderr=True).print(f"[red]{state}[/red]: {outcome.record['notes'][-1]}", soft_wrap=True)
+        states.add(state := outcome.record["state"])
+        if state != "complete":
+            why = escape(outcome.record["notes"][-1])
+            screen(stderr=True).print(f"[red]{state}[/red]: {experiment.name}: {why}", soft_wrap=True)
+        if state == "interrupted":
             break
     if json:
         print_json(found if whole else found[experiments[0].name])
-    if state != "complete":
-        raise typer.Exit(_INTERRUPTED if state == "interrupted" else _INVALID)
+    if states != {"complete"}:
+        raise typer.Exit(_INTERRUPTED if "interrupted" in states else _INVALID)
 
 
-def _execute(experiment: Experiment, request: Request, folder: Path) -> Outcome:
+def _execute(experiment: Experiment, request: Request, folder: Path, title: str) -> Outcome:
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -327,10 +342,10 @@ def _execute(experiment: Experiment, request: Request, folder: Path) -> Outcome:
         transient=True,
     )
     with progress:
-        bar = progress.add_task(experiment.name, total=None)
+        bar = progress.add_task(title, total=None)
 
         def tell(label: str, done_s: float, all_s: float) -> None:
-            progress.update(bar, description=f"{experiment.name}: {label}", completed=done_s, total=all_s)
+            progress.update(bar, description=f"{title}: {label}", completed=done_s, total=all_s)
 
         outcome = run_stoppable(lambda: execute(experiment, request, folder, tell))
     if outcome is None:

@@ -2,16 +2,26 @@
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from experiments import figure3, slow_edge
+from experiments.escalation import ESCALATION
+from experiments.figure3 import FIGURE3
 from experiments.harness import RECORD, Experiment, Record, Request, Run, Table, execute, new_folder, publish
+from experiments.heartbeat import HEARTBEAT
 from experiments.plots import Figures, bound, formula, measured, paper
 from experiments.profile import read_profile
 from experiments.record import read_record
-from tierkit.errors import DeadlineExceeded, SetupError
+from experiments.slow_edge import SLOW_EDGE
+from experiments.steady import STEADY
+from experiments.table2 import TABLE2
+from experiments.table4 import TABLE4
+from experiments.table5 import TABLE5
+from tierkit.errors import DeadlineExceeded, InvalidInput, SetupError
 
 REQUEST = Request(profile_name="paper", profile=read_profile("paper"), seed=3, quick=True)
 
@@ -113,6 +123,54 @@ async def test_a_failure_before_the_first_point_is_an_error(tmp_path: Path) -> N
 
     with pytest.raises(DeadlineExceeded, match="not ready"):
         await execute(replace(EXPERIMENT, measure=failing), REQUEST, tmp_path / "run", ignore)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_told_of_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match=r"cannot make the folder .*file/run: Not a directory"):
+        new_folder(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [TABLE2, TABLE4, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, HEARTBEAT, STEADY],
+    ids=lambda one: one.name,
+)
+async def test_what_is_stopped_before_its_first_point_leaves_a_record_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experiment: Experiment
+) -> None:
+    monkeypatch.setattr("experiments.harness.prepare_networks", lambda *arguments: [])
+    running = asyncio.create_task(execute(experiment, REQUEST, tmp_path / "run", ignore))
+    asyncio.get_running_loop().call_soon(running.cancel)  # when it waits for the first time
+    outcome = await running
+    assert (outcome.record["state"], outcome.record["points"]) == ("interrupted", [])
+    # `--json` prints the only row of such an experiment.
+    assert outcome.record["results"]["rows"] or not experiment.one_row
+
+
+@pytest.mark.parametrize("experiment", [FIGURE3, SLOW_EDGE, TABLE2, TABLE5], ids=lambda one: one.name)
+async def test_a_profile_without_speeds_is_refused_where_they_are_needed(
+    tmp_path: Path, experiment: Experiment
+) -> None:
+    native = Request(profile_name="native", profile=read_profile("native"))
+    with pytest.raises(InvalidInput, match=r"says nothing of the tier end: give it compute_ms_per_image\.end"):
+        await execute(experiment, native, tmp_path / "run", ignore)
+
+
+@pytest.mark.parametrize("experiment", [FIGURE3, SLOW_EDGE, ESCALATION], ids=lambda one: one.name)
+async def test_a_profile_without_upper_nodes_is_refused_where_they_are_needed(
+    tmp_path: Path, experiment: Experiment
+) -> None:
+    lone = replace(REQUEST, profile=REQUEST.profile.with_nodes(cloud=0))
+    with pytest.raises(InvalidInput, match=r"nodes\.cloud of the profile is 0"):
+        await execute(experiment, lone, tmp_path / "run", ignore)
+
+
+@pytest.mark.parametrize("experiment", [figure3.configured(ends=[0]), slow_edge.configured(ends=[255])])
+async def test_impossible_numbers_of_end_devices_are_refused(tmp_path: Path, experiment: Experiment) -> None:
+    with pytest.raises(InvalidInput, match="a fleet has 1 to 254 end devices, not"):
+        await execute(experiment, REQUEST, tmp_path / "run", ignore)
 
 
 def test_a_folder_that_exists_is_kept_and_the_run_stands_beside_it(tmp_path: Path) -> None:

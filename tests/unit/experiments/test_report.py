@@ -51,6 +51,15 @@ def test_a_half_written_record_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path, EXPERIMENTS)
 
 
+async def test_a_half_written_record_does_not_keep_the_others_from_the_page(tmp_path: Path) -> None:
+    await table3(tmp_path / "table3")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / RECORD).write_text('{"experiment": "ta')
+    page, (warning,) = write_report(tmp_path, EXPERIMENTS)
+    assert "is no whole record" in warning
+    assert "<h2>table3: " in page.read_text()
+
+
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=f"there is no {RECORD}"):
         write_report(tmp_path, EXPERIMENTS)

@@ -1,0 +1,75 @@
+"""`terrace experiment all`: one that fails does not stop the others, one that is stopped does."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.harness import RECORD, Experiment, Run, Table
+from terrace.commands import experiment as command
+from tierkit.errors import DeadlineExceeded
+
+
+def experiment(name: str, measure: Callable[[Run], Awaitable[None]]) -> Experiment:
+    return Experiment(
+        name=name,
+        summary=name,
+        measure=measure,
+        rows=lambda record: list(record["points"]),
+        table=lambda record: Table(headings=("points",), rows=[[str(len(record["points"]))]]),
+        draw=lambda record, figures: None,
+    )
+
+
+async def well(run: Run) -> None:
+    run.add(seconds=1)
+
+
+async def failing(run: Run) -> None:
+    raise DeadlineExceeded("the fleet was not ready within 30 s")
+
+
+async def cut_off(run: Run) -> None:
+    run.add(seconds=1)
+    raise DeadlineExceeded("the job was not done within [9 s]")
+
+
+async def stopped(run: Run) -> None:
+    run.add(seconds=1)
+    async with run.step("waiting", 60.0):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+
+def run_all(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *measures: Callable[[Run], Awaitable[None]]
+) -> tuple[int, dict[str, Any], str]:
+    monkeypatch.setattr(command, "ALL", [experiment(measure.__name__, measure) for measure in measures])
+    result = CliRunner().invoke(command.app, ["all", "--json", "--out", str(folder)])
+    return result.exit_code, json.loads(result.stdout), result.stderr
+
+
+def test_one_that_fails_does_not_keep_the_others_from_being_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, rows, said = run_all(monkeypatch, tmp_path / "all", failing, cut_off, well)
+    assert code == 1
+    assert rows == {"cut_off": [{"seconds": 1}], "well": [{"seconds": 1}]}
+    assert "not measured: failing: the fleet was not ready within 30 s" in said
+    assert "invalid: cut_off: the job was not done within [9 s]" in said
+    assert sorted(path.parent.name for path in tmp_path.rglob(RECORD)) == ["cut_off", "well"]
+
+
+def test_ctrl_c_keeps_what_was_measured_and_ends_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, rows, said = run_all(monkeypatch, tmp_path / "all", well, stopped, failing)
+    assert code == 130
+    assert rows == {"well": [{"seconds": 1}], "stopped": [{"seconds": 1}]}
+    assert "interrupted: stopped: stopped before its end" in said
+    states = {path.parent.name: json.loads(path.read_text())["state"] for path in tmp_path.rglob(RECORD)}
+    assert states == {"well": "complete", "stopped": "interrupted"}
