@@ -12,6 +12,9 @@ end device busy while its answers are on their way. Three figures stand side by 
 
 A window of w bounds the time as well: n end devices that need l seconds for a task from its dispatch to its last
 answer get no more than n w / l tasks a second.
+
+As in the paper the encoder is on: end devices send the features of the first convolution. Their heads really run, which
+neither formula nor bounds know of.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, error_bars, formula, measured
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, check_fleet, task_s
+from experiments.testbed import BATCH, Encoding, check_fleet, task_s
 from scheduler.bound import NodeCounts, bound_of_scheme, least_bound
 from scheduler.mapping import (
     FleetTimes,
@@ -43,7 +46,7 @@ from scheduler.mapping import (
 )
 from tierkit.client import AsyncClient, Job, JobState
 from tierkit.errors import DeadlineExceeded, InvalidInput
-from tierkit.types import Health, Scheme, Tier
+from tierkit.types import EncoderKind, Health, Privacy, Scheme, Tier
 
 __all__ = ["FIGURE3", "SERIES", "Series", "bound_s", "busy_window", "configured", "formula_s", "times_of"]
 
@@ -187,7 +190,13 @@ def _n_map(series: Series, times: FleetTimes) -> int:
 
 
 async def _measure(
-    run: Run, *, ends: Sequence[int] | None, windows: Sequence[int] | None, schemes: Sequence[Scheme], runs: int
+    run: Run,
+    *,
+    ends: Sequence[int] | None,
+    windows: Sequence[int] | None,
+    schemes: Sequence[Scheme],
+    privacy: Privacy,
+    runs: int,
 ) -> None:
     profile, most = run.profile, run.profile.nodes.end
     ends = ends or (sorted({(most + 1) // 2, most}) if run.request.quick else range(1, most + 1))
@@ -196,8 +205,12 @@ async def _measure(
         raise InvalidInput(f"the profile has {most} end devices, so there is no point for {max(ends)}")
     times = times_of(profile)
     windows = windows or (1, busy_window(times))
-    run.config |= {"ends": list(ends), "windows": list(windows), "runs": runs}
-    run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
+    run.config |= {"ends": list(ends), "windows": list(windows), "runs": runs, "privacy": privacy}
+    kind = _encoder(privacy)
+    if kind is None:
+        run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
+    else:
+        run.note(f"the encoder is on: end devices send {kind} features, whose heads really run on this machine")
     wanted = [series for series in SERIES if series.scheme in schemes]
     turns = [
         (window, by_formula, [series for series in wanted if series.by_formula is by_formula])
@@ -213,7 +226,8 @@ async def _measure(
         for window, _, chosen in turns
         if chosen
     )
-    networks = await asyncio.to_thread(run.networks, profile)
+    encoding = None if kind is None else Encoding(kind=kind)
+    networks = await asyncio.to_thread(run.networks, profile, None, encoding)
     for window, by_formula, chosen in turns:
         if not chosen:
             continue
@@ -226,7 +240,7 @@ async def _measure(
                 for series in [series for series in chosen for _ in range(runs)]:
                     label = f"{series}, window {window}, {number} end devices"
                     async with run.step(label, expected_s(series, window, number)):
-                        job = await _one_job(client, run, series)
+                        job = await _one_job(client, run, series, privacy)
                     run.add(scheme=series.scheme, by_formula=by_formula, window=window, ends=number, **_facts(job))
 
 
@@ -253,10 +267,20 @@ async def _only(client: AsyncClient, number: int, most: int) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _one_job(client: AsyncClient, run: Run, series: Series) -> Job:
+def _encoder(privacy: Privacy) -> EncoderKind | None:
+    """Whose features end devices send. The fleet is trusted, so without a word about an encoder they send pixels."""
+    return EncoderKind(privacy.value) if privacy in (Privacy.CONV1, Privacy.BOTTLENECK) else None
+
+
+async def _one_job(client: AsyncClient, run: Run, series: Series, privacy: Privacy) -> Job:
     images = run.images
     job = await client.submit(
-        images.images, labels=images.fine, scheme=series.scheme, batch_size=BATCH, name=f"figure3 {series}"
+        images.images,
+        labels=images.fine,
+        scheme=series.scheme,
+        privacy=privacy,
+        batch_size=BATCH,
+        name=f"figure3 {series}",
     )
     return await client.wait(job, budget_s=_JOB_BUDGET_S)
 
@@ -273,6 +297,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "images": job.images,
         "fallback": job.fallback,
         "images_by_tier": by_tier,
+        "tasks_by_form": {form: share.tasks for form, share in job.sent.items()},
         "coarse_accuracy": job.coarse_accuracy,
         "fine_accuracy": job.fine_accuracy,
     }
@@ -398,6 +423,7 @@ def configured(
     ends: Sequence[int] | None = None,
     windows: Sequence[int] | None = None,
     schemes: Sequence[Scheme] = tuple(Scheme),
+    privacy: Privacy = Privacy.CONV1,
     runs: int = 1,
 ) -> Experiment:
     """The experiment with other numbers.
@@ -405,15 +431,17 @@ def configured(
     Args:
         ends: numbers of end devices; None for all up to the profile's, or a few when it shall be quick.
         windows: tasks that an end device may have under way; None for 1 and `busy_window`.
+        privacy: in which form images go up.
         runs: of each point.
     """
-    return replace(FIGURE3, measure=partial(_measure, ends=ends, windows=windows, schemes=schemes, runs=runs))
+    measure = partial(_measure, ends=ends, windows=windows, schemes=schemes, privacy=privacy, runs=runs)
+    return replace(FIGURE3, measure=measure)
 
 
 FIGURE3 = Experiment(
     name="figure3",
     summary="time to finish against the number of end devices, for each scheme",
-    measure=partial(_measure, ends=None, windows=None, schemes=tuple(Scheme), runs=1),
+    measure=partial(_measure, ends=None, windows=None, schemes=tuple(Scheme), privacy=Privacy.CONV1, runs=1),
     rows=_rows,
     table=_table,
     draw=_draw,

@@ -26,7 +26,7 @@ from typing import Any, TextIO
 from experiments.plots import Figures
 from experiments.profile import Profile
 from experiments.record import RunRecord, read_record
-from experiments.testbed import Network, plan_fleet, prepare_networks, read_tasks
+from experiments.testbed import Encoding, Network, plan_fleet, prepare_networks, read_tasks
 from models.data import ImageSet
 from tierkit.client import AsyncClient
 from tierkit.errors import MissingExtra, ServiceFailed, SetupError, TerraceError
@@ -160,13 +160,15 @@ class Run:
         self._done_s += expected_s
         self.tell(label, self._done_s, self.expected_s)
 
-    def networks(self, profile: Profile, names: Mapping[Tier, str] | None = None) -> list[Network]:
+    def networks(
+        self, profile: Profile, names: Mapping[Tier, str] | None = None, encoding: Encoding | None = None
+    ) -> list[Network]:
         """The networks of a fleet like this, ready to be served; the record says how they come by their answers.
 
         Args:
-            names: as `prepare_networks`.
+            names, encoding: as `prepare_networks`.
         """
-        prepared = prepare_networks(profile, lambda: self.images, self.folder, names)
+        prepared = prepare_networks(profile, lambda: self.images, self.folder, names, encoding)
         for network in prepared:
             self.note(str(network))
         return prepared

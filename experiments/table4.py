@@ -12,10 +12,11 @@ A device encodes for the cloud, or for an edge node; or a trusted edge node enco
 varied is that of the way to the upper node. Where an edge node encodes, it lies behind that node, whose own hop has
 none: the way is as long as without the encoder. A bandwidth is that of every link of the way.
 
-Heads really run, at the speed of this machine, and so do tails, which the emulated inference covers. On a machine as
-slow as the emulated one the head would take longer as well. How much, nobody knows; `scaled_overhead` is the overhead
-if the head were slower by as much as the tier's own network is, 41 times for the paper's end device. That is too much
-for a machine, since the paper's figures hold the slowness of its software as well: it is an upper bound.
+Heads really run, at the speed of this machine, while the inference of upper networks and tails is emulated where the
+profile has a speed. On a machine as slow as the emulated one the head would take longer as well. How much, nobody
+knows; `scaled_overhead` is the overhead if the head were slower by as much as the tier's own network is, some 40 times
+for the paper's end device. That is too much for a machine, since the paper's figures hold the slowness of its software
+as well: it is an upper bound.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, formula, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, Network, task_s
+from experiments.testbed import BATCH, Encoding, Network, task_s
 from models.manifest import EncoderEntry, Manifest, load_manifest
 from tierkit.client import AsyncClient, FallbackResults, FineResults
 from tierkit.errors import InvalidInput, UpstreamError
@@ -114,9 +115,10 @@ async def _measure(
         _START_S + sum(expected_s(way, latency_s, mbps) for way in _WAYS[upper]) for upper, latency_s, mbps in turns
     )
     names = {tier: encoder.network for tier, encoder in encoders.items()}
-    networks = await asyncio.to_thread(run.networks, run.profile.with_nodes(end=1, edge=1, cloud=1), names)
+    machines = run.profile.with_nodes(end=1, edge=1, cloud=1)
+    networks = await asyncio.to_thread(run.networks, machines, names, Encoding(kind=kind, form=form))
     run.config["slowness"] = {network.tier: _slowness(network) for network in networks}
-    run.note("heads and tails really run, at the speed of this machine; the links are emulated")
+    run.note("the encoders' heads really run, at the speed of this machine; the links are emulated")
     if any(run.config["slowness"].values()):
         run.note(
             "the emulated time of an upper network stands for that of its tail as well, so the upper node gains "

@@ -13,27 +13,40 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from encryption.serving import Head, Tail
 from experiments.profile import MAX_NODES, Profile, address_of, write_links
 from models.data import ImageSet, read_cifar100, read_sample
-from models.manifest import load_manifest
-from models.session import load_model
+from models.manifest import EncoderEntry, ModelEntry, Side, load_manifest
+from models.session import OnnxModel, load_encoder, load_model
 from tierkit.emulation import Answers
 from tierkit.errors import InvalidInput
 from tierkit.fleet import SCHEDULER, FleetPlan, ServicePlan
 from tierkit.model import Array, Model
-from tierkit.types import Tier
+from tierkit.types import EncoderKind, FeatureForm, Tier
 
-__all__ = ["BATCH", "Network", "check_fleet", "plan_fleet", "prepare_networks", "read_tasks", "task_s"]
+__all__ = ["BATCH", "Encoding", "Network", "check_fleet", "plan_fleet", "prepare_networks", "read_tasks", "task_s"]
 
 BATCH = 50
 """Images of a task, as in the paper."""
 
 _SPEED_RUNS = 5
+_THREADS = os.cpu_count() or 1
+_TAIL_IMAGES = 1000
+"""Whose features are held in memory at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """What goes up in place of pixels."""
+
+    kind: EncoderKind
+    form: FeatureForm = FeatureForm.UINT8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +100,24 @@ def task_s(profile: Profile, tier: Tier) -> float:
 
 
 def prepare_networks(
-    profile: Profile, images: Callable[[], ImageSet], folder: Path, names: Mapping[Tier, str] | None = None
+    profile: Profile,
+    images: Callable[[], ImageSet],
+    folder: Path,
+    names: Mapping[Tier, str] | None = None,
+    encoding: Encoding | None = None,
 ) -> list[Network]:
     """The networks of the profile's tiers, with their answers where their speed is emulated; files go into `folder`.
 
     Args:
         images: gives those that the fleet will be asked about; called where answers are needed.
         names: of networks where it shall not be the tier's first one.
+        encoding: in which images will also go to upper nodes; the tails' answers stand beside the networks' own.
     """
-    return [_prepare(profile, tier, (names or {}).get(tier), images, folder) for tier in Tier if profile.nodes.of(tier)]
+    return [
+        _prepare(profile, tier, (names or {}).get(tier), images, folder, encoding)
+        for tier in Tier
+        if profile.nodes.of(tier)
+    ]
 
 
 def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:
@@ -112,22 +134,49 @@ def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:
             raise InvalidInput(f"a fleet has 1 to {MAX_NODES} end devices, not {number}")
 
 
-def _prepare(profile: Profile, tier: Tier, name: str | None, images: Callable[[], ImageSet], folder: Path) -> Network:
+def _prepare(
+    profile: Profile,
+    tier: Tier,
+    name: str | None,
+    images: Callable[[], ImageSet],
+    folder: Path,
+    encoding: Encoding | None,
+) -> Network:
     manifest = load_manifest()
     entry = manifest.default_for(tier) if name is None else manifest.entry(name)
     real_ms = _real_ms(load_model(entry), read_sample().images[:BATCH])
     emulated_ms = profile.compute_ms_per_image.of(tier)
-    answers: Path | None = None
+    path: Path | None = None
     if emulated_ms is not None:
-        answers = folder / f"{entry.name}.npz"
-        if not answers.exists():
+        path = folder / f"{entry.name}.npz"
+        if not path.exists():
             asked = images().images
-            distinct = list({image.tobytes(): index for index, image in enumerate(asked)}.values())
-            model = load_model(entry, threads=os.cpu_count() or 1)
-            Answers.compute(model, asked[distinct], batch=BATCH).save(answers)
+            distinct = asked[list({image.tobytes(): index for index, image in enumerate(asked)}.values())]
+            answers = Answers.compute(load_model(entry, threads=_THREADS), distinct, batch=BATCH)
+            if encoding is not None:
+                for encoder in manifest.encoders:
+                    # A tail in a file of its own really runs, and so does that of features which are never the same.
+                    if encoder.kind is encoding.kind and encoder.tail.sha256 == entry.sha256 and not encoder.noise:
+                        answers = _with_tail(answers, encoder, entry, encoding.form, distinct)
+            answers.save(path)
     return Network(
-        tier=tier, name=entry.name, real_ms_per_image=real_ms, emulated_ms_per_image=emulated_ms, answers=answers
+        tier=tier, name=entry.name, real_ms_per_image=real_ms, emulated_ms_per_image=emulated_ms, answers=path
     )
+
+
+def _with_tail(
+    answers: Answers, encoder: EncoderEntry, network: ModelEntry, form: FeatureForm, images: Array
+) -> Answers:
+    """These answers, and those of the tail to the features of `images`, as they come over the wire."""
+
+    def load(side: Side) -> Callable[[], OnnxModel]:
+        return partial(load_encoder, encoder, network, side, threads=_THREADS)
+
+    head, tail = Head(encoder, network, load("head")), Tail(encoder, network, load("tail"), ())
+    for start in range(0, len(images), _TAIL_IMAGES):
+        features = head.run({"images": images[start : start + _TAIL_IMAGES]}, [form])[form]
+        answers = answers.joined(Answers.compute(tail, features, batch=BATCH))
+    return answers
 
 
 def _real_ms(model: Model, batch: Array) -> float:

@@ -40,11 +40,12 @@ _DIGESTS_KEY = "image_digests"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one model says about given images."""
+    """What one model says about given images. A tail that lies in the same file is the same model: it may have its
+    answers to features among them, which no image is taken for."""
 
     model_sha256: str
     rows: Mapping[bytes, int]
-    """Row of the outputs by image digest."""
+    """Row of the outputs by the digest of an image, or of its features."""
     outputs: Mapping[str, Array]
     """All outputs of the model by name, first axis as `rows`."""
 
@@ -61,6 +62,17 @@ class Answers:
             outputs={name: np.concatenate([piece[name] for piece in pieces]) for name in names},
         )
 
+    def joined(self, other: Answers) -> Answers:
+        """With those to other inputs of the same model."""
+        if other.model_sha256 != self.model_sha256 or other.outputs.keys() != self.outputs.keys():
+            raise ValueError("answers of another model")
+        have = len(next(iter(self.outputs.values())))
+        return Answers(
+            model_sha256=self.model_sha256,
+            rows={**self.rows, **{digest: have + row for digest, row in other.rows.items()}},
+            outputs={name: np.concatenate([array, other.outputs[name]]) for name, array in self.outputs.items()},
+        )
+
     def save(self, path: Path) -> None:
         """Write them to `path` (.npz)."""
         digests = np.frombuffer(b"".join(self.rows), np.uint8).reshape(-1, _DIGEST_BYTES)
@@ -70,11 +82,11 @@ class Answers:
         np.savez(path, **named)
 
     @classmethod
-    def load(cls, path: Path) -> Answers:
-        """Read what `save` wrote.
+    def load(cls, path: Path, models: Sequence[Model]) -> Answers:
+        """Read what `save` wrote of one of these models.
 
         Raises:
-            SetupError: the file is not there or not of this kind.
+            SetupError: the file is not there, not of this kind, or of another model.
         """
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -82,6 +94,9 @@ class Answers:
             model, digests = str(arrays.pop(_MODEL_KEY)), arrays.pop(_DIGESTS_KEY)
         except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as exc:
             raise SetupError(f"cannot use the file of answers {path}: {exc}") from exc
+        if model not in [known.sha256 for known in models]:
+            names = ", ".join(known.name for known in models)
+            raise SetupError(f"the file {path} holds the answers of another model than {names}")
         return cls(
             model_sha256=model, rows={digest.tobytes(): row for row, digest in enumerate(digests)}, outputs=arrays
         )
@@ -203,29 +218,26 @@ class EmulatedModel:
 
 
 def emulate(
-    models: Sequence[Model], ms_per_image: float, answers: Path | None, slowdown: Slowdown | None = None
+    models: Sequence[Model], ms_per_image: float, answers: Answers | None, slowdown: Slowdown | None = None
 ) -> list[Model]:
     """The same models at an emulated speed, which the log says aloud.
 
     Args:
-        answers: file of answers of one of the models.
+        answers: of one of them, or of none.
         slowdown: of each of them.
-
-    Raises:
-        SetupError: the file cannot be used, or is of another model.
     """
-    known = None if answers is None else Answers.load(answers)
-    if known is not None and known.model_sha256 not in [model.sha256 for model in models]:
-        names = ", ".join(model.name for model in models)
-        raise SetupError(f"the file {answers} holds the answers of another model than {names}")
+
+    def known(model: Model) -> Answers | None:
+        return answers if answers and answers.model_sha256 == model.sha256 else None
+
     log.warning(
         "EMULATED COMPUTE is active: the speed of the models is not real",
-        extra={"ms_per_image": ms_per_image, "answers": "real run" if known is None else "computed beforehand"},
+        extra={
+            "ms_per_image": ms_per_image,
+            "answers": "computed beforehand" if any(map(known, models)) else "real run",
+        },
     )
-    return [
-        EmulatedModel(model, ms_per_image, known if known and known.model_sha256 == model.sha256 else None, slowdown)
-        for model in models
-    ]
+    return [EmulatedModel(model, ms_per_image, known(model), slowdown) for model in models]
 
 
 def _digests(images: Array) -> Iterable[bytes]:

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 
 from tierkit import http_errors
 from tierkit.asgi import DirectRoutes
-from tierkit.emulation import Slowdown, emulate
+from tierkit.emulation import Answers, Slowdown, emulate
 from tierkit.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.http_client import open_client
 from tierkit.inference_thread import InferenceThread
@@ -91,8 +91,10 @@ class InferenceNode:
             if settings.emulate_slowdown is not None:
                 slowdown = Slowdown(factor=settings.emulate_slowdown, after_images=settings.emulate_slowdown_after)
             ms_per_image = settings.emulate_ms_per_image
-            ready = emulate(ready, ms_per_image, settings.emulate_answers, slowdown)
-            standby = {like: emulate(others, ms_per_image, None, slowdown) for like, others in standby.items()}
+            path = settings.emulate_answers
+            answers = None if path is None else Answers.load(path, ready)
+            ready = emulate(ready, ms_per_image, answers, slowdown)
+            standby = {like: emulate(others, ms_per_image, answers, slowdown) for like, others in standby.items()}
         self._like = {model.name: like for like, others in standby.items() for model in others}
         self.guards = served.guards
         self.encoders = encoders

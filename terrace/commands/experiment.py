@@ -23,7 +23,7 @@ from terrace.console import plain_table, print_json, screen
 from terrace.options import Json
 from terrace.stoppable import run_stoppable
 from tierkit.errors import InvalidInput, TerraceError
-from tierkit.types import EncoderKind, FeatureForm, Recovery, Scheme
+from tierkit.types import EncoderKind, FeatureForm, Privacy, Recovery, Scheme
 
 __all__ = ["app"]
 
@@ -111,6 +111,9 @@ def figure3_command(
         typer.Option(min=1, max=64, help="Tasks under way per end device; may be repeated. Default: 1, and enough."),
     ] = None,
     scheme: Annotated[list[Scheme] | None, typer.Option(help="Only this scheme; may be repeated.")] = None,
+    privacy: Annotated[
+        Privacy, typer.Option(help="What goes up: pixels (none, auto), or the features of an encoder.")
+    ] = Privacy.CONV1,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each point.")] = 1,
     profile: ProfileName = "paper",
     out: Out = None,
@@ -122,7 +125,9 @@ def figure3_command(
 ) -> None:
     """Time to finish against the number of end devices, for each scheme, beside formula and bound."""
     numbers = None if ends is None else _numbers(ends)
-    experiment = figure3.configured(ends=numbers, windows=window, schemes=scheme or tuple(Scheme), runs=runs)
+    experiment = figure3.configured(
+        ends=numbers, windows=window, schemes=scheme or tuple(Scheme), privacy=privacy, runs=runs
+    )
     _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)
 
 

@@ -131,6 +131,8 @@ def test_figure3(profile: str, tmp_path: Path) -> None:
     assert rows[1]["cloud_share"] == 1.0
     points = json.loads((tmp_path / "run" / RECORD).read_text())["points"]
     assert all(point["images_by_tier"]["end"] == 600 for point in points)
+    # The encoder is on, as in the paper.
+    assert [point["tasks_by_form"] for point in points] == [{}, *[{"conv1": 12}] * 5]
 
 
 def test_slow_edge(profile: str, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_answers_computed_beforehand_are_the_real_ones(tmp_path: Path) -> None:
     Answers.compute(SumModel(), IMAGES, batch=3).save(tmp_path / "answers.npz")
     clock = FakeClock()
     slow = SumModel(clock, 1.0)
-    model = EmulatedModel(slow, 7.41, Answers.load(tmp_path / "answers.npz"), clock=clock, sleep=clock.advance)
+    model = EmulatedModel(slow, 7.41, Answers.load(tmp_path / "answers.npz", [slow]), clock=clock, sleep=clock.advance)
     started = clock()
     shuffled = IMAGES[[3, 3, 9, 0]]
     assert (run(model, shuffled) == run(SumModel(), shuffled)).all()
@@ -107,6 +107,14 @@ def test_an_image_without_an_answer_is_really_run() -> None:
     model = EmulatedModel(quick, 0.5, Answers.compute(SumModel(), IMAGES[:5]))
     assert (run(model, IMAGES) == run(SumModel(), IMAGES)).all()
     assert quick.runs == 1
+
+
+def test_answers_to_other_inputs_of_the_same_model_may_join_them(tmp_path: Path) -> None:
+    Answers.compute(SumModel(), IMAGES[:5]).joined(Answers.compute(SumModel(), IMAGES[4:])).save(tmp_path / "both.npz")
+    asked = SumModel()
+    (model,) = emulate([asked], 0.5, Answers.load(tmp_path / "both.npz", [asked]))
+    assert (run(model, IMAGES) == run(SumModel(), IMAGES)).all()
+    assert asked.runs == 0
 
 
 def test_clients_can_tell() -> None:
@@ -128,7 +136,7 @@ def test_answers_of_another_model_are_refused(tmp_path: Path) -> None:
     other.sha256 = "6" * 64
     Answers.compute(other, IMAGES).save(tmp_path / "answers.npz")
     with pytest.raises(SetupError, match="holds the answers of another model than sum"):
-        emulate([SumModel()], 7.41, tmp_path / "answers.npz")
+        Answers.load(tmp_path / "answers.npz", [SumModel()])
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 no zip", b"\x93NUMPY"])
@@ -137,4 +145,4 @@ def test_a_file_that_holds_no_answers(tmp_path: Path, content: bytes | None) -> 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(SetupError, match="cannot use the file of answers"):
-        Answers.load(path)
+        Answers.load(path, [SumModel()])
