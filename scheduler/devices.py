@@ -10,6 +10,7 @@ register again, which is both quicker and truer than what a file remembers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from scheduler.health import (
     Evidence,
     Probe,
     Work,
+    hears_nobody,
     judge,
     phi,
     stalled_after_s,
@@ -123,10 +125,21 @@ class DeviceList:
 
     Args:
         times: of the failure detector.
+        sweep_s: how often `sweep` is called. Where it was not for twice as long, the scheduler itself stood still, and
+            nobody could be heard: that time counts against no node.
     """
 
-    def __init__(self, times: DetectorTimes) -> None:
+    def __init__(self, times: DetectorTimes, *, sweep_s: float = math.inf) -> None:
         self.times = times
+        self._sweep_s = sweep_s
+        self._swept_at: float | None = None
+        self._unheard_since: float | None = None
+        """The first sweep since when nobody is heard."""
+        self.doubting = False
+        """Whether the scheduler looks for the fault in itself, because it hears nobody. No node dies of silence then,
+        but one that refuses connections does."""
+        self._sure_since = -math.inf
+        """When it last stopped doing so."""
         self._listeners: list[Callable[[str], None]] = []
         self._devices: dict[str, Device] = {}
         self._told: dict[str, tuple[Health, bool]] = {}
@@ -256,7 +269,7 @@ class DeviceList:
             return
         if outcome is Probe.ANSWERED:
             device.reached = True
-        elif began < device.last_seen:
+        elif began < device.last_seen or (outcome is Probe.SILENT and (self.doubting or began < self._sure_since)):
             return
         device.probe = outcome
         self._announce(device, now)
@@ -406,6 +419,7 @@ class DeviceList:
         Returns:
             All changes since the last call, those included that evidence has brought in between.
         """
+        self._mind_itself(now)
         for device in self._devices.values():
             self._announce(device, now)
         changes, self._changes = self._changes, []
@@ -413,12 +427,33 @@ class DeviceList:
             del self._devices[node_id], self._told[node_id]
         return changes
 
-    def forgive(self, pause_s: float) -> None:
-        """The scheduler itself stood still for `pause_s` (suspended, starved): nobody could be heard in that time."""
+    def _mind_itself(self, now: float) -> None:
+        """Take the time off every node's silence in which the scheduler stood still, or doubts that it hears."""
+        since_s = 0.0 if self._swept_at is None else now - self._swept_at
+        if self.doubting:
+            self._forgive(since_s, now)
+        elif since_s > 2 * self._sweep_s:
+            self._forgive(since_s - self._sweep_s, now)
+        self._swept_at = now
+        living = (device for device in self._devices.values() if device.epitaph is None)
+        if not hears_nobody((now - device.last_seen, device.suspect_after_s) for device in living):
+            self._unheard_since = None
+        elif self._unheard_since is None:
+            self._unheard_since = now
+        doubted = self.doubting
+        self.doubting = self._unheard_since is not None and now - self._unheard_since <= self.times.doubt_s
+        if doubted and not self.doubting:
+            self._sure_since = now
+        elif self.doubting and not doubted:
+            for device in self._devices.values():
+                device.probe = None if device.probe is Probe.SILENT else device.probe
+            self._views.clear()
+
+    def _forgive(self, pause_s: float, now: float) -> None:
         for device in self._devices.values():
-            device.last_seen += pause_s
-            device.last_beat += pause_s
-            device.progress_at += pause_s
+            device.last_seen = min(now, device.last_seen + pause_s)
+            device.last_beat = min(now, device.last_beat + pause_s)
+            device.progress_at = min(now, device.progress_at + pause_s)
         self._views.clear()
 
     def count(self, tiers: Iterable[Tier]) -> int:
@@ -449,7 +484,11 @@ class DeviceList:
         return view
 
     def _judge(self, device: Device, now: float) -> DeviceView:
-        silent_s = max(0.0, now - device.last_seen)
+        until = now
+        if self._swept_at is not None:
+            # What comes after that may be a pause of the scheduler's own, which the next sweep takes off.
+            until = min(now, self._swept_at + (0.0 if self.doubting else 2 * self._sweep_s))
+        silent_s = max(0.0, until - device.last_seen)
         if device.epitaph is not None:
             return DeviceView(
                 device=device, health=Health.DEAD, reason=device.epitaph, silent_s=silent_s, keeps_tasks=False
@@ -458,7 +497,7 @@ class DeviceList:
         if owed := device.owed:
             work = Work(
                 images=owed,
-                idle_s=max(0.0, now - device.progress_at),
+                idle_s=max(0.0, until - device.progress_at),
                 allowed_s=stalled_after_s(owed, device.ms_per_image, self.times),
             )
         wrong = device.wrong
@@ -476,6 +515,8 @@ class DeviceList:
             self.times,
         )
         reason = verdict.reason
+        if self.doubting and verdict.health is Health.SUSPECT:
+            reason = f"{reason}; no other node is heard either, so the scheduler doubts itself first"
         if verdict.health is Health.ALIVE and (rest_s := device.pace.wait_s(now)):
             budget = device.registration.images_per_minute
             reason = f"{reason}; rests for {rest_s:.1f} s to keep to {budget} images a minute"

@@ -19,6 +19,8 @@ Silence makes a node suspect, no more. It is dead when the scheduler's own probe
 
 A node that the scheduler has never reached (an address behind a wall) is judged by its lease alone.
 
+Where all nodes are late at the same moment, the fault is rather with the one who listens (`hears_nobody`).
+
 What a node answers is another matter: one that is there and whose answers are wrong is suspect, as `breaker` says.
 """
 
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import NormalDist, fmean, pstdev
@@ -40,6 +42,7 @@ __all__ = [
     "Probe",
     "Verdict",
     "Work",
+    "hears_nobody",
     "judge",
     "phi",
     "stalled_after_s",
@@ -53,6 +56,8 @@ _WINDOW = 100
 """Intervals remembered: 20 s of heartbeats by default, so that a node that got busy is known as such soon."""
 _MOST_DEVIATIONS = -NormalDist().inv_cdf(10**-PHI_THRESHOLD)
 _LARGEST_PHI = 300.0
+_DOUBT_NODES = 3
+"""Fewer nodes than this may well fall silent together, each for a reason of its own."""
 _STALL_FACTOR = 10.0
 """How much slower than measured at its start a busy node may be: as many processes may share its core."""
 
@@ -73,6 +78,12 @@ class DetectorTimes:
     """Time without progress that is never held against a node."""
     set_aside_s: float
     """For which a node is given nothing after a wrong answer; see `breaker`."""
+
+    @property
+    def doubt_s(self) -> float:
+        """For which the scheduler looks for the fault in itself at most, while it hears nobody. If all have really
+        ended, that delays nothing but the news: there is nobody left to give their work to."""
+        return 10 * self.lease_s
 
 
 class Probe(Enum):
@@ -124,6 +135,22 @@ def stalled_after_s(images: int, ms_per_image: float, times: DetectorTimes) -> f
     Ten times what it takes for them by its own measurement, since others may use its processor, and at least `stall_s`.
     """
     return max(times.stall_s, _STALL_FACTOR * images * ms_per_image / 1000)
+
+
+def hears_nobody(nodes: Iterable[tuple[float, float]]) -> bool:
+    """Whether the silence is rather the fault of the one who listens, of his processor or his network: every node is
+    late, and there are three at least. One that is heard shows that he can hear.
+
+    Args:
+        nodes: of each that is not dead, its silence and what its heartbeats allow (`suspect_after_s`), seconds. Read up
+            to the first that is heard.
+    """
+    late = 0
+    for silent_s, allowed_s in nodes:
+        if silent_s <= allowed_s:
+            return False
+        late += 1
+    return late >= _DOUBT_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
         engine = await open_database(settings.database_url)
         try:
             async with open_client(max_connections=1024, links=settings.links, tls_ca=settings.tls_ca) as http:
-                devices = DeviceList(settings.detector_times)
+                devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
                 fleet = Fleet(devices, settings, manifest, kept_secret(state))
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
                 store = JobStore(engine, commit)
@@ -125,17 +125,17 @@ async def _loops(
 
 async def _sweep(devices: DeviceList) -> None:
     """Notice silence; log and count every change of health, once."""
+    doubting = False
     while True:
-        due = time.monotonic() + _SWEEP_S
         await asyncio.sleep(_SWEEP_S)
-        late_s = time.monotonic() - due
-        if late_s > _SWEEP_S:
-            # This process stood still, so it heard nobody: that is no evidence against the nodes.
-            devices.forgive(late_s)
         now = time.monotonic()
         for view in devices.sweep(now):
             level = logging.INFO if view.health is Health.ALIVE else logging.WARNING
             _log.log(level, "%s is %s: %s", view.device.node_id, view.health, view.reason)
+        if devices.doubting != doubting:
+            doubting = devices.doubting
+            news = "no node is heard: this machine or its network may be at fault" if doubting else "that doubt is over"
+            _log.warning(news)
         views = devices.view(now)
         for tier in Tier:
             for health in Health:

@@ -180,8 +180,8 @@ class HeartbeatSender:
             images_done=load.images_done,
             draining=self._said_draining,
         )
-        # A beat that takes longer than two intervals is of no use: the next one says more.
-        budget_s = max(0.5, 2.0 * self._lease.heartbeat_s)
+        # A scheduler that is slow drops the beats whose senders have given up on them. Two tries within a lease.
+        budget_s = max(0.5, self._lease.lease_s / 2.0)
         await self._send("POST", f"/v1/devices/{registration.node_id}/heartbeat", budget_s, beat.model_dump_json())
 
     async def _leave(self, registration: Registration) -> None:

@@ -211,7 +211,6 @@ def test_death_is_final_until_the_node_registers_again(devices):
     devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.0, now=0.0)
     devices.probed("end-0", "first-one", Probe.REFUSED, began=0.1, now=0.1)
     devices.heard("end-0", "first-one", 0.2)
-    devices.forgive(1.0)
     devices.probed("end-0", "first-one", Probe.ANSWERED, began=0.2, now=0.2)
     assert health(devices, "end-0", 0.2) is Health.DEAD
     with pytest.raises(NotFound, match=r"process has ended.*register again"):
@@ -350,10 +349,95 @@ def test_changes_are_told_once(devices):
     assert told == ["edge-0"]
 
 
-def test_silence_while_the_scheduler_stood_still_does_not_count(devices):
-    devices.register(registration(), 0.0)
-    devices.forgive(10.0)
-    assert health(devices, "end-0", 10.5) is Health.ALIVE
+def swept(nodes: list[str], *, until: float) -> DeviceList:
+    """A list that has been swept every 0.05 s, with nodes that were heard until then and can be probed."""
+    devices = DeviceList(TIMES, sweep_s=0.05)
+    for node_id in nodes:
+        devices.register(registration(node_id), 0.0)
+        devices.probed(node_id, "first-one", Probe.ANSWERED, began=0.0, now=0.0)
+    devices.sweep(0.0)
+    sweep_on(devices, 0.0, until, heard=nodes)
+    return devices
+
+
+def sweep_on(devices: DeviceList, since: float, until: float, *, heard: list[str]) -> None:
+    for step in range(1, round((until - since) / 0.05) + 1):
+        now = since + 0.05 * step
+        if step % 10 == 0:
+            for node_id in heard:
+                devices.heartbeat(node_id, beat(), now)
+        devices.sweep(now)
+
+
+def test_silence_while_the_scheduler_stood_still_does_not_count():
+    devices = swept(["end-0"], until=5.0)
+    # Whatever comes first after the pause: evidence, a question, or the sweep.
+    devices.probed("end-0", "first-one", Probe.ANSWERED, began=5.0, now=15.0)
+    assert health(devices, "end-0", 15.0) is Health.ALIVE
+    devices.sweep(15.0)
+    assert health(devices, "end-0", 15.1) is Health.ALIVE
+    assert devices.get("end-0").last_seen == pytest.approx(14.95)
+    sweep_on(devices, 15.0, 18.1, heard=[])
+    assert health(devices, "end-0", 18.1) is Health.DEAD
+
+
+def test_a_node_that_is_heard_just_after_a_pause_is_not_forgiven_time_to_come():
+    devices = swept(["end-0"], until=5.0)
+    devices.heartbeat("end-0", beat(), 15.0)
+    devices.sweep(15.0)
+    assert devices.get("end-0").last_seen == 15.0
+
+
+def test_where_no_node_is_heard_none_dies_of_silence_until_one_is_heard():
+    nodes = ["cloud-0", "edge-0", "end-0", "end-1"]
+    devices = swept(nodes, until=5.0)
+    sweep_on(devices, 5.0, 9.0, heard=[])
+    assert devices.doubting
+    for node_id in nodes:
+        devices.probed(node_id, "first-one", Probe.SILENT, began=8.0, now=9.0)
+    sweep_on(devices, 9.0, 20.0, heard=[])
+    views = devices.view(20.0)
+    assert {view.health for view in views} == {Health.SUSPECT}
+    assert all("the scheduler doubts itself first" in view.reason for view in views)
+    # One is heard: it was not the scheduler, or no more. A probe that began before says nothing yet.
+    for now in (20.0, 20.5):
+        devices.heartbeat("end-0", beat(), now)
+        sweep_on(devices, now, now + 0.5, heard=[])
+    assert not devices.doubting
+    devices.probed("edge-0", "first-one", Probe.SILENT, began=19.8, now=20.2)
+    assert (health(devices, "end-0", 21.0), health(devices, "edge-0", 21.0)) == (Health.ALIVE, Health.SUSPECT)
+    devices.probed("edge-0", "first-one", Probe.SILENT, began=20.6, now=21.0)
+    assert health(devices, "edge-0", 21.0) is Health.DEAD
+    # The others had been silent for 0.8 s when the doubt began, and have been for 1 s since it ended.
+    devices.heartbeat("end-0", beat(), 21.0)
+    sweep_on(devices, 21.0, 22.0, heard=["end-0"])
+    assert health(devices, "cloud-0", 22.0) is Health.SUSPECT
+    sweep_on(devices, 22.0, 22.5, heard=["end-0"])
+    assert health(devices, "cloud-0", 22.5) is Health.DEAD
+
+
+def test_a_refused_connection_is_believed_in_doubt_as_well():
+    devices = swept(["cloud-0", "edge-0", "end-0"], until=5.0)
+    sweep_on(devices, 5.0, 9.0, heard=[])
+    devices.probed("end-0", "first-one", Probe.REFUSED, began=8.9, now=9.0)
+    assert (health(devices, "end-0", 9.0), health(devices, "edge-0", 9.0)) == (Health.DEAD, Health.SUSPECT)
+
+
+def test_nodes_that_stay_silent_are_given_up_in_the_end_and_the_doubt_does_not_begin_anew():
+    devices = swept(["cloud-0", "edge-0", "end-0"], until=5.0)
+    sweep_on(devices, 5.0, 35.0, heard=[])
+    assert {view.health for view in devices.view(35.0)} == {Health.SUSPECT}
+    sweep_on(devices, 35.0, 39.0, heard=[])
+    assert not devices.doubting
+    assert {view.health for view in devices.view(39.0)} == {Health.DEAD}
+
+
+@pytest.mark.parametrize("heard", [[], ["edge-0"]])
+def test_one_node_that_is_heard_or_too_few_nodes_leave_no_doubt(heard):
+    devices = swept(["edge-0", "end-0", *(["cloud-0"] if heard else [])], until=5.0)
+    sweep_on(devices, 5.0, 7.0, heard=heard)
+    devices.probed("end-0", "first-one", Probe.SILENT, began=6.6, now=7.0)
+    assert health(devices, "end-0", 7.0) is Health.DEAD
 
 
 def test_the_long_dead_are_forgotten(devices):

@@ -15,6 +15,7 @@ from scheduler.health import (
     Probe,
     Work,
     fit,
+    hears_nobody,
     judge,
     phi,
     stalled_after_s,
@@ -103,6 +104,27 @@ def test_longer_silence_never_makes_a_node_healthier(one, more_s):
 def test_no_node_is_dead_by_silence_alone_before_its_lease_is_over(one):
     if one.silent_s <= TIMES.lease_s and one.probe in (None, Probe.ANSWERED):
         assert judge(one, TIMES).health is not Health.DEAD
+
+
+@pytest.mark.parametrize(
+    ("nodes", "nobody"),
+    [
+        ([], False),
+        ([(9.0, 0.5)] * 2, False),  # each for a reason of its own
+        ([(0.51, 0.5)] * 3, True),
+        ([(0.5, 0.5)] * 3, False),
+        ([(0.51, 0.5), (9.0, 0.42), (0.43, 0.42), (0.1, 0.42)], False),
+        ([(0.51, 0.5), (9.0, 0.42), (0.43, 0.42), (0.45, 0.42)], True),
+    ],
+)
+def test_nobody_is_heard_where_all_of_three_or_more_are_late(nodes, nobody):
+    assert hears_nobody(nodes) is nobody
+
+
+def test_the_first_node_that_is_heard_settles_it():
+    nodes = iter([(9.0, 0.5), (0.1, 0.5), (9.0, 0.5)])
+    assert not hears_nobody(nodes)
+    assert next(nodes) == (9.0, 0.5)
 
 
 @pytest.mark.parametrize(
