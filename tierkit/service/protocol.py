@@ -23,6 +23,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from tierkit.service.exchange import Again, Exchange, head_bytes
+from tierkit.service.head import refusal_of, without_upgrade
 from tierkit.service.repetition import MAX_OPENING_BYTES, Repeatable, Repetitions
 from tierkit.service.responses import send_error
 from tierkit.settings import ServiceSettings
@@ -32,6 +33,10 @@ __all__ = ["bounded_protocol"]
 log = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 64 * 1024
+"""For the head of a request, and for what a chunked body has beside its data: extensions of chunks, and trailers."""
+
+_CHUNK_BYTES = 32
+"""What each chunk may have for its size and its line breaks."""
 
 _READ_AHEAD_BYTES = 256 * 1024
 """So much of a body is taken in before the application has asked for it. A batch of 50 images fits."""
@@ -67,9 +72,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._app = cast(ASGIApp, config.loaded_app)
         self._server_state = server_state
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        # A client that asks for the connection to be closed, and yet sends more, shall have its answer.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = self._new_parser()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until `connection_made`
         self._addresses: dict[str, Any] = {}
         self._scheme = "http"
@@ -77,6 +80,10 @@ class _HttpProtocol(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._body_bytes = 0
+        self._body_pieces = 0
+        self._framing_bytes = 0
+        """What has come of the body beside its data, `_CHUNK_BYTES` for each piece left out."""
+        self._trailer_bytes = 0
         self._body_since = 0.0
         self._answering: Exchange | None = None
         """The request whose turn it is; it stays until it and its answer are complete."""
@@ -159,25 +166,50 @@ class _HttpProtocol(asyncio.Protocol):
             self._opening_bytes = len(data)
             self._begun = 0
             self._body_bytes = 0
-        if self._receiving is None:
+        receiving, body_bytes, body_pieces = self._receiving, self._body_bytes, self._body_pieces
+        if receiving is None:
             self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Answered as if nobody had asked for another protocol; but the parser reads no further.
-            if self._answering is not None:
-                self._answering.keep_alive = False
+            self._feed(data)
         except httptools.HttpParserError as exc:
             log.debug("not HTTP", extra={"peer": self._addresses["client"], "why": str(exc)})
             self._refuse(400, "this is no valid HTTP request")
         if self._head_bytes > _MAX_HEAD_BYTES:
             self._refuse_long_head()
+        if receiving is not None and receiving is self._receiving:
+            allowed = self._body_bytes - body_bytes + (self._body_pieces - body_pieces) * _CHUNK_BYTES
+            self._framing_bytes += len(data) - allowed
+            if self._framing_bytes > _MAX_HEAD_BYTES:
+                self._refuse_long_framing()
         if opens:
             self._opening_body_bytes = self._body_bytes
         if self._receiving is not None and self._receiving.unread_bytes >= _READ_AHEAD_BYTES:
             self._pause_reading()
             self._receiving.wake()
         self._watch()
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # A client that asks for the connection to be closed, and yet sends more, shall have its answer.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Have it parsed, as if no request offered to go on in another protocol."""
+        while not self._deaf:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as exc:
+                if self._deaf:
+                    return
+                # This parser reads no further: another one reads the head without the offer, and what follows.
+                data = memoryview(data)[exc.args[0] :]
+                method, version = self._parser.get_method(), self._parser.get_http_version()
+                head = without_upgrade(method, self._url, version, self._headers)
+                self._parser = self._new_parser()
+                self._parser.feed_data(head)
+            else:
+                return
 
     def eof_received(self) -> bool:
         return False  # a client that closes its side has hung up
@@ -204,7 +236,13 @@ class _HttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._receiving is None:
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
+            return
+        # A trailer. Nobody reads any, and it shall not pass for a header (RFC 9110, 6.5.1).
+        self._trailer_bytes += _line_bytes(name, value)
+        if self._trailer_bytes > _MAX_HEAD_BYTES:
+            self._refuse_long_framing()
 
     def on_headers_complete(self) -> None:
         if self._deaf:
@@ -213,20 +251,29 @@ class _HttpProtocol(asyncio.Protocol):
         if self._head_bytes > _MAX_HEAD_BYTES and self._head_length() > _MAX_HEAD_BYTES:
             self._refuse_long_head()
             return
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(501, "this is no proxy")
+            return
+        if self._parser.should_upgrade():
+            return  # `_feed` has the head read once more
+        version = self._parser.get_http_version()
+        headers = dict(self._headers)
+        if refusal := refusal_of(version, self._headers, headers):
+            self._refuse(*refusal)
+            return
         self._head_bytes = 0
-        self._body_bytes = 0
+        self._body_bytes = self._body_pieces = self._framing_bytes = self._trailer_bytes = 0
         self._body_since = self._loop.time()
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
-        version = self._parser.get_http_version()
-        headers = dict(self._headers)
         exchange = self._receiving = Exchange(
             self,
             {
                 "type": "http",
                 "asgi": {"version": "3.0", "spec_version": "2.3"},
                 "http_version": version,
-                "method": self._parser.get_method().decode("ascii"),
+                "method": method.decode("ascii"),
                 "scheme": self._scheme,
                 "path": unquote(path) if "%" in path else path,
                 "raw_path": url.path,
@@ -252,6 +299,7 @@ class _HttpProtocol(asyncio.Protocol):
         if exchange is None or self._deaf:
             return
         self._body_bytes += len(piece)
+        self._body_pieces += 1
         if self._body_bytes > self.limits.max_body_bytes:
             self._refuse(413, self._too_large())
         else:
@@ -499,11 +547,14 @@ class _HttpProtocol(asyncio.Protocol):
             self._refuse(408, f"the body did not arrive in time ({self._body_bytes} bytes so far)")
 
     def _head_length(self) -> int:
-        """Bytes of the head: its target and its lines, each with a colon, a blank and a line break."""
-        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        """Bytes of the head: its target and its lines."""
+        return len(self._url) + sum(_line_bytes(name, value) for name, value in self._headers)
 
     def _refuse_long_head(self) -> None:
         self._refuse(431, f"the head of the request is longer than {_MAX_HEAD_BYTES} bytes")
+
+    def _refuse_long_framing(self) -> None:
+        self._refuse(431, f"the extensions of chunks and the trailers are longer than {_MAX_HEAD_BYTES} bytes")
 
     def _too_large(self) -> str:
         return f"the body is larger than the limit of {self.limits.max_body_bytes} bytes"
@@ -552,6 +603,11 @@ class _HttpProtocol(asyncio.Protocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _line_bytes(name: bytes, value: bytes) -> int:
+    """Of a header, with its colon, its blank and its line break."""
+    return len(name) + len(value) + 4
 
 
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:

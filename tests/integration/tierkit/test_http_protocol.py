@@ -23,6 +23,7 @@ class Sample:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.asked = 0
+        self.headers: list[tuple[bytes, bytes]] = []
         self.app = Starlette(
             routes=[
                 Route("/echo", self.echo, methods=["GET", "POST"]),
@@ -37,6 +38,7 @@ class Sample:
         )
 
     async def echo(self, request: Request) -> Response:
+        self.headers = request.headers.raw
         return Response(await request.body() or request.url.query)
 
     async def alone(self, request: Request) -> Response:
@@ -113,6 +115,11 @@ async def wire() -> AsyncIterator[tuple[Wire, Sample]]:
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def chunked(path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: x", "transfer-encoding: chunked", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
 
@@ -196,7 +203,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it_when_its_body_is_wan
 
 
 @pytest.mark.parametrize(
-    "head", [b"GET /echo?q HTTP/1.0\r\n\r\n", b"GET /echo?q HTTP/1.1\r\nconnection: close\r\n\r\n"]
+    "head", [b"GET /echo?q HTTP/1.0\r\n\r\n", b"GET /echo?q HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"]
 )
 async def test_a_client_that_wants_one_answer_gets_one(head: bytes) -> None:
     async with wire() as (client, _):
@@ -207,11 +214,92 @@ async def test_a_client_that_wants_one_answer_gets_one(head: bytes) -> None:
         assert answer.endswith(b"\r\n\r\nq")
 
 
-async def test_another_protocol_is_not_taken_up() -> None:
+@pytest.mark.parametrize(
+    "offer",
+    [
+        ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__"),
+        ("connection: upgrade", "upgrade: websocket"),
+    ],
+)
+async def test_another_protocol_is_not_taken_up(offer: tuple[str, ...]) -> None:
+    async with wire() as (client, sample):
+        request = post("/echo", b"abc", *offer)
+        client.send(3 * request, request[:-2])
+        assert [await client.answer() for _ in range(3)] == 3 * [(200, b"abc")]
+        client.send(request[-2:], chunked("/echo", b"3\r\nabc\r\n0\r\n\r\n", *offer))
+        assert [await client.answer() for _ in range(2)] == 2 * [(200, b"abc")]
+        assert not any(name == b"upgrade" for name, _ in sample.headers)
+
+
+async def test_this_is_no_proxy() -> None:
     async with wire() as (client, _):
-        client.send(b"GET /echo?q HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
-        assert await client.answer() == (200, b"q")
+        client.send(b"CONNECT example.org:80 HTTP/1.1\r\nhost: x\r\n\r\nmore")
+        assert (await client.answer())[0] == 501
         assert await client.closed() == b""
+
+
+async def test_trailers_are_passed_over() -> None:
+    async with wire() as (client, sample):
+        client.send(chunked("/echo", b"3;a=b\r\nabc\r\n0\r\nauthorization: Bearer x\r\n\r\n"))
+        assert await client.answer() == (200, b"abc")
+        assert [name for name, _ in sample.headers] == [b"host", b"transfer-encoding"]
+        client.send(post("/echo", b"next"))
+        assert await client.answer() == (200, b"next")
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"0\r\n" + 6000 * b"xab: yyyyyyy\r\n" + b"\r\n",
+        b"0\r\nxab: " + bytes(70_000).replace(b"\0", b"y") + b"\r\n\r\n",
+        b"0\r\nxab: " + bytes(4_000_000).replace(b"\0", b"y"),
+        b"0\r\n" + 400_000 * b"xab: y\r\n",
+        b"3;" + bytes(4_000_000).replace(b"\0", b"e"),
+        bytes(4_000_000).replace(b"\0", b"0"),
+    ],
+    ids=["trailers", "one trailer", "an endless trailer", "endless trailers", "extension", "zeros"],
+)
+async def test_what_a_chunked_body_has_beside_its_data_is_bounded(framing: bytes) -> None:
+    async with wire() as (client, _):
+        client.send(chunked("/echo", b"2\r\n{}\r\n" + framing))
+        status, body = await client.answer()
+        assert (status, b"longer than 65536 bytes" in body) == (431, True)
+        await client.closed()
+
+
+async def test_a_body_in_chunks_of_one_byte_is_read() -> None:
+    body = bytes(range(256)) * 100
+    async with wire() as (client, _):
+        client.send(chunked("/echo", b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"))
+        assert await client.answer() == (200, body)
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "sentence"),
+    [
+        (b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n", 501, "only 'chunked' is known"),
+        (b"GET /echo HTTP/1.1\r\n", 400, "no header Host"),
+        (b"GET /echo HTTP/1.1\r\nhost: x\r\nhost: x\r\n", 400, "Host stands twice"),
+    ],
+)
+async def test_a_head_that_no_application_can_answer_is_refused(head: bytes, status: int, sentence: str) -> None:
+    async with wire() as (client, sample):
+        client.send(post("/wait", b""), head, b"\r\n")
+        sample.gate.set()
+        assert await client.answer() == (200, b"waited")
+        assert await client.closed() == b""
+    async with wire() as (client, _):
+        client.send(head, b"\r\n")
+        answer = await client.answer()
+        assert (answer[0], sentence in answer[1].decode()) == (status, True)
+        assert await client.closed() == b""
+
+
+async def test_blanks_around_a_header_are_no_part_of_it() -> None:
+    async with wire() as (client, sample):
+        client.send(b"GET /echo HTTP/1.1\r\nHost:  x \t \r\n\r\n")
+        assert (await client.answer())[0] == 200
+        assert sample.headers == [(b"host", b"x")]
 
 
 async def test_answers_without_a_body_leave_the_connection_in_order() -> None:
