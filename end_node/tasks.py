@@ -50,12 +50,17 @@ class TaskEndpoint:
             wants_coarse = _wants_coarse(_text(headers, _STAGE), upstreams)
             urgent = is_urgent(headers)
             stages = read_stages(_text(headers, _ESCALATION), upstreams, coarse_known=not wants_coarse)
+            runner = self._node.default_runner
             if wants_coarse:
                 # Before the body is read: a node that is full says so at once.
-                images = announced_images(headers, self._node.default_runner.model.inputs[0])
-                self._node.default_runner.check_room(images)
+                runner.check_room(announced_images(headers, runner.model.inputs[0]))
             body = await read_body(receive)
-            request = await self._reader.read(headers, body, raw_input=self._node.default_runner.model.inputs[0])
+            request = await self._reader.read(
+                headers,
+                body,
+                raw_input=runner.model.inputs[0],
+                check_room=runner.check_room if wants_coarse else None,
+            )
             budget = budget_s(headers, request)
             task = Task(
                 task_id=task_id,

@@ -58,7 +58,7 @@ async def receive_upload(
         InvalidInput and its kin: a wrong policy, form or header.
     """
     coding = headers.get("content-encoding", "identity")
-    if coding.strip().lower() != "identity":
+    if coding.lower() != "identity":
         raise UnsupportedMedia(f"content encoding {coding[:32]!r}: send the body uncompressed")
     content_type = headers.get("content-type", "")
     kind = content_type.partition(";")[0].strip().lower()

@@ -11,7 +11,7 @@ import zstandard
 
 from tierkit.errors import MalformedMessage, TooLarge
 
-__all__ = ["CODING", "compress", "decompress"]
+__all__ = ["CODING", "compress", "content_bytes", "decompress"]
 
 CODING = "zstd"
 """Value of the header Content-Encoding."""
@@ -24,12 +24,12 @@ async def compress(body: bytes) -> bytes:
     return await asyncio.to_thread(_compress, body)
 
 
-async def decompress(body: bytes, most_bytes: int) -> bytes:
-    """What is in a frame.
+def content_bytes(body: bytes, most_bytes: int) -> int:
+    """How long the content of a frame is, by what it says itself.
 
     Raises:
-        MalformedMessage: it is not one whole frame that says how long its content is.
-        TooLarge: that is more than `most_bytes`. Nothing has been unpacked then.
+        MalformedMessage: it is no frame that says so.
+        TooLarge: that is more than `most_bytes`.
     """
     try:
         frame = zstandard.get_frame_parameters(body)
@@ -40,7 +40,17 @@ async def decompress(body: bytes, most_bytes: int) -> bytes:
     # A window of its own would let a small frame ask for much memory.
     if max(frame.content_size, frame.window_size) > most_bytes:
         raise TooLarge(f"the body unpacks to {frame.content_size} bytes; at most {most_bytes} are accepted")
-    return await asyncio.to_thread(_decompress, body, frame.content_size)
+    return frame.content_size
+
+
+async def decompress(body: bytes, most_bytes: int) -> bytes:
+    """What is in a frame.
+
+    Raises:
+        MalformedMessage: it is not one whole frame that says how long its content is.
+        TooLarge: that is more than `most_bytes`. Nothing has been unpacked then.
+    """
+    return await asyncio.to_thread(_decompress, body, content_bytes(body, most_bytes))
 
 
 # A context of the library serves one thread at a time; making one costs microseconds.

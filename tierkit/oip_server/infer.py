@@ -96,7 +96,9 @@ class InferEndpoint:
         inputs = runner.model.inputs
         arrived = time.perf_counter()
         with cancelled_on_disconnect(scope):
-            request = await self._reader.read(headers, body, raw_input=inputs[0] if len(inputs) == 1 else None)
+            request = await self._reader.read(
+                headers, body, raw_input=inputs[0] if len(inputs) == 1 else None, check_room=runner.check_room
+            )
             budget = budget_s(headers, request)
             wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
             binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.types import Scope
 
 from tierkit.errors import InvalidInput, MalformedMessage, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
-from tierkit.oip.compression import CODING, decompress
+from tierkit.oip.compression import CODING, content_bytes, decompress
 from tierkit.oip.datatypes import dtype_of
 from tierkit.protocol import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
 
@@ -58,25 +58,36 @@ class RequestReader:
         self._turn = asyncio.Lock()
 
     async def read(
-        self, headers: Mapping[bytes, bytes], body: bytes, *, raw_input: TensorSpec | None = None
+        self,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        *,
+        raw_input: TensorSpec | None = None,
+        check_room: Callable[[int], object] | None = None,
     ) -> InferRequest:
         """Decode a body; arguments and errors beside those below as for `tierkit.oip.decode_request`.
 
         Args:
             headers: of the HTTP request, names in lower case.
+            check_room: raises where so many images have no room. Called, where there is a `raw_input`, with the images
+                of a compressed body before it is unpacked.
 
         Raises:
             UnsupportedMedia: the body is compressed in another way than `tierkit.oip.compression` does.
         """
-        coding = headers.get(b"content-encoding", b"identity")
+        length = headers.get(_BINARY)
+        header_length = parse_header_length(None if length is None else length.decode("latin-1"))
+        coding = headers.get(b"content-encoding", b"identity").lower()
         if coding == CODING.encode():
-            body = await decompress(body, self._limits.max_body_bytes)
+            most_bytes = self._limits.max_json_bytes if header_length is None else self._limits.max_body_bytes
+            size = content_bytes(body, most_bytes)
+            if raw_input is not None and check_room is not None:
+                check_room(announced_images({**headers, b"content-length": b"%d" % size}, raw_input))
+            body = await decompress(body, most_bytes)
         elif coding != b"identity":
             raise UnsupportedMedia(
                 f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed, or as {CODING}"
             )
-        length = headers.get(_BINARY)
-        header_length = parse_header_length(None if length is None else length.decode("latin-1"))
         json_bytes = len(body) if header_length is None else header_length
         # More than is accepted at all is refused without a look at it.
         if MUCH_JSON < json_bytes <= self._limits.max_json_bytes:

@@ -5,9 +5,11 @@ import json
 
 import pytest
 
-from tierkit.errors import MalformedMessage
+from tierkit.errors import MalformedMessage, TooLarge, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import InferRequest, Limits
+from tierkit.oip.compression import compress
+from tierkit.oip_server import request as reading
 from tierkit.oip_server.request import RequestReader, announced_images, headers_of
 
 IMAGES = TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3))
@@ -71,3 +73,38 @@ async def test_large_json_is_read_one_after_the_other_with_a_turn_for_others_bef
     assert list(done) == ["small", "large 0", "large 1", "large 2"]
     assert done["large 0"] < done["large 1"] < done["large 2"]
     assert (await large[2]).inputs[0].data.sum() == 350_000
+
+
+_RAW = {b"content-encoding": b"zstd", b"inference-header-content-length": b"0"}
+
+
+async def test_images_of_a_compressed_body_need_room_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_room(images: int) -> None:
+        if images > 4:
+            raise TooLarge(f"{images} images")
+
+    reader = RequestReader(Limits())
+    four = await reader.read(_RAW, await compress(bytes(4 * 48)), raw_input=IMAGES, check_room=check_room)
+    assert four.inputs[0].data.shape == (4, 4, 4, 3)
+    five = await compress(bytes(5 * 48))
+    # To unpack anything fails from here on.
+    monkeypatch.delattr(reading, "decompress")
+    with pytest.raises(TooLarge, match="5 images"):
+        await reader.read(_RAW, five, raw_input=IMAGES, check_room=check_room)
+
+
+async def test_compressed_json_is_bounded_by_what_the_frame_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = await compress(b"{" + b" " * 1000 + b"}")
+    monkeypatch.delattr(reading, "decompress")
+    with pytest.raises(TooLarge, match="at most 1000 are accepted"):
+        await RequestReader(Limits(max_json_bytes=1000)).read({b"content-encoding": b"zstd"}, body)
+
+
+@pytest.mark.parametrize("coding", [b"zstd", b"ZSTD", b"identity", b"Identity"])
+async def test_codings_are_told_apart_whatever_their_case(coding: bytes) -> None:
+    body = bytes(48)
+    headers = {**_RAW, b"content-encoding": coding}
+    sent = await compress(body) if coding.lower() == b"zstd" else body
+    assert (await RequestReader(Limits()).read(headers, sent, raw_input=IMAGES)).inputs[0].data.shape == (1, 4, 4, 3)
+    with pytest.raises(UnsupportedMedia, match="'br'"):
+        await RequestReader(Limits()).read({**_RAW, b"content-encoding": b"br"}, body, raw_input=IMAGES)
