@@ -86,6 +86,9 @@ class _Job:
     """How long it may be made to wait for company."""
     deadline: float
     urgent: bool
+    own: bool
+    """The runner's: nobody asked for these images, so they are computed alone and neither metrics nor statistics count
+    them."""
     settle: Callable[[RunResult | Exception], None] | None
     """Told once, on the event loop, how it ended; None from then on, or when nobody wants to know any more."""
 
@@ -193,15 +196,6 @@ class ModelRunner:
 
     async def warm_up(self) -> None:
         """Let the model allocate what it needs, and measure `ms_per_image` through the inference thread itself."""
-        # Neither the metrics nor the statistics count it: nobody asked for these images.
-        observe, self._observe = self._observe, None
-        try:
-            await self._measure_speed()
-        finally:
-            self._observe = observe
-        self.statistics = ModelStatistics()
-
-    async def _measure_speed(self) -> None:
         await self._probe(1)
         one = await self._probe(1)
         images = max(
@@ -219,7 +213,7 @@ class ModelRunner:
     async def _probe(self, images: int) -> RunResult:
         """A batch of the runner's own, which waits for no company."""
         return await self._submit(
-            _blank(self.model.inputs, images), self._output_names[:1], images, budget_s=None, delay_s=0.0
+            _blank(self.model.inputs, images), self._output_names[:1], images, budget_s=None, delay_s=0.0, own=True
         )
 
     async def check(self) -> None:
@@ -280,12 +274,12 @@ class ModelRunner:
         budget_s: float | None,
         delay_s: float,
         urgent: bool = False,
+        own: bool = False,
     ) -> RunResult:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[RunResult] = loop.create_future()
-        job = self._enqueue(
-            inputs, outputs, images, partial(_settle, future), budget_s=budget_s, delay_s=delay_s, urgent=urgent
-        )
+        settle = partial(_settle, future)
+        job = self._enqueue(inputs, outputs, images, settle, budget_s=budget_s, delay_s=delay_s, urgent=urgent, own=own)
         try:
             return await future
         except asyncio.CancelledError:
@@ -302,6 +296,7 @@ class ModelRunner:
         budget_s: float | None,
         delay_s: float,
         urgent: bool,
+        own: bool = False,
     ) -> _Job:
         self._admit(images, budget_s, urgent=urgent)
         now = time.perf_counter()
@@ -313,6 +308,7 @@ class ModelRunner:
             waits_until=now + delay_s,
             deadline=math.inf if budget_s is None else now + budget_s,
             urgent=urgent,
+            own=own,
             settle=settle,
         )
         with self._thread.changed:
@@ -527,6 +523,8 @@ class ModelRunner:
         now = time.perf_counter()
         with self._thread.changed:
             while self._queue and (not jobs or images + self._queue[0].images <= self.max_batch_size):
+                if jobs and (jobs[0].own or self._queue[0].own):
+                    break
                 if self._several_types and jobs and _types(jobs[0]) != _types(self._queue[0]):
                     break  # arrays of different types do not join
                 job = self._queue.popleft()
@@ -618,23 +616,26 @@ class ModelRunner:
     # --- back on the event loop ---
 
     def _deliver(self, jobs: list[_Job], results: list[RunResult], record: BatchRecord) -> None:
-        self._count(record)
+        self._count(record, own=jobs[0].own)
         for job, result in zip(jobs, results, strict=True):
             job.end(result)
 
-    def _count(self, record: BatchRecord) -> None:
+    def _count(self, record: BatchRecord, *, own: bool = False) -> None:
         """Learn from a batch that succeeded."""
         self._last_success = time.perf_counter()
         weight = 0.5 ** (record.images / _RATE_HALF_LIFE_IMAGES)
         measured = record.infer_s / record.images
         self._s_per_image = weight * self._s_per_image + (1 - weight) * measured if self._s_per_image else measured
         self._best_s_per_image = min(self._best_s_per_image, measured)
+        if own:
+            return
         self.statistics.add_batch(record)
         if self._observe is not None:
             self._observe(record)
 
     def _fail(self, job: _Job, exc: Exception) -> None:
-        self.statistics.add_failure(time.perf_counter() - job.arrived)
+        if not job.own:
+            self.statistics.add_failure(time.perf_counter() - job.arrived)
         job.end(exc)
 
     def _expire(self, jobs: list[_Job]) -> None:

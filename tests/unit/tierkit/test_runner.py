@@ -320,10 +320,13 @@ async def test_warm_up_measures_and_counts_nothing() -> None:
 
 async def test_the_check_runs_the_model_when_nothing_else_has_shown_that_it_works() -> None:
     model = Doubler()
-    async with ModelRunner(model) as runner:
+    records: list[BatchRecord] = []
+    async with ModelRunner(model, observe=records.append) as runner:
         await runner.check()
         await runner.check()
         assert model.batches == [1]
+        # Nobody asked for that image.
+        assert (records, runner.images_done, runner.statistics.as_json()["execution_count"]) == ([], 0, 0)
         async with busy(model, runner):
             await runner.check()  # it would wait for ever if it queued behind the batch under way
             assert runner.queued_images == 0
@@ -337,6 +340,7 @@ async def test_the_check_finds_a_model_that_fails_or_never_ends(monkeypatch: pyt
     async with ModelRunner(Broken()) as runner:
         with pytest.raises(OSError, match="the device is gone"):
             await runner.check()
+        assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 0
     monkeypatch.setattr("tierkit.runner._STALL_S", 0.0)
     model = Doubler()
     async with ModelRunner(model) as runner, busy(model, runner):
