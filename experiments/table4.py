@@ -143,6 +143,13 @@ async def _measure(
                     bandwidth_mbps=mbps,
                     **answers,
                 )
+    for on, shown in ((Tier.END, "an end device"), (Tier.EDGE, "an edge node")):
+        if times := [ms for point in run.points if point["encode_on"] == on for ms in point["encode_ms"]]:
+            each = spread(times)
+            run.note(
+                f"encoding a task really took {each.mean:.2f} ms on {shown} ({each.minimum:.2f} to {each.maximum:.2f}, "
+                f"n = {each.n})"
+            )
 
 
 def encoders_of(kind: EncoderKind, manifest: Manifest) -> dict[Tier, EncoderEntry]:
@@ -387,7 +394,7 @@ def _draw(record: Record, figures: Figures) -> None:
                     axes.plot(*zip(*known, strict=True), label=label, **looks)
         axes.axhline(0, **bound())
         axes.set_xticks(sorted({row["latency_s"] for row in rows}))
-        axes.legend(frameon=False, fontsize=8)
+    panels[0].legend(frameon=False, fontsize=8)
 
 
 def configured(

@@ -100,14 +100,14 @@ def test_table3(tmp_path: Path) -> None:
 def test_table4(profile: str, tmp_path: Path) -> None:
     real = tmp_path / "real.toml"  # tails are not emulated: they must be allowed to take their time
     real.write_text(PROFILE.partition("[compute_ms_per_image]")[0])
-    options = ["--profile", str(real), "--tasks", "1", "--latency", "0.1", "--bandwidth", "0"]
+    options = ["--profile", str(real), "--tasks", "1", "--latency", "0.03", "--bandwidth", "0"]
     rows = run("table4", *options, "--out", str(tmp_path / "run"))
     assert [(row["encode_on"], row["upper"], row["network"], row["tasks"]) for row in rows] == [
         ("end", "cloud", "wrn-16-2", 1),
         ("edge", "cloud", "wrn-16-2", 1),
         ("end", "edge", "resnet-34", 1),
     ]
-    assert all(row["ms_without"] > 100 and row["ms_with"] > 100 and row["encoding_ms"] > 0 for row in rows)
+    assert all(row["ms_without"] > 30 and row["ms_with"] > 30 and row["encoding_ms"] > 0 for row in rows)
     assert [round(row["upload_bytes_without"] / 50) for row in rows] == [pytest.approx(3072, rel=0.02)] * 3
     # Where the edge node encodes it gets the pixels as well.
     assert rows[1]["upload_bytes_with"] == pytest.approx(rows[0]["upload_bytes_with"] + 50 * 3072, rel=0.01)
