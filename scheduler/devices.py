@@ -170,6 +170,8 @@ class DeviceList:
         if old is not None:
             self._check_claim(registration, old, now)
             retired = old.retired | ({old.incarnation} - {registration.incarnation})
+        if self._swept_at is None:
+            self._swept_at = now  # nobody is silent before the first has come
         arrivals = Arrivals(self.times.heartbeat_s)
         self._devices[node_id] = Device(
             registration=registration,

@@ -381,6 +381,13 @@ def test_silence_while_the_scheduler_stood_still_does_not_count():
     assert health(devices, "end-0", 18.1) is Health.DEAD
 
 
+def test_a_pause_before_the_first_sweep_does_not_count():
+    devices = DeviceList(TIMES, sweep_s=0.05)
+    devices.register(registration(), 1.0)
+    devices.sweep(9.0)
+    assert health(devices, "end-0", 9.0) is Health.ALIVE
+
+
 def test_a_node_that_is_heard_just_after_a_pause_is_not_forgiven_time_to_come():
     devices = swept(["end-0"], until=5.0)
     devices.heartbeat("end-0", beat(), 15.0)
