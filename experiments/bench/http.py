@@ -81,7 +81,9 @@ def encode_http(
         InvalidInput: a header that would break the message.
     """
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
-    fields = {"Host": f"{host}:{origin.port}", **authorization(origin.token), **(headers or {})}
+    fields = {"Host": f"{host}:{origin.port}", **authorization(origin.token)}
+    given = {name.lower() for name in headers or ()}
+    fields = {name: value for name, value in fields.items() if name.lower() not in given} | (headers or {})
     if body:
         fields["Content-Length"] = str(len(body))
     lines = [f"{method} {origin.prefix}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]

@@ -20,6 +20,10 @@ _PAYLOADS = 16
 _PAYLOAD_BYTES = 64 * 2**20
 """Different requests to take turns, so that nobody is measured on one cached answer; fewer when they are large."""
 
+_REQUEST_BYTES = 256 * 2**20
+_REQUEST_BYTES_AS_JSON = 16 * 2**20
+"""Largest tensors of one request. As JSON each number takes up some dozens of bytes while it is written."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPlan:
@@ -50,7 +54,8 @@ def make_inputs(specs: Sequence[TensorSpec], plan: InputPlan) -> list[dict[str, 
     """Up to 16 different sets of inputs by input name, in 64 MiB at most (one set in any case).
 
     Raises:
-        InvalidInput: a shape that is still open or of no input, or data that does not fit the model.
+        InvalidInput: a shape that is still open or of no input, data that does not fit the model, or more of it than
+            can be sent in one request.
         DataError: the sample is not installed.
     """
     if unknown := set(plan.shapes) - {spec.name for spec in specs}:
@@ -61,6 +66,12 @@ def make_inputs(specs: Sequence[TensorSpec], plan: InputPlan) -> list[dict[str, 
         int(np.prod(shape[1:])) * max(1, DATATYPES[spec.datatype].itemsize)
         for spec, shape in zip(specs, shapes.values(), strict=True)
     )
+    most = _REQUEST_BYTES if plan.binary_inputs else _REQUEST_BYTES_AS_JSON
+    if row_bytes * plan.batch_size > most:
+        raise InvalidInput(
+            f"a request of {plan.batch_size:,} images would be {row_bytes * plan.batch_size / 2**20:,.0f} MiB; "
+            f"at most {most // 2**20} MiB are sent, which {most // row_bytes:,} images fill"
+        )
     count = max(1, min(_PAYLOADS, _PAYLOAD_BYTES // max(1, row_bytes * plan.batch_size)))
     if plan.data == "sample":
         return _sample(specs, shapes, plan.batch_size, count)
@@ -94,7 +105,7 @@ def _random(random: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...
         return random.integers(0, 2, shape).astype(dtype)
     if dtype.kind in "iu":
         # Below 128 every integer type holds it; pixels use their whole range.
-        return random.integers(0, 256 if spec.datatype == "UINT8" else 128, shape).astype(dtype)
+        return random.integers(0, 256 if spec.datatype == "UINT8" else 128, shape, dtype=dtype)
     return random.standard_normal(shape).astype(dtype)
 
 

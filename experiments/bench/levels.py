@@ -17,7 +17,11 @@ from experiments.bench.server_stats import Counters, ServerTimes, read_counters,
 from experiments.bench.summary import Sample, Summary, Window, summarise
 from experiments.bench.targets import Target
 
-__all__ = ["Closed", "Level", "Load", "Open", "Plan", "measure"]
+__all__ = ["MAX_CONNECTIONS", "MAX_RATE", "Closed", "Level", "Load", "Open", "Plan", "measure"]
+
+MAX_CONNECTIONS = 20_000
+MAX_RATE = 100_000.0
+"""Requests a second of an open loop, several times what one core can send. Those that are due wait in memory."""
 
 _STATS_S = 2.0
 _DRAIN_SLACK_S = 1.0

@@ -28,7 +28,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_levels(levels: Sequence[Level], path: Path, *, title: str) -> None:
-    """Draw latency against throughput, one line for each percentile, the levels named below the lowest line.
+    """Draw latency against throughput, one line for each percentile, the levels as numbers below the lowest line.
 
     Raises:
         InvalidInput: the file cannot be written, or nothing was answered.
@@ -41,11 +41,13 @@ def plot_levels(levels: Sequence[Level], path: Path, *, title: str) -> None:
     figure = _figure_class()(figsize=(7.0, 4.5), layout="constrained")
     axes = figure.add_subplot()
     throughput = [level.summary.images_per_s for level in shown]
-    for name in reversed([name for name in shown[0].summary.latency_ms if name != "mean"]):
-        axes.plot(throughput, [level.summary.latency_ms[name] for level in shown], marker="o", markersize=4, label=name)
-    lowest = next(name for name in shown[0].summary.latency_ms if name != "mean")
+    names = [name for name in shown[0].summary.latency_ms if name != "mean"]
+    for name, colour in reversed(list(zip(names, _colours(len(names)), strict=True))):
+        latencies = [level.summary.latency_ms[name] for level in shown]
+        axes.plot(throughput, latencies, marker="o", markersize=4, label=name, color=colour)
+    lowest = names[0]
     for level, images_per_s in zip(shown, throughput, strict=True):
-        load = f"{level.load.concurrency}" if isinstance(level.load, Closed) else f"{level.load.rate_per_s:g}/s"
+        load = f"{level.load.concurrency}" if isinstance(level.load, Closed) else f"{level.load.rate_per_s:g}"
         axes.annotate(
             load,
             (images_per_s, level.summary.latency_ms[lowest]),
@@ -62,11 +64,20 @@ def plot_levels(levels: Sequence[Level], path: Path, *, title: str) -> None:
     axes.set(xlim=(0, _MARGIN * axes.get_xlim()[1]), ylim=(0, _MARGIN * axes.get_ylim()[1]))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(frameon=False)
+    closed = isinstance(shown[0].load, Closed)
+    numbers = "requests under way" if closed else "requests due a second"
+    axes.legend(frameon=False, title=f"numbers: {numbers}", title_fontsize=8)
     try:
         figure.savefig(path, dpi=150)
     except OSError as exc:
         raise InvalidInput(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _colours(count: int) -> list[tuple[float, float, float, float]]:
+    """So many different ones, from dark to light but not so light that they are lost on white."""
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](0.9 * number / max(1, count - 1)) for number in range(count)]
 
 
 def _figure_class() -> Any:

@@ -35,11 +35,12 @@ def arrivals(rate_per_s: float, distribution: Distribution, *, seed: int = 0) ->
             yield now
 
 
-def parse_range(text: str, *, whole: bool) -> list[float]:
+def parse_range(text: str, *, whole: bool, most: float) -> list[float]:
     """Read "start[:end[:step]]", end included, step 1 unless given, as perf_analyzer does.
 
     Args:
         whole: whether only whole numbers make sense.
+        most: highest level that can be measured.
 
     Raises:
         InvalidInput: not such a range, or one without end.
@@ -53,6 +54,8 @@ def parse_range(text: str, *, whole: bool) -> list[float]:
     start, end, step = [*numbers, *(numbers[0], 1.0)[len(numbers) - 1 :]]
     if whole and any(number != int(number) for number in (start, end, step)):
         raise InvalidInput(f"{text!r} must be of whole numbers")
+    if end > most:
+        raise InvalidInput(f"{text!r} goes beyond {most:,.0f}, the most that is measured")
     if end < start:
         raise InvalidInput(f"{text!r} ends before it starts")
     count = int((end - start) / step + 1e-9) + 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from experiments.bench.inputs import InputPlan
-from experiments.bench.levels import Closed, Level, Load, Open, Plan
+from experiments.bench.levels import MAX_CONNECTIONS, MAX_RATE, Closed, Level, Load, Open, Plan
 from experiments.bench.plot import check_plot, plot_levels
 from experiments.bench.report import as_cells, as_row, cautions, check_folder, document, write_csv
 from experiments.bench.schedule import parse_range
@@ -19,6 +20,7 @@ from experiments.bench.targets import Target, classify_target, oip_target, tasks
 from terrace.console import Column, Listing, print_json, screen
 from terrace.options import Json, TlsCa, TokenFile, token_from
 from tierkit.errors import InvalidInput
+from tierkit.oip import BINARY_HEADER
 
 __all__ = ["app", "bench"]
 
@@ -27,6 +29,8 @@ app = typer.Typer(add_completion=False)
 _PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 _NOTHING_ANSWERED = 1
 _INTERRUPTED = 130
+
+_OWN_HEADERS = frozenset({"content-length", "transfer-encoding", BINARY_HEADER.lower()})
 
 _RANKS = {"network": 6, "send": 5, "not answered": 4, "p95": 3, "p90": 2, "batch": 1}
 """Columns that a narrow terminal does without, the highest first. CSV and JSON hold them all; the notes below the table
@@ -56,6 +60,7 @@ class TensorFormat(StrEnum):
 
 @app.command()
 def bench(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Option("-m", "--model", help="Model to ask. Not needed with --service-kind classify.")
     ] = None,
@@ -117,7 +122,7 @@ def bench(
         float, typer.Option(min=0.001, help="Seconds until a request is given up, the trial before as well.")
     ] = 30.0,
     max_connections: Annotated[
-        int, typer.Option(min=1, max=20_000, help="Connections of an open loop; beyond, requests wait.")
+        int, typer.Option(min=1, max=MAX_CONNECTIONS, help="Connections of an open loop; beyond, requests wait.")
     ] = 512,
     seed: Annotated[int, typer.Option(min=0, help="For random inputs and arrival times.")] = 0,
     csv: Annotated[
@@ -141,6 +146,9 @@ def bench(
         if plot is not None and csv.resolve() == plot.resolve():
             raise InvalidInput(f"-f and --plot both name {csv}: choose two files")
     loads = _loads(concurrency_range, request_rate_range, request_distribution)
+    source = context.get_parameter_source("tls_ca")
+    if source is not None and source.name == "COMMANDLINE" and not url.startswith("https://"):
+        raise InvalidInput(f"--tls-ca is for servers that are asked over https, and {url} is none")
     inputs = InputPlan(
         batch_size=batch_size,
         data=input_data.value,
@@ -194,10 +202,22 @@ def bench(
 
 def _loads(concurrency: str | None, rate: str | None, distribution: Distribution) -> list[Load]:
     if rate is None:
-        return [Closed(int(number)) for number in parse_range(concurrency or "1", whole=True)]
+        with _unreadable("--concurrency-range"):
+            levels = parse_range("1" if concurrency is None else concurrency, whole=True, most=MAX_CONNECTIONS)
+        return [Closed(int(number)) for number in levels]
     if concurrency is not None:
         raise InvalidInput("--concurrency-range is a closed loop and --request-rate-range an open one: choose one")
-    return [Open(number, distribution.value) for number in parse_range(rate, whole=False)]
+    with _unreadable("--request-rate-range"):
+        return [Open(number, distribution.value) for number in parse_range(rate, whole=False, most=MAX_RATE)]
+
+
+@contextmanager
+def _unreadable(option: str) -> Iterator[None]:
+    """What is wrong with the value of an option is a mistake in the command line."""
+    try:
+        yield
+    except InvalidInput as exc:
+        raise typer.BadParameter(str(exc), param_hint=option) from exc
 
 
 def _target_maker(kind: ServiceKind, url: str, model: str | None, inputs: InputPlan) -> Callable[[], Awaitable[Target]]:
@@ -214,7 +234,9 @@ def _shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     for text in texts:
         name, _, dims = text.rpartition(":")
         if not name or not all(dim.isascii() and dim.isdigit() and int(dim) for dim in dims.split(",")):
-            raise InvalidInput(f"{text!r} is no shape: write INPUT:D1,D2,... such as images:224,224,3")
+            raise typer.BadParameter(
+                f"{text!r} is no shape: write INPUT:D1,D2,... such as images:224,224,3", param_hint="--shape"
+            )
         shapes[name] = tuple(int(dim) for dim in dims.split(","))
     return shapes
 
@@ -224,14 +246,16 @@ def _headers(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, colon, value = text.partition(":")
         if not colon or not name.strip():
-            raise InvalidInput(f"{text!r} is no header: write 'NAME: VALUE'")
+            raise typer.BadParameter(f"{text!r} is no header: write 'NAME: VALUE'", param_hint="-H")
+        if name.strip().lower() in _OWN_HEADERS:
+            raise typer.BadParameter(f"{name.strip()} follows from the request and cannot be chosen", param_hint="-H")
         headers[name.strip()] = value.strip()
     return headers
 
 
 def _percentiles(more: Sequence[float]) -> tuple[float, ...]:
     if not all(0 < percent <= 100 for percent in more):
-        raise InvalidInput("a percentile is above 0 and at most 100")
+        raise typer.BadParameter("a percentile is above 0 and at most 100", param_hint="--percentile")
     return tuple(sorted({*_PERCENTILES, *more}))
 
 

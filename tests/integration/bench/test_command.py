@@ -87,21 +87,38 @@ def test_a_plot_without_its_extra_is_refused_before_the_measurement(
 @pytest.mark.parametrize(
     "wrong",
     [
-        ["-m", "sum", "--concurrency-range", "0"],
         ["-m", "sum", "--concurrency-range", "1", "--request-rate-range", "1"],
-        ["-m", "sum", "--percentile", "0"],
-        ["-m", "sum", "--shape", "images"],
-        ["-m", "sum", "--header", "nonsense"],
         ["-m", "sum", "--plot", "plot.gif"],
         ["-m", "sum", "--plot", "nowhere/plot.png"],
         ["-m", "sum", "--csv", "nowhere/out.csv"],
         ["-m", "sum", "--csv", "both.svg", "--plot", "./both.svg"],
+        ["-m", "sum", "--tls-ca", "ca.pem"],
         [],
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_sent(wrong: list[str]) -> None:
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(wrong: list[str]) -> None:
     with pytest.raises(InvalidInput):
         run(*wrong, "-u", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--concurrency-range", "0"],
+        ["--concurrency-range", "a:b"],
+        ["--concurrency-range", "1.5"],
+        ["--concurrency-range", ""],
+        ["--concurrency-range", "20001"],
+        ["--request-rate-range", "1e9"],
+        ["--percentile", "0"],
+        ["--shape", "images"],
+        ["--header", "nonsense"],
+        ["--header", "content-LENGTH: 5"],
+    ],
+)
+def test_a_command_line_that_cannot_be_read(wrong: list[str]) -> None:
+    result = CliRunner().invoke(app, ["-m", "sum", *wrong, "-u", "127.0.0.1:1"], catch_exceptions=False)
+    assert (result.exit_code, wrong[0].removeprefix("--header") in result.output) == (2, True)
 
 
 def test_a_wrong_model_ends_it(threaded_url: str) -> None:

@@ -31,6 +31,12 @@ def test_a_message_is_whole() -> None:
     assert message == b"POST /p/x HTTP/1.1\r\nHost: host:80\r\nA: b\r\nContent-Length: 4\r\n\r\nbody"
 
 
+def test_a_given_header_takes_the_place_of_ours_whatever_its_case() -> None:
+    origin = Origin("host", 80, token="t")
+    message = encode_http("GET", origin, "/", {"host": "other", "AUTHORIZATION": "Basic x"})
+    assert message == b"GET / HTTP/1.1\r\nhost: other\r\nAUTHORIZATION: Basic x\r\n\r\n"
+
+
 def test_a_header_cannot_smuggle_another_request() -> None:
     with pytest.raises(InvalidInput, match="line break"):
         encode_http("GET", Origin("host", 80), "/", {"A": "b\r\n\r\nGET /admin"})

@@ -41,6 +41,14 @@ def test_large_requests_are_few() -> None:
     assert len(make_inputs([wide], InputPlan(batch_size=2))) == 2
 
 
+@pytest.mark.parametrize(("binary", "images"), [(True, 2**28 // 192), (False, 2**24 // 192)])
+def test_a_request_that_no_memory_holds_is_refused_before_it_is_made(binary: bool, images: int) -> None:
+    with pytest.raises(InvalidInput, match=f"which {images:,} images fill"):
+        make_inputs([IMAGES], InputPlan(batch_size=10**15, binary_inputs=binary))
+    with pytest.raises(InvalidInput, match=f"a request of {images + 1:,} images"):
+        make_inputs([IMAGES], InputPlan(batch_size=images + 1, binary_inputs=binary))
+
+
 def test_an_open_size_must_be_given() -> None:
     open_size = TensorSpec(name="images", datatype="UINT8", shape=(-1, -1, -1, 3))
     with pytest.raises(InvalidInput, match="--shape images:N,N,3"):
