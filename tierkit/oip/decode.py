@@ -35,6 +35,9 @@ _REMEMBERED_BYTES = 1024
 """JSON parts of requests up to this length are remembered, the last 256 of them: a client sends the same one with all
 its requests of one size, and reading it costs several times what reading the tensors behind it does."""
 
+_UNSUPPORTED = {"sequence_": "sequences", "shared_memory_": "tensors in shared memory"}
+"""By the beginning of their parameters' names: who asks for them would take an answer for something that it is not."""
+
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
 """What may stand in the JSON of a tensor, by numpy's kind of its type."""
 
@@ -267,6 +270,10 @@ def _parameters(entry: dict[str, Any], what: str) -> dict[str, str | int | float
         return {}
     if not isinstance(parameters, dict) or not all(isinstance(v, str | int | float) for v in parameters.values()):
         raise MalformedMessage(f"the parameters of {what} must be an object of strings, numbers and booleans")
+    for name, value in parameters.items():
+        for beginning, feature in _UNSUPPORTED.items():
+            if value and name.startswith(beginning):
+                raise MalformedMessage(f"{what} has the parameter {name[:64]!r}: {feature} are not supported")
     return parameters
 
 
@@ -320,7 +327,8 @@ def _tensor_heads(head: dict[str, Any], key: str, max_tensors: int) -> tuple[_Te
         if (size is None) == ("data" not in entry):
             raise MalformedMessage(f"tensor {name!r} needs either 'data' or a binary_data_size")
         if size is not None and (type(size) is not int or size < 0):
-            raise MalformedMessage(f"tensor {name!r} claims {str(size)[:32]} bytes")
+            sent = f"the string {size[:32]!r}" if isinstance(size, str) else str(size)[:32]
+            raise MalformedMessage(f"the binary_data_size of tensor {name!r} must be a number of bytes, not {sent}")
         heads.append(_TensorHead(name, shape, datatype, parameters, size, entry.get("data")))
     if not heads:
         raise MalformedMessage(f"{key!r} is empty")

@@ -140,6 +140,12 @@ def head_with(**changes: Any) -> dict[str, Any]:
         ({**head_with(), "outputs": [{"name": "y", "parameters": {"classification": -1}}]}, "number of classes"),
         ({**head_with(), "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]}, "true or false"),
         ({**head_with(), "parameters": {"binary_data_output": "yes"}}, "true or false"),
+        ({**head_with(), "parameters": {"sequence_id": 7}}, "'sequence_id': sequences are not supported"),
+        ({**head_with(), "parameters": {"sequence_start": True}}, "sequences are not supported"),
+        (
+            {**head_with(), "outputs": [{"name": "y", "parameters": {"shared_memory_region": "r"}}]},
+            "output 'y' has the parameter 'shared_memory_region'",
+        ),
         ({**head_with(), "parameters": {"deep": {}}}, "strings, numbers and booleans"),
         ({**head_with(), "id": 7}, "id must be a string"),
         (head_with(name=...), "needs a name"),
@@ -159,8 +165,10 @@ def head_with(**changes: Any) -> dict[str, Any]:
         (head_with(datatype="BF16"), "'BF16' is not supported"),
         (head_with(data=...), "either 'data' or"),
         (head_with(parameters={"binary_data_size": 8}), "either 'data' or"),
-        (head_with(data=..., parameters={"binary_data_size": -1}), "claims -1 bytes"),
-        (head_with(data=..., parameters={"binary_data_size": True}), "claims True bytes"),
+        (head_with(data=..., parameters={"binary_data_size": -1}), "must be a number of bytes, not -1"),
+        (head_with(data=..., parameters={"binary_data_size": True}), "must be a number of bytes, not True"),
+        (head_with(data=..., parameters={"binary_data_size": "8"}), "not the string '8'"),
+        (head_with(parameters={"shared_memory_region": "r"}), "tensors in shared memory are not supported"),
         (head_with(data=..., parameters={"binary_data_size": 8}), "claims 8 bytes where 0 follow"),
         (head_with(data=3), "must be a list"),
         (head_with(data=[1]), "1 elements where its shape says 2"),
@@ -183,6 +191,11 @@ def head_with(**changes: Any) -> dict[str, Any]:
 def test_bad_json_says_what_is_wrong(head: Any, says: str) -> None:
     with pytest.raises(MalformedMessage, match=says):
         decode_request(json.dumps(head).encode(), None)
+
+
+def test_no_sequence_may_be_asked_for() -> None:
+    parameters = {"sequence_id": 0, "sequence_start": False, "shared_memory_offset": 0}
+    assert decode_request(json.dumps({**head_with(), "parameters": parameters}).encode(), None).inputs[0].name == "x"
 
 
 @pytest.mark.parametrize("piece", [b"[],", b"{},", b'{"a":[1]},'])
