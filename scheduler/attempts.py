@@ -94,6 +94,8 @@ class _Attempt:
     started: float
     started_at: float
     fine_only: bool
+    trial: bool
+    """Whether the last answer of its device was wrong, to another task."""
     lost: str | None = None
     """Why the scheduler itself has given it up: its device has left the list, or is stuck."""
     owed: bool = True
@@ -242,6 +244,7 @@ class Attempts:
         now = self._clock()
         task.attempts += 1
         task.under_way += 1
+        trial = device.wrong.count > 0 and device.node_id not in task.tried
         self._devices.sent(device.node_id, device.incarnation, now)
         stages = stages_of(job.policy.gates, job.policy.escalate, device.registration.models[0].sha256)
         if stages and task.unsure is not None:
@@ -265,6 +268,7 @@ class Attempts:
             started=now,
             started_at=time.time(),
             fine_only=fine_only,
+            trial=trial,
             owed=not fine_only,
         )
         if attempt.owed:
@@ -665,7 +669,10 @@ class Attempts:
     def _failed(self, attempt: _Attempt, error: str, now: float) -> None:
         """Try again elsewhere, give the task up, or end the job."""
         job, task = attempt.job, attempt.task
-        task.failed_attempts += 1
+        if attempt.trial and task.trials < self._settings.max_attempts:
+            task.trials += 1  # it tried the device, not the task
+        else:
+            task.failed_attempts += 1
         what = {"task": job.task_id(task), "failed_attempts": task.failed_attempts, "why": error}
         _log.warning("an attempt failed", extra=what)
         recovery = job.policy.recovery
@@ -675,17 +682,19 @@ class Attempts:
             return  # quarantined
         if recovery is Recovery.NONE:
             self._fail_job(job, f"task {task.index} failed on {attempt.node_id} (recovery=none): {error}")
-        elif counted < self._settings.max_attempts:
+        elif counted < self._settings.max_attempts or (
+            task.has_coarse and job.policy.on_upstream_loss is UpstreamLoss.WAIT
+        ):
             self._retry(attempt, now)
         elif not task.under_way:
-            detail = f"given up after {task.failed_attempts} attempts; the last: {error}"
+            detail = f"given up after {task.failed_attempts + task.trials} attempts; the last: {error}"
             job.give_up(task, "upstream_unavailable", detail, now)
 
     def _retry(self, attempt: _Attempt, now: float) -> None:
         job, task = attempt.job, attempt.task
         if task.under_way:
             return  # the other attempt goes on
-        wait_s = backoff_s(task.failed_attempts) * self._chance.uniform(0.5, 1.0)
+        wait_s = backoff_s(task.failed_attempts + task.trials) * self._chance.uniform(0.5, 1.0)
         paid_in_s = 0.0
         if job.policy.recovery is Recovery.MONITOR and job.retries is not None:
             paid_in_s = job.retries.take(now)

@@ -12,7 +12,9 @@ are equally fast, and a slow one does not hold up the others. An interactive req
 window. For the scheme `adaptive` the planner is asked.
 
 A task that has failed somewhere waits for another device, full windows or not, while one is alive. A device that fails
-at once is always free: were tasks to go to whoever is free, it would get all attempts of one after the other.
+at once is always free: were tasks to go to whoever is free, it would get all attempts of one after the other. Devices
+whose last answers were wrong get a task as a trial: its first attempt, while there are others for what has failed
+already, or has its coarse answer and must just be passed on. See `eligible`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 
 from scheduler.mapping import Node
 
-__all__ = ["Choice", "Place", "Want", "choose", "tags"]
+__all__ = ["Choice", "Place", "Want", "choose", "eligible", "tags"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class Place:
     """Tasks of any scheme whose coarse answer it owes."""
     alive: bool
     """On the device list, not suspect, not draining, not asking to be left alone."""
+    on_trial: bool = False
+    """Its last answer was wrong: whether it is right again is to be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,8 @@ class Want:
     """See `tags`."""
     tried: frozenset[str] = frozenset()
     """Nodes on which this very task has failed: it goes to them only when no other end device may receive tasks."""
+    fine_only: bool = False
+    """The coarse answer is there: the device just passes the task on."""
     regardless: frozenset[str] | None = None
     """With recovery `reassign`: the devices of the job's beginning, which receive tasks whatever their health. None:
     those that are alive."""
@@ -86,6 +92,18 @@ def tags(virtual: float, finish_tag: float, images: int, weight: float) -> tuple
     return start, start + images / weight
 
 
+def eligible(want: Want, places: Sequence[Place]) -> list[Place]:
+    """The end devices that a task may go to, with or without room: a device with a clean record that has not failed it,
+    else one on trial, else one that has failed it. Its first attempt goes to any that is alive."""
+    if want.regardless is not None:
+        return [place for place in places if place.node_id in want.regardless]
+    able = [place for place in places if place.alive]
+    if not (want.tried or want.fine_only):
+        return able
+    untried = [place for place in able if place.node_id not in want.tried]
+    return [place for place in untried if not place.on_trial] or untried or able
+
+
 def choose(
     wants: Sequence[Want], places: Sequence[Place], *, window: int, last_used: str | None, plan: Planner
 ) -> Choice | None:
@@ -109,11 +127,8 @@ def _in_order(want: Want, places: Sequence[Place], *, window: int, last_used: st
     start = next((i + 1 for i, place in enumerate(places) if place.node_id == last_used), 0)
     in_turn = [*places[start:], *places[:start]]
     limit = window + want.interactive
-    able = [
-        place for place in in_turn if (place.alive if want.regardless is None else place.node_id in want.regardless)
-    ]
-    untried = [place for place in able if place.node_id not in want.tried]
-    place = next((place for place in untried or able if max(place.outstanding, place.owed) < limit), None)
+    able = eligible(want, in_turn)
+    place = next((place for place in able if max(place.outstanding, place.owed) < limit), None)
     if place is None:
         return None
     passed_over = in_turn.index(place)

@@ -30,7 +30,7 @@ from scheduler.adaptive.pilot import EndPlace, Pilot
 from scheduler.adaptive.planner import Ask, Hold
 from scheduler.attempts import Attempts
 from scheduler.devices import Device, DeviceList
-from scheduler.dispatch import Choice, Place, Want, choose, tags
+from scheduler.dispatch import Choice, Place, Want, choose, eligible, tags
 from scheduler.escalation import upstreams_of
 from scheduler.fleet import Fleet, Ways
 from scheduler.mapping import Node
@@ -200,6 +200,7 @@ class Dispatcher:
                 start_tag=self._tags(job, task)[0],
                 # Going round over all devices is what `reassign` does, whatever it has met there.
                 tried=frozenset() if job.policy.recovery is Recovery.REASSIGN else frozenset(task.tried),
+                fine_only=task.has_coarse,
                 regardless=self._regardless(job, now),
                 adaptive=job.policy.scheme is Scheme.ADAPTIVE,
             )
@@ -218,6 +219,7 @@ class Dispatcher:
                 outstanding=self.outstanding(device.node_id) - self._attempts.planned(device.node_id),
                 owed=self._attempts.owed(device.node_id),
                 alive=device.node_id in alive,
+                on_trial=device.wrong.count > 0,
             )
             for device in ends
         ]
@@ -249,13 +251,8 @@ class Dispatcher:
         task = job.open[want.task]
         limit = self._settings.window + want.interactive
         ends = [
-            EndPlace(
-                node=self._fleet.node(self._devices.get(place.node_id)),
-                has_room=place.owed < limit,
-                untried=place.node_id not in want.tried,
-            )
-            for place in places
-            if (place.alive if want.regardless is None else place.node_id in want.regardless)
+            EndPlace(node=self._fleet.node(self._devices.get(place.node_id)), has_room=place.owed < limit)
+            for place in eligible(want, places)
         ]
         uppers = self._fleet.uppers(now, Ways.of(job.policy))
         ask = Ask(
@@ -348,7 +345,8 @@ class Dispatcher:
             others = (
                 device
                 for device in self._devices.alive(Tier.END, now)
-                if not self.outstanding(device.node_id) and device.node_id not in nodes | task.tried
+                if not (self.outstanding(device.node_id) or device.wrong.count)
+                and device.node_id not in nodes | task.tried
             )
             device = next(others, None)
             if device is None or job.retries is None or not job.retries.has_token(now):

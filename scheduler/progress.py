@@ -57,6 +57,8 @@ class Progress:
         self.answered_fine = 0
         self.fallback = 0
         self.failed_images = 0
+        self.late_images = 0
+        """Whose coarse (or lower tier's) answer stands because the time for a finer one was over."""
         self._quarantined: list[tuple[int, int]] = []
         """First image and number of images of each task that is given to no node any more."""
         self._sent_up: dict[str, int] = {}
@@ -92,6 +94,7 @@ class Progress:
             self._add_finer(event, tiers, standing, ms=ms, first_image=first_image)
         elif kind == "fallback":
             self.fallback += images
+            self.late_images += images * (isinstance(event, FallbackEvent) and event.reason == "deadline")
         else:
             self.failed_images += images
             return
@@ -114,7 +117,9 @@ class Progress:
             answers = [(event, np.arange(len(tiers)), np.arange(len(tiers)))]
         else:
             answers = list(final_answers(event))
-            self.fallback += len(without(event))
+            lost = without(event).values()
+            self.fallback += len(lost)
+            self.late_images += sum(loss.reason == "deadline" for loss in lost)
             for tier, sent in asks(event).items():
                 self._sent_up[tier] = self._sent_up.get(tier, 0) + sent
         for answer, at, places in answers:

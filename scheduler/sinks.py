@@ -93,10 +93,13 @@ class DurableSink:
         """Completed when at least one image has an answer, failed when none has; `reason` says what is missing."""
         if state is not None:
             return state, reason
-        failed, quarantined = self.progress.failed_images, self.progress.quarantined_ranges()
-        parts = [reason] if reason and failed else []
+        failed, late = self.progress.failed_images, self.progress.late_images
+        quarantined = self.progress.quarantined_ranges()
+        parts = [reason] if reason and (failed or late) else []
         if failed:
             parts.append(f"{failed} of {self.job.images} images have no answer; their results say why")
+        if late:
+            parts.append(f"{late} of {self.job.images} images got no finer answer in time; what they have stands")
         if quarantined:
             parts.append(f"quarantined, since nodes died with them: images {quarantined}")
         return ("completed" if self.progress.answered_coarse or not failed else "failed"), "; ".join(parts)

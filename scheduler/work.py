@@ -113,6 +113,8 @@ class ActiveTask:
     moves: int = 0
     """How often it was taken from an upper node that had become slow."""
     failed_attempts: int = 0
+    trials: int = 0
+    """Failed attempts beside those: each the first on a device whose last answer, to another task, was wrong."""
     errors: int = 0
     """Those of the failed ones that the device itself is to blame for: it answered nonsense, or not in time."""
     wrong: dict[str, str] = field(default_factory=dict)
@@ -216,15 +218,15 @@ class ActiveJob:
         return self.ready[0] if self.ready and not self.ending and not self.sending else None
 
     def next_tasks(self) -> list[ActiveTask]:
-        """The task that goes next, without taking it, and one that goes instead while that waits for a device on which
-        it has not failed."""
+        """The task that goes next, without taking it, and one that goes instead while that waits for a device that may
+        have it: a first attempt may go to any."""
         first = self.next_task()
         if first is None:
             return []
-        if not first.tried:
+        if not (first.tried or first.has_coarse):
             return [first]
         others = itertools.islice(self.ready, 1, _LOOK_AHEAD)
-        other = next((task for task in others if not (task.tried or task.closed)), None)
+        other = next((task for task in others if not (task.tried or task.has_coarse or task.closed)), None)
         return [first] if other is None else [first, other]
 
     @property

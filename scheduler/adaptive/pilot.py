@@ -44,8 +44,6 @@ class EndPlace:
 
     node: Node
     has_room: bool
-    untried: bool = True
-    """No attempt of this task has failed there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,9 +301,7 @@ class Pilot:
         room = backlog.tasks.get(node_id, 0) < _MOST_TASKS
         if fine_only:
             hop_s = self._hop_s(node_id, now)
-            return EndState(
-                node_id=node_id, has_room=room, free_at=now, seconds=0.0, hop_s=hop_s, untried=place.untried
-            )
+            return EndState(node_id=node_id, has_room=room, free_at=now, seconds=0.0, hop_s=hop_s)
         seconds = images * self._speed(place.node).value(now) * backlog.slowness.get(node_id, 1.0)
         hop_s = self._hop_s(node_id, now)
         ahead_s = backlog.planned_s.get(node_id, 0.0)
@@ -315,7 +311,6 @@ class Pilot:
             free_at=backlog.free_at.get(node_id, now),
             seconds=seconds,
             hop_s=hop_s,
-            untried=place.untried,
         )
 
     def _upper_state(self, node: Node, images: int, backlog: _Backlog, now: float) -> UpperState:

@@ -55,8 +55,6 @@ class EndState:
     """To compute the task."""
     hop_s: float
     """Between scheduler and device, there and back."""
-    untried: bool = True
-    """No attempt of this task has failed there."""
 
     def coarse_at(self, now: float) -> float:
         """When the device would have computed the coarse answer."""
@@ -121,11 +119,9 @@ def plan(
     """The next task's way, a reason to hold it back, or None when no end device that it may go to has room.
 
     Args:
-        ends: end devices that may receive tasks of the job.
+        ends: end devices that the task may go to.
         uppers: upper nodes on the device list that may see its pixels.
     """
-    # A device on which this task failed is considered only when there is no other, with or without room.
-    ends = [end for end in ends if end.untried] or ends
     open_ends = _first([end for end in ends if end.has_room], now)
     if not open_ends:
         return None

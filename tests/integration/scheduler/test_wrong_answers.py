@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse, StreamingResponse
 
-from tests.integration.scheduler.test_dispatching import counts
+from tests.integration.scheduler.test_dispatching import counts, has
 from tierkit.testing import wait_for
 
 
@@ -50,6 +50,33 @@ async def test_a_device_that_answers_garbage_at_once_costs_no_image_its_answer(k
         assert counts(await scheduler.finished(job["id"])) == ("completed", 400, 400, 0, 0)
     assert liar.tasks
     assert max(Counter(liar.tasks).values()) == 1
+
+
+@pytest.mark.parametrize("scheme", ["mapping", "adaptive"])
+async def test_devices_that_are_known_to_answer_wrongly_use_up_no_tasks_attempts(kit, settings, scheme):
+    """Five of them, as many as a task has attempts, always on trial and always free; one good one that is busy."""
+
+    async def slow(end, task_id, upstreams, lines):
+        await asyncio.sleep(0.02)
+        return lines
+
+    settings = settings.model_copy(update={"window": 1, "set_aside_s": 0.001})
+    async with AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(kit.scheduler(settings))
+        liars = [await stack.enter_async_context(kit.end(scheduler, f"end-{k}", script=garbage)) for k in range(5)]
+        await stack.enter_async_context(kit.end(scheduler, "end-5", script=slow))
+        first = await scheduler.submit(kit.images(200), scheme="end", batch_size=10)
+        assert counts(await scheduler.finished(first["id"])) == ("completed", 200, 0, 0, 0)
+        job = await scheduler.submit(kit.images(200), scheme=scheme, batch_size=10, on_upstream_loss="wait")
+        # Without an upper node the coarse answers come, and the fine stage waits to be passed on.
+        await wait_for(lambda: has(scheduler, job, ("running", 200, 0, 0, 0)), what="all coarse answers")
+        await stack.enter_async_context(kit.uppers(scheduler, "edge-0"))
+        assert counts(await scheduler.finished(job["id"])) == ("completed", 200, 200, 0, 0)
+        told = [await outcomes(scheduler, which) for which in (first, job)]
+    tasks = Counter(task for liar in liars for task in liar.tasks)
+    assert max(tasks.values()) == 1, "a task that had failed was given to one of them"
+    assert {stage for liar in liars for stage in liar.stages} == {"all"}
+    assert {node for attempts in told for node, outcome, _ in attempts if outcome == "ok"} == {"end-5"}
 
 
 async def test_a_device_whose_own_way_up_is_broken_costs_no_image_its_fine_answer(kit, settings):
@@ -260,6 +287,8 @@ async def test_an_attempt_whose_time_was_over_is_no_success(kit, scheduler, who)
         if script is None:
             end.fine_gate.clear()
         job = await scheduler.submit(kit.images(50), task_deadline_s=0.3)
-        assert counts(await scheduler.finished(job["id"])) == ("completed", 50, 0, 50, 0)
+        view = await scheduler.finished(job["id"])
+        assert counts(view) == ("completed", 50, 0, 50, 0)
+        assert view["reason"] == "50 of 50 images got no finer answer in time; what they have stands"
         why = "no final answer within 0.3 s" if script is None else "deadline: the budget is spent"
         assert await outcomes(scheduler, job) == [("end-0", "deadline", why)]

@@ -189,11 +189,7 @@ def test_without_upper_nodes_the_coarse_answer_is_asked_for():
     assert not choice.too_late
 
 
-def test_a_device_that_has_failed_the_task_is_no_choice_while_there_is_another():
-    tried = end("end-1", untried=False)
-    assert route(choose([tried, end("end-2", busy_s=3.0)], [upper("edge-1")]))[0] == "end-2"
-    assert choose([tried, end("end-2", has_room=False)], [upper("edge-1")]) is None
-    assert route(choose([tried], [upper("edge-1")]))[0] == "end-1"
+def test_without_room_on_an_end_device_nothing_goes():
     assert choose([end(has_room=False)], [upper("edge-1")]) is None
 
 
@@ -211,11 +207,10 @@ def test_the_horizon_is_the_time_of_the_best_order():
 seconds = st.floats(0.0, 5.0)
 ends = st.lists(
     st.builds(
-        lambda busy_s, seconds, hop_s, room, untried: (busy_s, seconds, hop_s, room, untried),
+        lambda busy_s, seconds, hop_s, room: (busy_s, seconds, hop_s, room),
         seconds,
         seconds,
         st.floats(0.0, 0.5),
-        st.booleans(),
         st.booleans(),
     ),
     min_size=1,
@@ -234,8 +229,8 @@ uppers = st.lists(st.tuples(seconds, seconds, st.floats(0.0, 1.0), st.booleans()
 )
 def test_whatever_the_fleet_a_choice_is_possible_in_time_and_has_a_reason(ends, uppers, remaining, interactive, left_s):
     end_states = [
-        end(f"end-{k}", busy_s=busy_s, seconds=seconds, hop_s=hop_s, has_room=room, untried=untried)
-        for k, (busy_s, seconds, hop_s, room, untried) in enumerate(ends)
+        end(f"end-{k}", busy_s=busy_s, seconds=seconds, hop_s=hop_s, has_room=room)
+        for k, (busy_s, seconds, hop_s, room) in enumerate(ends)
     ]
     upper_states = [
         upper(f"edge-{k}", busy_s=busy_s, seconds=seconds, slack_s=slack_s, has_room=room, accuracy=accuracy)
@@ -245,8 +240,7 @@ def test_whatever_the_fleet_a_choice_is_possible_in_time_and_has_a_reason(ends, 
     choice = choose(
         end_states, upper_states, remaining=remaining, interactive=interactive, deadline=deadline, job_deadline=deadline
     )
-    may_do = [state for state in end_states if state.untried] or end_states
-    rooms = {state.node_id for state in may_do if state.has_room}
+    rooms = {state.node_id for state in end_states if state.has_room}
     if choice is None:
         assert not rooms
         return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from scheduler.dispatch import Choice, Place, Want, choose, tags
+import pytest
+
+from scheduler.dispatch import Choice, Place, Want, choose, eligible, tags
 
 
-def place(node_id: str, outstanding: int = 0, *, alive: bool = True) -> Place:
-    return Place(node_id=node_id, outstanding=outstanding, alive=alive)
+def place(node_id: str, outstanding: int = 0, *, alive: bool = True, on_trial: bool = False) -> Place:
+    return Place(node_id=node_id, outstanding=outstanding, alive=alive, on_trial=on_trial)
 
 
 def want(job_id: str = "job", *, interactive: bool = False, start_tag: float = 0.0, **rest) -> Want:
@@ -87,6 +89,40 @@ def test_a_task_waits_for_a_device_that_has_not_failed_it_rather_than_go_to_one_
     choice = pick([job, want(task=5)], [place("a"), place("b", 1)], window=1, last_used=None)
     assert choice is not None
     assert (choice.node_id, choice.task) == ("a", 5)
+
+
+FLEET = [
+    place("bad-1", on_trial=True),
+    place("bad-2", on_trial=True),
+    place("end-1", 9),
+    place("end-2"),
+    place("gone", alive=False),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "may_go_to"),
+    [
+        # A first attempt may be a trial.
+        ({}, "bad-1 bad-2 end-1 end-2"),
+        # What has failed already is no trial while another device has a clean record, with or without room.
+        ({"tried": {"bad-1"}}, "end-1 end-2"),
+        ({"tried": {"bad-1", "end-2"}}, "end-1"),
+        ({"tried": {"bad-1", "end-1", "end-2"}}, "bad-2"),
+        ({"tried": {"bad-1", "bad-2", "end-1", "end-2"}}, "bad-1 bad-2 end-1 end-2"),
+        # The coarse answer is not entrusted to a device on trial either.
+        ({"fine_only": True}, "end-1 end-2"),
+        ({"fine_only": True, "tried": {"end-1", "end-2"}}, "bad-1 bad-2"),
+        ({"tried": {"bad-1"}, "regardless": frozenset({"bad-1", "gone"})}, "bad-1 gone"),
+    ],
+)
+def test_what_has_failed_goes_to_devices_with_a_clean_record(task, may_go_to):
+    assert [place.node_id for place in eligible(want(**task), FLEET)] == may_go_to.split()
+
+
+def test_where_all_devices_are_on_trial_they_get_what_has_failed_as_well():
+    bad = [place("bad-1", on_trial=True), place("bad-2", on_trial=True)]
+    assert [place.node_id for place in eligible(want(tried=frozenset({"bad-1"})), bad)] == ["bad-2"]
 
 
 def test_jobs_take_turns():
