@@ -155,7 +155,7 @@ async def _fleet(scheduler: Scheduler, ports: list[int]) -> AsyncIterator[None]:
     nodes = [(f"end-{number}", Tier.END, port) for number, port in enumerate(ports)]
     nodes.append(("edge-0", Tier.EDGE, ports[0]))
     for node_id, tier, port in nodes:
-        offer = ModelOffer(name="null", sha256="0" * 64, ms_per_image=0.0)
+        offer = ModelOffer(name="null", sha256="0" * 64, ms_per_image=0.001)
         registration = Registration(
             node_id=node_id,
             incarnation="12345678",

@@ -272,9 +272,11 @@ async def list_devices(scheduler: Service) -> DevicePage:
 
 
 @fleet.post("/v1/devices", response_model=Lease, summary="Register a node", dependencies=_NODES)
-async def register(scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
+async def register(request: Request, scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
     if caller is not None:
         caller.check_claim(registration.node_id, registration.tier)
+    if registration.url == str(request.base_url).rstrip("/"):
+        raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
     return scheduler.devices.register(registration, time.monotonic())
 
 

@@ -47,9 +47,9 @@ from scheduler.views import (
 )
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.access import Allowance
-from tierkit.errors import Conflict, DataError, InvalidInput, Overloaded, TerraceError, Unavailable
+from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, Unavailable
 from tierkit.protocol import CoarseEvent
-from tierkit.types import Scheme
+from tierkit.types import Health, Scheme, Tier
 
 __all__ = ["CLASSIFY_MAX_IMAGES", "Scheduler", "Submission"]
 
@@ -507,12 +507,24 @@ class Scheduler:
             if given.deadline_s is None:
                 given = given.model_copy(update={"deadline_s": _CLASSIFY_DEADLINE_S})
             policy = self._settle(given)
+            self._check_ends()
             writer = MemoryWriter(self._inputs.shape, CLASSIFY_MAX_IMAGES)
             async with self._decoders:
                 facts = await asyncio.to_thread(
                     build_input, upload, spool, writer, self.limits, self.manifest.hierarchy.fine
                 )
         return self._classify(policy, writer.pixels(), facts, request_id)
+
+    def _check_ends(self) -> None:
+        """Whoever waits for an answer right now is told when all end devices are about to leave, or have left.
+
+        Raises:
+            NoNodeAvailable: with the state of each.
+        """
+        ends = [view for view in self.devices.view(time.monotonic()) if view.device.tier is Tier.END]
+        if ends and all(view.health in (Health.DRAINING, Health.DEAD) for view in ends):
+            known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
+            raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)
 
     async def _classify(
         self, policy: JobPolicy, pixels: Pixels, facts: ImageFacts, request_id: str

@@ -87,14 +87,15 @@ class Column:
     max_width: int | None = None
     """Longer texts end in an ellipsis, unless the width is unbounded."""
     least: int | None = None
-    """The column takes what the others leave, and so much at least; one such column per listing."""
+    """The column takes what the others leave, and so much at least; what is longer goes on below, for it is no id but
+    prose. One such column per listing."""
 
 
 class Listing:
     """A plain table with one line per row in any width.
 
-    Nothing in it is ever wrapped, so that ids can be copied: a terminal too narrow for all columns gets fewer of them,
-    and one too narrow for the last of them wraps the lines by itself.
+    Nothing in it but a column of prose (`Column.least`) is ever wrapped, so that ids can be copied: a terminal too
+    narrow for all columns gets fewer of them, and one too narrow for the last of them wraps the lines by itself.
     """
 
     def __init__(self, *columns: Column) -> None:
@@ -148,8 +149,8 @@ class Listing:
                 justify="right" if column.right else "left",
                 min_width=column.min_width,
                 max_width=None if wide else column.max_width if column.least is None else room,
-                no_wrap=True,
-                overflow="ellipsis",
+                no_wrap=column.least is None,
+                overflow="ellipsis" if column.least is None else "fold",
             )
         for row in self._rows:
             table.add_row(

@@ -22,7 +22,7 @@ def job_summary(job: Job) -> RenderableType:
         parts.append(Padding(_shares(job), (1, 0, 0, 0), expand=False))
     if job.sent_up:
         parts.append(Padding(escalation_line(job), (1, 0, 0, 0), expand=False))
-    if job.mapping:
+    if job.mapping and job.scheme is not Scheme.ADAPTIVE:  # which sends each task where it is done first
         parts.append(Padding(mapping_line(job), (1, 0, 0, 0), expand=False))
     return Group(*parts)
 

@@ -109,7 +109,24 @@ NodeKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,128}$", repr=False)]
 NoiseKey = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", repr=False)]
 """Of the noise that encoders add to a job's images; a secret of those that get the pixels."""
 
-EncoderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")]
+_PLAIN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
+
+
+def checked_model_name(value: str) -> str:
+    """The name itself. Raises ValueError with the rule in words."""
+    if not re.fullmatch(_PLAIN_NAME_PATTERN, value):
+        raise ValueError(
+            "must be 1 to 120 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+        )
+    return value
+
+
+ModelName = Annotated[
+    str, AfterValidator(checked_model_name), Field(json_schema_extra={"pattern": _PLAIN_NAME_PATTERN})
+]
+"""As in the manifest: of a network, or of an encoder's tail."""
+
+EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 """NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
 
 Confidence = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -122,9 +139,9 @@ class _Message(BaseModel):
 class ModelOffer(_Message):
     """A model that a node holds, and how fast it ran there when the node started."""
 
-    name: str
+    name: ModelName
     sha256: Sha256
-    ms_per_image: Annotated[float, Field(ge=0, le=1e9)]
+    ms_per_image: Annotated[float, Field(ge=1e-6, le=1e9)]
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds."""
 
 
@@ -136,6 +153,14 @@ class EncoderOffer(_Message):
     tail: Sha256
 
 
+def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
+    names = [model.name for model in models]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"must name each model once, and names {twice!r} twice")
+    return models
+
+
 class Registration(_Message):
     """POST /v1/devices: a node asks for a place in the device list. Answered by a `Lease`."""
 
@@ -145,7 +170,7 @@ class Registration(_Message):
     tier: Tier
     url: Annotated[str, Field(max_length=512, json_schema_extra={"pattern": "^https?://"}), AfterValidator(checked_url)]
     """Where the scheduler and other nodes reach this node."""
-    models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64)]
+    models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64), AfterValidator(_different_models)]
     encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
     """What it can encode for the nodes above it. The tails that it serves itself are among its models."""
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]

@@ -18,6 +18,8 @@ def checked_url(value: str) -> str:
         usable = False
     if not usable or not value.isprintable() or " " in value:
         raise ValueError("must name a host, and a port from 1 to 65535, such as http://10.0.0.1:8070")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must hold no user name and no password")
     if parts.query or parts.fragment:
         raise ValueError("must end before ? or #")
     return value.rstrip("/")

@@ -26,8 +26,8 @@ _PAGE = 200
 _ATTEMPTS_PAGE = 1000
 
 _NAME_WIDTH = 24
-_REASON_WIDTH = 60
-_LEAST_REASON_WIDTH = 40
+_LEAST_REASON_WIDTH = 16
+_LEAST_WHY_WIDTH = 40
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 
@@ -113,7 +113,7 @@ def attempts(
         Column(title="stage", rank=4),
         Column(title="outcome"),
         Column(title="ms", rank=2, right=True),
-        Column(title="reason", rank=1, max_width=_REASON_WIDTH),
+        Column(title="reason", least=_LEAST_REASON_WIDTH),
     )
     for each in page.attempts:
         table.add_row(
@@ -155,7 +155,7 @@ def explain(
         Column(title="node"),
         Column(title="upstream"),
         Column(title="outcome", rank=2),
-        Column(title="why", least=_LEAST_REASON_WIDTH),
+        Column(title="why", least=_LEAST_WHY_WIDTH),
     )
     for each in page.decisions:
         table.add_row(str(each.task), str(each.attempt), each.node, each.upstream or "", each.outcome, each.why)

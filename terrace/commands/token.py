@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -77,7 +77,7 @@ def create(
             role=role.value,
             sha256=digest_of(token.encode()).hex(),
             created=now,
-            expires=None if expires is None else now + parse_duration(expires),
+            expires=None if expires is None else now + _span(expires),
             requests_per_minute=requests_per_minute,
             upload_bytes_per_minute=upload_bytes_per_minute,
             unfinished_jobs=unfinished_jobs,
@@ -85,7 +85,7 @@ def create(
             tiers=tuple(tier or ()),
         )
     except ValidationError as exc:
-        raise InvalidInput(_sentence(exc)) from exc
+        raise typer.BadParameter(_sentence(exc)) from exc
     with editing(tokens) as entries:
         entries[:] = added(entries, entry)
         _hand_over(token, out)
@@ -106,7 +106,7 @@ def rotate(
     out: Out = None,
 ) -> None:
     """Make a further token of the same rights, and let the old one expire soon."""
-    token, span = new_token(), parse_duration(grace, zero=True)
+    token, span = new_token(), _span(grace, zero=True)
     with editing(tokens) as entries:
         entries[:] = rotated(
             entries,
@@ -114,7 +114,7 @@ def rotate(
             token,
             now=_now(),
             grace=span,
-            lifetime=None if expires is None else parse_duration(expires),
+            lifetime=None if expires is None else _span(expires),
         )
         _hand_over(token, out)
     old = f"is valid for another {grace}" if span else "is worthless; services know within seconds"
@@ -188,6 +188,14 @@ def _say(text: str) -> None:
 
 def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
+
+
+def _span(text: str, *, zero: bool = False) -> timedelta:
+    """Raises BadParameter for what is no span of time."""
+    try:
+        return parse_duration(text, zero=zero)
+    except InvalidInput as exc:
+        raise typer.BadParameter(str(exc)) from exc
 
 
 def _sentence(exc: ValidationError) -> str:

@@ -345,6 +345,18 @@ async def test_classify_ends_at_its_deadline(kit, scheduler):
     assert lines[0]["results"][1]["error"].startswith("deadline: ")
 
 
+async def test_classify_says_at_once_that_all_end_devices_are_about_to_leave(kit, scheduler):
+    async with kit.end(scheduler, "end-0"), kit.end(scheduler, "end-1"):
+        for node_id in ("end-0", "end-1"):
+            await scheduler.http.post(f"/v1/devices/{node_id}/drain")
+        response, lines = await classify(kit, scheduler, 1, scheme="end")
+        assert response.status_code == 503
+        assert lines[0]["error"].startswith("no end device takes work now (end-0: draining: ")
+        assert "end-1: draining: " in lines[0]["error"]
+        await scheduler.http.delete("/v1/devices/end-1/drain")
+        assert (await classify(kit, scheduler, 1, scheme="end"))[0].status_code == 200
+
+
 async def test_whoever_hangs_up_on_classify_frees_the_device(kit, scheduler):
     async with kit.end(scheduler, "end-0") as end, kit.uppers(scheduler, "edge-0"):
         end.fine_gate.clear()

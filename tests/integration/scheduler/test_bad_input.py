@@ -289,8 +289,12 @@ OFFER = {"name": "m", "sha256": "0" * 64, "ms_per_image": 1}
     ("body", "sentence"),
     [
         (
-            {"models": [{**OFFER, "ms_per_image": -1}]},
-            "body.models.0.ms_per_image is -1: Input should be greater than or equal to 0",
+            {"models": [{**OFFER, "ms_per_image": 0}]},
+            "body.models.0.ms_per_image is 0: Input should be greater than or equal to 0.000001",
+        ),
+        (
+            {"models": [{**OFFER, "ms_per_image": 5e-324}]},
+            "body.models.0.ms_per_image is 5e-324: Input should be greater than or equal to 0.000001",
         ),
         (
             {"models": [{**OFFER, "ms_per_image": 1e99}]},
@@ -298,6 +302,13 @@ OFFER = {"name": "m", "sha256": "0" * 64, "ms_per_image": 1}
         ),
         ({"images_per_minute": 1e308}, "body.images_per_minute is too large"),
         ({"models": 1}, "body.models should be a list"),
+        ({"models": [OFFER, OFFER]}, "body.models: must name each model once, and names 'm' twice"),
+        (
+            {"models": [{**OFFER, "name": "m\x1b[2J"}]},
+            "body.models.0.name: must be 1 to 120 letters, digits, dots, dashes and underscores, beginning with a "
+            "letter or digit",
+        ),
+        ({"url": "http://me:secret@h:1"}, "body.url: must hold no user name and no password"),
         ({"models": []}, "body.models has too few entries"),
         ({"frob": 1}, "body.frob is unknown"),
         (b"[[[[", "the body is no JSON: Expecting value, at character 4"),
@@ -311,6 +322,14 @@ async def test_what_is_wrong_with_a_registration_is_said_in_plain_words(schedule
     sent = body if isinstance(body, bytes) else json.dumps({**good, "version": "0", **body}).encode()
     response = await scheduler.http.post("/v1/devices", content=sent, headers={"Content-Type": "application/json"})
     assert (response.status_code, response.json()) == (422, {"error": sentence})
+
+
+async def test_a_node_with_the_address_of_the_scheduler_is_refused(scheduler):
+    node = {"node_id": "end-0", "incarnation": "a" * 16, "tier": "end", "models": [OFFER], "version": "0"}
+    response = await scheduler.http.post("/v1/devices", json={**node, "url": f"{scheduler.url}/"})
+    assert response.status_code == 400
+    assert response.json()["error"].startswith("url: this is the scheduler's own address")
+    assert (await scheduler.http.get("/v1/devices")).json() == {"devices": []}
 
 
 async def test_converted_and_resized_images_are_accepted_and_said(kit, scheduler):

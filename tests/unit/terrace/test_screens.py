@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from rich.console import Console, RenderableType
 
 from models.data import ImageSet
 from terrace import console as console_module
+from terrace.cli import run
 from terrace.commands.classify import answers_table
 from terrace.commands.jobs import _event_json, _event_lines, _lines
 from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent
@@ -18,6 +21,9 @@ from terrace.demo_screen import DemoScreen
 from terrace.loglines import LogPainter
 from terrace.report import job_summary
 from tierkit.client import (
+    Attempt,
+    AttemptPage,
+    Client,
     CoarseAnswer,
     CoarseResults,
     FailedResults,
@@ -131,15 +137,47 @@ def test_one_column_takes_what_the_others_leave(width: int, outcome: bool, whole
     with console.capture() as capture:
         console.print(EXPLAINED, crop=False)
     lines = capture.get().splitlines()
-    cells = re.split(" {2,}", lines[-1].strip())
+    cells = re.split(" {2,}", lines[2].strip())
     assert ("rerouted" in cells) == outcome
     assert cells[-1] == "end-1"
     if whole:
         assert cells[-2] == TELLING
+        assert len(lines) == 3
         return
-    assert max(map(len, lines)) == width
-    assert TELLING.startswith(cells[-2].removesuffix("…"))
-    assert cells[-2].endswith("…")
+    assert max(map(len, lines)) <= width
+    assert " ".join([cells[-2], *(line.strip() for line in lines[3:])]) == TELLING, "it goes on below"
+
+
+def test_the_reason_of_an_attempt_costs_no_other_column(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "end-2 sent a line that is no answer (Input should be an object)"
+    attempt = Attempt(
+        task=7,
+        attempt=1,
+        first_image=0,
+        images=50,
+        node="end-2",
+        incarnation="x",
+        tier=Tier.END,
+        upstream="edge-1",
+        stage="all",
+        hedge=False,
+        outcome="error",
+        reason=reason,
+        started_at=datetime.now(UTC),
+        ended_at=None,
+        ms=1234.5,
+    )
+    monkeypatch.setattr(Client, "attempts", lambda *_, **__: AttemptPage(attempts=(attempt,), next_cursor=None))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["jobs", "attempts", "j1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["task", "attempt", "node", "upstream", "stage", "outcome", "ms", "reason"]
+    cells = lines[2].split(maxsplit=7)
+    assert cells[:7] == ["7", "1", "end-2", "edge-1", "all", "error", "1,234.5"]
+    assert " ".join([cells[7].strip(), *(line.strip() for line in lines[3:])]) == reason
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +212,8 @@ def test_a_job_in_short() -> None:
         assert words in text
     assert text.index("end-1 ") < text.index("cloud-1 "), "from the bottom of the tiers to the top"
     assert "end-1 → cloud-1" in text
+    # The scheme adaptive has no mapping: the last ways of its tasks would be taken for one.
+    assert "→" not in seen(job_summary(replace(job, scheme=Scheme.ADAPTIVE)))
 
 
 def test_a_job_that_has_just_begun() -> None:

@@ -100,26 +100,28 @@ def test_a_wrong_token_in_the_environment_is_named(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "words"),
     [
-        (["create", "--name", "A b", "--role", "user"], "--name: must be 1 to 63 lower-case letters"),
-        (["create", "--name", "pi", "--role", "user", "--node", "x"], "nodes is not for tokens of the role user"),
-        (["create", "--name", "pi", "--role", "node", "--node", "A"], "--node: String should match pattern"),
-        (["create", "--name", "a", "--role", "node", "--unfinished-jobs", "1"], "unfinished_jobs is not for tokens"),
-        (["create", "--name", "a", "--role", "user", "--expires", "soon"], "'soon' is no span of time"),
-        (["create", "--name", "alice", "--role", "user"], "'alice' has a token: 'terrace token rotate alice'"),
-        (["rotate", "bob"], "'bob' has no token"),
-        (["revoke", "bob"], "no token has the name or id 'bob'"),
-        (["list", "--tokens", "nowhere.toml"], "cannot read the file of tokens nowhere.toml: No such file"),
+        (["create", "--name", "../x", "--role", "user"], 2, "--name: must be 1 to 63 lower-case letters"),
+        (["create", "--name", "pi", "--role", "user", "--node", "x"], 2, "nodes is not for tokens of the role user"),
+        (["create", "--name", "pi", "--role", "node", "--node", "A"], 2, "--node: String should match pattern"),
+        (["create", "--name", "a", "--role", "node", "--unfinished-jobs", "1"], 2, "unfinished_jobs is not for tokens"),
+        (["create", "--name", "a", "--role", "user", "--expires", "soon"], 2, "'soon' is no span of time"),
+        (["rotate", "alice", "--grace", "soon"], 2, "'soon' is no span of time"),
+        (["rotate", "alice", "--expires", "soon"], 2, "'soon' is no span of time"),
+        (["create", "--name", "alice", "--role", "user"], 1, "'alice' has a token: 'terrace token rotate alice'"),
+        (["rotate", "bob"], 1, "'bob' has no token"),
+        (["revoke", "bob"], 1, "no token has the name or id 'bob'"),
+        (["list", "--tokens", "nowhere.toml"], 1, "cannot read the file of tokens nowhere.toml: No such file"),
     ],
 )
 def test_mistakes_are_one_sentence_and_change_nothing(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(ALICE)
     before = BOOK.read_bytes()
     capsys.readouterr()
-    assert run(["token", *arguments]) == 1
+    assert run(["token", *arguments]) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert words in err
