@@ -71,6 +71,20 @@ def test_the_errors_of_the_api_page_exist() -> None:
     assert named <= set(errors.__all__)
 
 
+def test_the_tests_of_the_promises_exist() -> None:
+    page = (ROOT / "docs/fault-tolerance.md").read_text(encoding="utf-8")
+    table = page.split("\n### What is promised")[1].split("\n### ")[0]
+    rows = [re.findall(r"`(test_\w+\.py)?(?:::(test_\w+))?`", row) for row in table.split("\n| ")[2:]]
+    assert len(rows) > 25
+    for row in rows:
+        file = ""
+        assert row, "a promise without a test"
+        for named, test in row:
+            file = named or file
+            sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob(file)]
+            assert any(f"def {test}(" in source for source in sources if test) or (sources and not test), (file, test)
+
+
 def test_the_readme_leads_to_every_page() -> None:
     linked = set(re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert linked == set(DOCS)

@@ -226,26 +226,34 @@ async def test_a_database_that_is_locked_for_a_while_only_delays(store, tmp_path
     assert store.announced == [[1]]
 
 
-async def test_a_full_disk_delays_answers_until_there_is_room(store):
-    """SQLite's own "database or disk is full": its pages are counted."""
+@pytest.mark.parametrize(
+    ("worse", "better", "said"),
+    [
+        # SQLite's own words: its pages are counted, or it may not write.
+        ("max_page_count = 30", "max_page_count = 1000000", "database or disk is full"),
+        ("query_only = ON", "query_only = OFF", "attempt to write a readonly database"),
+    ],
+    ids=["full", "read-only"],
+)
+async def test_a_full_or_read_only_disk_delays_answers_until_they_can_be_written(store, worse, better, said):
     job = await store.jobs.add(new_job(images=50 * 400))
     long = [dataclasses.replace(answer(task), line=answer(task).line + " " * 2000) for task in range(400)]
 
-    async def pages(most: int) -> None:
-        async def limit(connection) -> None:
-            await connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
+    async def disk(becomes: str) -> None:
+        async def change(connection) -> None:
+            await connection.exec_driver_sql(f"PRAGMA {becomes}")
 
-        await store.commit.execute(limit)
+        await store.commit.execute(change)
 
     # One connection at a time writes, and the pool gives the last one that was used.
-    await pages(30)
+    await disk(worse)
     for each in long:
         store.commit.put(Result(job_id=job.id, answer=each))
-    await wait_for(lambda: store.commit.refused == "database or disk is full", what="the refusal")
+    await wait_for(lambda: store.commit.refused == said, what="the refusal")
     assert store.announced == []
-    with pytest.raises(Unavailable, match="database or disk is full"):
+    with pytest.raises(Unavailable, match=said):
         await store.jobs.add(new_job(images=50 * 2000))
-    await pages(1_000_000)
+    await disk(better)
     await store.commit.flush()
     assert [seq for group in store.announced for seq in group] == list(range(1, 401))
 
