@@ -168,8 +168,11 @@ class Dispatcher:
         while not self._congested() and self._send_next(now):
             pass
         if now >= self._move_at:
+            # After a pause of this process answers wait to be read: their nodes only look overdue.
+            stood_still = now > self._move_at + _MOVE_S
             self._move_at = now + _MOVE_S
-            self._move(now)
+            if not stood_still:
+                self._move(now)
         if any(job.policy.scheme is Scheme.ADAPTIVE for job in self._jobs.values()):
             self._look_at = min(self._look_at, self._move_at)
         hedge_in_s = self._hedge(now) if self._settings.hedge else _IDLE_S

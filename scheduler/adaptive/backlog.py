@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 __all__ = ["forecast"]
 
+_JOINS_WITHIN_S = 0.1
+"""Arrivals are estimates: a task that seems to come so much after a batch has begun may be in it. Taking a batch of two
+for one of one would make the node look twice as slow."""
+
 Queue = Sequence[tuple[float, float]]
 """Arrival at the node and expected seconds of each task, in order of arrival."""
 
@@ -27,7 +31,7 @@ def forecast(queue: Queue, *, idle_since: float, known: float, joins: int = 1) -
     while len(done) < len(queue):
         first = len(done)
         begin = max(queue[first][0], free)
-        batch = [seconds for arrival, seconds in queue[first : first + joins] if arrival <= begin]
+        batch = [seconds for arrival, seconds in queue[first : first + joins] if arrival <= begin + _JOINS_WITHIN_S]
         needs_s = sum(batch)
         if not first and needs_s > 0:
             factor = max(1.0, (known - begin) / needs_s)

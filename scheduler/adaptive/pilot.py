@@ -403,7 +403,8 @@ class Pilot:
     def _learn_speed(self, node_id: str, timing: Timing, images: int, now: float) -> None:
         if timing.batch_images:
             self._joins[node_id] = max(self._joins.get(node_id, 1), timing.batch_images // images)
-            self._speeds[node_id] = self._speeds[node_id].observe(timing.compute_s / timing.batch_images, now)
+            per_image_s = timing.compute_s / timing.batch_images
+            self._speeds[node_id] = self._speeds[node_id].observe(per_image_s, now, may_change=True)
 
     def _hop_s(self, end: str, now: float) -> float:
         known = self._hops.get(end)

@@ -7,7 +7,9 @@ The rule, in the order in which it decides:
    and a slow device or a long path gets work only while there is enough of it.
 2. With a deadline, an upper node is asked only if the answer still arrives in time; if none can, the coarse answer is
    all that is asked for.
-3. Among what is left, the upper node whose network is the most accurate; among equal ones the pair of end device and
+3. Among what is left: where the upper nodes are the narrow place, the one that will run out of work first, for what
+   idles now is missing at the end. Where the end devices are, the one whose network is the most accurate, unless its
+   answer is expected so late that a small error would hold the job up; among equal ones the pair of end device and
    upper node with the earliest expected finish.
 4. A task that would wait at the upper node for longer than its `slack_s` is held back: later more is known, and the
    queue of a node that slows down stays short. Held back is nothing that somebody waits for right now, and nothing
@@ -29,6 +31,9 @@ _CONSIDERED = 8
 """End devices that are looked at for one task, those that would be done with the coarse answer first."""
 
 _TOLERANCE_S = 1e-6
+
+_MARGIN_S = 0.15
+"""So long before the end of the job a more accurate answer that comes later than others must be expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +110,13 @@ Link = Callable[[str, str], float]
 class _Pair:
     end: EndState
     upper: UpperState
-    wait_s: float
+    ahead_s: float
+    """For which the upper node still has work when the task comes; below 0 it has been idle for so long by then."""
     finish: float
+
+    @property
+    def wait_s(self) -> float:
+        return max(0.0, self.ahead_s)
 
     def why(self, now: float) -> str:
         waits = f" after {self.wait_s:.2f} s in its queue" if self.wait_s >= 0.005 else ""
@@ -127,7 +137,8 @@ def plan(
         return None
     if not uppers:
         return _coarse_only(open_ends[0], now, "no upper node on the device list")
-    last = horizon(ask.remaining, ends, uppers, link=link, now=now)
+    soonest, uppers_done, ends_done = _limits(ask.remaining, ends, uppers, link, now)
+    last = max(soonest, uppers_done, ends_done)
     # For each upper node the end device by which the answer comes first, and of equal ones the one that is done first.
     pairs = [_best_pair(open_ends, upper, link, now) for upper in uppers if upper.has_room]
     in_time = [pair for pair in pairs if pair.finish <= ask.deadline]
@@ -155,12 +166,17 @@ def plan(
             reason=f"the upper nodes have enough to do: {first.why(now)}",
             until=now + first.wait_s - first.upper.slack_s,
         )
-    best = min(quick, key=lambda pair: (-pair.upper.accuracy, pair.finish))
     soonest = min(pair.finish for pair in quick)
+    if uppers_done > ends_done:
+        best = min(quick, key=lambda pair: (pair.ahead_s, -pair.upper.accuracy, pair.finish))
+        why = "it runs out of work first"
+    else:
+        limit = max(soonest, last - _MARGIN_S) + _TOLERANCE_S
+        sure = [pair for pair in quick if pair.finish <= limit]
+        best = min(sure, key=lambda pair: (-pair.upper.accuracy, pair.finish))
+        why = f"more accurate, and no later than the job's other {ask.remaining - 1} tasks"
     if best.finish <= soonest + _TOLERANCE_S:
         why = "earliest finish"
-    else:
-        why = f"more accurate, and no later than the job's other {ask.remaining - 1} tasks"
     return _send(best, in_time, f"{why}, {best.why(now)}")
 
 
@@ -170,13 +186,20 @@ def horizon(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], 
     Both stages at their best: the end devices compute all coarse answers and the last of them goes the shortest way
     on; the upper nodes begin when the first coarse answers arrive and never wait. Needs at least one of each.
     """
+    return max(_limits(tasks, ends, uppers, link, now))
+
+
+def _limits(
+    tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], link: Link, now: float
+) -> tuple[float, float, float]:
+    """When one task, the upper nodes and the end devices can be done at the earliest."""
     way_on_s, soonest, ways = math.inf, math.inf, []
     for upper in uppers:
         pair = _best_pair(_first(ends, now), upper, link, now)
         soonest = min(soonest, pair.finish)
         way_on_s = min(way_on_s, pair.finish - pair.wait_s - pair.end.coarse_at(now))
         ways.append((pair.finish - upper.seconds, upper.seconds))
-    return max(soonest, _all_done(tasks, ways), _ends_done(tasks, ends, now) + way_on_s)
+    return soonest, _all_done(tasks, ways), _ends_done(tasks, ends, now) + way_on_s
 
 
 def _ends_done(tasks: int, ends: Sequence[EndState], now: float) -> float:
@@ -226,9 +249,8 @@ def _fluid(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
 def _pair(end: EndState, upper: UpperState, link: Link, now: float) -> _Pair:
     half_s = link(end.node_id, upper.node.node_id) / 2
     arrival = end.coarse_at(now) + half_s
-    wait_s = max(0.0, upper.free_at - arrival)
-    finish = arrival + wait_s + upper.seconds + half_s + end.hop_s / 2
-    return _Pair(end, upper, wait_s, finish)
+    finish = max(arrival, upper.free_at) + upper.seconds + half_s + end.hop_s / 2
+    return _Pair(end, upper, upper.free_at - arrival, finish)
 
 
 def _best_pair(ends: Sequence[EndState], upper: UpperState, link: Link, now: float) -> _Pair:
