@@ -38,7 +38,7 @@ from models.session import OnnxModel, load_encoder
 from models.split import FEATURES
 from models.training.batches import Statistics
 from models.training.checkpoint import load_checkpoint
-from models.training.loop import check_hierarchy
+from models.training.driver import check_hierarchy
 from models.training.networks import build_network, count_parameters
 from tierkit.errors import DataError, WeightsError
 from tierkit.model import Array

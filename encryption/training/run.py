@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from encryption.training.config import BottleneckConfig
-from encryption.training.loop import EncoderRow, EncoderTrainer, Progress
-from encryption.training.record import EncoderRecord, make_record, save_record
+from encryption.training.loop import EncoderRow, EncoderTrainer
+from encryption.training.record import EncoderRecord, make_record
 from encryption.training.upper import load_shipped, teacher_answers
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.held_out import hold_out
 from models.training.batches import statistics
 from models.training.checkpoint import load_checkpoint
-from models.training.loop import averaged_network, check_hierarchy
+from models.training.driver import check_hierarchy
+from models.training.loop import averaged_network
 from models.training.networks import build_network
-from models.training.run import read_training_images
-from tierkit.errors import DataError, ProviderUnavailable, WeightsError
+from models.training.run import Sitting, drive, read_training_images
+from tierkit.errors import DataError, WeightsError
 
 __all__ = ["train_encoder"]
 
@@ -33,15 +31,10 @@ def train_encoder(
     config: BottleneckConfig,
     dataset: Dataset,
     runs: Path,
+    sitting: Sitting,
     *,
     upper_runs: Path,
     weights: Path | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    minutes: float | None = None,
-    steps: int | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> EncoderRecord:
     """Train `config` in the folder `runs / config.name`, or go on with what is there.
 
@@ -52,19 +45,13 @@ def train_encoder(
             here.
         upper_runs: folder of the runs of `terrace models train`, for `start = "run"`.
         weights: folder of the shipped networks; the bundled one unless given.
-        threads: of torch on a CPU.
-        minutes: stop after so long, at the end of a step.
-        steps: stop when the run has done so many steps.
-        say: told what is going on before the first step.
 
     Raises:
-        ProviderUnavailable: torch cannot use `device`.
+        ProviderUnavailable: torch cannot use the device.
         DataError, WeightsError, Conflict, SetupError: see `EncoderTrainer`; or a run to start from is missing.
     """
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ProviderUnavailable("torch finds no CUDA device on this machine; train with --device cpu")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    sitting.prepare()
+    device, say = sitting.device, sitting.say
     say("reading the training images")
     data = read_training_images(dataset)
     if data.fine is None:
@@ -86,25 +73,7 @@ def train_encoder(
         teacher=teacher,
         device=device,
     )
-
-    def record() -> EncoderRecord:
-        return make_record(config, trainer, data=dataset.name, held_out=len(data) - trainer.train_images, device=device)
-
-    def after_step(step: Progress) -> None:
-        if step.row is not None:
-            _log(folder / "log.txt", step.row, config.hint_epochs + config.epochs, step.seconds_left)
-            save_record(record(), folder)
-        progress(step)
-
-    end = None if minutes is None else time.monotonic() + minutes * 60
-    say(
-        f"{config.name}: {config.hint_epochs + config.epochs} epochs of {trainer.steps_per_epoch:,} steps with "
-        f"{config.batch_size} images each, on {device}" + (f", after step {trainer.step:,}" if trainer.step else "")
-    )
-    trainer.run(after_step, last=steps, stop=lambda: end is not None and time.monotonic() >= end)
-    finished = record()
-    save_record(finished, folder)
-    return finished
+    return drive(trainer, folder, sitting, dataset, make_record, _measured)
 
 
 def _upper(config: BottleneckConfig, data: ImageSet, dataset: Dataset, runs: Path, weights: Path | None) -> nn.Module:
@@ -137,13 +106,6 @@ def _initial(folder: Path) -> dict[str, Tensor]:
     return checkpoint.averaged
 
 
-def _log(path: Path, row: EncoderRow, epochs: int, seconds_left: float) -> None:
+def _measured(row: EncoderRow) -> str:
     fine = "hint" if row.held_out_fine is None else f"held-out fine {row.held_out_fine:.4f}"
-    line = (
-        f"{time.strftime('%Y-%m-%dT%H:%M:%S')}  epoch {row.epoch}/{epochs}  loss {row.loss:.4f}  "
-        f"adversary SSIM {row.adversary_ssim:.3f}  {fine}  {row.seconds:.1f} s  {seconds_left / 60:.1f} min left\n"
-    )
-    with path.open("a", encoding="utf-8") as log:
-        log.write(line)
-        log.flush()
-        os.fsync(log.fileno())
+    return f"adversary SSIM {row.adversary_ssim:.3f}  {fine}"

@@ -22,9 +22,9 @@ class EpochRow:
     epoch: int
     loss: float
     """Mean training loss of the epoch."""
-    held_out_coarse: float
+    held_out_coarse: float | None
     held_out_fine: float | None
-    """Accuracies of the averaged weights on the held-out training images; None for a coarse network."""
+    """Accuracies of the averaged weights on the held-out training images; None where the network has no such answer."""
     rate: float
     seconds: float
     """Wall time of the epoch's steps in this process; pauses of the process included."""

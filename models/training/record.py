@@ -7,34 +7,36 @@ import json
 import platform
 import subprocess
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from models.atomic import write_atomically
 from models.manifest import TrainingFacts
-from models.training.checkpoint import EpochRow
 from models.training.config import TrainConfig
+from models.training.driver import Driver
 from tierkit.errors import WeightsError
 
 __all__ = [
+    "RunRecord",
     "TrainingRecord",
-    "environment",
+    "facts_of",
     "hardware",
     "load_record",
     "make_record",
+    "read_record",
     "record_name",
     "save_record",
-    "source_commit",
 ]
 
 _PACKAGE = Path(__file__).parent
 _FILE = "record.json"
 
 
-class TrainingRecord(BaseModel):
+class RunRecord(BaseModel):
     """One run, as it is kept beside the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,12 +55,10 @@ class TrainingRecord(BaseModel):
     environment: dict[str, str]
     commit: str | None
     """Commit of the working tree, with `+changes` after it where the tree had some; None outside a repository."""
-    source_sha256: str
-    """Digest of the training package's files, as they were when the record was written."""
     epochs: tuple[dict[str, Any], ...]
     """One row per finished epoch, as in `EpochRow`."""
 
-    def facts(self, file_name: str, before: Sequence[TrainingRecord]) -> TrainingFacts:
+    def facts(self, file_name: str, before: Sequence[RunRecord]) -> TrainingFacts:
         """The summary that stands in the manifest.
 
         Args:
@@ -78,33 +78,39 @@ class TrainingRecord(BaseModel):
         )
 
 
-def make_record(
-    config: TrainConfig,
-    rows: list[EpochRow],
-    *,
-    data: str,
-    train_images: int,
-    held_out_images: int,
-    steps: int,
-    planned_steps: int,
-    seconds: float,
-    device: str,
-) -> TrainingRecord:
-    """Gather a record of this process's run."""
-    return TrainingRecord(
-        config=config,
-        data=data,
-        train_images=train_images,
-        held_out_images=held_out_images,
-        steps=steps,
-        planned_steps=planned_steps,
-        minutes=seconds / 60,
-        hardware=hardware(device),
-        environment=environment(),
-        commit=source_commit(_PACKAGE),
-        source_sha256=_source_digest(),
-        epochs=tuple({name: getattr(row, name) for name in EpochRow.__slots__} for row in rows),
-    )
+class TrainingRecord(RunRecord):
+    """The run of a network that is served."""
+
+    source_sha256: str
+    """Digest of the training package's files, as they were when the record was written."""
+
+
+def facts_of(trainer: Driver[Any, Any], *, data: str, device: str, package: Path) -> dict[str, Any]:
+    """The fields of a `RunRecord` for this process's run.
+
+    Args:
+        data: name of the data set.
+        package: whose code has run.
+    """
+    return {
+        "config": trainer.config,
+        "data": data,
+        "train_images": trainer.train_images,
+        "held_out_images": trainer.held_out_images,
+        "steps": trainer.step,
+        "planned_steps": trainer.steps,
+        "minutes": trainer.seconds / 60,
+        "hardware": hardware(device),
+        "environment": _environment(),
+        "commit": _source_commit(package),
+        "epochs": tuple(asdict(row) for row in trainer.rows),
+    }
+
+
+def make_record(trainer: Driver[Any, Any], *, data: str, device: str) -> TrainingRecord:
+    """Gather a record of this process's run of a network."""
+    facts = facts_of(trainer, data=data, device=device, package=_PACKAGE)
+    return TrainingRecord(**facts, source_sha256=_source_digest())
 
 
 def record_name(name: str) -> str:
@@ -112,28 +118,36 @@ def record_name(name: str) -> str:
     return f"{name}.json"
 
 
-def save_record(record: TrainingRecord, folder: Path, file_name: str = _FILE) -> None:
+def save_record(record: RunRecord, folder: Path, file_name: str = _FILE) -> None:
     """Write a record into `folder`; a run folder has it as `record.json`."""
     content = json.dumps(record.model_dump(mode="json"), indent=1)
     write_atomically(folder / file_name, (content + "\n").encode())
 
 
 def load_record(folder: Path) -> TrainingRecord:
-    """Read the record of a run folder.
+    """Read the record of a run folder. Raises as `read_record`."""
+    return read_record(TrainingRecord, folder)
+
+
+Record = TypeVar("Record", bound=RunRecord)
+
+
+def read_record(kind: type[Record], folder: Path, file_name: str = _FILE) -> Record:
+    """Read a record from a run folder, or by name from a folder of records.
 
     Raises:
         WeightsError: there is none, or it is damaged.
     """
-    path = folder / _FILE
+    path = folder / file_name
     try:
-        return TrainingRecord.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except OSError as error:
         raise WeightsError(f"cannot read the training record {path}: {error.strerror}") from error
     except ValueError as error:
         raise WeightsError(f"the training record {path} is damaged: {error}") from error
 
 
-def environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Versions, and the number of torch's threads."""
     return {
         "python": platform.python_version(),
@@ -155,7 +169,7 @@ def hardware(device: str) -> str:
     return f"{threads} {'core' if threads == 1 else 'cores'} of {model}, shared with other work"
 
 
-def source_commit(package: Path) -> str | None:
+def _source_commit(package: Path) -> str | None:
     """Commit of the working tree that a package lies in, `+changes` after it where the package had some."""
     head = _git(package, "rev-parse", "HEAD")
     return head and head + ("+changes" if _git(package, "status", "--porcelain", "--", str(package)) else "")

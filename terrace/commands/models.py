@@ -9,13 +9,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
@@ -33,13 +31,26 @@ from models.manifest import (
     records_folder,
     weights_folder,
 )
-from models.session import check_threads, load_model, verify_file
+from models.session import load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
 from models.tuning import Target, TuningReport, tune_weights
 from models.verify import verify_encoder, verify_entry
+from terrace.commands.processors import Processor, within_cores
+from terrace.commands.training import (
+    BatchSize,
+    ConfigFile,
+    Device,
+    Display,
+    Minutes,
+    Steps,
+    TorchThreads,
+    chosen_config,
+    say,
+    tell_end,
+)
 from terrace.console import percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
-from tierkit.errors import InvalidInput, SetupError
+from tierkit.errors import InvalidInput
 
 __all__ = ["app"]
 
@@ -49,22 +60,6 @@ Records = Annotated[
     Path | None, typer.Option(help="Folder of the training records; `records` in the weights folder unless given.")
 ]
 Runs = Annotated[Path, typer.Option(help="Folder of the training runs, one folder each.", file_okay=False)]
-
-
-class Processor(StrEnum):
-    """What a network runs on."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-def _within_cores(threads: int | None) -> int | None:
-    if threads is not None:
-        try:
-            check_threads(threads)
-        except SetupError as error:
-            raise typer.BadParameter(str(error)) from error
-    return threads
 
 
 def _plain_name(name: str) -> str:
@@ -78,7 +73,7 @@ def _plain_name(name: str) -> str:
 
 
 Provider = Annotated[Processor, typer.Option(help="Execution provider.")]
-Threads = Annotated[int, typer.Option(min=1, callback=_within_cores, help="CPU threads per network.")]
+Threads = Annotated[int, typer.Option(min=1, callback=within_cores, help="CPU threads per network.")]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the network.", show_default=False, callback=_plain_name)
 ]
@@ -337,60 +332,28 @@ def tune_escalation(
 @app.command()
 def train(
     name: Name,
-    config: Annotated[
-        Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
-    ] = None,
+    config: ConfigFile = None,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     runs: Runs = _RUNS,
-    device: Annotated[Processor, typer.Option(help="What to train on.")] = Processor.CPU,
-    threads: Annotated[
-        int | None, typer.Option(min=1, callback=_within_cores, help="CPU threads; torch's own choice unless given.")
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(min=0, help="Stop after so long, at the end of a step; the same command goes on from there."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop when the run has done so many steps in all.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images per step in place of the configuration's; small to try it out.")
-    ] = None,
+    device: Device = Processor.CPU,
+    threads: TorchThreads = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
     json: Json = False,
 ) -> None:
     """Train a network, or go on with a run that was interrupted."""
     with training_extra("training a network"):
-        from models.training.commands import train_and_draw
         from models.training.config import find_config
+        from models.training.run import Sitting, train_run
 
-    try:
-        chosen = find_config(name, config)
-    except (InvalidInput, SetupError) as error:
-        raise typer.BadParameter(str(error)) from error
-    if batch_size is not None:
-        chosen = chosen.model_copy(update={"batch_size": batch_size})
-    err = screen(stderr=True)
+    chosen = chosen_config(find_config, name, config, batch_size)
     with progress_bars("step") as progress:
-        record = train_and_draw(
-            chosen,
-            dataset=Dataset.open(dataset, data),
-            runs=runs,
-            device=device,
-            threads=threads,
-            minutes=minutes,
-            steps=steps,
-            progress=_TrainingDisplay(progress, name, err),
-            say=lambda text: err.print(text, style="dim", markup=False),
-        )
-    content = record.model_dump(mode="json")
-    if json:
-        print_json(content)
-        return
-    done = "finished" if record.steps == record.planned_steps else "stopped; the same command goes on"
-    screen().print(
-        f"{name}: {done} after {record.steps:,} of {record.planned_steps:,} steps, {record.minutes:.1f} min; "
-        f"see {runs / name}",
-        soft_wrap=True,
-    )
+        report = Display(progress, name, lambda row: f"held-out coarse {percent(row.held_out_coarse)}")
+        sitting = Sitting(device=device, threads=threads, minutes=minutes, steps=steps, report=report, say=say)
+        record = train_run(chosen, Dataset.open(dataset, data), runs, sitting)
+    tell_end(record, runs / name, json=json)
 
 
 @app.command()
@@ -537,24 +500,6 @@ class _Bars:
         if what not in self._bars:
             self._bars[what] = self._progress.add_task(what, total=of)
         self._progress.advance(self._bars[what], images)
-
-
-class _TrainingDisplay:
-    """A bar of steps, and a plain line for each finished epoch."""
-
-    def __init__(self, progress: Progress, name: str, console: Console) -> None:
-        self._progress = progress
-        self._console = console
-        self._bar = progress.add_task(name, total=None)
-
-    def __call__(self, step: Any) -> None:
-        self._progress.update(self._bar, completed=step.step, total=step.steps)
-        row = step.row
-        if row is not None:
-            self._console.print(
-                f"epoch {row.epoch}: loss {row.loss:.3f}, held-out coarse {percent(row.held_out_coarse)}, fine "
-                f"{percent(row.held_out_fine)}, {row.seconds:.0f} s, {step.seconds_left / 60:.0f} min left"
-            )
 
 
 def _chosen(manifest: Manifest, names: list[str], everything: bool) -> list[ModelEntry]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from encryption.front import save_front, undominated
 from models.dataset import CIFAR100, Dataset
 from models.manifest import MANIFEST_NAME, records_folder, weights_folder
-from terrace.commands.models import Processor
+from terrace.commands.processors import Processor
+from terrace.commands.training import (
+    BatchSize,
+    ConfigFile,
+    Device,
+    Display,
+    Minutes,
+    Steps,
+    TorchThreads,
+    chosen_config,
+    say,
+    tell_end,
+)
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
-from tierkit.errors import InvalidInput, SetupError
 
 __all__ = ["export", "front", "train"]
 
@@ -27,9 +37,7 @@ Runs = Annotated[Path, typer.Option(help="Folder of the encoders' training runs,
 
 def train(
     name: Name,
-    config: Annotated[
-        Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
-    ] = None,
+    config: ConfigFile = None,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     weights: Weights = None,
@@ -37,66 +45,26 @@ def train(
     upper_runs: Annotated[
         Path, typer.Option(help="Runs of 'terrace models train', where a configuration starts from one.")
     ] = _UPPER_RUNS,
-    device: Annotated[Processor, typer.Option(help="What to train on.")] = Processor.CPU,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=os.cpu_count() or 1, help="CPU threads; torch's own choice unless given.")
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(min=0, help="Stop after so long, at the end of a step; the same command goes on from there."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop when the run has done so many steps in all.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images per step in place of the configuration's; small to try it out.")
-    ] = None,
+    device: Device = Processor.CPU,
+    threads: TorchThreads = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
     json: Json = False,
 ) -> None:
     """Train an encoder and the network behind it against an adversary, or go on with an interrupted run."""
     with training_extra("training an encoder"):
         from encryption.training.config import find_config
         from encryption.training.run import train_encoder
+        from models.training.run import Sitting
 
-    try:
-        chosen = find_config(name, config)
-    except (InvalidInput, SetupError) as error:
-        raise typer.BadParameter(str(error)) from error
-    if batch_size is not None:
-        chosen = chosen.model_copy(update={"batch_size": batch_size})
-    err = screen(stderr=True)
+    chosen = chosen_config(find_config, name, config, batch_size)
     with progress_bars("step") as progress:
-        bar = progress.add_task(name, total=None)
-
-        def show(step: Any) -> None:
-            progress.update(bar, completed=step.step, total=step.steps)
-            if (row := step.row) is not None:
-                err.print(
-                    f"epoch {row.epoch}: loss {row.loss:.3f}, adversary's SSIM {row.adversary_ssim:.3f}, held-out fine "
-                    f"{percent(row.held_out_fine)}, {row.seconds:.0f} s, {step.seconds_left / 60:.0f} min left",
-                    soft_wrap=True,
-                )
-
-        record = train_encoder(
-            chosen,
-            Dataset.open(dataset, data),
-            runs,
-            upper_runs=upper_runs,
-            weights=weights,
-            device=device,
-            threads=threads,
-            minutes=minutes,
-            steps=steps,
-            progress=show,
-            say=lambda text: err.print(text, style="dim", markup=False),
-        )
-    if json:
-        print_json(record.model_dump(mode="json"))
-        return
-    done = "finished" if record.steps == record.planned_steps else "stopped; the same command goes on"
-    screen().print(
-        f"{name}: {done} after {record.steps:,} of {record.planned_steps:,} steps, {record.minutes:.1f} min; "
-        f"see {runs / name}",
-        soft_wrap=True,
-    )
+        report = Display(progress, name, lambda row: f"adversary's SSIM {row.adversary_ssim:.3f}")
+        sitting = Sitting(device=device, threads=threads, minutes=minutes, steps=steps, report=report, say=say)
+        source = Dataset.open(dataset, data)
+        record = train_encoder(chosen, source, runs, sitting, upper_runs=upper_runs, weights=weights)
+    tell_end(record, runs / name, json=json)
 
 
 def export(
@@ -119,14 +87,13 @@ def export(
     """Write a trained encoder as INT8 head and tail, measure it and enter it into a manifest."""
     with training_extra("exporting an encoder"):
         from encryption.training.export import export_encoder
-    err = screen(stderr=True)
     place = out or runs / name / "weights"
     entry = export_encoder(
         runs / name,
         Dataset.open(dataset, data),
         place,
         noise=noise,
-        say=lambda text: err.print(text, style="dim", markup=False),
+        say=say,
     )
     if json:
         print_json(entry.model_dump(mode="json"))
@@ -154,9 +121,7 @@ def front(
     queries: Annotated[
         int, typer.Option(min=1000, help="Pictures that each attacker may send through the head.")
     ] = 160_000,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=os.cpu_count() or 1, help="CPU threads; torch's own choice unless given.")
-    ] = None,
+    threads: TorchThreads = None,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     json: Json = False,
@@ -168,7 +133,6 @@ def front(
         from encryption.training.compare import compare_encoders
     if threads is not None:
         torch.set_num_threads(threads)
-    err = screen(stderr=True)
     found = compare_encoders(
         places,
         network,
@@ -176,7 +140,7 @@ def front(
         images=images,
         queries=queries,
         seed=seed,
-        say=lambda text: err.print(text, style="dim", markup=False),
+        say=say,
     )
     written = save_front(found, out or records_folder(weights_folder()))
     if json:

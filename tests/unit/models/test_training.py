@@ -24,10 +24,11 @@ from models.dataset import Dataset  # noqa: E402
 from models.training.batches import BatchSource, normalise, statistics  # noqa: E402
 from models.training.checkpoint import EpochRow, load_checkpoint, save_checkpoint  # noqa: E402
 from models.training.config import TrainConfig, bundled_config, bundled_configs, find_config, load_config  # noqa: E402
-from models.training.loop import Progress, Trainer, averaged_network  # noqa: E402
+from models.training.driver import Progress  # noqa: E402
+from models.training.loop import Trainer, averaged_network  # noqa: E402
 from models.training.loss import Labels, training_loss  # noqa: E402
-from models.training.record import TrainingRecord, make_record  # noqa: E402
-from models.training.run import train_run  # noqa: E402
+from models.training.record import TrainingRecord  # noqa: E402
+from models.training.run import Sitting, train_run  # noqa: E402
 from models.training.schedule import learning_rate  # noqa: E402
 from models.training.teacher import teacher_probabilities  # noqa: E402
 
@@ -167,7 +168,7 @@ def test_a_student_that_agrees_with_its_teacher_has_no_distance(data: ImageSet):
 
 def test_a_run_learns_and_reports_each_epoch(data: ImageSet, tmp_path: Path):
     trainer = Trainer(make_config(epochs=8, target="fine", auxiliary=0), data, SHAPES, tmp_path)
-    seen: list[Progress] = []
+    seen: list[Progress[EpochRow]] = []
     assert trainer.run(seen.append)
     assert seen[-1].step == trainer.steps
     assert [row.epoch for row in trainer.rows] == list(range(1, 9))
@@ -342,28 +343,29 @@ def test_the_answers_of_a_teacher_to_other_images_are_not_used(data: ImageSet, t
 def test_a_run_cannot_start_from_another_network(tmp_path: Path, data: ImageSet, monkeypatch, changes, message: str):
     dataset = Dataset(name="shapes", hierarchy=SHAPES, source="test", folder=tmp_path, size=(8, 8))
     monkeypatch.setattr(Dataset, "read", lambda *_: data)
-    train_run(make_config(name="first", target="fine", auxiliary=0), dataset, tmp_path, last=1)
+    train_run(make_config(name="first", target="fine", auxiliary=0), dataset, tmp_path, Sitting(steps=1))
     second = make_config(**{"name": "second", "target": "fine", "auxiliary": 0, "initial": "first", **changes})
     with pytest.raises(WeightsError, match=message):
-        train_run(second, dataset, tmp_path)
+        train_run(second, dataset, tmp_path, Sitting())
     with pytest.raises(WeightsError, match="trained for hierarchy 'shapes'"):
-        train_run(second, dataclasses.replace(dataset, hierarchy=TURNED), tmp_path)
+        train_run(second, dataclasses.replace(dataset, hierarchy=TURNED), tmp_path, Sitting())
 
 
 def test_the_summary_of_a_run_counts_those_before_it():
-    row = EpochRow(epoch=1, loss=1.0, held_out_coarse=0.5, held_out_fine=None, rate=0.1, seconds=1.0)
-
     def record(epochs: int, seconds: float) -> TrainingRecord:
-        return make_record(
-            make_config(),
-            [row] * epochs,
+        return TrainingRecord(
+            config=make_config(),
             data="shapes",
             train_images=30,
             held_out_images=6,
             steps=9,
             planned_steps=9,
-            seconds=seconds,
-            device="cpu",
+            minutes=seconds / 60,
+            hardware="a core",
+            environment={},
+            commit=None,
+            epochs=({},) * epochs,
+            source_sha256="",
         )
 
     facts = record(1, 90).facts("late.json", [record(2, 60)])
