@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 import time
 from typing import Protocol
@@ -33,13 +34,21 @@ class InferenceThread:
 
     Runners that share a thread share its core: their models never compete for it. It starts with its first runner
     and ends with its last.
+
+    Args:
+        shares_core: whether it and the event loop have one core between them; None for what the process may use now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_core: bool | None = None) -> None:
+        self.shares_core = _usable_cores() == 1 if shares_core is None else shares_core
+        """Then nothing is gained by computing in it, and each change from one to the other costs time."""
         self.changed = threading.Condition()
         """Guards the queues of all its runners; notified when one has something new."""
         self._runners: list[Runner] = []
         self._at_work = False
+        self._lent = False
+        """Whether the event loop computes in its place."""
+        self._kept_waiting = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
 
@@ -52,6 +61,19 @@ class InferenceThread:
         """Whether no batch runs or waits. True on the event loop, which alone brings new ones, it stays so until the
         loop goes on."""
         return not self._at_work and all(math.isinf(runner.due()) for runner in self._runners)
+
+    def lend(self) -> bool:
+        """Let the event loop compute a batch, until `give_back`. False, and it may not, while one is being computed."""
+        with self.changed:
+            self._lent = not self._at_work
+            return self._lent
+
+    def give_back(self) -> None:
+        with self.changed:
+            self._lent = False
+            if self._kept_waiting:
+                self._kept_waiting = False
+                self.changed.notify()
 
     def attach(self, runner: Runner) -> None:
         """Serve this runner from now on. Call on the event loop."""
@@ -84,6 +106,10 @@ class InferenceThread:
         with self.changed:
             self._at_work = False
             while self._runners:
+                if self._lent:
+                    self._kept_waiting = True
+                    self.changed.wait()
+                    continue
                 due, runner = min(((runner.due(), runner) for runner in self._runners), key=lambda pair: pair[0])
                 wait_s = due - time.perf_counter()
                 if wait_s <= 0:
@@ -91,3 +117,9 @@ class InferenceThread:
                     return runner
                 self.changed.wait(None if math.isinf(wait_s) else wait_s)
             return None
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

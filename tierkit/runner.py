@@ -9,7 +9,8 @@ request its own rows. Nobody waits for company unless `max_queue_delay_s` says s
 arrive while the batch before them is computed.
 
 A request that is alone on the node has nothing to gain from the thread: handing it over and back takes as long as a
-small inference. Where it is known to be short, it is computed on the event loop.
+small inference. Where it is known to be short, it is computed on the event loop. So are short batches where the thread
+and the event loop have one core between them: requests that come meanwhile would only interrupt the computation.
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ class RunResult:
     """Images in the batch."""
 
 
+_Post = Callable[..., object]
+"""Has the event loop call a function, given with its arguments."""
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     inputs: Mapping[str, Array]
@@ -132,13 +137,14 @@ class ModelRunner:
         self._queued_images = 0
         self._running_images = 0
         self._open = False
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._batch_started = math.inf
         self._last_success = -math.inf
         self._s_per_image = 0.0
         self._best_s_per_image = 0.0
         self._off_loop_until = -math.inf
         self._steady = isinstance(model, Steady) and model.steady
+        self._about_to_run = False
+        """Whether the event loop will come to run what waits."""
         self._output_names = tuple(spec.name for spec in model.outputs)
         self._float_inputs = tuple(
             spec.name
@@ -195,7 +201,7 @@ class ModelRunner:
         await self._thread.detach(self)
 
     async def warm_up(self) -> None:
-        """Let the model allocate what it needs, and measure `ms_per_image` through the inference thread itself."""
+        """Let the model allocate what it needs, and measure `ms_per_image` on the way that requests take."""
         await self._probe(1)
         one = await self._probe(1)
         images = max(
@@ -314,7 +320,10 @@ class ModelRunner:
         with self._thread.changed:
             self._queue.insert(self._place(now) if urgent else len(self._queue), job)
             self._queued_images += images
-            self._thread.changed.notify()
+            if not self._runs_on_loop:
+                self._thread.changed.notify()
+        if self._runs_on_loop:
+            self._run_soon()
         return job
 
     def _place(self, now: float) -> int:
@@ -324,15 +333,54 @@ class ModelRunner:
             (at for at, job in waiting if not job.urgent and now - job.arrived < _OVERTAKEN_S), len(self._queue)
         )
 
+    @property
+    def _runs_on_loop(self) -> bool:
+        """Whether short batches are computed on the event loop."""
+        return self._thread.shares_core and self._steady and not self.max_queue_delay_s
+
+    def _run_soon(self) -> None:
+        """Run a batch when the event loop has come around: by then it has read what else has come."""
+        if not self._about_to_run:
+            self._about_to_run = True
+            self._loop.call_soon(self._run_here)
+
+    def _run_here(self) -> None:
+        self._about_to_run = False
+        if not self._queue:
+            return
+        if not self._is_short(self._queue[0].images) or not self._thread.lend():
+            with self._thread.changed:
+                self._thread.changed.notify()
+            return
+        outcomes: list[Callable[[], None]] = []
+        started = time.perf_counter()
+        try:
+            self.run_batch(
+                lambda callback, *args: outcomes.append(partial(callback, *args)), int(_LOOP_S / self._s_per_image)
+            )
+        finally:
+            self._thread.give_back()
+        self._note_hold_up(time.perf_counter() - started)
+        for tell in outcomes:
+            tell()
+        if self._queue:
+            self._run_soon()
+
     def _fits_the_loop(self, images: int) -> bool:
+        return self._is_short(images) and not self.max_queue_delay_s and self._thread.idle
+
+    def _is_short(self, images: int) -> bool:
         return (
             self._steady
             and images <= self.max_batch_size
-            and not self.max_queue_delay_s
             and 0 < images * self._s_per_image <= _LOOP_S
             and time.perf_counter() >= self._off_loop_until
-            and self._thread.idle
         )
+
+    def _note_hold_up(self, seconds: float) -> None:
+        """The event loop has stood still for so long."""
+        if seconds > _OVERRUN * _LOOP_S:
+            self._off_loop_until = time.perf_counter() + _LOOP_PAUSE_S
 
     def _run_on_loop(self, inputs: Mapping[str, Array], names: Sequence[str], images: int) -> RunResult:
         started = time.perf_counter()
@@ -342,11 +390,10 @@ class ModelRunner:
         except Exception:
             self.statistics.add_failure(time.perf_counter() - started)
             raise
-        ended = time.perf_counter()
-        if ended - started > _OVERRUN * _LOOP_S:
-            self._off_loop_until = ended + _LOOP_PAUSE_S
+        elapsed = time.perf_counter() - started
+        self._note_hold_up(elapsed)
         infer_s = runs[0].seconds
-        self._count(BatchRecord(queue_s=(0.0,), input_s=0.0, runs=runs, output_s=ended - started - infer_s))
+        self._count(BatchRecord(queue_s=(0.0,), input_s=0.0, runs=runs, output_s=elapsed - infer_s))
         return RunResult(outputs=outputs, queue_s=0.0, compute_s=infer_s, batch_images=images)
 
     def infer_at_once(self, inputs: Mapping[str, Array], outputs: Sequence[str], images: int) -> RunResult | None:
@@ -472,7 +519,7 @@ class ModelRunner:
                 self._queue.remove(job)
                 self._queued_images -= job.images
 
-    # --- on the inference thread ---
+    # --- on the inference thread, or on the event loop in its place ---
 
     def due(self) -> float:
         """When the next batch shall start (`time.perf_counter`); infinity with an empty queue. Under the lock."""
@@ -488,41 +535,44 @@ class ModelRunner:
         needs_s = 2 * self._queued_images * self._s_per_image + _MARGIN_S
         return max(first, min(min(job.waits_until, job.deadline - needs_s) for job in self._queue))
 
-    def run_batch(self) -> None:
-        """Take the next batch from the queue, compute it and hand the answers to the event loop."""
-        jobs, expired = self._take()
+    def run_batch(self, post: _Post | None = None, most_images: float = math.inf) -> None:
+        """Take the next batch from the queue, compute it and hand the answers to the event loop.
+
+        Args:
+            post: has the event loop call a function with arguments; None on another thread.
+            most_images: of the batch, if it has several requests.
+        """
+        jobs, expired = self._take(min(most_images, self.max_batch_size))
+        post = post or self._loop.call_soon_threadsafe
         if expired:
-            self._post(self._expire, expired)
+            post(self._expire, expired)
         if jobs:
             self._running_images = sum(job.images for job in jobs)
             self._batch_started = time.perf_counter()
-            self._answer(jobs)
+            self._answer(jobs, post)
             self._batch_started = math.inf
 
-    def _post(self, callback: Callable[..., None], *args: object) -> None:
-        assert self._loop is not None
+    def _answer(self, jobs: list[_Job], post: _Post) -> None:
+        try:
+            outcome = partial(self._deliver, jobs, *self._compute(jobs))
+        except Exception as exc:
+            if len(jobs) > 1:
+                # One request's content may have broken the batch: its neighbours shall not pay for it.
+                for job in jobs:
+                    self._answer([job], post)
+                return
+            outcome = partial(self._fail, jobs[0], exc)
         # Before the answer: who has it must not find its own work still in the backlog.
         self._running_images = 0
-        self._loop.call_soon_threadsafe(callback, *args)
+        post(outcome)
 
-    def _answer(self, jobs: list[_Job]) -> None:
-        try:
-            self._compute(jobs)
-        except Exception as exc:
-            if len(jobs) == 1:
-                self._post(self._fail, jobs[0], exc)
-                return
-            # One request's content may have broken the batch: its neighbours shall not pay for it.
-            for job in jobs:
-                self._answer([job])
-
-    def _take(self) -> tuple[list[_Job], list[_Job]]:
+    def _take(self, most_images: float) -> tuple[list[_Job], list[_Job]]:
         jobs: list[_Job] = []
         expired: list[_Job] = []
         images = 0
         now = time.perf_counter()
         with self._thread.changed:
-            while self._queue and (not jobs or images + self._queue[0].images <= self.max_batch_size):
+            while self._queue and (not jobs or images + self._queue[0].images <= most_images):
                 if jobs and (jobs[0].own or self._queue[0].own):
                     break
                 if self._several_types and jobs and _types(jobs[0]) != _types(self._queue[0]):
@@ -536,7 +586,7 @@ class ModelRunner:
                     images += job.images
         return jobs, expired
 
-    def _compute(self, jobs: list[_Job]) -> None:
+    def _compute(self, jobs: list[_Job]) -> tuple[list[RunResult], BatchRecord]:
         started = time.perf_counter()
         for job in jobs:
             self._check_finite(job.inputs)
@@ -565,7 +615,7 @@ class ModelRunner:
             runs=runs,
             output_s=time.perf_counter() - joined - infer_s,
         )
-        self._post(self._deliver, jobs, results, record)
+        return results, record
 
     def _check_finite(self, inputs: Mapping[str, Array]) -> None:
         """Here and not in `check_request`: a look at megabytes of features would hold the loop up."""

@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.nodes.conftest import PixelModel
 from tests.integration.nodes.test_infer_route import message
+from tierkit import inference_thread
 from tierkit.model import Array
 from tierkit.oip import (
     BINARY_HEADER,
@@ -85,9 +86,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return seen
 
 
-@pytest.fixture
-async def steady(start_node: Any) -> Any:
-    """A node whose model may run on the event loop."""
+@pytest.fixture(params=[1, 2])
+async def steady(start_node: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A node whose model may run on the event loop, as if on so many cores."""
+    monkeypatch.setattr(inference_thread, "_usable_cores", lambda: request.param)
     async with start_node(Steady()) as running:
         yield running
 
@@ -159,9 +161,9 @@ async def test_thousands_at_the_same_time_with_failing_and_leaving_neighbours_ne
     async def one(number: int) -> None:
         nonlocal answered, failed
         turn = 0
-        while turn < 100:
+        while turn < 50:
             async with connection(steady) as client:
-                while turn < 100:
+                while turn < 50:
                     turn += 1
                     pixel = (number, turn, dice.randrange(200))
                     if dice.random() < 0.02:  # breaks the batch that it is part of
@@ -293,7 +295,10 @@ async def test_a_raw_body_repeats_too(steady: Any, client: Client, asked: Asked)
     assert asked.count < 20
 
 
-async def test_much_json_is_not_followed_by_an_inference_on_the_event_loop(start_node: Any) -> None:
+async def test_much_json_is_not_followed_by_an_inference_on_the_event_loop(
+    start_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_thread, "_usable_cores", lambda: 2)
     model = Steady()
     async with start_node(model, max_batch_size=1024) as running:
 

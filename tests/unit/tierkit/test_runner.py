@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tierkit import inference_thread
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge, Unavailable
 from tierkit.inference_thread import InferenceThread
 from tierkit.model import Array, TensorSpec
@@ -396,6 +397,12 @@ class Steady(Doubler):
         return super().run(inputs, outputs)
 
 
+@pytest.fixture(autouse=True)
+def several_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine this is."""
+    monkeypatch.setattr(inference_thread, "_usable_cores", lambda: 2)
+
+
 async def warm(runner: ModelRunner) -> None:
     """Measured, and the inference thread has come to rest."""
     await runner.warm_up()
@@ -544,7 +551,64 @@ async def test_a_request_taken_back_while_it_is_computed_is_told_nothing() -> No
         assert not told
 
 
-async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swap() -> None:
+async def test_on_a_single_core_what_comes_together_is_computed_together_on_the_event_loop() -> None:
+    model = Steady()
+    async with ModelRunner(model, thread=InferenceThread(shares_core=True)) as runner:
+        await warm(runner)
+        runner._s_per_image = 0.004  # so that three take 12 ms
+        values = (1, 2, 666, 4, 5)
+        outcomes = await asyncio.gather(*(runner.infer(rows(at), ["double"]) for at in values), return_exceptions=True)
+        batches = model.batches[-4:]
+        assert runner.queued_images == runner.running_images == 0
+    for value, outcome in zip(values, outcomes, strict=True):
+        if value == 666:
+            assert isinstance(outcome, ValueError)
+        else:
+            assert isinstance(outcome, RunResult)
+            assert outcome.outputs["double"].tolist() == (2 * rows(value)["x"]).tolist()
+    # The first three once together, in vain, and then each by itself.
+    assert batches == [1, 1, 2] or batches[-3:] == [1, 1, 2]
+    assert set(model.threads[-5:]) == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("why", ["not steady", "delayed", "never measured", "long", "too many", "slow"])
+async def test_on_a_single_core_too_what_may_take_long_goes_to_the_inference_thread(why: str) -> None:
+    model = Steady()
+    model.steady = why != "not steady"
+    delay_s = 0.001 if why == "delayed" else 0.0
+    thread = InferenceThread(shares_core=True)
+    async with ModelRunner(model, max_batch_size=8, max_queue_delay_s=delay_s, thread=thread) as runner:
+        if why != "never measured":
+            await warm(runner)
+        if why == "long":
+            runner._s_per_image = 0.0121
+        if why == "slow":
+            runner._off_loop_until = math.inf
+        await runner.infer(rows(*range(9 if why == "too many" else 1)), ["double"])
+    assert model.threads[-1] != threading.get_ident()
+
+
+async def test_the_thread_rests_while_the_event_loop_computes_and_the_other_way_round() -> None:
+    thread = InferenceThread(shares_core=True)
+    model, steady = Doubler(), Steady()
+    async with ModelRunner(model, thread=thread) as runner, ModelRunner(steady, thread=thread) as other:
+        await warm(other)
+        assert thread.lend()
+        waiting = asyncio.create_task(runner.infer(rows(1), ["double"]))
+        await wait_for(lambda: thread._kept_waiting, what="the thread to be kept waiting")
+        assert not model.batches
+        thread.give_back()
+        assert (await waiting).outputs["double"].tolist() == [[2, 4]]
+        async with busy(model, runner):
+            assert not thread.lend()
+            behind = asyncio.create_task(other.infer(rows(2)))
+            await queued(other, 1)
+        await behind
+    assert steady.threads[-1] != threading.get_ident()
+
+
+@pytest.mark.parametrize("shares_core", [False, True])
+async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swap(shares_core: bool) -> None:
     dice = random.Random(7)
     answered = 0
 
@@ -565,7 +629,8 @@ async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swa
             assert isinstance(outcome, {"fail": ValueError, "cancel": asyncio.CancelledError}[kind])
 
     model = Steady()
-    async with ModelRunner(model, max_batch_size=32, max_queue_images=10**6) as runner:
+    thread = InferenceThread(shares_core=shares_core)
+    async with ModelRunner(model, max_batch_size=32, max_queue_images=10**6, thread=thread) as runner:
         await warm(runner)
         async with asyncio.TaskGroup() as group:
             for value in range(3000):
@@ -576,7 +641,7 @@ async def test_thousands_of_interleaved_cancelled_and_failing_requests_never_swa
         assert runner.queued_images == 0
     assert answered >= 1500
     on_loop = model.threads.count(threading.get_ident())
-    assert 40 < on_loop < len(model.threads) - 40
+    assert 40 < on_loop < len(model.threads) - (0 if shares_core else 40)
 
 
 async def test_an_urgent_request_overtakes_those_that_wait_but_not_each_other() -> None:
