@@ -48,10 +48,12 @@ async def test_every_task_is_answered_by_the_best_node_and_every_decision_has_it
             assert decision["node"] in decision["why"]
             assert decision["upstream"] in decision["why"]
             assert "answer in" in decision["why"]
-        # Of the pair that answers first, or of the more accurate network where that delays nothing.
+        # Of the pair that answers first, of the more accurate network where that delays nothing, or of a node that
+        # would be idle.
         assert {decision["why"].split(",")[0] for decision in explained["decisions"]} <= {
             "earliest finish",
             "more accurate",
+            "it runs out of work first",
         }
 
         mapping = (await scheduler.http.get("/v1/mapping", params={"scheme": "adaptive"})).json()
