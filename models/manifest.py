@@ -238,6 +238,11 @@ class EncoderEntry(_Frozen):
         return NamedFile(name=name, file=part.file, sha256=part.sha256, size_bytes=part.size_bytes)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether head and tail are the network itself, cut in two; a learned encoder has a tail of its own."""
+        return self.tail.part == "tail"
+
+    @property
     def levels(self) -> int:
         """How many values a packed feature can have."""
         return int(2**self.bits)

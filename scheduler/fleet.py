@@ -48,11 +48,19 @@ class Ways:
     encode_on: Tier = Tier.END
     """Where they are encoded: end or edge."""
     feature_form: FeatureForm = FeatureForm.UINT8
+    as_tuned: bool = False
+    """Whether only encoders that are cut from a network itself may take part: thresholds were tuned on its answers, and
+    behind a learned encoder is another network."""
 
     @classmethod
     def of(cls, policy: JobPolicy) -> Ways:
         """Those that the job was accepted with."""
-        return cls(privacy=policy.privacy, encode_on=Tier(policy.encode_on), feature_form=policy.feature_form)
+        return cls(
+            privacy=policy.privacy,
+            encode_on=Tier(policy.encode_on),
+            feature_form=policy.feature_form,
+            as_tuned=bool(policy.gates),
+        )
 
 
 _DEFAULT = Ways()
@@ -87,6 +95,7 @@ class Fleet:
         self._settings = settings
         self._fine_models = [entry.name for entry in manifest.models if entry.target == "fine"]
         self._encoders = manifest.encoders
+        self._cut = [encoder.name for encoder in manifest.encoders if encoder.is_cut]
         self._secret = secret
         self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
 
@@ -160,7 +169,7 @@ class Fleet:
         blind = [
             device
             for device in targets
-            if not self.trusts(device) and (ways.privacy is Privacy.NONE or not self._served(device))
+            if not self.trusts(device) and (ways.privacy is Privacy.NONE or not self._served(device, ways))
         ]
         possible = {tier for tier in wanted if tier in self._settings.trusted}
         if ways.privacy is not Privacy.NONE:
@@ -176,7 +185,7 @@ class Fleet:
                 except (Conflict, Forbidden) as exc:
                     raise Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}") from exc
             if not ends and ways.privacy in (Privacy.CONV1, Privacy.BOTTLENECK):
-                decide_form(ways.privacy, self._trust(target), {encoder.kind for encoder in self._served(target)})
+                decide_form(ways.privacy, self._trust(target), {encoder.kind for encoder in self._served(target, ways)})
 
     def _advice(self, scheme: Scheme, untrusted: Sequence[Device], known: Sequence[Device]) -> str:
         wanted = _UPPER_TIERS[scheme]
@@ -271,7 +280,7 @@ class Fleet:
             holders = relays = [
                 device for device in self._devices.alive(Tier.EDGE, now) if self.trusts(device) and device is not target
             ]
-        served = self._served(target)
+        served = self._served(target, ways)
         common = {encoder.kind: encoder for encoder in served if any(_holds(holder, encoder) for holder in holders)}
         encodes = ways.encode_on is Tier.EDGE and target.tier is Tier.EDGE
         form = decide_form(ways.privacy, self._trust(target), common, encodes=encodes)
@@ -286,14 +295,17 @@ class Fleet:
         key = self._devices.key_of(relay.node_id)
         return encoder, Relay(node_id=relay.node_id, url=relay.registration.url, key=key)
 
-    def _served(self, target: Device) -> list[EncoderEntry]:
-        """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for."""
+    def _served(self, target: Device, ways: Ways) -> list[EncoderEntry]:
+        """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for, as
+        far as the job may use them."""
         offers = {(offer.name, offer.sha256) for offer in target.registration.models}
         network = self.node(target).model
         return [
             encoder
             for encoder in self._encoders
-            if encoder.network == network and (encoder.name, encoder.tail.sha256) in offers
+            if encoder.network == network
+            and (encoder.name, encoder.tail.sha256) in offers
+            and (encoder.is_cut or not ways.as_tuned)
         ]
 
     def _may_get(self, target: Device, ends: Sequence[Device], ways: Ways, now: float) -> bool:
@@ -319,7 +331,8 @@ class Fleet:
         offers = device.registration.models
         offer = offers[0]
         if device.tier is not Tier.END:
-            offer = next((o for o in offers if o.name in self._fine_models), offer)
+            # What is cut from a network has its weights: those are what thresholds were tuned for.
+            offer = next((o for names in (self._fine_models, self._cut) for o in offers if o.name in names), offer)
         return Node(
             node_id=device.node_id,
             tier=device.tier,

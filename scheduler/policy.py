@@ -105,7 +105,7 @@ def settle(
         tuning: the thresholds that there are, or why there are none.
 
     Raises:
-        InvalidInput: as `choose_gates`.
+        InvalidInput: as `choose_gates`; or features of a learned encoder are asked for.
     """
     given: dict[str, Any] = request.model_dump(exclude_none=True)
     if request.on_upstream_loss is UpstreamLoss.WAIT:
@@ -120,6 +120,11 @@ def settle(
         accuracy=request.escalate_accuracy,
         budget=request.escalate_budget,
     )
+    if gates and request.privacy is Privacy.BOTTLENECK:
+        raise InvalidInput(
+            "thresholds are tuned on the networks themselves, and behind the bottleneck encoder is another: escalate "
+            "with privacy 'auto' or 'conv1', or send all images up (escalate=always)"
+        )
     return JobPolicy(**{**defaults, **given, "gates": gates})
 
 

@@ -19,9 +19,10 @@ from scheduler.escalation import (
     without,
 )
 from scheduler.mapping import Node
+from scheduler.policy import PolicyRequest, settle
 from tierkit.errors import InvalidInput, NotFound, TerraceError, WeightsError
 from tierkit.protocol import RoutedEvent, Stage, StageAnswer, StageLoss
-from tierkit.types import Escalate, Scheme, Tier
+from tierkit.types import Escalate, Privacy, Scheme, Tier
 
 B = 0.351562  # 45/128: one standard error below half of 100 images
 A = 0.382812  # 49/128: with 49 images going up 75 are right
@@ -265,3 +266,13 @@ def test_what_an_end_device_does_passes_the_check_and_leaves_no_image_out(margin
     assert set(finer) == {index for entry in routed.answers for index in entry.indices}
     if all(works):
         assert without(routed) == {}
+
+
+def test_no_thresholds_hold_behind_a_learned_encoder():
+    def settled(privacy: Privacy):
+        request = PolicyRequest(escalate=Escalate.BUDGET, privacy=privacy)
+        return settle(request, scheme=Scheme.MAPPING, deadline_s=1.0, task_deadline_s=1.0, tuning=ALL)
+
+    with pytest.raises(InvalidInput, match="behind the bottleneck encoder is another"):
+        settled(Privacy.BOTTLENECK)
+    assert settled(Privacy.CONV1).gates
