@@ -191,7 +191,7 @@ def _learn(decoder: Decoder, optimizer: torch.optim.Optimizer, sent: Tensor, ima
         painted = decoder(sent)
     loss = F.mse_loss(painted, wanted)
     if not squared_only:
-        loss = loss + 0.1 * (1 - ssim(painted, wanted).mean())
+        loss = loss + 1 - ssim(painted, wanted).mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
