@@ -75,4 +75,4 @@ def _run_parts(entry: ModelEntry, manifest: Manifest, folder: Path, provider: st
     same = float(np.mean(whole.argmax(axis=1) == joined.argmax(axis=1)))
     if same < 0.97:
         raise WeightsError(f"head and tail of {entry.file} agree with the whole on only {same:.0%} of the answers")
-    return f"sha256 matches; runs; head + tail give {same:.0%} of its answers"
+    return f"sha256 matches; runs; head + tail give {same:.0%} of answers"

@@ -299,8 +299,12 @@ async def test_no_pixel_of_an_image_that_goes_up_by_itself_reaches_a_node_that_i
             {"scheme": "end-cloud", "escalate": "budget", "escalate_from": "end"},
         ):
             job = await fleet.run(images, **policy)
+
             assert (job.state, job.fallback, set(job.sent)) == ("completed", 0, {"conv1"}), (policy, job.reason)
             assert 0 < job.sent_up[Tier.CLOUD] < 24, (policy, job.sent_up)
+        # The thresholds are those of the network itself. Where there are none, the learned encoder takes part.
+        whole = await fleet.run(images, scheme="end-edge")
+        assert (whole.answered_fine, set(whole.sent)) == (24, {"bottleneck"}), whole.reason
         # The cloud fails: the unsure images are sent again, and they alone.
         cloud.refuses = True
         asked = cloud.requests

@@ -147,6 +147,7 @@ def test_an_encoder_that_does_not_fit_is_refused(tmp_path: Path, content, change
 
 
 def test_an_encoder_that_was_cut_from_another_file_is_refused_with_the_remedy(tmp_path: Path, content):
-    content["encoders"][0]["tail"]["sha256"] = "0" * 64
+    cut = next(encoder for encoder in content["encoders"] if encoder["kind"] == "conv1")
+    cut["tail"]["sha256"] = "0" * 64
     with pytest.raises(WeightsError, match=r"terrace models cut-encoder resnet-34"):
         load_manifest(write(tmp_path, content))
