@@ -7,6 +7,7 @@ from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
 from experiments.harness import Experiment
 from experiments.heartbeat import HEARTBEAT
+from experiments.scale.experiment import SCALE
 from experiments.slow_edge import SLOW_EDGE
 from experiments.steady import STEADY
 from experiments.table1 import TABLE1, TABLE3
@@ -16,7 +17,7 @@ from experiments.table5 import FIGURE4, TABLE5
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
-ALL = (TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, HEARTBEAT, STEADY, CHAOS)
+ALL = (TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, SCALE, HEARTBEAT, STEADY, CHAOS)
 """`figure4` is drawn by `table5`."""
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*ALL, FIGURE4)}

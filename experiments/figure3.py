@@ -204,6 +204,7 @@ async def _measure(
     if max(ends) > most:
         raise InvalidInput(f"the profile has {most} end devices, so there is no point for {max(ends)}")
     times = times_of(profile)
+    assert times.edge is not None
     windows = windows or (1, busy_window(times))
     run.config |= {"ends": list(ends), "windows": list(windows), "runs": runs, "privacy": privacy}
     kind = _encoder(privacy)
@@ -237,11 +238,18 @@ async def _measure(
                 _, client = await stack.enter_async_context(run.fleet(profile, networks, settings))
             for number in ends:
                 await _only(client, number, most)
+                mapping = await client.mapping()
+                if by_formula and mapping["n_map"] != map_count(times.end, times.edge):
+                    run.note(
+                        f"with {number} end devices N_map was {mapping['n_map']}, {mapping['n_map_reason']}: not that "
+                        "of the profile's times, but of the speeds that the nodes measured at their start"
+                    )
                 for series in [series for series in chosen for _ in range(runs)]:
                     label = f"{series}, window {window}, {number} end devices"
                     async with run.step(label, expected_s(series, window, number)):
                         job = await _one_job(client, run, series, privacy)
-                    run.add(scheme=series.scheme, by_formula=by_formula, window=window, ends=number, **_facts(job))
+                    key = {"scheme": series.scheme, "by_formula": by_formula, "window": window, "ends": number}
+                    run.add(**key, n_map=mapping["n_map"], **_facts(job))
 
 
 def _counts(profile: Profile, ends: int) -> NodeCounts:

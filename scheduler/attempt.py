@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import httpx
 from pydantic import ValidationError
@@ -39,7 +40,7 @@ from tierkit.protocol import (
     Upstream,
 )
 
-__all__ = ["Order", "acknowledged", "may_have_held", "send_task"]
+__all__ = ["HttpWire", "Order", "Wire", "may_have_held"]
 
 _MAX_LINE_BYTES = 256 * 1024
 _MAX_REFUSAL_BYTES = 1000
@@ -68,19 +69,51 @@ class Order:
     """Opens the device's gate."""
 
 
-async def send_task(
+class Wire(Protocol):
+    """The way to the end devices."""
+
+    def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
+        """Send a task and yield the lines of the answer, read and as they came: coarse, then fine or fallback where
+        upstreams were named. Ends with the answer's end, which frees the connection for the next task.
+
+        Total time is for the caller to bound (`asyncio.timeout`); `budget_s` is what the device is told.
+
+        Raises:
+            UpstreamUnavailable: the connection was refused or broke.
+            Overloaded: the device takes no work now; `retry_after_s` is what it asks for.
+            UpstreamError: an error, or no proper answer.
+        """
+
+    async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
+        """Ask a device whether it is there, before it gets a task.
+
+        Raises:
+            UpstreamUnavailable: the connection was refused or broke, or there was no answer of any kind within
+                `budget_s`.
+            UpstreamError: it has no usable address.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class HttpWire:
+    """HTTP on real sockets."""
+
+    http: httpx.AsyncClient
+
+    def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
+        return _send_task(self.http, order, budget_s=budget_s)
+
+    async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
+        try:
+            async with calling(node_id, budget_s=budget_s):
+                await self.http.get(f"{url}/livez")
+        except UpstreamTimeout as exc:
+            raise UpstreamUnavailable(f"{node_id} did not acknowledge within {budget_s:g} s") from exc
+
+
+async def _send_task(
     http: httpx.AsyncClient, order: Order, *, budget_s: float
 ) -> AsyncGenerator[tuple[TaskEvent, str], None]:
-    """Send a task and yield the lines of the answer, read and as they came: coarse, then fine or fallback where
-    upstreams were named. Ends with the answer's end, which frees the connection for the next task.
-
-    Total time is for the caller to bound (`asyncio.timeout`); `budget_s` is what the device is told.
-
-    Raises:
-        UpstreamUnavailable: the connection was refused or broke.
-        Overloaded: the device takes no work now; `retry_after_s` is what it asks for.
-        UpstreamError: an error, or no proper answer.
-    """
     # Views of the mapped input file go down to the transport as they are.
     chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),), id=order.request_id))
     headers = {
@@ -114,20 +147,6 @@ async def send_task(
             yield expected.check(line), line
         if not expected.complete:
             raise UpstreamError(f"{order.node_id} broke off its answer after {expected.stage}")
-
-
-async def acknowledged(http: httpx.AsyncClient, node_id: str, url: str, *, budget_s: float) -> None:
-    """Ask a device whether it is there, before it gets a task.
-
-    Raises:
-        UpstreamUnavailable: the connection was refused or broke, or there was no answer of any kind within `budget_s`.
-        UpstreamError: it has no usable address.
-    """
-    try:
-        async with calling(node_id, budget_s=budget_s):
-            await http.get(f"{url}/livez")
-    except UpstreamTimeout as exc:
-        raise UpstreamUnavailable(f"{node_id} did not acknowledge within {budget_s:g} s") from exc
 
 
 def may_have_held(error: Exception | None) -> bool:

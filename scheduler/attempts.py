@@ -34,13 +34,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-import httpx
-
 from scheduler.adaptive.pilot import Pilot
-from scheduler.attempt import Order, acknowledged, may_have_held, send_task
+from scheduler.attempt import Order, Wire, may_have_held
 from scheduler.devices import Device, DeviceList
 from scheduler.escalation import asks, stages_of, without
-from scheduler.fleet import Fleet, Ways, in_words
+from scheduler.fleet import Fleet, in_words
 from scheduler.mapping import Node
 from scheduler.measures import ATTEMPTS, OUTSTANDING
 from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
@@ -116,6 +114,12 @@ class _Attempt:
     """Why it was given up when its time was over."""
     told: bool = False
     """Whether its row has been handed over."""
+    running: asyncio.Task[Exception | None] | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The end device, and the upper nodes that are asked first."""
+        return self.device.node_id, *(node.node_id for node in self.first_asked)
 
     @property
     def node_id(self) -> str:
@@ -156,12 +160,13 @@ class Attempts:
         settings: deadlines, attempts, budgets.
         devices: the device list; its changes are to be told to `on_device_change`.
         fleet: routes over it.
-        http: for the end devices.
+        wire: to the end devices.
         classes: how many coarse and fine classes there are.
         clock: monotonic.
         chance: of the jitter in waits.
         pilot: of the scheme `adaptive`; told of all attempts, whatever their scheme.
         wake: called when something may be sent that could not be before.
+        counted: called with an end device whose number of tasks has changed.
         fail_job: ends a job as failed, with a reason.
     """
 
@@ -171,25 +176,29 @@ class Attempts:
         settings: SchedulerSettings,
         devices: DeviceList,
         fleet: Fleet,
-        http: httpx.AsyncClient,
+        wire: Wire,
         classes: tuple[int, int],
         clock: Callable[[], float],
         chance: random.Random,
         pilot: Pilot,
         wake: Callable[[], None],
+        counted: Callable[[str], None],
         fail_job: Callable[[ActiveJob, str], None],
     ) -> None:
         self._settings = settings
         self._devices = devices
         self._fleet = fleet
-        self._http = http
+        self._wire = wire
         self._coarse_classes, self._fine_classes = classes
         self._clock = clock
         self._chance = chance
         self._pilot = pilot
         self._wake = wake
+        self._counted = counted
         self._fail_job = fail_job
         self._running: dict[asyncio.Task[Exception | None], _Attempt] = {}
+        self._with: defaultdict[str, set[_Attempt]] = defaultdict(set)
+        """The same by node: the end device, and the upper nodes that are asked first."""
         self._outstanding: defaultdict[str, int] = defaultdict(int)
         self._owed: defaultdict[str, int] = defaultdict(int)
         self._planned: defaultdict[str, int] = defaultdict(int)
@@ -200,6 +209,11 @@ class Attempts:
         self._down: set[str] = set()
         """Nodes whose present death is in the log."""
         self._durations = _Durations()
+
+    @property
+    def under_way(self) -> int:
+        """How many there are."""
+        return len(self._running)
 
     def outstanding(self, node_id: str) -> int:
         """Tasks that an end device has now."""
@@ -252,8 +266,9 @@ class Attempts:
             stages = (stages[0].model_copy(update={"below": None, "only": task.unsure}), *stages[1:])
         # A threshold for the coarse answer needs its probabilities, which the device alone has.
         fine_only = task.has_coarse and not (stages and stages[0].below is not None)
-        upstreams = tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried))
-        entries = self._fleet.upstreams(device, upstreams, Ways.of(job.policy), now, content=job.content)
+        if task.tried:
+            upstreams = tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried))
+        entries = self._fleet.upstreams(device, upstreams, job.ways, now, content=job.content)
         attempt = _Attempt(
             job=job,
             task=task,
@@ -289,11 +304,15 @@ class Attempts:
         for node in attempt.first_asked:
             self._devices.sent(node.node_id, self._incarnation(node.node_id), now)
         self._outstanding[device.node_id] += 1
+        self._counted(device.node_id)
         OUTSTANDING.labels(node=device.node_id).inc()
         if job.policy.recovery is Recovery.REASSIGN:
             job.sending = attempt.sending = True
         running = group.create_task(self._attempt(attempt), name=f"attempt {job.task_id(task)}")
         self._running[running] = attempt
+        attempt.running = running
+        for node_id in attempt.nodes:
+            self._with[node_id].add(attempt)
         running.add_done_callback(self._on_done)
 
     def _charge(self, node_id: str, images: int, now: float) -> None:
@@ -311,8 +330,9 @@ class Attempts:
         """Give up the attempts that wait for a node that is no longer to be counted on."""
         now = self._clock()
         self._note_death(node_id, now)
-        for running, attempt in self._running.items():
-            if attempt.lost is not None or attempt.task.closed:
+        for attempt in list(self._with.get(node_id, ())):
+            running = attempt.running
+            if running is None or attempt.lost is not None or attempt.task.closed:
                 continue
             if attempt.node_id == node_id:
                 incarnation = attempt.device.incarnation
@@ -320,11 +340,7 @@ class Attempts:
                     view = self._devices.view_of(node_id, incarnation, now)
                     attempt.lost = f"{node_id} left the device list" if view is None else f"{node_id}: {view.reason}"
                     running.cancel()
-            elif (
-                attempt.reroute is None
-                and any(node.node_id == node_id for node in attempt.first_asked)
-                and not self._devices.keeps_tasks(node_id, now)
-            ):
+            elif attempt.reroute is None and not self._devices.keeps_tasks(node_id, now):
                 # Whoever waits for a node that fell silent would wait until the budget is spent. The coarse answer, if
                 # it is still to come, comes first.
                 attempt.reroute = node_id
@@ -347,13 +363,12 @@ class Attempts:
 
     def move(self, key: Hashable, why: str) -> None:
         """Give up an attempt of `waiting_above`: the fine stage of its task goes to another upper node at once."""
-        for running, attempt in self._running.items():
-            if attempt is key:
-                attempt.moved = why
-                attempt.reroute = attempt.upstreams[0].node_id
-                attempt.task.moves += 1
-                self._pilot.taken_away(attempt, self._clock())
-                running.cancel()
+        if isinstance(key, _Attempt) and key.running is not None and key.running in self._running:
+            key.moved = why
+            key.reroute = key.upstreams[0].node_id
+            key.task.moves += 1
+            self._pilot.taken_away(key, self._clock())
+            key.running.cancel()
 
     def stragglers(self, now: float) -> Iterator[tuple[ActiveJob, ActiveTask, frozenset[str], float]]:
         """Attempts that may be hedged: job, task, the nodes that it is with, and when it is (or was) due for that."""
@@ -397,7 +412,7 @@ class Attempts:
             async with limit:
                 if job.policy.recovery is Recovery.REASSIGN:
                     await self._acknowledged(attempt)
-                async with aclosing(send_task(self._http, order, budget_s=deadline - now)) as lines:
+                async with aclosing(self._wire.send(order, budget_s=deadline - now)) as lines:
                     async for event, line in lines:
                         now = self._clock()
                         self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
@@ -473,7 +488,7 @@ class Attempts:
         does not acknowledge costs `acknowledge_s` (Eq. 9 of the paper)."""
         try:
             url = attempt.device.registration.url
-            await acknowledged(self._http, attempt.node_id, url, budget_s=self._settings.acknowledge_s)
+            await self._wire.acknowledged(attempt.node_id, url, budget_s=self._settings.acknowledge_s)
         finally:
             attempt.job.sending = attempt.sending = False
             self._wake()
@@ -497,18 +512,22 @@ class Attempts:
             attempt.owed = False
             device = attempt.device
             self._owed[device.node_id] -= 1
+            self._counted(device.node_id)
             self._devices.settled(device.node_id, device.incarnation, attempt.task.images, now, answered=answered)
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
     def _on_done(self, running: asyncio.Task[Exception | None]) -> None:
         attempt = self._running.pop(running)
+        for node_id in attempt.nodes:
+            self._with[node_id].discard(attempt)
         job, task, now = attempt.job, attempt.task, self._clock()
         self._take_off(attempt, now, answered=False)
         task.under_way -= 1
         if attempt.sending:
             job.sending = False  # cancelled before it began
         self._outstanding[attempt.node_id] -= 1
+        self._counted(attempt.node_id)
         self._planned[attempt.node_id] -= job.policy.scheme is Scheme.ADAPTIVE
         self._pilot.ended(attempt)
         OUTSTANDING.labels(node=attempt.node_id).dec()
@@ -660,11 +679,8 @@ class Attempts:
     def _may_get_more(self, job: ActiveJob, event: FallbackEvent | RoutedEvent, now: float) -> bool:
         """Whether there is a node now that could give what no node gave."""
         if isinstance(event, FallbackEvent):
-            return self._fleet.has_upstream(job.policy.scheme, now, Ways.of(job.policy))
-        return any(
-            self._fleet.upper(tier, now, Ways.of(job.policy))
-            for tier in {loss.tier for loss in without(event).values()}
-        )
+            return self._fleet.has_upstream(job.policy.scheme, now, job.ways)
+        return any(self._fleet.upper(tier, now, job.ways) for tier in {loss.tier for loss in without(event).values()})
 
     def _failed(self, attempt: _Attempt, error: str, now: float) -> None:
         """Try again elsewhere, give the task up, or end the job."""
@@ -715,7 +731,7 @@ class Attempts:
             self._down.add(node_id)
             held = [
                 attempt.task
-                for attempt in self._running.values()
+                for attempt in self._with.get(node_id, ())
                 if node_id in (attempt.node_id, *(node.node_id for node in attempt.upstreams[:1]))
             ]
             held += [task for key, tasks in self._broken.items() if key[0] == node_id for _, task in tasks]

@@ -10,11 +10,14 @@ register again, which is both quicker and truer than what a file remembers.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from scheduler.breaker import WrongAnswers
+from scheduler.breaker import WrongAnswers, rest_s
 from scheduler.health import (
     Arrivals,
     DetectorTimes,
@@ -37,6 +40,12 @@ __all__ = ["Device", "DeviceList", "DeviceView"]
 
 _FORGET_S = 600.0
 """A dead node stays visible this long, for whoever looks into what happened."""
+
+_AGAIN_S = 1e-6
+"""A node whose time is up by a hair is looked at again so much later."""
+
+Order = tuple[tuple[int, str | int], ...]
+"""Of a node in the device list, see `natural_order`."""
 
 _BATCH = 64
 """Images of a queue that a node takes up at a time, unless it says how many it is computing."""
@@ -76,6 +85,12 @@ class Device:
     """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
     retired: set[str] = field(default_factory=set)
     """Older incarnations of this node id: they cannot come back."""
+    order: Order
+    """Place in the list."""
+    review_at: float = math.inf
+    """When time alone may change what is thought of it, or before."""
+    listed: bool = False
+    """Whether it is among those that may receive tasks."""
 
     @property
     def node_id(self) -> str:
@@ -120,8 +135,37 @@ class DeviceView:
         return phi(self.silent_s, *self.device.arrivals.fit())
 
 
+class _Line:
+    """Devices in the order of the list. Finding one takes O(log n)."""
+
+    def __init__(self) -> None:
+        self._keys: list[Order] = []
+        self.devices: list[Device] = []
+
+    def put(self, device: Device) -> None:
+        """Add a device, in the place of an older record of the same node if there is one."""
+        at = self.place(device.order)
+        if at < len(self._keys) and self._keys[at] == device.order:
+            self.devices[at] = device
+        else:
+            self._keys.insert(at, device.order)
+            self.devices.insert(at, device)
+
+    def drop(self, device: Device) -> None:
+        at = self.place(device.order)
+        del self._keys[at], self.devices[at]
+
+    def place(self, order: Order) -> int:
+        """Position of the node with this order, or where it would be."""
+        return bisect_left(self._keys, order)
+
+
 class DeviceList:
     """Registrations, leases and health of all nodes. Iterates in the order of the device list: end-2 before end-10.
+
+    What is thought of a node changes by evidence, which arrives at a method of this class, or by time: `review_at` is
+    when that may next happen, and a heap of those moments says whom to judge anew. So a decision over thousands of
+    nodes judges those few that have news.
 
     Args:
         times: of the failure detector.
@@ -141,6 +185,7 @@ class DeviceList:
         self._sure_since = -math.inf
         """When it last stopped doing so."""
         self._listeners: list[Callable[[str], None]] = []
+        self._followers: list[Callable[[str], None]] = []
         self._devices: dict[str, Device] = {}
         self._told: dict[str, tuple[Health, bool]] = {}
         """Health, and whether it keeps its tasks, as the listeners know it."""
@@ -148,10 +193,22 @@ class DeviceList:
         self._views: dict[str, DeviceView] = {}
         """Judged at `_viewed_at`. One decision asks for each node's health many times at one moment."""
         self._viewed_at = -1.0
+        self._all = _Line()
+        self._alive = {tier: _Line() for tier in Tier}
+        self._versions = dict.fromkeys(Tier, 0)
+        self._reviews: list[tuple[float, str]] = []
+        """A heap: when to judge whom anew."""
+        self._untold: set[str] = set()
+        """Nodes whose health is another than the listeners know."""
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with a node id after any change that may free, add or remove capacity."""
         self._listeners.append(listener)
+
+    def follow(self, follower: Callable[[str], None]) -> None:
+        """Call `follower` with the id of each node that comes to those that may receive tasks, or leaves them. It must
+        not call back."""
+        self._followers.append(follower)
 
     def register(self, registration: Registration, now: float) -> Lease:
         """Give a node a place in the list.
@@ -183,9 +240,14 @@ class DeviceList:
             suspect_after_s=suspect_after_s(*arrivals.fit(), self.times),
             progress_at=now,
             retired=retired,
+            order=natural_order(node_id),
         )
-        self._devices = dict(sorted(self._devices.items(), key=lambda item: natural_order(item[0])))
+        device = self._devices[node_id]
+        if old is not None:
+            self._unlist(old)
+        self._all.put(device)
         self._told[node_id] = (Health.ALIVE, True)
+        self._refresh(device, now)
         self._tell(node_id)
         return Lease(lease_s=self.times.lease_s, heartbeat_s=self.times.heartbeat_s)
 
@@ -217,9 +279,10 @@ class DeviceList:
         device = self.get(node_id)
         if device.incarnation != beat.incarnation:
             raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
-        view = self._view(device, now)
-        if view.health is Health.DEAD:
-            raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
+        if not device.listed or now >= device.review_at:
+            view = self._view(device, now)
+            if view.health is Health.DEAD:
+                raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
         device.arrivals.add(now - device.last_beat)
         device.last_beat = now
         device.suspect_after_s = suspect_after_s(*device.arrivals.fit(), self.times)
@@ -255,6 +318,8 @@ class DeviceList:
             self._views.pop(node_id, None)
             if answered:
                 self._progressed(device, now)
+                if not device.listed:
+                    self._refresh(device, now)
 
     def charge(self, node_id: str, images: int, now: float) -> float:
         """Count images against the node's power budget; returns after how many seconds it may have more."""
@@ -262,7 +327,10 @@ class DeviceList:
         if device is None:
             return 0.0
         device.pace.charge(images, now)
-        return device.pace.wait_s(now)
+        rest = device.pace.wait_s(now)
+        if rest:
+            self._refresh(device, now)
+        return rest
 
     def probed(self, node_id: str, incarnation: str, outcome: Probe, *, began: float, now: float) -> None:
         """What came of a probe that began at `began`. One that a sign of life has overtaken says nothing."""
@@ -321,6 +389,8 @@ class DeviceList:
         device = self._current(node_id, incarnation)
         if device is not None:
             device.not_before = max(device.not_before, until)
+            device.review_at = math.inf  # that may be sooner than the next look at it
+            self._refresh(device, self._viewed_at)
 
     def drain(self, node_id: str, now: float) -> None:
         """Give the node no new tasks; those that it has may finish. Raises NotFound."""
@@ -351,7 +421,7 @@ class DeviceList:
         device = self.get(node_id)
         if incarnation is not None and incarnation != device.incarnation:
             raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
-        del self._devices[node_id], self._told[node_id]
+        self._forget(device)
         self._tell(node_id)
 
     def get(self, node_id: str) -> Device:
@@ -361,9 +431,17 @@ class DeviceList:
             raise NotFound(f"no node {node_id!r} on the device list")
         return device
 
+    def find(self, node_id: str) -> Device | None:
+        """The node's record, if it is on the list."""
+        return self._devices.get(node_id)
+
     def view(self, now: float) -> list[DeviceView]:
         """All nodes in the order of the list, with their health at `now`."""
-        return [self._view(device, now) for device in self._devices.values()]
+        return [self._view(device, now) for device in self._all.devices]
+
+    def of(self, tier: Tier) -> Iterator[Device]:
+        """All nodes of a tier in the order of the list, whatever their health."""
+        return (device for device in self._all.devices if device.tier is tier)
 
     def view_of(self, node_id: str, incarnation: str, now: float) -> DeviceView | None:
         """One node with its health at `now`; None once it has left the list or has come back as another."""
@@ -371,14 +449,19 @@ class DeviceList:
         return None if device is None else self._view(device, now)
 
     def alive(self, tier: Tier, now: float) -> list[Device]:
-        """Nodes of a tier that may receive new tasks, in the order of the list."""
-        return [
-            device
-            for device in self._devices.values()
-            if device.tier is tier
-            and max(device.not_before, device.pace.free_at) <= now
-            and self._view(device, now).health is Health.ALIVE
-        ]
+        """Nodes of a tier that may receive new tasks, in the order of the list. Not to be changed, nor to be kept: it
+        is the list itself, which changes with the next call."""
+        self._review(now)
+        return self._alive[tier].devices
+
+    def place(self, tier: Tier, order: Order) -> int:
+        """How many nodes of a tier that may receive new tasks stand before this place in the list, by the last
+        `alive`."""
+        return self._alive[tier].place(order)
+
+    def version(self, tier: Tier) -> int:
+        """Another number whenever another set of nodes of this tier may receive tasks, by the last `alive`."""
+        return self._versions[tier]
 
     def last_resort(self, tier: Tier, now: float) -> list[Device]:
         """Nodes to try where all nodes of a tier that could work are set aside for wrong answers: it may be the tasks'
@@ -422,33 +505,35 @@ class DeviceList:
             All changes since the last call, those included that evidence has brought in between.
         """
         self._mind_itself(now)
-        for device in self._devices.values():
+        self._review(now)
+        for device in sorted((self._devices[node_id] for node_id in self._untold), key=lambda device: device.order):
             self._announce(device, now)
         changes, self._changes = self._changes, []
-        for node_id in [view.device.node_id for view in self.view(now) if view.silent_s > _FORGET_S]:
-            del self._devices[node_id], self._told[node_id]
         return changes
 
     def _mind_itself(self, now: float) -> None:
         """Take the time off every node's silence in which the scheduler stood still, or doubts that it hears."""
         since_s = 0.0 if self._swept_at is None else now - self._swept_at
-        if self.doubting:
-            self._forgive(since_s, now)
-        elif since_s > 2 * self._sweep_s:
-            self._forgive(since_s - self._sweep_s, now)
+        doubted, late = self.doubting, since_s > 2 * self._sweep_s
+        if doubted or late:
+            self._forgive(since_s if doubted else since_s - self._sweep_s, now)
         self._swept_at = now
         living = (device for device in self._devices.values() if device.epitaph is None)
         if not hears_nobody((now - device.last_seen, device.suspect_after_s) for device in living):
             self._unheard_since = None
         elif self._unheard_since is None:
             self._unheard_since = now
-        doubted = self.doubting
         self.doubting = self._unheard_since is not None and now - self._unheard_since <= self.times.doubt_s
         if doubted and not self.doubting:
             self._sure_since = now
         elif self.doubting and not doubted:
             for device in self._devices.values():
                 device.probe = None if device.probe is Probe.SILENT else device.probe
+        if doubted or late or self.doubting:
+            # What is thought of them has changed otherwise than by the evidence and the moments that are kept.
+            for device in self._devices.values():
+                device.review_at = math.inf
+                self._refresh(device, now)
             self._views.clear()
 
     def _forgive(self, pause_s: float, now: float) -> None:
@@ -458,10 +543,18 @@ class DeviceList:
             device.progress_at = min(now, device.progress_at + pause_s)
         self._views.clear()
 
+    def __len__(self) -> int:
+        """Nodes on the list, whatever their health."""
+        return len(self._devices)
+
     def count(self, tiers: Iterable[Tier]) -> int:
         """Nodes of these tiers on the list, whatever their health."""
         wanted = set(tiers)
         return sum(device.tier in wanted for device in self._devices.values())
+
+    def healths(self) -> Counter[tuple[Tier, Health]]:
+        """How many nodes of each tier are how well, by the last `sweep`."""
+        return Counter((self._devices[node_id].tier, health) for node_id, (health, _) in self._told.items())
 
     def _current(self, node_id: str, incarnation: str) -> Device | None:
         device = self._devices.get(node_id)
@@ -469,8 +562,12 @@ class DeviceList:
 
     def _seen(self, device: Device, now: float) -> None:
         device.last_seen = now
+        well = device.listed and now < device.review_at and not device.draining and device.accusation is None
         device.accusation = device.probe = None
-        self._announce(device, now)
+        if well and device.node_id not in self._untold:
+            self._views.pop(device.node_id, None)  # nothing is due: one that is alive can but live on by that
+        else:
+            self._announce(device, now)
 
     def _progressed(self, device: Device, now: float) -> None:
         device.progress_at = now
@@ -542,12 +639,78 @@ class DeviceList:
         elif not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.
             device.stalled = device.owed
-        self._views.pop(device.node_id, None)
+        self._refresh(device, now)
+        self._untold.discard(device.node_id)
         if self._told[device.node_id] == (view.health, view.keeps_tasks):
             return
         self._told[device.node_id] = (view.health, view.keeps_tasks)
         self._changes.append(view)
         self._tell(device.node_id)
+
+    # --- who may receive tasks, kept up to date ---------------------------------------------------------------------
+
+    def _review(self, now: float) -> None:
+        """Judge the nodes anew whose time has come."""
+        while self._reviews and self._reviews[0][0] <= now:
+            at, node_id = heapq.heappop(self._reviews)
+            device = self._devices.get(node_id)
+            if device is None or at != device.review_at:
+                continue  # another entry has taken its place
+            device.review_at = math.inf
+            if device.epitaph is not None and now - device.last_seen > _FORGET_S:
+                self._forget(device)
+            else:
+                self._refresh(device, now)
+
+    def _refresh(self, device: Device, now: float) -> None:
+        """Judge a node, and put it into the list of those that may receive tasks, or take it out."""
+        self._views.pop(device.node_id, None)
+        view = self._judge(device, now)
+        if (view.health, view.keeps_tasks) != self._told[device.node_id]:
+            self._untold.add(device.node_id)
+        free_at = max(device.not_before, device.pace.free_at)
+        able = view.health is Health.ALIVE and free_at <= now
+        if able and not device.listed:
+            device.listed = True
+            self._alive[device.tier].put(device)
+            self._moved(device)
+        elif device.listed and not able:
+            self._unlist(device)
+        at = self._next_review(device, free_at, now)
+        if at < device.review_at:
+            device.review_at = at
+            heapq.heappush(self._reviews, (at, device.node_id))
+
+    def _next_review(self, device: Device, free_at: float, now: float) -> float:
+        """When time alone may change what `_judge` says, or `free_at` is over."""
+        if device.epitaph is not None:
+            return max(device.last_seen + _FORGET_S, now) + _AGAIN_S
+        moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
+        if owed := device.owed:
+            moments.append(device.progress_at + stalled_after_s(owed, device.ms_per_image, self.times))
+        if device.wrong.count:
+            moments.append(device.wrong.at + rest_s(device.wrong.count, self.times.set_aside_s))
+        at = min((moment for moment in moments if moment > now), default=now) + _AGAIN_S
+        return min(at, free_at) if free_at > now else at
+
+    def _unlist(self, device: Device) -> None:
+        if device.listed:
+            device.listed = False
+            self._alive[device.tier].drop(device)
+            self._moved(device)
+
+    def _moved(self, device: Device) -> None:
+        self._versions[device.tier] += 1
+        for follower in self._followers:
+            follower(device.node_id)
+
+    def _forget(self, device: Device) -> None:
+        node_id = device.node_id
+        self._unlist(device)
+        self._all.drop(device)
+        del self._devices[node_id], self._told[node_id]
+        self._views.pop(node_id, None)
+        self._untold.discard(node_id)
 
     def _tell(self, node_id: str) -> None:
         for listener in self._listeners:

@@ -19,25 +19,25 @@ How a task ends:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import math
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-import httpx
-
 from scheduler.adaptive.pilot import EndPlace, Pilot
-from scheduler.adaptive.planner import Ask, Hold
+from scheduler.adaptive.planner import Ask, Hold, Outlook
+from scheduler.attempt import Wire
 from scheduler.attempts import Attempts
 from scheduler.devices import Device, DeviceList
-from scheduler.dispatch import Choice, Place, Want, choose, eligible, tags
+from scheduler.dispatch import Choice, FreePlaces, Order, Place, Want, choose, eligible, in_order, tags
 from scheduler.escalation import upstreams_of
-from scheduler.fleet import Fleet, Ways
+from scheduler.fleet import Fleet
 from scheduler.mapping import Node
 from scheduler.retry import RetryBudget
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
-from tierkit.types import Health, Recovery, Scheme, Tier
+from tierkit.types import Recovery, Scheme, Tier
 
 __all__ = ["Dispatcher"]
 
@@ -45,6 +45,14 @@ _log = logging.getLogger(__name__)
 
 _MOVE_S = 0.25
 """How often it is asked whether a task waits for the wrong upper node."""
+_MOVE_TASKS = 200
+"""With more tasks under way than this it is asked as much more rarely."""
+_MANY = 32
+"""A fleet of more end devices, or more upper nodes of a tier, is looked at in parts by the scheme `adaptive`."""
+_PART = 6
+"""So many end devices that have room, and upper nodes of each tier, are looked at for one task."""
+_OUTLOOK_S, _OUTLOOK = 0.1, 0.05
+"""How long what a large fleet can do counts: at least so many seconds, and such a share of the time left."""
 _IDLE_S = 1.0
 """The loop looks around at least this often, should a change have announced itself to nobody."""
 
@@ -57,7 +65,7 @@ class Dispatcher:
         devices: the device list; the dispatcher listens to its changes.
         fleet: routes over it.
         pilot: of the scheme `adaptive`.
-        http: for the end devices.
+        wire: to the end devices.
         classes: how many coarse and fine classes there are.
         congested: whether so many answers wait to be written that no new tasks should be sent.
         clock: `time.monotonic`, which both kinds of event loop count by as well (uvloop in whole milliseconds).
@@ -71,7 +79,7 @@ class Dispatcher:
         devices: DeviceList,
         fleet: Fleet,
         pilot: Pilot,
-        http: httpx.AsyncClient,
+        wire: Wire,
         classes: tuple[int, int],
         congested: Callable[[], bool],
         clock: Callable[[], float],
@@ -87,16 +95,31 @@ class Dispatcher:
             settings=settings,
             devices=devices,
             fleet=fleet,
-            http=http,
+            wire=wire,
             classes=classes,
             clock=clock,
             chance=chance or random.Random(),
             pilot=pilot,
             wake=self.wake,
+            counted=self._stir,
             fail_job=lambda job, reason: self._end(job, "failed", reason),
         )
         self._jobs: dict[str, ActiveJob] = {}
         self._last_used: str | None = None
+        self._last_order: Order | None = None
+        self._free = FreePlaces()
+        self._stirred: set[str] = set()
+        """End devices that may have come to have room, or no room."""
+        self._open = FreePlaces()
+        """Those that may have room for a task of the scheme `adaptive`, in a large fleet."""
+        self._stirred_open: set[str] = set()
+        self._closed: set[str] = set()
+        """Those that had none when they were looked at."""
+        self._outlooks: dict[str, tuple[float, Outlook]] = {}
+        """By job: until when it counts, and what it is."""
+        self._part = 0
+        self._part_order: Order | None = None
+        """Of the upper nodes and the end devices, which part was looked at last."""
         self._virtual = 0.0
         """Virtual time of the fair queue, see `dispatch.tags`."""
         self._move_at = 0.0
@@ -106,6 +129,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         devices.listen(self._on_device_change)
+        devices.follow(self._stir)
 
     @property
     def unfinished(self) -> int:
@@ -152,9 +176,12 @@ class Dispatcher:
             while True:
                 self._wake.clear()
                 idle_s = self._step()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(idle_s):
+                if not self._wake.is_set():
+                    alarm = asyncio.get_running_loop().call_later(idle_s, self._wake.set)
+                    try:
                         await self._wake.wait()
+                    finally:
+                        alarm.cancel()
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
@@ -170,9 +197,11 @@ class Dispatcher:
         if now >= self._move_at:
             # After a pause of this process answers wait to be read: their nodes only look overdue.
             stood_still = now > self._move_at + _MOVE_S
-            self._move_at = now + _MOVE_S
+            self._move_at = now + _MOVE_S * max(1.0, self._attempts.under_way / _MOVE_TASKS)
             if not stood_still:
                 self._move(now)
+            self._stirred_open |= self._closed  # time alone may have given them room
+            self._closed.clear()
         if any(job.policy.scheme is Scheme.ADAPTIVE for job in self._jobs.values()):
             self._look_at = min(self._look_at, self._move_at)
         hedge_in_s = self._hedge(now) if self._settings.hedge else _IDLE_S
@@ -192,7 +221,7 @@ class Dispatcher:
                 job.give_up(task, "deadline", f"the job's {job.policy.deadline_s:g} s are over", now)
             self._end(job, None, f"its deadline of {job.policy.deadline_s:g} s is over")
         elif job.delayed or job.held:
-            job.wake_delayed(now, has_upstream=self._fleet.has_upstream(job.policy.scheme, now, Ways.of(job.policy)))
+            job.wake_delayed(now, has_upstream=self._fleet.has_upstream(job.policy.scheme, now, job.ways))
 
     def _send_next(self, now: float) -> bool:
         wants = [
@@ -213,26 +242,7 @@ class Dispatcher:
         ]
         if not wants:
             return False
-        able = self._devices.alive(Tier.END, now) or self._devices.last_resort(Tier.END, now)
-        alive = {device.node_id for device in able}
-        ends = self._fleet.ends(now)
-        places = [
-            Place(
-                node_id=device.node_id,
-                outstanding=self.outstanding(device.node_id) - self._attempts.planned(device.node_id),
-                owed=self._attempts.owed(device.node_id),
-                alive=device.node_id in alive,
-                on_trial=device.wrong.count > 0,
-            )
-            for device in ends
-        ]
-        choice = choose(
-            wants,
-            places,
-            window=self._settings.window,
-            last_used=self._last_used,
-            plan=lambda want: self._plan(want, places, now),
-        )
+        choice = choose(wants, in_order=lambda want: self._in_order(want, now), plan=lambda want: self._plan(want, now))
         if choice is None:
             return False
         job = self._jobs[choice.job_id]
@@ -248,29 +258,75 @@ class Dispatcher:
     def _tags(self, job: ActiveJob, task: ActiveTask) -> tuple[float, float]:
         return tags(self._virtual, job.finish_tag, task.images, job.policy.weight)
 
-    def _plan(self, want: Want, places: Sequence[Place], now: float) -> Choice | None:
+    def _in_order(self, want: Want, now: float) -> Choice | None:
+        """Where the schemes of the paper send the next task of a job."""
+        if not (_anywhere(want) and self._devices.alive(Tier.END, now)):
+            return in_order(want, self._places(now), window=self._settings.window, last_used=self._last_used)
+        for node_id in self._stirred:
+            self._note_room(node_id)
+        self._stirred.clear()
+        return self._free.choice(want, self._last_order, self._passed_over)
+
+    def _stir(self, node_id: str) -> None:
+        self._stirred.add(node_id)
+        self._stirred_open.add(node_id)
+
+    def _note_room(self, node_id: str) -> None:
+        device = self._devices.find(node_id)
+        if device is not None and device.tier is Tier.END:
+            held = self.outstanding(node_id) - self._attempts.planned(node_id)
+            room = max(held, self._attempts.owed(node_id)) < self._settings.window
+            self._free.set(node_id, device.order, free=room and device.listed)
+        else:
+            self._free.set(node_id, (), free=False)
+
+    def _passed_over(self, node_id: str) -> int:
+        """How many end devices that are alive stand between the last one and this one."""
+        here = self._devices.place(Tier.END, self._devices.get(node_id).order)
+        after = 0
+        if self._last_used is not None and self._last_order is not None:
+            last = self._devices.find(self._last_used)
+            after = self._devices.place(Tier.END, self._last_order) + (last is not None and last.listed)
+        return here - after if here >= after else here - after + len(self._devices.alive(Tier.END, self._clock()))
+
+    def _places(self, now: float) -> list[Place]:
+        able = self._devices.alive(Tier.END, now) or self._devices.last_resort(Tier.END, now)
+        alive = {device.node_id for device in able}
+        return [
+            Place(
+                node_id=device.node_id,
+                outstanding=self.outstanding(device.node_id) - self._attempts.planned(device.node_id),
+                owed=self._attempts.owed(device.node_id),
+                alive=device.node_id in alive,
+                on_trial=device.wrong.count > 0,
+            )
+            for device in self._fleet.ends()
+        ]
+
+    def _plan(self, want: Want, now: float) -> Choice | None:
         """Where the scheme `adaptive` sends the next task of a job."""
         job = self._jobs[want.job_id]
         task = job.open[want.task]
-        limit = self._settings.window + want.interactive
-        ends = [
-            EndPlace(node=self._fleet.node(self._devices.get(place.node_id)), has_room=place.owed < limit)
-            for place in eligible(want, places)
-        ]
-        uppers = self._fleet.uppers(now, Ways.of(job.policy))
+        uppers = self._fleet.uppers(now, job.ways)
         ask = Ask(
             remaining=len(job.ready),
             interactive=job.interactive,
             deadline=job.deadline_of(task, now),
             job_deadline=job.deadline,
         )
-        untried = [node for node in uppers if node.node_id not in want.tried]
-        way = self.pilot.plan(ask, task.images, ends, untried or uppers, now, fine_only=task.has_coarse)
+        untried = [node for node in uppers if node.node_id not in want.tried] if want.tried else uppers
+        known = None
+        if _anywhere(want) and (len(self._devices.alive(Tier.END, now)) > _MANY or len(uppers) > 2 * _MANY):
+            known = self._outlook(job, task, uppers, now)
+            ends, uppers = self._part_of(task, uppers, now)
+        else:
+            ends, uppers = self._all_ends(want, now), untried or uppers
+        way = self.pilot.plan(ask, task.images, ends, uppers, now, fine_only=task.has_coarse, known=known)
         if way is None:
             return None
         if isinstance(way, Hold):
             job.held_back = way.reason
-            self._look_at = min(self._look_at, way.until)
+            self._look_at = min(self._look_at, way.until, math.inf if known is None else now + _OUTLOOK_S)
             return None
         return Choice(
             job_id=want.job_id,
@@ -281,12 +337,56 @@ class Dispatcher:
             too_late=way.too_late,
         )
 
+    def _all_ends(self, want: Want, now: float) -> list[EndPlace]:
+        limit = self._settings.window + want.interactive
+        return [
+            EndPlace(node=self._fleet.node(self._devices.get(place.node_id)), has_room=place.owed < limit)
+            for place in eligible(want, self._places(now))
+        ]
+
+    def _part_of(self, task: ActiveTask, uppers: Sequence[Node], now: float) -> tuple[list[EndPlace], list[Node]]:
+        """A few end devices that have room, the next ones in sequential order, and a few upper nodes of each tier,
+        other ones each time: of a few that are looked at the best is nearly as good as the best of all (Mitzenmacher:
+        The power of two choices in randomized load balancing, 2001)."""
+        for node_id in self._stirred_open:
+            device = self._devices.find(node_id)
+            end = device is not None and device.tier is Tier.END
+            self._open.set(node_id, device.order if device else (), free=end and device is not None and device.listed)
+        self._stirred_open.clear()
+        ends: list[EndPlace] = []
+        while not ends and (names := self._open.some(self._part_order, _PART)):
+            some = [
+                EndPlace(
+                    node=self._fleet.node(self._devices.get(node_id)),
+                    has_room=self._attempts.owed(node_id) < self._settings.window,
+                )
+                for node_id in names
+            ]
+            self._part_order = self._devices.get(names[-1]).order
+            ends = self.pilot.with_room(some, task.images, now, fine_only=task.has_coarse)
+            for node_id in set(names) - {end.node.node_id for end in ends}:
+                self._open.set(node_id, (), free=False)
+                self._closed.add(node_id)
+        self._part += 1
+        cut = bisect_left(uppers, True, key=lambda node: node.tier is Tier.CLOUD)
+        tiers = uppers[:cut], uppers[cut:]
+        return ends, [node for nodes in tiers for node in _in_turn(nodes, self._part * _PART)]
+
+    def _outlook(self, job: ActiveJob, task: ActiveTask, uppers: Sequence[Node], now: float) -> Outlook:
+        until, known = self._outlooks.get(job.job_id, (0.0, None))
+        if known is None or now >= until:
+            ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
+            known = self.pilot.outlook(len(job.ready), task.images, ends, uppers, now)
+            until = now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now))
+            self._outlooks[job.job_id] = until, known
+        return known
+
     def _gathers_for(self, job: ActiveJob, now: float) -> bool:
         scheme = job.policy.scheme
         return (
             now < self._gathering_until
             and scheme is not Scheme.END
-            and not self._fleet.has_upstream(scheme, now, Ways.of(job.policy))
+            and not self._fleet.has_upstream(scheme, now, job.ways)
         )
 
     def _regardless(self, job: ActiveJob, now: float) -> frozenset[str] | None:
@@ -305,7 +405,7 @@ class Dispatcher:
             ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
             ask = Ask(remaining=len(job.ready) + 1, interactive=job.interactive)
             images = job.policy.batch_size
-            found = self.pilot.misplaced(ask, waiting, images, ends, self._fleet.uppers(now, Ways.of(job.policy)), now)
+            found = self.pilot.misplaced(ask, waiting, images, ends, self._fleet.uppers(now, job.ways), now)
             if found is not None:
                 self._attempts.move(*found)
 
@@ -313,10 +413,10 @@ class Dispatcher:
         device = self._devices.get(choice.node_id)
         upstreams, why = choice.upper, choice.reason
         if upstreams is None:
-            route = self._fleet.route(job.policy.scheme, device.node_id, now, Ways.of(job.policy))
+            route = self._fleet.route(job.policy.scheme, device.node_id, now, job.ways)
             upstreams, why = route.for_task(job.sent), f"{choice.reason}; {route.reason}"
         upstreams = self._allowed(job, device, _gated(job, upstreams), now)
-        self._last_used = device.node_id
+        self._last_used, self._last_order = device.node_id, device.order
         job.begin(now, task)
         if task.has_coarse and not upstreams:
             if choice.too_late:
@@ -331,7 +431,7 @@ class Dispatcher:
 
     def _allowed(self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float) -> tuple[Node, ...]:
         """Those of an end device's upper nodes to which it may send the job's images in some form."""
-        entries = self._fleet.upstreams(device, nodes, Ways.of(job.policy), now, content=job.content)
+        entries = self._fleet.upstreams(device, nodes, job.ways, now, content=job.content)
         able = {entry.node_id for entry in entries}
         return tuple(node for node in nodes if node.node_id in able)
 
@@ -354,7 +454,7 @@ class Dispatcher:
             device = next(others, None)
             if device is None or job.retries is None or not job.retries.has_token(now):
                 continue
-            route = self._fleet.route(job.policy.scheme, device.node_id, now, Ways.of(job.policy))
+            route = self._fleet.route(job.policy.scheme, device.node_id, now, job.ways)
             allowed = self._allowed(job, device, _gated(job, route.for_task(job.sent)), now)
             upstreams = tuple(sorted(allowed, key=lambda node: node.node_id in nodes))
             if task.has_coarse and not upstreams:
@@ -370,14 +470,14 @@ class Dispatcher:
         self._wake.set()
 
     def _explain_waiting(self, now: float) -> None:
-        ends = [view for view in self._devices.view(now) if view.device.tier is Tier.END]
         for job in self._jobs.values():
             if job.ending or len(job.open) > job.waiting:
                 continue  # something of it is on its way
             if self._gathers_for(job, now):
                 job.reason = "waiting for an upper node to register: the scheduler has just started"
                 continue
-            if not any(view.health is Health.ALIVE for view in ends):
+            if not self._devices.alive(Tier.END, now):
+                ends = [view for view in self._devices.view(now) if view.device.tier is Tier.END]
                 known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
                 job.reason = f"waiting for an end device ({known or 'none has registered'})"
             elif not job.ready and job.waits_for_upstream:
@@ -395,7 +495,21 @@ class Dispatcher:
     async def _conclude(self, job: ActiveJob, state: str | None, reason: str) -> None:
         await job.sink.ended(state, reason)
         del self._jobs[job.job_id]
+        self._outlooks.pop(job.job_id, None)
         self._wake.set()
+
+
+def _anywhere(want: Want) -> bool:
+    """Whether a task may go to any end device that is alive and has room in its window; see `eligible`."""
+    return not (want.interactive or want.tried or want.fine_only) and want.regardless is None
+
+
+def _in_turn(nodes: Sequence[Node], first: int) -> Sequence[Node]:
+    """A few nodes in a circle."""
+    if len(nodes) <= _PART:
+        return nodes
+    at = first % len(nodes)
+    return [*nodes[at : at + _PART], *nodes[: max(0, at + _PART - len(nodes))]]
 
 
 def _gated(job: ActiveJob, route: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -4,8 +4,9 @@ routes."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from encryption.noise import job_key
 from encryption.policy import Form, Trust, decide_form
@@ -18,11 +19,12 @@ from scheduler.mapping import (
     TaskTimes,
     map_count,
     plan_routes,
+    route_of,
     share_to_cloud,
 )
 from scheduler.policy import JobPolicy
 from scheduler.settings import SchedulerSettings
-from tierkit.errors import Conflict, Forbidden, NotFound
+from tierkit.errors import Conflict, Forbidden
 from tierkit.protocol import Encoding, Relay, Upstream
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 
@@ -65,6 +67,11 @@ class Ways:
 
 _DEFAULT = Ways()
 
+_PLAIN = frozenset(
+    privacy for privacy in (Privacy.AUTO, Privacy.NONE) if decide_form(privacy, Trust.TRUSTED) is Form.PIXELS
+)
+"""With these a trusted node gets pixels whatever encoders there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class MapCount:
@@ -98,21 +105,33 @@ class Fleet:
         self._cut = [encoder.name for encoder in manifest.encoders if encoder.is_cut]
         self._secret = secret
         self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
+        self._nodes: dict[str, tuple[Device, Node]] = {}
+        """By node id, as long as it is of that incarnation."""
+        self._entries: dict[str, tuple[Node, Upstream]] = {}
+        """As upper nodes stand on the wire when they get pixels."""
+        self._uppers: dict[tuple[Tier, Ways], tuple[tuple[int, ...], list[Node]]] = {}
+        """As long as the device list has these versions."""
+        self._n_map: tuple[tuple[int, int], MapCount] | None = None
 
     def route(self, scheme: Scheme, node_id: str, now: float, ways: Ways | None = None) -> Route:
         """The route of one end device; one that is not alive is counted in as if it were."""
-        return self.routes(scheme, now, also=(node_id,), ways=ways)[node_id]
+        self._devices.alive(Tier.END, now)
+        edges, clouds = self._above(scheme, now, ways)
+        return route_of(
+            scheme,
+            end=node_id,
+            position=self._devices.place(Tier.END, self._devices.get(node_id).order),
+            edges=edges,
+            clouds=clouds,
+            n_map=self.n_map(now).used,
+        )
 
-    def routes(
-        self, scheme: Scheme, now: float, *, also: Collection[str] = (), ways: Ways | None = None
-    ) -> dict[str, Route]:
-        """The routes of the end devices that are alive, and of those in `also`."""
-        edges, clouds = self.upper(Tier.EDGE, now, ways), self.upper(Tier.CLOUD, now, ways)
-        if len(_UPPER_TIERS[scheme]) > 1:
-            edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
+    def routes(self, scheme: Scheme, now: float) -> dict[str, Route]:
+        """The routes of the end devices that are alive, for a job with the default ways."""
+        edges, clouds = self._above(scheme, now, None)
         return plan_routes(
             scheme,
-            ends={*also, *(device.node_id for device in self._devices.alive(Tier.END, now))},
+            ends=[device.node_id for device in self._devices.alive(Tier.END, now)],
             edges=edges,
             clouds=clouds,
             n_map=self.n_map(now).used,
@@ -129,17 +148,36 @@ class Fleet:
         Args:
             ways: of the job; the defaults unless given.
         """
-        candidates = self._devices.alive(tier, now) or self._devices.suspect(tier, now)
-        ends = self._devices.alive(Tier.END, now)
-        return [self.node(device) for device in candidates if self._may_get(device, ends, ways or _DEFAULT, now)]
+        ways = ways or _DEFAULT
+        alive, ends = self._devices.alive(tier, now), self._devices.alive(Tier.END, now)
+        if not alive:
+            return self._able(self._devices.suspect(tier, now), ends, ways, now)
+        # Who may get them in which form depends on the end devices and the edge nodes that encode as well.
+        versions = tuple(map(self._devices.version, Tier))
+        known = self._uppers.get((tier, ways))
+        if known is None or known[0] != versions:
+            known = self._uppers[tier, ways] = versions, self._able(alive, ends, ways, now)
+        return known[1]
+
+    def _able(self, devices: Sequence[Device], ends: Sequence[Device], ways: Ways, now: float) -> list[Node]:
+        return [self.node(device) for device in devices if self._may_get(device, ends, ways, now)]
 
     def uppers(self, now: float, ways: Ways | None = None) -> list[Node]:
         """The upper nodes of both tiers, edge first; those that are set aside only where there is no other."""
         nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now, ways)]
         return self._sound(nodes, now, beside=nodes)
 
-    def _sound(self, nodes: Sequence[Node], now: float, *, beside: Sequence[Node]) -> list[Node]:
+    def _above(self, scheme: Scheme, now: float, ways: Ways | None) -> tuple[list[Node], list[Node]]:
+        """The edge nodes and the clouds for the routes of a scheme."""
+        edges, clouds = self.upper(Tier.EDGE, now, ways), self.upper(Tier.CLOUD, now, ways)
+        if len(_UPPER_TIERS[scheme]) > 1:
+            edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
+        return edges, clouds
+
+    def _sound(self, nodes: list[Node], now: float, *, beside: Sequence[Node]) -> list[Node]:
         """Those whose answers are not wrong, where there are such beside them; else all."""
+        if all(self._devices.alive(node.tier, now) for some in (nodes, beside) for node in (*some[:1], *some[-1:])):
+            return nodes  # nobody who is set aside is among them: each tier has nodes that are alive, or none
         aside = {view.device.node_id for view in self._devices.view(now) if view.set_aside}
         if all(node.node_id in aside for node in beside):
             return list(nodes)
@@ -202,6 +240,14 @@ class Fleet:
         """End devices per edge node: as set, else Eq. 4 over the measured speeds."""
         if self._settings.n_map is not None:
             return MapCount(self._settings.n_map, "set by the operator (--n-map)")
+        for tier in (Tier.END, Tier.EDGE):
+            self._devices.alive(tier, now)
+        versions = self._devices.version(Tier.END), self._devices.version(Tier.EDGE)
+        if self._n_map is None or self._n_map[0] != versions:
+            self._n_map = versions, self._by_formula(now)
+        return self._n_map[1]
+
+    def _by_formula(self, now: float) -> MapCount:
         times = self.times(now)
         if times is None or times.edge is None:
             return MapCount(None, f"there is no {'end device' if times is None else 'edge node'} to compute it for")
@@ -216,7 +262,8 @@ class Fleet:
         return share_to_cloud(ends, len(self.upper(Tier.EDGE, now)), self.n_map(now).used)
 
     def times(self, now: float) -> FleetTimes | None:
-        """Seconds per task of 50 images: each tier's mean measured speed, and the link times of the settings."""
+        """Seconds per task of 50 images: each tier's median measured speed, so that a node that was disturbed when it
+        measured does not count, and the link times of the settings."""
         links = {
             Tier.END: self._settings.end_link_s,
             Tier.EDGE: self._settings.edge_link_s,
@@ -227,8 +274,7 @@ class Fleet:
             speeds = [self.node(device).ms_per_image for device in self._devices.alive(tier, now)]
             if not speeds:
                 return None
-            mean_s = sum(speeds) / len(speeds) / 1000
-            return TaskTimes(communication_s=links[tier], processing_s=mean_s * PAPER_BATCH)
+            return TaskTimes(communication_s=links[tier], processing_s=median(speeds) / 1000 * PAPER_BATCH)
 
         end = of(Tier.END)
         return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
@@ -244,18 +290,17 @@ class Fleet:
         """
         entries: list[Upstream] = []
         for node in nodes:
-            try:
-                encoder, relay = self._way(end, self._devices.get(node.node_id), ways, now)
-            except (Conflict, Forbidden, NotFound):
+            target = self._devices.find(node.node_id)
+            if target is None:
                 continue
-            entry = Upstream(
-                node_id=node.node_id,
-                url=node.url,
-                tier=node.tier,
-                model=node.model,
-                encoding=None,
-                key=self._devices.key_of(node.node_id),
-            )
+            entry = self._entry(node, target)
+            if self._gets_pixels(target, ways):
+                entries.append(entry)
+                continue
+            try:
+                encoder, relay = self._way(end, target, ways, now)
+            except (Conflict, Forbidden):
+                continue
             if encoder is not None:
                 encoding = Encoding(
                     name=encoder.name,
@@ -268,12 +313,25 @@ class Fleet:
             entries.append(entry)
         return tuple(entries)
 
+    def _entry(self, node: Node, device: Device) -> Upstream:
+        """As it stands on the wire when it gets pixels."""
+        known = self._entries.get(node.node_id)
+        key = device.registration.key
+        if known is None or known[0] is not node or known[1].key != key:
+            entry = Upstream(
+                node_id=node.node_id, url=node.url, tier=node.tier, model=node.model, encoding=None, key=key
+            )
+            known = self._entries[node.node_id] = node, entry
+        return known[1]
+
     def _way(self, end: Device, target: Device, ways: Ways, now: float) -> tuple[EncoderEntry | None, Relay | None]:
         """How images get from an end device to an upper node: with which encoder, and who encodes in its place.
 
         Raises:
             Conflict, Forbidden: as `decide_form`.
         """
+        if self._gets_pixels(target, ways):
+            return None, None
         relays: list[Device] = []
         holders = [end]
         if ways.encode_on is Tier.EDGE:
@@ -309,7 +367,7 @@ class Fleet:
         ]
 
     def _may_get(self, target: Device, ends: Sequence[Device], ways: Ways, now: float) -> bool:
-        if self.trusts(target) and ways.privacy in (Privacy.AUTO, Privacy.NONE):
+        if self._gets_pixels(target, ways):
             return True
         for end in ends:
             try:
@@ -319,15 +377,28 @@ class Fleet:
             return True
         return False
 
+    def _gets_pixels(self, target: Device, ways: Ways) -> bool:
+        """Whether it gets them whatever encoders there are; False where those matter."""
+        return ways.privacy in _PLAIN and self.trusts(target)
+
     def _trust(self, device: Device) -> Trust:
         return Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED
 
-    def ends(self, now: float) -> list[Device]:
+    def ends(self) -> list[Device]:
         """All end devices in the order of the list, whatever their health."""
-        return [view.device for view in self._devices.view(now) if view.device.tier is Tier.END]
+        return list(self._devices.of(Tier.END))
 
     def node(self, device: Device) -> Node:
         """The node with the model that it would be asked for: on upper tiers a fine one where it holds one."""
+        known = self._nodes.get(device.node_id)
+        if known is None or known[0] is not device:
+            if len(self._nodes) > 2 * len(self._devices):  # most of them are gone for good
+                self._nodes.clear()
+                self._entries.clear()
+            known = self._nodes[device.node_id] = device, self._node(device)
+        return known[1]
+
+    def _node(self, device: Device) -> Node:
         offers = device.registration.models
         offer = offers[0]
         if device.tier is not Tier.END:

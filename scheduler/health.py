@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from statistics import NormalDist, fmean, pstdev
+from statistics import NormalDist
 
 from tierkit.types import Health
 
@@ -100,22 +100,35 @@ class Arrivals:
 
     heartbeat_s: float
     _intervals: deque[float] = field(init=False)
+    _sum: float = field(init=False, default=0.0)
+    _squares: float = field(init=False, default=0.0)
+    """Sums over the intervals less `heartbeat_s`, which keeps them small, and over their squares."""
 
     def __post_init__(self) -> None:
         # As in Pekko: before the first beats, a mean as asked for with a quarter of it as deviation.
-        self._intervals = deque((0.75 * self.heartbeat_s, 1.25 * self.heartbeat_s), maxlen=_WINDOW)
+        self._intervals = deque(maxlen=_WINDOW)
+        self.add(0.75 * self.heartbeat_s)
+        self.add(1.25 * self.heartbeat_s)
 
     def add(self, interval_s: float) -> None:
+        if len(self._intervals) == _WINDOW:
+            oldest = self._intervals[0] - self.heartbeat_s
+            self._sum -= oldest
+            self._squares -= oldest * oldest
         self._intervals.append(interval_s)
+        beyond = interval_s - self.heartbeat_s
+        self._sum += beyond
+        self._squares += beyond * beyond
 
     def fit(self) -> tuple[float, float]:
         """Mean and standard deviation, with their floors."""
-        return fit(self._intervals, self.heartbeat_s)
+        mean = self._sum / len(self._intervals)
+        variance = self._squares / len(self._intervals) - mean * mean
+        return _floored(self.heartbeat_s + mean, math.sqrt(max(0.0, variance)), self.heartbeat_s)
 
 
-def fit(intervals: Sequence[float], heartbeat_s: float) -> tuple[float, float]:
-    """Mean and standard deviation of the intervals between heartbeats, each with its floor (see the module)."""
-    return max(heartbeat_s, fmean(intervals)), max(MIN_DEVIATION_S, pstdev(intervals))
+def _floored(mean_s: float, deviation_s: float, heartbeat_s: float) -> tuple[float, float]:
+    return max(heartbeat_s, mean_s), max(MIN_DEVIATION_S, deviation_s)
 
 
 def phi(silent_s: float, mean_s: float, deviation_s: float) -> float:

@@ -30,12 +30,18 @@ __all__ = [
     "map_count",
     "natural_order",
     "plan_routes",
+    "route_of",
     "share_to_cloud",
     "time_end",
     "time_end_cloud",
     "time_end_edge",
     "time_mapping",
 ]
+
+
+_MOST_ASKED = 8
+"""Nodes of a tier on one route: the list goes over the wire with each task, and whoever has asked so many in vain asks
+in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +92,10 @@ class Route:
     reason: str
 
     def for_task(self, turn: int) -> tuple[Node, ...]:
-        """The upstreams of the `turn`-th task on this route, first choice first."""
+        """The upstreams of the `turn`-th task on this route, first choice first; of those in turn the first few."""
         if self.in_turn < 2:
             return self.upstreams
-        first = turn % self.in_turn
-        shared = self.upstreams[: self.in_turn]
-        return shared[first:] + shared[:first] + self.upstreams[self.in_turn :]
+        return _from(self.upstreams[: self.in_turn], turn % self.in_turn)
 
 
 def time_end(tasks: int, n_end: int, end: TaskTimes) -> float:
@@ -151,53 +155,64 @@ def plan_routes(
     fewer end devices than places no edge node idles beside a doubly used one. For `N_map = 1` this is the paper's
     evaluation: the first four end devices to the four edge nodes, the others to the cloud.
     """
-    if n_map < 1:
-        raise ValueError(f"n_map must be at least 1, not {n_map}")
     end_ids = sorted(ends, key=natural_order)
     edge_nodes = sorted(edges, key=lambda node: natural_order(node.node_id))
     cloud_nodes = sorted(clouds, key=lambda node: natural_order(node.node_id))
+    return {
+        end: route_of(scheme, end=end, position=position, edges=edge_nodes, clouds=cloud_nodes, n_map=n_map)
+        for position, end in enumerate(end_ids)
+    }
+
+
+def route_of(
+    scheme: Scheme, *, end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int
+) -> Route:
+    """The route of one end device.
+
+    Args:
+        position: of the end device among those on the device list, from 0.
+        edges, clouds, n_map: as for `plan_routes`, in the order of the device list.
+    """
+    if n_map < 1:
+        raise ValueError(f"n_map must be at least 1, not {n_map}")
     if scheme is Scheme.MAPPING:
-        return _map(end_ids, edge_nodes, cloud_nodes, n_map)
+        return _map(end, position, edges, clouds, n_map)
     if scheme is Scheme.END:
-        return {
-            end: Route(end=end, upstreams=(), in_turn=0, reason="scheme end: coarse answers only") for end in end_ids
-        }
+        return Route(end=end, upstreams=(), in_turn=0, reason="scheme end: coarse answers only")
     if scheme is Scheme.ADAPTIVE:
-        every = (*edge_nodes, *cloud_nodes)
+        every = (*edges[:_MOST_ASKED], *clouds[:_MOST_ASKED])
         reason = "scheme adaptive: chosen for each task" if every else "no upper node on the device list"
-        return {end: Route(end=end, upstreams=every, in_turn=min(1, len(every)), reason=reason) for end in end_ids}
-    upper = edge_nodes if scheme is Scheme.END_EDGE else cloud_nodes
+        return Route(end=end, upstreams=every, in_turn=min(1, len(every)), reason=reason)
+    upper = edges if scheme is Scheme.END_EDGE else clouds
     tier = "edge" if scheme is Scheme.END_EDGE else "cloud"
     reason = f"scheme {scheme}: {_count(upper, tier)}"
     reason += " in sequential order" if len(upper) > 1 else "" if upper else " on the device list"
-    return {end: Route(end=end, upstreams=tuple(upper), in_turn=len(upper), reason=reason) for end in end_ids}
+    return Route(end=end, upstreams=tuple(upper), in_turn=len(upper), reason=reason)
 
 
-def _map(ends: list[str], edges: list[Node], clouds: list[Node], n_map: int) -> dict[str, Route]:
+def _map(end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int) -> Route:
     places = len(edges) * n_map
-    routes: dict[str, Route] = {}
-    for position, end in enumerate(ends):
-        if position < places:
-            own, others, spare = edges, position % len(edges), clouds
-            reason = f"place {position + 1} of {places} on {_count(edges, 'edge')} (N_map = {n_map})"
-        elif clouds:
-            own, others, spare = clouds, (position - places) % len(clouds), edges
-            reason = (
-                f"all {places} places on {_count(edges, 'edge')} are taken (N_map = {n_map}): the rest go to the cloud"
-            )
-            if not edges:
-                reason = "no edge node on the device list: the cloud serves all"
-        elif edges:
-            own, others, spare = edges, position % len(edges), clouds
-            reason = (
-                f"all {places} places are taken (N_map = {n_map}) and there is no cloud: shared among the edge nodes"
-            )
-        else:
-            own, others, spare = [], 0, []
-            reason = "no upper node on the device list: the coarse answer stands"
-        upstreams = (*own[others:], *own[:others], *spare)
-        routes[end] = Route(end=end, upstreams=upstreams, in_turn=min(1, len(upstreams)), reason=reason)
-    return routes
+    if position < places:
+        own, others, spare = edges, position % len(edges), clouds
+        reason = f"place {position + 1} of {places} on {_count(edges, 'edge')} (N_map = {n_map})"
+    elif clouds:
+        own, others, spare = clouds, (position - places) % len(clouds), edges
+        reason = f"all {places} places on {_count(edges, 'edge')} are taken (N_map = {n_map}): the rest go to the cloud"
+        if not edges:
+            reason = "no edge node on the device list: the cloud serves all"
+    elif edges:
+        own, others, spare = edges, position % len(edges), clouds
+        reason = f"all {places} places are taken (N_map = {n_map}) and there is no cloud: shared among the edge nodes"
+    else:
+        own, others, spare = (), 0, ()
+        reason = "no upper node on the device list: the coarse answer stands"
+    upstreams = (*_from(own, others), *_from(spare, position % len(spare) if len(spare) > _MOST_ASKED else 0))
+    return Route(end=end, upstreams=upstreams, in_turn=min(1, len(upstreams)), reason=reason)
+
+
+def _from(nodes: Sequence[Node], first: int) -> tuple[Node, ...]:
+    """The first few nodes in a circle."""
+    return (*nodes[first : first + _MOST_ASKED], *nodes[: max(0, min(first, first + _MOST_ASKED - len(nodes)))])
 
 
 def _count(nodes: Sequence[Node], tier: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, load_manifest
 from scheduler.adaptive.pilot import Pilot
+from scheduler.attempt import HttpWire
 from scheduler.devices import DeviceList
 from scheduler.dispatcher import Dispatcher
 from scheduler.events import Hub
@@ -69,7 +70,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
                     devices=devices,
                     fleet=fleet,
                     pilot=pilot,
-                    http=http,
+                    wire=HttpWire(http),
                     classes=(len(hierarchy.coarse), len(hierarchy.fine)),
                     congested=lambda: commit.congested,
                     clock=time.monotonic,
@@ -136,11 +137,10 @@ async def _sweep(devices: DeviceList) -> None:
             doubting = devices.doubting
             news = "no node is heard: this machine or its network may be at fault" if doubting else "that doubt is over"
             _log.warning(news)
-        views = devices.view(now)
+        counts = devices.healths()
         for tier in Tier:
             for health in Health:
-                count = sum(view.device.tier is tier and view.health is health for view in views)
-                DEVICES.labels(tier=tier, health=health).set(count)
+                DEVICES.labels(tier=tier, health=health).set(counts[tier, health])
 
 
 async def _purge(scheduler: Scheduler) -> None:

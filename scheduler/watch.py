@@ -56,6 +56,8 @@ class Watch:
         self._tls = tls
         self._slots = asyncio.Semaphore(_MOST_PROBES)
         self._changed = asyncio.Event()
+        self._stirred = {view.device.node_id for view in devices.view(clock())}
+        """Nodes of which there is news that nobody has looked at."""
         self._news: dict[str, tuple[str, asyncio.Event]] = {}
         """By node id: the incarnation that is watched, and what wakes its loop."""
         self._distrusted: set[str] = set()
@@ -67,10 +69,14 @@ class Watch:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                for view in self._devices.view(self._clock()):
-                    device = view.device
-                    watched, news = self._news.get(device.node_id, ("", None))
-                    if watched == device.incarnation or view.health is Health.DEAD:
+                stirred, self._stirred = self._stirred, set()
+                for node_id in stirred:
+                    device = self._devices.find(node_id)
+                    if device is None:
+                        continue
+                    watched, news = self._news.get(node_id, ("", None))
+                    view = self._devices.view_of(node_id, device.incarnation, self._clock())
+                    if watched == device.incarnation or view is None or view.health is Health.DEAD:
                         continue
                     if news is not None:
                         news.set()
@@ -79,6 +85,7 @@ class Watch:
                 await self._changed.wait()
 
     def _on_change(self, node_id: str) -> None:
+        self._stirred.add(node_id)
         self._changed.set()
         if node_id in self._news:
             self._news[node_id][1].set()
@@ -107,7 +114,7 @@ class Watch:
             if self._news.get(node_id, ("", None))[1] is news:
                 del self._news[node_id]
             self._distrusted.discard(incarnation)
-            self._changed.set()
+            self._on_change(node_id)
 
     async def _probe_and_hold(self, view: DeviceView, news: asyncio.Event) -> float | None:
         """One probe; if it is answered, hold the connection until it closes or there is reason to ask again.

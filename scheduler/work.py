@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler.escalation import without
+from scheduler.fleet import Ways
 from scheduler.inputs import Pixels
 from scheduler.measures import TASKS
 from scheduler.policy import JobPolicy
@@ -169,6 +170,7 @@ class ActiveJob:
     ) -> None:
         self.job_id = job_id
         self.policy = policy
+        self.ways = Ways.of(policy)
         self.pixels = pixels
         self.content = content
         self.sink = sink

@@ -5,12 +5,13 @@ No I/O and no clock: time is passed in, so a simulation can drive it as the disp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.adaptive.backlog import forecast
 from scheduler.adaptive.estimates import Estimate
-from scheduler.adaptive.planner import Ask, EndState, Hold, Send, UpperState, horizon, plan
+from scheduler.adaptive.planner import Ask, EndState, Hold, Outlook, Send, UpperState, horizon, outlook, plan
 from scheduler.mapping import Node
 from tierkit.oip import Timing
 from tierkit.types import Tier
@@ -35,7 +36,10 @@ _WORTH_S, _WORTH = 0.3, 0.3
 wait: estimates err, and what the node has done of it is lost."""
 
 _MOST_KNOWN = 4096
-"""Nodes and links that are remembered; beyond that those that are not on the device list are forgotten."""
+"""Nodes that are remembered, or twice as many as there are; beyond that those that are not on the device list are
+forgotten."""
+_MOST_LINKS = 65_536
+"""Links that are remembered; beyond that the one that was met first is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class _Flight:
     sent_at: float
     planned: bool
     """Whether this scheme has sent it."""
+    due_at: float
+    """When the device was expected to have computed the coarse answer when the task was sent."""
     coarse_at: float | None = None
     """When the device had computed the coarse answer; None while it owes it."""
 
@@ -123,6 +129,9 @@ class Pilot:
         self._flights: dict[Hashable, _Flight] = {}
         self._joins: dict[str, int] = {}
         """Most tasks that a node has computed in one batch."""
+        self._at_end: dict[str, dict[Hashable, _Flight]] = {}
+        """Those whose coarse answer a device owes."""
+        self._to_upper: dict[str, dict[Hashable, _Flight]] = {}
         self._done_at: dict[str, float] = {}
         """When a node finished the last task that is known of."""
 
@@ -145,17 +154,25 @@ class Pilot:
             fine_only: the end device just passes it on.
             planned: this scheme has sent it.
         """
-        self._speed(end)
+        speed = self._speed(end)
         if upper is not None:
             self._speed(upper)
-        self._flights[key] = _Flight(
+        waiting = self._at_end.setdefault(end.node_id, {})
+        reached = now + self._hop_s(end.node_id, now) / 2
+        begun = max(reached, max((flight.due_at for flight in waiting.values()), default=0.0))
+        flight = self._flights[key] = _Flight(
             end=end.node_id,
             upper=None if upper is None else upper.node_id,
             images=images,
             sent_at=now,
             planned=planned,
-            coarse_at=now + self._hop_s(end.node_id, now) / 2 if fine_only else None,
+            due_at=begun + images * speed.value(now),
+            coarse_at=reached if fine_only else None,
         )
+        if not fine_only:
+            waiting[key] = flight
+        if upper is not None:
+            self._to_upper.setdefault(upper.node_id, {})[key] = flight
 
     def coarse(self, key: Hashable, timing: Timing, now: float) -> None:
         """The coarse answer of an attempt has arrived."""
@@ -167,6 +184,7 @@ class Pilot:
         hop = self._hops.get(flight.end, Estimate(prior=self._hop_prior_s)).observe(hop_s, now, trust_first=True)
         self._hops[flight.end] = hop
         flight.coarse_at = self._done_at[flight.end] = now - hop.value(now) / 2
+        self._at_end[flight.end].pop(key, None)
 
     def fine(self, key: Hashable, upper: str, timing: Timing | None, round_trip_s: float, now: float) -> None:
         """An upper node has answered.
@@ -185,6 +203,8 @@ class Pilot:
             pair = flight.end, upper
             unknown = Estimate(prior=link_s)
             self._links[pair] = self._links.get(pair, unknown).observe(link_s, now, trust_first=True)
+            if len(self._links) > _MOST_LINKS:
+                del self._links[next(iter(self._links))]
             self._links_to[upper] = self._links_to.get(upper, unknown).observe(link_s, now, trust_first=True)
         self._done_at[upper] = now - (self._hop_s(flight.end, now) + link_s) / 2
         self.ended(key)
@@ -200,7 +220,11 @@ class Pilot:
 
     def ended(self, key: Hashable) -> None:
         """An attempt is over, however it ended."""
-        self._flights.pop(key, None)
+        flight = self._flights.pop(key, None)
+        if flight is not None:
+            self._at_end[flight.end].pop(key, None)
+            if flight.upper is not None:
+                self._to_upper[flight.upper].pop(key, None)
 
     # --- what shall happen ----------------------------------------------------------------------------------------
 
@@ -213,22 +237,45 @@ class Pilot:
         now: float,
         *,
         fine_only: bool = False,
+        known: Outlook | None = None,
     ) -> Send | Hold | None:
         """Where a task of so many images goes; see `planner.plan`.
 
         Args:
             fine_only: the coarse answer is known, so that an end device just passes the task on.
+            known: of the whole fleet, where `ends` and `uppers` are but a part of it.
         """
-        if len(self._speeds) + len(self._links) > _MOST_KNOWN:
-            self._forget_all_but({place.node.node_id for place in ends} | {node.node_id for node in uppers})
-        backlog = self._backlog(now)
+        backlog = self._backlog(now) if known is None else self._backlog_of(ends, uppers, now, images=images)
         return plan(
             ask,
             [self._end_state(place, images, backlog, now, fine_only=fine_only) for place in ends],
             [self._upper_state(node, images, backlog, now) for node in uppers],
             link=lambda end, upper: self._link_s(end, upper, now),
             now=now,
+            known=known,
         )
+
+    def outlook(
+        self, remaining: int, images: int, ends: Sequence[EndPlace], uppers: Sequence[Node], now: float
+    ) -> Outlook:
+        """When so many tasks can be done by a whole fleet: for `plan` on a part of it."""
+        if len(self._speeds) > max(_MOST_KNOWN, 2 * (len(ends) + len(uppers))):
+            self._forget_all_but({place.node.node_id for place in ends} | {node.node_id for node in uppers})
+        backlog = self._backlog_of(ends, uppers, now)
+        return outlook(
+            remaining,
+            [self._end_state(place, images, backlog, now, fine_only=False) for place in ends],
+            [self._upper_state(node, images, backlog, now) for node in uppers],
+            link=lambda end, upper: self._link_s(end, upper, now),
+            now=now,
+        )
+
+    def with_room(
+        self, ends: Sequence[EndPlace], images: int, now: float, *, fine_only: bool = False
+    ) -> list[EndPlace]:
+        """The end devices that may receive a task now."""
+        backlog = self._backlog_of(ends, (), now)
+        return [end for end in ends if self._end_state(end, images, backlog, now, fine_only=fine_only).has_room]
 
     def misplaced(
         self,
@@ -370,6 +417,64 @@ class Pilot:
                 finish[key] = done_at + self._back_s(flight, upper, now)
         return _Backlog(free_at, tasks, slow, planned_s, finish)
 
+    def _backlog_of(
+        self, ends: Sequence[EndPlace], uppers: Sequence[Node], now: float, *, images: int | None = None
+    ) -> _Backlog:
+        """As `_backlog`, of a few nodes of a large fleet: when a task comes to an upper node is what was expected when
+        it was sent, or now.
+
+        Args:
+            images: of a task that one of the end devices is about to get. Where they are many and not alike, others
+                that were sent before it come to an upper node after it, and do not make it wait.
+        """
+        before = math.inf
+        tasks: dict[str, int] = {}
+        free_at: dict[str, float] = {}
+        slow: dict[str, float] = {}
+        planned_s: dict[str, float] = {}
+        for place in ends:
+            end = place.node.node_id
+            flights = self._at_end.get(end)
+            tasks[end] = len(flights) if flights else 0
+            half_s, per_image = self._hop_s(end, now) / 2, self._speed(place.node).value(now)
+            if not flights:
+                if images is not None:
+                    before = min(before, now + half_s + images * per_image)
+                continue
+            queue = [(flight.sent_at + half_s, flight.images * per_image) for flight in flights.values()]
+            idle_since = self._done_at.get(end, 0.0)
+            slow[end], done_at_end = forecast(
+                queue, idle_since=idle_since, known=now - half_s, joins=self._joins.get(end, 1)
+            )
+            done = done_at_end[-1]
+            free_at[end] = done
+            if images is not None:
+                before = min(before, done + images * per_image)
+            begun = max(idle_since, queue[0][0], now)
+            planned_s[end] = max(0.0, done - begun) if any(flight.planned for flight in flights.values()) else 0.0
+        for node in uppers:
+            upper = node.node_id
+            flights = self._to_upper.get(upper)
+            tasks[upper] = len(flights) if flights else 0
+            if not flights:
+                continue
+            half_s, per_image = self._link_s("", upper, now) / 2, self._speeds[upper].value(now)
+            idle_since = self._done_at.get(upper, 0.0)
+            queue = sorted(
+                (
+                    half_s + (max(flight.due_at, now) if flight.coarse_at is None else flight.coarse_at),
+                    flight.images * per_image,
+                )
+                for flight in flights.values()
+            )
+            known = now - half_s - self._hop_prior_s / 2
+            queue = [one for one in queue if one[0] <= before + half_s] or queue[:1]
+            slow[upper], done_at_upper = forecast(
+                queue, idle_since=idle_since, known=known, joins=self._joins.get(upper, 1)
+            )
+            free_at[upper] = done_at_upper[-1]
+        return _Backlog(free_at, tasks, slow, planned_s, {})
+
     def _bring(
         self,
         key: Hashable,
@@ -420,4 +525,7 @@ class Pilot:
         for known in (self._speeds, self._hops, self._links_to, self._done_at, self._joins, self._tiers):
             for node_id in known.keys() - present:
                 del known[node_id]
+        for waiting in (self._at_end, self._to_upper):
+            for node_id in waiting.keys() - present:
+                del waiting[node_id]
         self._links = {pair: link for pair, link in self._links.items() if present.issuperset(pair)}

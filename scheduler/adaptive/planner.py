@@ -21,14 +21,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from scheduler.mapping import Node
 
-__all__ = ["Ask", "EndState", "Hold", "Send", "UpperState", "horizon", "plan"]
+__all__ = ["Ask", "EndState", "Hold", "Outlook", "Send", "UpperState", "horizon", "outlook", "plan"]
 
 _CONSIDERED = 8
 """End devices that are looked at for one task, those that would be done with the coarse answer first."""
+
+_MOST_ASKED = 8
+"""Upper nodes that a task is sent with, best first."""
 
 _TOLERANCE_S = 1e-6
 
@@ -106,6 +110,18 @@ Link = Callable[[str, str], float]
 """Seconds between an end device and an upper node, there and back."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """When the tasks of a job that are still to be sent can be done, by what all nodes have to do already."""
+
+    last: float
+    """See `horizon`."""
+    ends_done: float
+    """When the end devices can have given all coarse answers."""
+    uppers_narrow: bool
+    """Whether the job waits for the upper nodes rather than for the end devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Pair:
     end: EndState
@@ -124,25 +140,33 @@ class _Pair:
 
 
 def plan(
-    ask: Ask, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float
+    ask: Ask,
+    ends: Sequence[EndState],
+    uppers: Sequence[UpperState],
+    *,
+    link: Link,
+    now: float,
+    known: Outlook | None = None,
 ) -> Send | Hold | None:
     """The next task's way, a reason to hold it back, or None when no end device that it may go to has room.
 
     Args:
         ends: end devices that the task may go to.
         uppers: upper nodes on the device list that may see its pixels.
+        known: of the whole fleet, where `ends` and `uppers` are but a part of it.
     """
     open_ends = _first([end for end in ends if end.has_room], now)
     if not open_ends:
         return None
     if not uppers:
         return _coarse_only(open_ends[0], now, "no upper node on the device list")
-    soonest, uppers_done, ends_done = _limits(ask.remaining, ends, uppers, link, now)
-    last = max(soonest, uppers_done, ends_done)
+    if known is None:
+        known = _outlook(ask.remaining, ends, uppers, link, now)
     # For each upper node the end device by which the answer comes first, and of equal ones the one that is done first.
     pairs = [_best_pair(open_ends, upper, link, now) for upper in uppers if upper.has_room]
     in_time = [pair for pair in pairs if pair.finish <= ask.deadline]
-    hurry = ask.interactive or _ends_done(ask.remaining, ends, now) + open_ends[0].seconds >= ask.job_deadline
+    last = known.last
+    hurry = ask.interactive or known.ends_done + open_ends[0].seconds >= ask.job_deadline
     if hurry and in_time:
         best = min(in_time, key=lambda pair: pair.finish)
         why = "earliest finish" if ask.interactive else "no time to wait: earliest finish"
@@ -167,7 +191,7 @@ def plan(
             until=now + first.wait_s - first.upper.slack_s,
         )
     soonest = min(pair.finish for pair in quick)
-    if uppers_done > ends_done:
+    if known.uppers_narrow:
         best = min(quick, key=lambda pair: (pair.ahead_s, -pair.upper.accuracy, pair.finish))
         why = "it runs out of work first"
     else:
@@ -180,26 +204,36 @@ def plan(
     return _send(best, in_time, f"{why}, {best.why(now)}")
 
 
+def outlook(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> Outlook:
+    """Of so many tasks on a whole fleet, of which but a part is looked at for each task. The last tasks are then given
+    to good nodes, not always to the best: they may take as long again as an end device takes for one."""
+    best = _outlook(tasks, ends, uppers, link, now)
+    return replace(best, last=best.last + fmean(end.seconds for end in ends))
+
+
 def horizon(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> float:
     """The earliest time at which so many more tasks can all have their final answers.
 
     Both stages at their best: the end devices compute all coarse answers and the last of them goes the shortest way
     on; the upper nodes begin when the first coarse answers arrive and never wait. Needs at least one of each.
     """
-    return max(_limits(tasks, ends, uppers, link, now))
+    return _outlook(tasks, ends, uppers, link, now).last
 
 
-def _limits(
-    tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], link: Link, now: float
-) -> tuple[float, float, float]:
-    """When one task, the upper nodes and the end devices can be done at the earliest."""
+def _outlook(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], link: Link, now: float) -> Outlook:
     way_on_s, soonest, ways = math.inf, math.inf, []
+    first = _first(ends, now)
     for upper in uppers:
-        pair = _best_pair(_first(ends, now), upper, link, now)
+        pair = _best_pair(first, upper, link, now)
         soonest = min(soonest, pair.finish)
         way_on_s = min(way_on_s, pair.finish - pair.wait_s - pair.end.coarse_at(now))
         ways.append((pair.finish - upper.seconds, upper.seconds))
-    return soonest, _all_done(tasks, ways), _ends_done(tasks, ends, now) + way_on_s
+    uppers_done, ends_done = _all_done(tasks, ways), _ends_done(tasks, ends, now)
+    return Outlook(
+        last=max(soonest, uppers_done, ends_done + way_on_s),
+        ends_done=ends_done,
+        uppers_narrow=uppers_done > ends_done + way_on_s,
+    )
 
 
 def _ends_done(tasks: int, ends: Sequence[EndState], now: float) -> float:
@@ -258,12 +292,13 @@ def _best_pair(ends: Sequence[EndState], upper: UpperState, link: Link, now: flo
 
 
 def _soonest(ends: Sequence[EndState], uppers: Sequence[UpperState], link: Link, now: float) -> float:
-    return min(_best_pair(_first(ends, now), upper, link, now).finish for upper in uppers)
+    first = _first(ends, now)
+    return min(_best_pair(first, upper, link, now).finish for upper in uppers)
 
 
 def _send(best: _Pair, pairs: Sequence[_Pair], reason: str) -> Send:
     others = sorted((pair for pair in pairs if pair.upper is not best.upper), key=lambda pair: pair.finish)
-    nodes = (best.upper.node, *(pair.upper.node for pair in others))
+    nodes = (best.upper.node, *(pair.upper.node for pair in others[: _MOST_ASKED - 1]))
     return Send(end=best.end.node_id, upper=nodes, finish=best.finish, reason=reason)
 
 

@@ -17,6 +17,7 @@ from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, new_folder
 from experiments.profile import read_profile
 from experiments.report import write_report
+from experiments.scale import experiment as scale
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
 from terrace.console import plain_table, print_json, screen
@@ -267,6 +268,41 @@ def escalation_command(
         out,
         json=json,
     )
+
+
+@app.command("scale")
+def scale_command(
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENDS/EDGES/CLOUDS", help="Simulated fleet; may be repeated. Default: up to 100000/2000/50."
+        ),
+    ] = None,
+    scheme: Annotated[
+        list[Scheme] | None, typer.Option(help="Only this scheme; may be repeated. Default: mapping and adaptive.")
+    ] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="Of each fleet of --size. Default: 100 per end device, 1,000,000 at most.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Record of a figure3 run to hold the simulation against.", dir_okay=False, exists=True),
+    ] = None,
+    validate: Annotated[
+        bool, typer.Option(help="Hold the simulation against the real fleet: measured now, unless --against is given.")
+    ] = True,
+    profile: ProfileName = "paper",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """The scheduler's own code on virtual time, with fleets that grow to 100,000 nodes."""
+    sizes = [scale.Size.read(text, tasks) for text in size or ()]
+    chosen = {"schemes": scheme} if scheme else {}
+    experiment = scale.configured(sizes=sizes or None, against=against, validate=validate, **chosen)
+    _run([experiment], _request(profile, quick, seed, None, data), out, json=json)
 
 
 @app.command("heartbeat")

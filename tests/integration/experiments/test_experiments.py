@@ -168,6 +168,25 @@ def test_escalation(profile: str, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "run").glob("*.svg")} == {"escalation.svg", "escalation-cost.svg"}
 
 
+def test_scale(tmp_path: Path) -> None:
+    key = {"scheme": "end-edge", "by_formula": False, "window": 6, "ends": 8}
+    record = {
+        "experiment": "figure3",
+        "state": "complete",
+        "config": {"tasks": 40, "profile": {"name": "paper", **read_profile("paper").model_dump(mode="json")}},
+        "points": [{**key, "seconds": 4.0}],
+        "host": {"cores": 1},
+    }
+    (tmp_path / "figure3.json").write_text(json.dumps(record))
+    options = ["--against", str(tmp_path / "figure3.json"), "--out", str(tmp_path / "run")]
+    compared, grown = run("scale", "--size", "40/2/1", "--tasks", "200", "--scheme", "mapping", *options)
+    assert (compared["series"], compared["seconds"]) == ("end-edge", 4.0)
+    assert compared["simulated_seconds"] == pytest.approx(0.374 + 0.5 + 10 * 0.2995, rel=0.02)
+    assert (grown["nodes"], grown["tasks"], grown["answers"]) == (43, 200, {"fine": 200})
+    assert grown["seconds"] >= grown["bound_seconds"]
+    assert {path.stem for path in (tmp_path / "run").glob("*.svg")} == {"scale", "scale-makespan", "scale-validation"}
+
+
 def test_heartbeat(tmp_path: Path) -> None:
     (row,) = run("heartbeat", "--quick", "--times", "2", "--interval", "0.2", "--out", str(tmp_path / "run"))
     assert (row["mode"], row["heartbeat_s"], row["n"], row["false_deaths"]) == ("stop", 0.2, 2, 0)

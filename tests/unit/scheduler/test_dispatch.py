@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
-from scheduler.dispatch import Choice, Place, Want, choose, eligible, tags
+import pytest
+from hypothesis import given, strategies as st
+
+from scheduler.dispatch import Choice, FreePlaces, Place, Want, choose, eligible, in_order, tags
+from scheduler.mapping import natural_order
 
 
 def place(node_id: str, outstanding: int = 0, *, alive: bool = True, on_trial: bool = False) -> Place:
@@ -21,7 +25,7 @@ def pick(wants: list[Want], places: list[Place], *, window: int, last_used: str 
     def plan(want: Want) -> Choice | None:
         raise AssertionError("the planner was asked")
 
-    return choose(wants, places, window=window, last_used=last_used, plan=plan)
+    return choose(wants, in_order=partial(in_order, places=places, window=window, last_used=last_used), plan=plan)
 
 
 def node_of(choice: Choice | None) -> str | None:
@@ -151,10 +155,11 @@ def test_the_planner_says_where_the_tasks_of_adaptive_jobs_go():
         return None if want.job_id == "held" else Choice(job_id=want.job_id, node_id="b", reason="planned")
 
     wants = [want("held", adaptive=True), want("sent", adaptive=True, start_tag=1.0), want("fixed", start_tag=2.0)]
-    choice = choose(wants, [place("a")], window=1, last_used=None, plan=plan)
+    by_order = partial(in_order, places=[place("a")], window=1, last_used=None)
+    choice = choose(wants, in_order=by_order, plan=plan)
     assert choice == Choice(job_id="sent", node_id="b", reason="planned")
     # What is held back holds up nobody.
-    choice = choose([wants[0], wants[2]], [place("a")], window=1, last_used=None, plan=plan)
+    choice = choose([wants[0], wants[2]], in_order=by_order, plan=plan)
     assert choice is not None
     assert choice.job_id == "fixed"
 
@@ -189,3 +194,16 @@ def test_jobs_share_by_their_weights():
 def test_a_job_that_comes_late_begins_beside_the_others_and_not_before_them():
     sent = shares({"early": 1.0, "late": 1.0}, 100, late="late")
     assert sent["late"] == 1250
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=12), st.integers(-1, 12))
+def test_the_book_of_free_places_chooses_as_a_look_at_all_places_does(devices, last):
+    places = [place(f"end-{n}", held, alive=alive) for n, (held, alive) in enumerate(devices)]
+    last_used = f"end-{last}" if 0 <= last < len(places) else None
+    free = FreePlaces()
+    for one in reversed(places):
+        free.set(one.node_id, natural_order(one.node_id), free=True)
+    for one in places:
+        free.set(one.node_id, natural_order(one.node_id), free=one.alive and one.outstanding < 2)
+    expected = in_order(want(), places, window=2, last_used=last_used)
+    assert free.after(None if last_used is None else natural_order(last_used)) == node_of(expected)

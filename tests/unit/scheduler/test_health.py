@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given, strategies as st
 
 from scheduler.health import (
+    MIN_DEVIATION_S,
     Arrivals,
     DetectorTimes,
     Evidence,
     Probe,
     Work,
-    fit,
     hears_nobody,
     judge,
     phi,
@@ -151,7 +152,10 @@ intervals = st.lists(st.floats(0, 3), min_size=1, max_size=100)
 
 @given(intervals)
 def test_the_threshold_on_silence_is_phi_8_within_its_bounds(history):
-    mean_s, deviation_s = fit(history, TIMES.heartbeat_s)
+    arrivals = Arrivals(TIMES.heartbeat_s)
+    for interval_s in history:
+        arrivals.add(interval_s)
+    mean_s, deviation_s = arrivals.fit()
     threshold_s = suspect_after_s(mean_s, deviation_s, TIMES)
     assert TIMES.heartbeat_s < threshold_s <= TIMES.suspect_s
     unbounded_s = suspect_after_s(mean_s, deviation_s, replace(TIMES, suspect_s=math.inf))
@@ -174,6 +178,16 @@ def test_a_node_that_beats_regularly_is_suspect_earlier_than_an_irregular_one():
     times = replace(TIMES, suspect_s=10.0)
     assert suspect_after_s(*regular.fit(), times) == pytest.approx(0.2 + 5.612 * 0.04, abs=1e-3)
     assert suspect_after_s(*irregular.fit(), times) == pytest.approx(0.2 + 5.612 * 0.1, abs=1e-3)
+
+
+@given(st.lists(st.floats(0, 3), max_size=250))
+def test_mean_and_deviation_are_those_of_the_last_intervals(history):
+    arrivals = Arrivals(0.2)
+    for interval_s in history:
+        arrivals.add(interval_s)
+    kept = [0.15, 0.25, *history][-100:]
+    expected = max(0.2, fmean(kept)), max(MIN_DEVIATION_S, pstdev(kept))
+    assert arrivals.fit() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(

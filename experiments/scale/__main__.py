@@ -1,0 +1,30 @@
+"""One case of the experiment `scale` in a process of its own, so that its memory is its own: a line of JSON in, the
+share that is done and at last the figures out. Started by `experiments.scale.experiment`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from experiments.scale.world import Case, simulate
+
+_TELL_S = 0.5
+
+
+def main() -> None:
+    case = Case(**json.loads(sys.argv[1]))
+    told = 0.0
+
+    def tell(done: float) -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_S:
+            told = time.monotonic()
+            sys.stdout.write(f"{done:.4f}\n")
+            sys.stdout.flush()
+
+    sys.stdout.write(json.dumps(simulate(case, tell)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

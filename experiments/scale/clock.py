@@ -1,0 +1,150 @@
+"""An event loop on virtual time: when nothing is ready, the clock jumps to the next moment at which something happens.
+
+Coroutines, tasks, events and timeouts of asyncio run on it as they are; there is no I/O. What happens at one moment
+happens in the order in which it was asked for, so a run is the same whenever it is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar
+
+__all__ = ["VirtualLoop"]
+
+T = TypeVar("T")
+
+_MOST_CANCELLED = 10_000
+"""Timers that were cancelled are dropped when so many, and half of all, are."""
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """Use `run`, then `time` and `at` from within."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle | None, Callable[..., Any], tuple[Any, ...]]] = []
+        self._number = itertools.count()
+        self._cancelled = 0
+        self._failure: BaseException | None = None
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return self._now
+
+    def at(self, when: float, callback: Callable[..., Any], *args: Any) -> None:
+        """As `call_at`, for what is never cancelled: a simulation has millions of these."""
+        heapq.heappush(self._timers, (when, next(self._number), None, callback, args))
+
+    async def sleep_until(self, when: float) -> None:
+        """Wait until then; not at all if it is over."""
+        if when > self._now:
+            await self.until(when)
+
+    def until(self, when: float) -> asyncio.Future[None]:
+        """A future that is done then, unless it is ended before."""
+        future: asyncio.Future[None] = asyncio.Future(loop=self)
+        self.at(when, _finish, future)
+        return future
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run until `main` ends.
+
+        Raises:
+            RuntimeError: nothing can ever happen any more, and `main` has not ended.
+        """
+        asyncio._set_running_loop(self)
+        try:
+            task: asyncio.Task[T] = asyncio.Task(main, loop=self)
+            while True:
+                self._drain()
+                if self._failure is not None:
+                    raise self._failure
+                if task.done():
+                    return task.result()
+                self._advance()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def _drain(self) -> None:
+        ready = self._ready
+        while ready:
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def _advance(self) -> None:
+        if not self._timers:
+            raise RuntimeError("everybody waits, and nothing will ever happen")
+        self._now = max(self._now, self._timers[0][0])
+        while self._timers and self._timers[0][0] <= self._now:
+            _, _, timer, callback, args = heapq.heappop(self._timers)
+            if timer is None:
+                callback(*args)
+            elif timer.cancelled():
+                self._cancelled -= 1
+            else:
+                timer._scheduled = False  # type: ignore[attr-defined]
+                timer._run()
+
+    # --- what asyncio asks of a loop ------------------------------------------------------------------------------
+
+    def call_soon(  # type: ignore[override]  # any callback with any arguments
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        heapq.heappush(self._timers, (when, next(self._number), timer, _nothing, ()))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._cancelled += 1
+        if self._cancelled > max(_MOST_CANCELLED, len(self._timers) // 2):
+            self._timers = [entry for entry in self._timers if entry[2] is None or not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=self, **options)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What nobody awaited has failed: a simulation must not go on as if nothing had happened."""
+        self._failure = context.get("exception") or RuntimeError(context["message"])
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _nothing() -> None:
+    """Stands in a timer's place."""

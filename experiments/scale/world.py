@@ -1,0 +1,575 @@
+"""The machines around a scheduler, simulated: end devices, edge nodes, clouds, their heartbeats, links and deaths.
+
+The scheduler is the real one: its device list and failure detector, its dispatcher with all attempts, its mapping and
+the planner of the scheme `adaptive`, on the clock of a `VirtualLoop`. What stands for other machines is this: a node
+serves tasks first come, first served, each as long as its speed says, an upper node those that wait together as one
+batch where it is told to; a link delays and is not occupied; a killed node refuses connections, a silent one lets
+everybody wait. A task that is given up while a node has it is computed all the same. No sockets, no JSON, no database,
+no images: their cost is measured elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import resource
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel
+
+from experiments.scale.clock import VirtualLoop
+from models.manifest import Manifest, load_manifest
+from scheduler.adaptive.pilot import Pilot
+from scheduler.attempt import Order
+from scheduler.devices import DeviceList
+from scheduler.dispatcher import Dispatcher
+from scheduler.fleet import Fleet
+from scheduler.health import Probe
+from scheduler.policy import PolicyRequest, settle
+from scheduler.settings import SchedulerSettings
+from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from tierkit.errors import NotFound, UpstreamUnavailable
+from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent, Heartbeat, ModelOffer, Registration, UpperTiming
+from tierkit.types import Health, Scheme, Tier
+
+__all__ = ["BATCH", "Case", "simulate"]
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+BATCH = 50
+_SWEEP_S = 0.05
+"""As the scheduler's own loop over its device list."""
+_REFUSED_S = 0.002
+"""Until the scheduler knows that a process has ended whose connection it holds."""
+_TOP_UP_S = 0.25
+_JOB_TASKS = 10_000
+_LEAST_READY = 4
+"""A further job is submitted when fewer tasks than this per end device are ready."""
+_DAY_S = 86_400.0
+_TIERS = tuple(Tier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A fleet, its work, and how it is scheduled. Seconds per task of 50 images; links there and back."""
+
+    ends: int
+    edges: int
+    clouds: int
+    tasks: int
+    scheme: Scheme
+    end_s: float
+    edge_s: float
+    cloud_s: float
+    edge_link_s: float
+    cloud_link_s: float
+    hop_s: float = 0.004
+    """Between scheduler and end device, and what the services take for themselves."""
+    joins: int = 1
+    """Tasks that an edge node or a cloud computes in one batch, where so many wait."""
+    window: int = 3
+    n_map: int | None = None
+    heartbeat_s: float = 0.2
+    beats_at_once: int = 1
+    """Nodes whose heartbeats arrive at one moment; 1: each by itself."""
+    spread: float = 0.0
+    """Of the nodes' speeds: standard deviation of the logarithm."""
+    churn_per_minute: float = 0.0
+    """Share of the end devices and edge nodes that fail in a minute; half are killed, half fall silent. Each comes back
+    after `away_s`."""
+    away_s: float = 5.0
+    job_tasks: int = _JOB_TASKS
+    seed: int = 0
+
+    @property
+    def nodes(self) -> int:
+        return self.ends + self.edges + self.clouds
+
+
+_Served = tuple[float, int]
+"""When a task was begun, and how many were computed with it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    node_id: str
+    tier: Tier
+    seconds: float
+    """For one task."""
+    model: str
+    life: int = 0
+    """Number of its incarnation."""
+    down: str = ""
+    """killed | silent; "" while it works."""
+    queue: deque[tuple[float, float, asyncio.Future[_Served]]] = field(default_factory=deque)
+    """Tasks that it has not begun: when each arrives, how long its answer is under way, and who waits for that."""
+    serving: bool = False
+    done: int = 0
+    """Tasks."""
+    waiting: set[asyncio.Future[Any]] = field(default_factory=set)
+    """Of tasks that it computes or passes on, so that its death can end them."""
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.node_id}#{self.life:08d}"
+
+
+class _Sink:
+    """Counts the answers of one job."""
+
+    def __init__(self, world: World, tasks: int) -> None:
+        self._world = world
+        self._left = tasks
+
+    def started(self) -> None: ...
+
+    def answer(self, answer: Answer) -> None:
+        world = self._world
+        if answer.stage == "coarse" and answer.kind == "coarse":
+            world.coarse += 1
+            if world.case.scheme is not Scheme.END:
+                return
+        world.kinds[answer.kind] = world.kinds.get(answer.kind, 0) + 1
+        if isinstance(answer.event, FineEvent):
+            world.by_tier[answer.event.tier] += 1
+        world.finished_at = world.loop.time()
+        self._left -= 1
+        world.left -= 1
+        if not world.left:
+            world.finished.set()
+
+    def attempted(self, report: AttemptReport) -> None:
+        self._world.outcomes[report.outcome] = self._world.outcomes.get(report.outcome, 0) + 1
+
+    async def ended(self, state: str | None, reason: str) -> None: ...
+
+
+class World:
+    """A scheduler and what it knows only by the wire."""
+
+    def __init__(self, case: Case, tell: Callable[[float], None]) -> None:
+        self.case = case
+        self.tell = tell
+        self.loop = VirtualLoop()  # type: ignore[abstract]  # no I/O
+        self.finished = asyncio.Event()
+        self.left = case.tasks
+        self.coarse = 0
+        self.kinds: dict[str, int] = {}
+        self.by_tier: dict[Tier, int] = dict.fromkeys(Tier, 0)
+        self.outcomes: dict[str, int] = {}
+        self.finished_at = 0.0
+        self.beats = self.messages = self.deaths = self.returns = 0
+        self._chance = random.Random(case.seed)
+        manifest = load_manifest()
+        self.nodes = {node.node_id: node for node in self._make_nodes(manifest)}
+        self.settings = SchedulerSettings(
+            window=case.window,
+            n_map=case.n_map,
+            trusted=("end", "edge", "cloud"),
+            end_link_s=0.0,
+            edge_link_s=case.edge_link_s,
+            cloud_link_s=case.cloud_link_s,
+            heartbeat_s=case.heartbeat_s,
+            suspect_s=2.5 * case.heartbeat_s,
+            lease_s=15 * case.heartbeat_s,
+        )
+        self.devices = DeviceList(self.settings.detector_times, sweep_s=_SWEEP_S)
+        fleet = Fleet(self.devices, self.settings, manifest, b"")
+        self.dispatcher = Dispatcher(
+            settings=self.settings,
+            devices=self.devices,
+            fleet=fleet,
+            pilot=Pilot(
+                link_s={Tier.EDGE: case.edge_link_s, Tier.CLOUD: case.cloud_link_s},
+                hop_s=case.hop_s,
+                accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
+            ),
+            wire=self,
+            classes=(20, 100),
+            congested=lambda: False,
+            clock=self.loop.time,
+            chance=random.Random(case.seed + 1),
+        )
+        self._links = {Tier.EDGE: case.edge_link_s, Tier.CLOUD: case.cloud_link_s}
+        self._jobs = 0
+        self._unsubmitted = case.tasks
+        self._policy = settle(
+            PolicyRequest(scheme=case.scheme), scheme=case.scheme, deadline_s=_DAY_S, task_deadline_s=_DAY_S
+        )
+        self._pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (case.job_tasks * BATCH, 1, 1, 1))
+
+    def _make_nodes(self, manifest: Manifest) -> Iterator[_Node]:
+        case = self.case
+        for tier, count, seconds in (
+            (Tier.END, case.ends, case.end_s),
+            (Tier.EDGE, case.edges, case.edge_s),
+            (Tier.CLOUD, case.clouds, case.cloud_s),
+        ):
+            network = manifest.default_for(tier)
+            for number in range(1, count + 1):
+                # Of mean 1, whatever the spread.
+                factor = self._chance.lognormvariate(-(case.spread**2) / 2, case.spread) if case.spread else 1.0
+                yield _Node(f"{tier}-{number}", tier, seconds * factor, network.name)
+
+    # --- a run --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> float:
+        """Returns the seconds from the first dispatch to the last answer."""
+        for node in self.nodes.values():
+            self._register(node)
+        self.devices.listen(self._on_change)
+        self._start_beating()
+        self.loop.at(0.0, self._sweep)
+        if self.case.churn_per_minute:
+            self._plan_failure()
+        dispatching = self.loop.create_task(self.dispatcher.run())
+        began = self.loop.time()
+        self._top_up()
+        await self.finished.wait()
+        dispatching.cancel()
+        await asyncio.gather(dispatching, return_exceptions=True)
+        return self.finished_at - began
+
+    def _top_up(self) -> None:
+        """Submit a job when little is left to send of those before."""
+        jobs = [job for job in map(self.dispatcher.job, self._job_ids()) if job is not None]
+        ready = sum(len(job.ready) for job in jobs)
+        while self._unsubmitted and ready < _LEAST_READY * self.case.ends:
+            tasks = min(self.case.job_tasks, self._unsubmitted)
+            self._unsubmitted -= tasks
+            ready += tasks
+            self.dispatcher.add(
+                ActiveJob(
+                    job_id=f"job-{self._jobs}",
+                    policy=self._policy,
+                    pixels=self._pixels,
+                    content="",
+                    tasks=[ActiveTask(index=k, first_image=k * BATCH, images=BATCH) for k in range(tasks)],
+                    sink=_Sink(self, tasks),
+                    deadline=_DAY_S,
+                )
+            )
+            self._jobs += 1
+        self.tell(1 - self.left / self.case.tasks)
+        if self.left:
+            self.loop.at(self.loop.time() + _TOP_UP_S, self._top_up)
+
+    def _job_ids(self) -> Iterator[str]:
+        return (f"job-{number}" for number in range(self._jobs))
+
+    # --- the wire -----------------------------------------------------------------------------------------------------
+
+    async def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[Any, str], None]:
+        """One task on an end device, and the way up."""
+        end, loop, half_s = self.nodes[order.node_id], self.loop, self.case.hop_s / 2
+        self.messages += 1
+        sent_at = loop.time()
+        done_at = sent_at + half_s
+        if not order.coarse_known:
+            begun, tasks = await self._while_up(end, self._serve(end, done_at, half_s))
+            done_at = loop.time() - half_s
+            end.done += 1
+            self.messages += 1
+            yield (
+                _made(
+                    CoarseEvent,
+                    task_id=order.task_id,
+                    node_id=order.node_id,
+                    model=end.model,
+                    queue_ms=(begun - sent_at - half_s) * 1000,
+                    compute_ms=tasks * end.seconds * 1000,
+                    batch_images=tasks * BATCH,
+                ),
+                "",
+            )
+        elif end.down:
+            await self._while_up(end, loop.until(loop.time()))
+        tried: list[str] = []
+        for upstream in order.upstreams:
+            upper, link_s = self.nodes[upstream.node_id], self._links[upstream.tier]
+            asked_at = max(done_at, loop.time() - half_s) if tried else done_at
+            tried.append(upstream.node_id)
+            try:
+                await self._while_up(end, loop.until(asked_at + link_s / 2))
+                begun, tasks = await self._while_up(upper, self._serve(upper, loop.time(), 0.0))
+            except UpstreamUnavailable:
+                if end.down:
+                    raise
+                continue
+            upper.done += 1
+            ready_at = loop.time()
+            await self._while_up(end, loop.until(ready_at + link_s / 2 + half_s))
+            self.messages += 1
+            yield (
+                _made(
+                    FineEvent,
+                    task_id=order.task_id,
+                    node_id=upper.node_id,
+                    tier=upper.tier,
+                    model=upper.model,
+                    round_trip_ms=(ready_at + link_s / 2 - asked_at) * 1000,
+                    timing=_made(
+                        UpperTiming,
+                        queue_ms=(begun - asked_at - link_s / 2) * 1000,
+                        compute_ms=tasks * upper.seconds * 1000,
+                        batch_images=tasks * BATCH,
+                    ),
+                ),
+                "",
+            )
+            return
+        if order.upstreams:
+            self.messages += 1
+            event = FallbackEvent(
+                task_id=order.task_id, reason="upstream_unavailable", detail="refused", tried=tuple(tried)
+            )
+            yield event, ""
+
+    async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
+        await self._while_up(self.nodes[node_id], self.loop.until(self.loop.time() + self.case.hop_s))
+
+    async def _while_up(self, node: _Node, future: asyncio.Future[T]) -> T:
+        """Wait for something that needs the node.
+
+        Raises:
+            UpstreamUnavailable: it was killed; of one that is silent nobody ever hears again.
+        """
+        if node.down == "killed":
+            raise UpstreamUnavailable(f"{node.node_id} refused the connection")
+        if node.down:
+            await self.loop.create_future()
+        node.waiting.add(future)
+        try:
+            return await future
+        except _Hung:
+            await self.loop.create_future()
+            raise
+        finally:
+            node.waiting.discard(future)
+
+    # --- computing ----------------------------------------------------------------------------------------------------
+
+    def _serve(self, node: _Node, arrival: float, back_s: float) -> asyncio.Future[_Served]:
+        """Queue a task that arrives then, not before those in the queue; the future is done so long after the task."""
+        future: asyncio.Future[_Served] = self.loop.create_future()
+        node.queue.append((arrival, back_s, future))
+        if not node.serving:
+            node.serving = True
+            self.loop.at(arrival, self._begin, node, node.life)
+        return future
+
+    def _begin(self, node: _Node, life: int) -> None:
+        """Compute what has arrived, as much as may be joined, then go on with the rest."""
+        if life != node.life:
+            return
+        now, queue = self.loop.time(), node.queue
+        most = 1 if node.tier is Tier.END else self.case.joins
+        batch: list[tuple[float, float, asyncio.Future[_Served]]] = []
+        while queue and len(batch) < most and queue[0][0] <= now:
+            batch.append(queue.popleft())
+        done_at = now + len(batch) * node.seconds
+        for _, back_s, future in batch:
+            self.loop.at(done_at + back_s, _answer, future, (now, len(batch)))
+        if batch:
+            self.loop.at(done_at, self._begin, node, life)
+        elif queue:
+            self.loop.at(queue[0][0], self._begin, node, life)
+        else:
+            node.serving = False
+
+    # --- signs of life ------------------------------------------------------------------------------------------------
+
+    def _register(self, node: _Node) -> None:
+        now = self.loop.time()
+        offer = ModelOffer(name=node.model, sha256="0" * 64, ms_per_image=node.seconds / BATCH * 1000)
+        registration = Registration(
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+            tier=node.tier,
+            url=f"http://{node.node_id}",
+            models=(offer,),
+            version="0",
+        )
+        self.devices.register(registration, now)
+        self.devices.probed(node.node_id, node.incarnation, Probe.ANSWERED, began=now, now=now)
+        self.messages += 2
+
+    def _start_beating(self) -> None:
+        nodes = list(self.nodes.values())
+        for start in range(0, len(nodes), self.case.beats_at_once):
+            group = nodes[start : start + self.case.beats_at_once]
+            self.loop.at(self._chance.random() * self.case.heartbeat_s, self._beat, group)
+
+    def _beat(self, group: Sequence[_Node]) -> None:
+        now = self.loop.time()
+        for node in group:
+            if node.down:
+                continue
+            self.beats += 1
+            beat = _made(
+                Heartbeat,
+                incarnation=node.incarnation,
+                in_flight=0,
+                queued_images=0,
+                running_images=0,
+                images_done=node.done * BATCH,
+                draining=False,
+            )
+            try:
+                self.devices.heartbeat(node.node_id, beat, now)
+            except NotFound:
+                self._register(node)
+        self.loop.at(now + self.case.heartbeat_s, self._beat, group)
+
+    def _sweep(self) -> None:
+        self.devices.sweep(self.loop.time())
+        self.loop.at(self.loop.time() + _SWEEP_S, self._sweep)
+
+    def _on_change(self, node_id: str) -> None:
+        """The scheduler asks a suspect whether it lives."""
+        device = self.devices.find(node_id)
+        if device is None:
+            return
+        now = self.loop.time()
+        view = self.devices.view_of(node_id, device.incarnation, now)
+        if view is not None and view.health is Health.SUSPECT and not view.set_aside:
+            self.loop.at(now + self.settings.probe_s, self._probed, node_id, device.incarnation, now)
+
+    def _probed(self, node_id: str, incarnation: str, began: float) -> None:
+        node = self.nodes[node_id]
+        outcome = {"": Probe.ANSWERED, "killed": Probe.REFUSED, "silent": Probe.SILENT}[node.down]
+        self.messages += 1
+        self.devices.probed(node_id, incarnation, outcome, began=began, now=self.loop.time())
+
+    # --- churn --------------------------------------------------------------------------------------------------------
+
+    def _plan_failure(self) -> None:
+        per_s = self.case.churn_per_minute / 60 * (self.case.ends + self.case.edges)
+        self.loop.at(self.loop.time() + self._chance.expovariate(per_s), self._fail)
+
+    def _fail(self) -> None:
+        number = self._chance.randrange(self.case.ends + self.case.edges)
+        tier, at = (Tier.END, number) if number < self.case.ends else (Tier.EDGE, number - self.case.ends)
+        node = self.nodes[f"{tier}-{at + 1}"]
+        if not node.down:
+            self.deaths += 1
+            node.down = "killed" if self._chance.random() < 0.5 else "silent"
+            gone = UpstreamUnavailable(f"{node.node_id} broke the connection")
+            for future in node.waiting:
+                if node.down == "killed" and not future.done():
+                    future.set_exception(gone)
+                elif not future.done():
+                    future.set_exception(_Hung)  # the timer must not end the wait
+            if node.down == "killed":
+                self.loop.at(
+                    self.loop.time() + _REFUSED_S, self._probed, node.node_id, node.incarnation, self.loop.time()
+                )
+            self.loop.at(self.loop.time() + self.case.away_s, self._return, node)
+        self._plan_failure()
+
+    def _return(self, node: _Node) -> None:
+        node.life += 1
+        node.down = ""
+        node.queue.clear()
+        node.serving = False
+        node.done = 0
+        self.returns += 1
+        self._register(node)
+
+
+def _answer(future: asyncio.Future[_Served], served: _Served) -> None:
+    if not future.done():
+        future.set_result(served)
+
+
+def _made(kind: type[M], **fields: Any) -> M:
+    """A message without the checks that its sender and the wire have done; a simulation makes millions of them."""
+    message = kind.__new__(kind)
+    object.__setattr__(message, "__dict__", {**_defaults(kind), **fields})
+    return message
+
+
+@cache
+def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
+    return {name: field.default for name, field in kind.model_fields.items() if not field.is_required()}
+
+
+class _Hung(Exception):
+    """The node that one waits for has fallen silent, and nothing ever comes."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the scheduler's warnings: of a fleet that loses nodes all the time there are many."""
+    log = logging.getLogger("scheduler")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def simulate(case: Case, tell: Callable[[float], None] = lambda done: None) -> dict[str, Any]:
+    """One case to its end; the figures of the record. Memory is that of this process, at its most.
+
+    Args:
+        tell: called with the share of the work that is done.
+    """
+    began, wall = time.process_time(), time.monotonic()
+    world = World(case, tell)
+    with _quiet():
+        seconds = world.loop.run(world.run())
+    cpu_s, wall_s = time.process_time() - began, time.monotonic() - wall
+    decisions = sum(world.outcomes.values())
+    return {
+        **asdict(case),
+        "seconds": seconds,
+        "bound_seconds": _bound_s(case, world),
+        "cpu_s": cpu_s,
+        "wall_s": wall_s,
+        "decisions": decisions,
+        "heartbeats": world.beats,
+        "messages": world.messages + world.beats,
+        "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "deaths": world.deaths,
+        "answers": world.kinds,
+        "outcomes": world.outcomes,
+        "by_tier": {str(tier): count for tier, count in world.by_tier.items()},
+    }
+
+
+def _bound_s(case: Case, world: World) -> float:
+    """The pipelined bound of `scheduler.bound` where each node has its own speed: a tier is as fast as all its nodes
+    together, and the first task goes through the fastest. Churn is left out. Where the scheme is free to choose, the
+    upper tiers share the tasks so that both are done at once."""
+
+    def seconds(tier: Tier) -> list[float]:
+        return [node.seconds for node in world.nodes.values() if node.tier is tier]
+
+    def rate(tier: Tier) -> float:
+        return math.fsum(1 / each for each in seconds(tier))
+
+    links = {Tier.EDGE: case.edge_link_s, Tier.CLOUD: case.cloud_link_s}
+    used = {tier: world.by_tier[tier] for tier in links if world.by_tier[tier]}
+    way_on_s = min((links[tier] + min(seconds(tier)) for tier in used), default=0.0)
+    stages = [case.hop_s + case.tasks / rate(Tier.END) + way_on_s]
+    first_s = case.hop_s + min(seconds(Tier.END))
+    if case.scheme is Scheme.ADAPTIVE and used:
+        rates = {tier: rate(tier) for tier in links if seconds(tier)}
+        # Of the two tiers together, or of the one with the shorter link alone.
+        both_s = (case.tasks + math.fsum(links[tier] * rates[tier] for tier in rates)) / math.fsum(rates.values())
+        stages.append(first_s + min([both_s, *(links[tier] + case.tasks / rates[tier] for tier in rates)]))
+    else:
+        stages += [first_s + links[tier] + count / rate(tier) for tier, count in used.items()]
+    return max(stages)

@@ -1,0 +1,73 @@
+"""asyncio on virtual time."""
+
+import asyncio
+import time
+
+import pytest
+
+from experiments.scale.clock import VirtualLoop
+
+
+def loop() -> VirtualLoop:
+    return VirtualLoop()  # type: ignore[abstract]
+
+
+def test_the_clock_jumps_from_one_moment_to_the_next() -> None:
+    clock, seen = loop(), []
+
+    async def wait(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        seen.append((seconds, clock.time()))
+
+    async def main() -> str:
+        async with asyncio.TaskGroup() as group:
+            for seconds in (3600.0, 1.0, 60.0):
+                group.create_task(wait(seconds))
+        return "done"
+
+    began = time.monotonic()
+    assert clock.run(main()) == "done"
+    assert seen == [(1.0, 1.0), (60.0, 60.0), (3600.0, 3600.0)]
+    assert time.monotonic() - began < 5
+
+
+def test_timeouts_and_cancelled_timers() -> None:
+    clock = loop()
+
+    def fail() -> None:
+        raise AssertionError("it was cancelled")
+
+    async def main() -> float:
+        for _ in range(20_000):  # so many that they are cleared away
+            clock.call_later(1000, fail).cancel()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.5):
+                await clock.create_future()
+        assert len(clock._timers) < 12_000
+        return clock.time()
+
+    assert clock.run(main()) == 2.5
+
+
+def test_what_nobody_awaits_and_fails_ends_the_run() -> None:
+    clock = loop()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        clock.call_later(1.0, fail)
+        await asyncio.sleep(2.0)
+
+    with pytest.raises(ZeroDivisionError):
+        clock.run(main())
+
+
+def test_a_run_that_can_never_end_says_so() -> None:
+    clock = loop()
+
+    async def main() -> None:
+        await clock.create_future()
+
+    with pytest.raises(RuntimeError, match="nothing will ever happen"):
+        clock.run(main())

@@ -1,0 +1,126 @@
+"""The device list as the mapping sees it: what is remembered must be that of the fleet as it is now."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from models.manifest import Manifest, load_manifest
+from scheduler.devices import DeviceList
+from scheduler.fleet import Fleet, Ways
+from scheduler.settings import SchedulerSettings
+from tierkit.protocol import EncoderOffer, ModelOffer, Registration
+from tierkit.types import Privacy, Scheme, Tier
+
+
+@cache
+def manifest() -> Manifest:
+    return load_manifest()
+
+
+def the_clouds_encoder() -> tuple[EncoderOffer, ModelOffer]:
+    """What a device holds of it, and what the cloud serves."""
+    network = manifest().default_for(Tier.CLOUD).name
+    encoder = next(one for one in manifest().encoders if one.network == network)
+    head = EncoderOffer(name=encoder.name, head=encoder.head.sha256, tail=encoder.tail.sha256)
+    return head, ModelOffer(name=encoder.name, sha256=encoder.tail.sha256, ms_per_image=7.36)
+
+
+class World:
+    """A device list, and the fleet of it."""
+
+    def __init__(self, *, trusted: tuple[str, ...] = ("end", "edge", "cloud"), edge_link_s: float = 0.5) -> None:
+        settings = SchedulerSettings(trusted=trusted, edge_link_s=edge_link_s)
+        self.devices = DeviceList(settings.detector_times)
+        self.fleet = Fleet(self.devices, settings, manifest(), b"")
+
+    def add(
+        self,
+        node_id: str,
+        ms_per_image: float,
+        *,
+        port: int = 1,
+        incarnation: str = "the-first",
+        head: EncoderOffer | None = None,
+        tail: ModelOffer | None = None,
+    ) -> None:
+        tier = Tier(node_id.partition("-")[0])
+        network = manifest().default_for(tier)
+        offer = ModelOffer(name=network.name, sha256=network.sha256, ms_per_image=ms_per_image)
+        self.devices.register(
+            Registration(
+                node_id=node_id,
+                incarnation=incarnation,
+                tier=tier,
+                url=f"http://127.0.0.1:{port}",
+                models=(offer, tail) if tail else (offer,),
+                encoders=(head,) if head else (),
+                version="0",
+            ),
+            0.0,
+        )
+
+
+def test_one_node_that_measured_its_speed_wrongly_does_not_decide_n_map():
+    world = World()
+    for number in range(1, 9):
+        world.add(f"end-{number}", 7.41 if number > 1 else 90.0)
+    for number in range(1, 5):
+        world.add(f"edge-{number}", 5.99)
+    # With the mean, end devices would seem to take 0.89 s for a task, and N_map would be 1.
+    assert world.fleet.n_map(0.0).value == 3
+    assert [route.upstreams[0].tier for route in world.fleet.routes(Scheme.MAPPING, 0.0).values()] == [Tier.EDGE] * 8
+
+
+def test_n_map_follows_the_fleet():
+    world = World()
+    world.add("end-1", 7.41)
+    assert world.fleet.n_map(0.0).value is None
+    world.add("edge-1", 5.99)
+    assert world.fleet.n_map(0.0).value == 3
+    world.devices.remove("edge-1")
+    assert world.fleet.n_map(0.0).value is None
+
+
+def test_a_node_that_came_back_elsewhere_is_asked_there():
+    world = World()
+    world.add("end-1", 7.41)
+    world.add("edge-1", 5.99)
+    assert [node.url for node in world.fleet.upper(Tier.EDGE, 0.0)] == ["http://127.0.0.1:1"]
+    world.devices.remove("edge-1")
+    assert world.fleet.upper(Tier.EDGE, 0.0) == []
+    world.add("edge-1", 2.0, port=2, incarnation="the-second")
+    (node,) = world.fleet.upper(Tier.EDGE, 0.0)
+    assert (node.url, node.ms_per_image) == ("http://127.0.0.1:2", 2.0)
+    end = world.devices.get("end-1")
+    assert [entry.url for entry in world.fleet.upstreams(end, [node], Ways(), 0.0, content="")] == [
+        "http://127.0.0.1:2"
+    ]
+
+
+def test_an_untrusted_node_is_an_upper_node_while_somebody_can_encode_for_it():
+    world = World(trusted=("end", "edge"))
+    world.add("end-1", 7.41)
+    head, tail = the_clouds_encoder()
+    world.add("cloud-1", 7.36, tail=tail)
+    assert world.fleet.upper(Tier.CLOUD, 0.0) == []
+    world.add("end-2", 7.41, head=head)
+    assert [node.node_id for node in world.fleet.upper(Tier.CLOUD, 0.0)] == ["cloud-1"]
+    nodes = world.fleet.upper(Tier.CLOUD, 0.0)
+    assert world.fleet.upstreams(world.devices.get("end-1"), nodes, Ways(), 0.0, content="") == ()
+    (entry,) = world.fleet.upstreams(world.devices.get("end-2"), nodes, Ways(), 0.0, content="")
+    assert entry.encoding is not None
+    assert world.fleet.upper(Tier.CLOUD, 0.0, Ways(privacy=Privacy.NONE)) == []
+    world.devices.remove("end-2")
+    assert world.fleet.upper(Tier.CLOUD, 0.0) == []
+
+
+def test_nodes_that_are_gone_are_not_remembered():
+    world = World()
+    world.add("end-1", 7.41)
+    for number in range(1, 200):
+        world.add(f"edge-{number}", 5.99)
+        (node,) = world.fleet.upper(Tier.EDGE, 0.0)
+        world.fleet.upstreams(world.devices.get("end-1"), [node], Ways(), 0.0, content="")
+        world.devices.remove(f"edge-{number}")
+    assert len(world.fleet._nodes) < 10
+    assert len(world.fleet._entries) < 10
