@@ -133,6 +133,13 @@ def test_a_task_that_seems_to_have_come_just_after_a_batch_began_may_be_in_it():
     assert forecast(queue, idle_since=0.0, known=11.9, joins=1)[0] == pytest.approx(1.9)
 
 
+def test_a_task_whose_neighbour_was_given_up_may_still_be_in_a_batch_of_two():
+    queue = [(10.0, 1.0)]
+    assert forecast(queue, idle_since=0.0, known=10.9, joins=2) == (1.0, [11.0])
+    assert forecast(queue, idle_since=0.0, known=11.5, joins=2) == (1.0, [12.0])
+    assert forecast(queue, idle_since=0.0, known=14.0, joins=2) == (2.0, [16.0])
+
+
 # --- the planner ---
 
 
