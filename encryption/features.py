@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from encryption.packing import Quantiser
+from encryption.packing import Quantiser, sends_levels
 from models.manifest import EncoderEntry
 from models.split import FEATURES
 from tierkit.errors import EncoderMismatch, InvalidInput, MalformedMessage
@@ -24,7 +24,7 @@ from tierkit.model import Array
 from tierkit.oip import InferRequest, Tensor
 from tierkit.types import FeatureForm
 
-__all__ = ["DTYPES", "FORMS", "Features", "check_features", "features_tensor", "unpack"]
+__all__ = ["DTYPES", "FORMS", "Features", "check_features", "features_tensor", "pack", "unpack"]
 
 DTYPES: dict[FeatureForm, np.dtype[Any]] = {
     FeatureForm.UINT8: np.dtype(np.uint8),
@@ -32,6 +32,7 @@ DTYPES: dict[FeatureForm, np.dtype[Any]] = {
     FeatureForm.FLOAT32: np.dtype(np.float32),
 }
 FORMS = {dtype: form for form, dtype in DTYPES.items()}
+_LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +45,7 @@ class Features:
 
     encoder: EncoderEntry
     values: Array
-    """`[n, channels, h, w]`: UINT8 as `Quantiser` packs them, FP16 or FP32."""
+    """`[n, channels, h, w]`, as `pack` writes them."""
 
     def __post_init__(self) -> None:
         if self.values.dtype not in FORMS or self.values.shape[1:] != self.encoder.feature_shape:
@@ -64,21 +65,20 @@ class Features:
 async def features_tensor(features: Features) -> Tensor:
     """The tensor as it is sent, with what a receiver must know of it."""
     values = np.ascontiguousarray(features.values)
-    facts = _facts(features.encoder) if features.form is FeatureForm.UINT8 else _identity(features.encoder)
-    return Tensor(FEATURES, values, {**facts, "sha256": await asyncio.to_thread(_digest, values)})
+    return Tensor(FEATURES, values, {**_facts(features.encoder), "sha256": await asyncio.to_thread(_digest, values)})
 
 
 async def check_features(encoder: EncoderEntry, request: InferRequest) -> None:
     """Whether a request for this encoder's tail, whose shape and type fit, holds what its sender has sent.
 
     Raises:
-        InvalidInput: it does not say what the features are.
+        InvalidInput: it does not say what the features are, or they hold a value that the encoder cannot give.
         EncoderMismatch: they are of another encoder, version, scale or zero point.
         MalformedMessage: the values are not those that were sent.
     """
     (tensor,) = request.inputs
     values, said = tensor.data, dict(tensor.parameters)
-    expected = _facts(encoder) if values.dtype == np.uint8 else _identity(encoder)
+    expected = _facts(encoder)
     if missing := [name for name in (*expected, "sha256") if name not in said]:
         raise InvalidInput(
             f"the tensor '{FEATURES}' of '{encoder.name}' needs the parameters {', '.join(missing)}: they say which "
@@ -95,6 +95,26 @@ async def check_features(encoder: EncoderEntry, request: InferRequest) -> None:
         digest.encode(), (await asyncio.to_thread(_digest, values)).encode()
     ):
         raise MalformedMessage("the features are not those that were sent: their sha256 is another one")
+    if sends_levels(encoder):
+        # Before they join a batch with those of others.
+        await asyncio.to_thread(unpack, encoder, values)
+
+
+def pack(encoder: EncoderEntry, features: Array, form: FeatureForm) -> Array:
+    """What is sent of features FP32 `[n, channels, h, w]`, the encoder's noise added. An encoder that hides by its few
+    levels sends nothing but these, whatever type they are written in.
+
+    Raises:
+        InvalidInput: NaN or infinity among features that are rounded.
+    """
+    quantiser = Quantiser.of(encoder)
+    if form is FeatureForm.UINT8:
+        return quantiser.pack(features)
+    if sends_levels(encoder):
+        features = quantiser.unpack(quantiser.pack(features))
+    if form is FeatureForm.FLOAT16:
+        features = np.clip(features, -_LARGEST_HALF, _LARGEST_HALF)
+    return np.asarray(features, dtype=DTYPES[form])
 
 
 def unpack(encoder: EncoderEntry, values: Array) -> Array:
@@ -105,16 +125,16 @@ def unpack(encoder: EncoderEntry, values: Array) -> Array:
     """
     if values.dtype == np.uint8:
         return Quantiser.of(encoder).unpack(values)
+    if sends_levels(encoder):
+        return Quantiser.of(encoder).levels_in(values)
     return np.asarray(values, dtype=np.float32)
-
-
-def _identity(encoder: EncoderEntry) -> dict[str, str | int | float]:
-    return {"encoder": encoder.name, "head": encoder.head.sha256, "tail": encoder.tail.sha256}
 
 
 def _facts(encoder: EncoderEntry) -> dict[str, str | int | float]:
     return {
-        **_identity(encoder),
+        "encoder": encoder.name,
+        "head": encoder.head.sha256,
+        "tail": encoder.tail.sha256,
         "scale": encoder.scale,
         "zero_point": encoder.zero_point,
         "levels": encoder.levels,

@@ -10,7 +10,14 @@ from models.manifest import EncoderEntry
 from tierkit.errors import InvalidInput
 from tierkit.model import Array
 
-__all__ = ["Quantiser"]
+__all__ = ["Quantiser", "sends_levels"]
+
+
+def sends_levels(encoder: EncoderEntry) -> bool:
+    """Whether its features are rounded to levels in every form, because the rounding is part of what hides the picture
+    and of what its tail was trained on: where noise is added, or where there are fewer levels than UINT8 has. Else the
+    rounding only saves bytes, and floating-point numbers go without it."""
+    return bool(encoder.noise) or encoder.levels < 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +70,20 @@ class Quantiser:
             raise InvalidInput(f"a packed feature is {int(packed.max())}; this encoder has {self.levels} levels")
         table = (np.arange(256, dtype=np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
         return np.asarray(table[packed])
+
+    def levels_in(self, features: Array) -> Array:
+        """The levels FP32 that features FP16 or FP32 of any shape stand for.
+
+        Raises:
+            InvalidInput: a value that is no level, in the precision of its type.
+        """
+        beyond = np.array([-1 - self.zero_point, self.levels - self.zero_point], np.float32) * np.float32(self.scale)
+        near = self.unpack(self.pack(np.clip(features.astype(np.float32), *beyond)))
+        off = np.abs(near.astype(features.dtype).astype(np.float32) - features.astype(np.float32))
+        if not (off <= self.scale / 1000).all():
+            wrong = float(features[off > self.scale / 1000][0])
+            raise InvalidInput(
+                f"a feature is {wrong:g}, which is no level: this encoder has {self.levels}, (q - {self.zero_point}) * "
+                f"{self.scale:g} for q from 0 to {self.levels - 1}"
+            )
+        return near

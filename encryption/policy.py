@@ -30,13 +30,19 @@ _PREFERRED = (EncoderKind.BOTTLENECK, EncoderKind.CONV1)
 
 
 def decide_form(
-    privacy: Privacy, trust: Trust, encoders: Collection[EncoderKind] = (), *, encodes: bool = False
+    privacy: Privacy,
+    trust: Trust,
+    encoders: Collection[EncoderKind] = (),
+    *,
+    encodes: bool = False,
+    lacking: str = "the upper node lacks the tail",
 ) -> Form:
     """The form in which images go to a node of this trust.
 
     Args:
         encoders: kinds that the node takes features of, and of which the sender holds the head.
         encodes: whether the node is one that encodes for others in this job, for which it needs pixels.
+        lacking: who has not got what, where an encoder is missing; for people.
 
     Raises:
         Forbidden: only pixels could be sent, and may not; the sentence says what to do.
@@ -59,14 +65,14 @@ def decide_form(
             wanted = next((kind for kind in _PREFERRED if kind in encoders), None)
             if wanted is None:
                 raise Forbidden(
-                    "pixels may not go to an untrusted node, and there is no encoder to hide them: "
-                    "choose a scheme that stays on trusted nodes, or have the node listed as trusted"
+                    "pixels may not go to an untrusted node, and there is no encoder to hide them "
+                    f"({lacking}): choose a scheme that stays on trusted nodes, or have the node listed as trusted"
                 )
             return Form(wanted.value)
         case Privacy.CONV1 | Privacy.BOTTLENECK:
             if EncoderKind(privacy.value) not in encoders:
                 raise Conflict(
-                    f"privacy '{privacy}' needs that encoder on the sending device and its tail on the upper node, and "
-                    "one of them has it not: ask for privacy 'auto', or choose a scheme without that node"
+                    f"privacy '{privacy}' needs that encoder's head where images are encoded and its tail on the upper "
+                    f"node, and {lacking}: ask for privacy 'auto', or choose a scheme without that node"
                 )
             return Form(privacy.value)

@@ -9,11 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from encryption.features import DTYPES, unpack
+from encryption.features import pack, unpack
 from encryption.noise import KEY_BYTES, draw_noise
-from encryption.packing import Quantiser
 from models.manifest import EncoderEntry, ModelEntry
 from models.session import OnnxModel
 from models.split import FEATURES
@@ -103,7 +100,7 @@ class Head(_Part):
         features = self.load().run({"images": images}, [FEATURES])[FEATURES]
         if self.encoder.noise:
             features = features + draw_noise(self.encoder, images, inputs[NOISE_KEYS])
-        return {name: _written(self.encoder, features, FeatureForm(name)) for name in outputs}
+        return {name: pack(self.encoder, features, FeatureForm(name)) for name in outputs}
 
 
 class Tail(_Part):
@@ -160,14 +157,3 @@ class Tail(_Part):
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         return self.load().run({FEATURES: unpack(self.encoder, inputs[FEATURES])}, outputs)
-
-
-def _written(encoder: EncoderEntry, features: Array, form: FeatureForm) -> Array:
-    if form is FeatureForm.UINT8:
-        return Quantiser.of(encoder).pack(features)
-    if form is FeatureForm.FLOAT16:
-        features = np.clip(features, -_LARGEST_HALF, _LARGEST_HALF)
-    return np.asarray(features, dtype=DTYPES[form])
-
-
-_LARGEST_HALF = float(np.finfo(np.float16).max)

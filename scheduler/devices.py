@@ -219,7 +219,8 @@ class DeviceList:
         noticed, and tries again by itself.
 
         Raises:
-            Conflict: the id belongs to a node that is alive, or this incarnation was replaced by one that is.
+            Conflict: the id belongs to a node that is alive or of another tier, or this incarnation was replaced by one
+                that is alive.
         """
         node_id = registration.node_id
         old = self._devices.get(node_id)
@@ -254,6 +255,12 @@ class DeviceList:
     def _check_claim(self, claim: Registration, old: Device, now: float) -> None:
         view = self._view(old, now)
         health = view.health
+        if claim.tier is not old.tier:
+            # Trust and tokens go by the id: whoever takes it over must not be another kind of node.
+            raise Conflict(
+                f"the node id {claim.node_id!r} belongs to an {old.tier} node, and this is one of tier {claim.tier}: "
+                "give it another --node-id, or strike the old one off the list first"
+            )
         if claim.incarnation == old.incarnation or health is Health.DEAD:
             return
         # A second process cannot listen where the first one does, so the same address means that the first has ended.

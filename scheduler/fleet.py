@@ -33,6 +33,8 @@ __all__ = ["PAPER_BATCH", "Fleet", "MapCount", "Ways", "in_words"]
 PAPER_BATCH = 50
 """Images of a task in the paper's formulas."""
 
+_TIERS = frozenset(Tier)
+_HERE = "in the version of the scheduler's manifest"
 _UPPER_TIERS = {
     Scheme.END: (),
     Scheme.END_EDGE: (Tier.EDGE,),
@@ -189,7 +191,9 @@ class Fleet:
 
     def trusts(self, device: Device) -> bool:
         """By the scheduler's own list, never by what the node says."""
-        return device.tier in self._settings.trusted or device.node_id in self._settings.trusted
+        # Names of tiers stand in the same list, and are no ids, whatever a node calls itself.
+        listed = device.node_id in self._settings.trusted and device.node_id not in _TIERS
+        return device.tier in self._settings.trusted or listed
 
     def check_trust(self, scheme: Scheme, ways: Ways, now: float) -> None:
         """Whether a job may run without pixels getting to an untrusted node.
@@ -223,7 +227,10 @@ class Fleet:
                 except (Conflict, Forbidden) as exc:
                     raise Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}") from exc
             if not ends and ways.privacy in (Privacy.CONV1, Privacy.BOTTLENECK):
-                decide_form(ways.privacy, self._trust(target), {encoder.kind for encoder in self._served(target, ways)})
+                kinds = {encoder.kind for encoder in self._served(target, ways)}
+                decide_form(
+                    ways.privacy, self._trust(target), kinds, lacking=f"{target.node_id} lacks the tail {_HERE}"
+                )
 
     def _advice(self, scheme: Scheme, untrusted: Sequence[Device], known: Sequence[Device]) -> str:
         wanted = _UPPER_TIERS[scheme]
@@ -233,7 +240,7 @@ class Fleet:
         return (
             f"scheme {scheme} would send pixels to {which}, which this scheduler does not trust: submit with scheme "
             f"{' or '.join(others)}, or, if it may see them, start the scheduler with "
-            f"--trusted {','.join([*self._settings.trusted, *tiers])}"
+            f"--trusted {','.join([*self._settings.trusted, *([d.node_id for d in untrusted] or tiers)])}"
         )
 
     def n_map(self, now: float) -> MapCount:
@@ -341,7 +348,8 @@ class Fleet:
         served = self._served(target, ways)
         common = {encoder.kind: encoder for encoder in served if any(_holds(holder, encoder) for holder in holders)}
         encodes = ways.encode_on is Tier.EDGE and target.tier is Tier.EDGE
-        form = decide_form(ways.privacy, self._trust(target), common, encodes=encodes)
+        lacking = _lacking(ways, end, target, relays, {encoder.kind for encoder in served})
+        form = decide_form(ways.privacy, self._trust(target), common, encodes=encodes, lacking=lacking)
         if form is Form.PIXELS:
             return None, None
         encoder = common[EncoderKind(form.value)]
@@ -428,6 +436,18 @@ def in_words(entry: Upstream) -> str:
     where = f", encoded by {entry.relay.node_id}" if entry.relay is not None else ""
     kind = entry.encoding.name.rpartition(".")[2]
     return f"{kind} features as {entry.encoding.form} to {entry.node_id}{where}"
+
+
+def _lacking(ways: Ways, end: Device, target: Device, relays: Sequence[Device], served: set[EncoderKind]) -> str:
+    """Who lacks its part of the encoders, where no encoder is left, for people."""
+    wanted = {kind for kind in EncoderKind if ways.privacy in (Privacy.AUTO, Privacy(kind.value))}
+    if wanted.isdisjoint(served):
+        return f"{target.node_id} lacks the tail {_HERE}"
+    if ways.encode_on is not Tier.EDGE:
+        return f"{end.node_id} lacks the head {_HERE}"
+    if not relays:
+        return f"there is no trusted edge node beside {target.node_id} to encode"
+    return f"{' and '.join(relay.node_id for relay in relays)} lacks the head {_HERE}"
 
 
 def _holds(device: Device, encoder: EncoderEntry) -> bool:

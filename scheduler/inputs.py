@@ -34,7 +34,7 @@ class InputFiles:
     """The folder of input files.
 
     Args:
-        folder: created when missing; left-overs of writes that a crash cut short are removed.
+        folder: its owner's alone, created when missing; left-overs of writes that a crash cut short are removed.
         shape: (height, width, 3) of the networks' input.
     """
 
@@ -43,7 +43,8 @@ class InputFiles:
         self.shape = shape
         self._lock = threading.Lock()
         self._holders: Counter[str] = Counter()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # one that an older version has made as well
         for partial in folder.glob(f"*{_PARTIAL}"):
             partial.unlink()
 

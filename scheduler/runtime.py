@@ -165,7 +165,7 @@ def _locked(folder: Path) -> Iterator[Path]:
     """The state folder, created, for this process alone: two schedulers would answer the same tasks twice. The lock
     goes with the process, however it ends."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (folder / "scheduler.lock").open("w")
     except OSError as exc:
         raise SetupError(f"cannot write the folder {folder}: {exc.strerror}; choose another with --state") from exc

@@ -143,7 +143,9 @@ class JobView(BaseModel):
     fine_p50_ms: float | None
     fine_p99_ms: float | None
     sent: dict[str, SentShare] = Field(
-        {}, description="What went to upper nodes for the answers that came, by its form: pixels, conv1 or bottleneck."
+        {},
+        description="What went to upper nodes for the answers that came, by its form: pixels, conv1 or bottleneck. "
+        "What left in attempts that failed is not counted.",
     )
     by_node: dict[str, NodeShare]
     mapping: dict[str, str] = Field(description="Upper node by end device, as last used.")

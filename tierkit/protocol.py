@@ -93,11 +93,16 @@ NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
 
 def checked_node_id(value: str) -> str:
-    """The node id itself. Raises ValueError with the rule in words."""
+    """The node id itself. Raises ValueError with the rule in words.
+
+    No node is called like a tier: lists such as the scheduler's `trusted` name tiers and nodes side by side.
+    """
     if not re.fullmatch(NODE_ID_PATTERN, value):
         raise ValueError(
             "must be 1 to 63 lower-case letters, digits, dots, dashes and underscores, beginning with a letter or digit"
         )
+    if value in tuple(Tier):
+        raise ValueError(f"must not be the name of a tier, as {value!r} is: add a number or a name, such as {value}-1")
     return value
 
 

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from encryption.audit.onnx_torch import OnnxNetwork, round_through
+from encryption.features import pack, unpack
 from encryption.noise import KEY_BYTES, draw_noise
-from encryption.packing import Quantiser
+from encryption.packing import sends_levels
 from models.export.dequantize import dequantize_onnx
 from models.manifest import EncoderEntry
 from models.session import OnnxModel
 from models.split import FEATURES
 from tierkit.model import Array
 from tierkit.oip.compression import compress
+from tierkit.types import FeatureForm
 
 __all__ = ["FORMS", "Target"]
 
@@ -42,10 +44,15 @@ class Target:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_noise", np.random.default_rng(self.seed))
 
+    @property
+    def rounds(self) -> bool:
+        """Whether only the encoder's levels are sent."""
+        return self.form == "uint8" or sends_levels(self.encoder)
+
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
         """Lowest and highest value that can arrive; None where features are sent as they are. Travels with them."""
-        if self.form != "uint8":
+        if not self.rounds:
             return None
         encoder = self.encoder
         return -encoder.zero_point * encoder.scale, (encoder.levels - 1 - encoder.zero_point) * encoder.scale
@@ -54,7 +61,7 @@ class Target:
     def deviation(self) -> float:
         """Standard deviation of what the device's noise and the rounding add to a feature; for floating-point numbers a
         generous guess, which the rounding within the head needs as well."""
-        rounded = self.encoder.scale / 12**0.5 if self.form == "uint8" else 0.02 * self.encoder.scale
+        rounded = self.encoder.scale / 12**0.5 if self.rounds else 0.02 * self.encoder.scale
         return float(np.hypot(rounded, self.encoder.noise))
 
     def send(self, images: Array) -> Array:
@@ -69,8 +76,7 @@ class Target:
             # Fresh each time, which is more than an attacker gets to see: a device repeats the noise of an image.
             drawn = self._noise.standard_normal(features.shape, dtype=np.float32)
             features = features + drawn * np.float32(self.encoder.noise)
-        packed = self._pack(features)
-        return Quantiser.of(self.encoder).unpack(packed) if self.form == "uint8" else packed.astype(np.float32)
+        return unpack(self.encoder, self._pack(features))
 
     def payload(self, images: Array) -> bytes:
         """What stands on the wire for a task, as the device makes it: UINT8 is compressed."""
@@ -81,11 +87,11 @@ class Target:
         return asyncio.run(compress(packed)) if self.form == "uint8" else packed
 
     def _pack(self, features: Array) -> Array:
-        return Quantiser.of(self.encoder).pack(features) if self.form == "uint8" else features.astype(self.form)
+        return pack(self.encoder, features, FeatureForm(self.form))
 
     def imitate(self, features: Tensor) -> Tensor:
         """The same for an attacker's own features, without the noise, so that gradients pass."""
-        if self.form != "uint8":
+        if not self.rounds:
             return features
         encoder = self.encoder
         levels = round_through(features / encoder.scale) + encoder.zero_point

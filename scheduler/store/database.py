@@ -122,15 +122,19 @@ class _SameFile:
 
 
 def _probe_sqlite(path: str | None, where: str) -> _SameFile | None:
-    """Open and close the file, which makes an empty one where there is none; None for what is no plain file."""
+    """Open and close the file, which makes an empty one where there is none, its owner's alone; None for what is no
+    plain file."""
     # A connection that cannot be opened leaves the asynchronous driver's thread behind, which complains on standard
     # error when the event loop has gone; this one leaves nothing.
+    plain = path is not None and path != ":memory:" and not path.startswith("file:")
     try:
+        if path is not None and plain:
+            # SQLite gives the files beside it the same mode, and says what is wrong where nothing can be made.
+            with contextlib.suppress(OSError):
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with contextlib.closing(sqlite3.connect(path or ":memory:", uri=(path or "").startswith("file:"))) as probe:
             probe.execute("PRAGMA schema_version")
-        if path is None or path == ":memory:" or path.startswith("file:"):
-            return None
-        return _SameFile(Path(path))
+        return _SameFile(Path(path)) if path is not None and plain else None
     except (sqlite3.Error, OSError) as exc:
         raise SetupError(f"the database {where} cannot be opened for writing: {exc}") from exc
 

@@ -18,7 +18,6 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
 from __future__ import annotations
 
 import ipaddress
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from tierkit.errors import SetupError
-from tierkit.protocol import NODE_ID_PATTERN
+from tierkit.protocol import checked_node_id
 from tierkit.settings import HttpUrl
 from tierkit.types import Tier
 
@@ -235,8 +234,10 @@ def _host_services(host: str, table: Mapping[str, Any], path: Path) -> list[Serv
             for _ in range(count):
                 number += 1
                 name = settings.get("node_id", f"{host}-{tier}-{number}")
-                if not re.match(NODE_ID_PATTERN, name):
-                    raise SetupError(f"{where}: {name!r} is no node id: lower-case letters, digits, dots and dashes")
+                try:
+                    checked_node_id(name)
+                except ValueError as exc:
+                    raise SetupError(f"{where}: {name!r} is no node id: it {exc}") from exc
                 services.append(ServicePlan(name=name, kind=tier, settings=shared(tier) | settings))
     names = [service.name for service in services]
     if twice := sorted({name for name in names if names.count(name) > 1}):

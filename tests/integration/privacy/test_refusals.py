@@ -94,6 +94,7 @@ async def test_a_tail_answers_to_its_own_features_alone():
             (TAIL, Tensor("features", values, {**good.parameters, "zero_point": 7}), 409, "of zero_point 7"),
             (TAIL, Tensor("features", values, {**good.parameters, "head": "0" * 64}), 409, "of head 000"),
             (TAIL, Tensor("features", values, {**good.parameters, "tail": "0" * 64}), 409, "of tail 000"),
+            (TAIL, Tensor("features", floats.data, {**floats.parameters, "scale": 9.0}), 409, "of scale 9.0"),
             (TAIL, Tensor("features", values + 1, good.parameters), 400, "not those that were sent"),
         ]
         for bad in (nan, half):
@@ -209,12 +210,18 @@ async def register(http: httpx.AsyncClient, node_id: str, models: list[str], **m
         ("its own", [TAIL], {}, 202, ""),
         ("its own", [TAIL], {"privacy": "conv1"}, 202, ""),
         ("its own", ["wrn-16-2", TAIL], {}, 202, ""),
-        ("none", [TAIL], {}, 409, "nothing can go from end-0 to cloud-0: .* no encoder"),
+        ("none", [TAIL], {}, 409, "nothing can go from end-0 to cloud-0: .* no encoder .*end-0 lacks the head"),
         ("another", [TAIL], {}, 409, "nothing can go from end-0 to cloud-0"),
         ("its own", ["wrn-16-2"], {}, 403, "would send pixels to cloud-0"),
         ("its own", [TAIL], {"privacy": "none"}, 403, "would send pixels to cloud-0"),
-        ("its own", [TAIL], {"privacy": "bottleneck"}, 409, "privacy 'bottleneck' needs that encoder"),
-        ("its own", [TAIL], {"encode_on": "edge"}, 409, "nothing can go from end-0 to cloud-0"),
+        (
+            "its own",
+            [TAIL],
+            {"privacy": "bottleneck"},
+            409,
+            "privacy 'bottleneck' needs that encoder.*cloud-0 lacks the tail",
+        ),
+        ("its own", [TAIL], {"encode_on": "edge"}, 409, "no trusted edge node beside cloud-0"),
         ("its own", [TAIL], {"privacy": "conv2"}, 400, "privacy"),
     ],
 )

@@ -301,6 +301,10 @@ OFFER = {"name": "m", "sha256": "0" * 64, "ms_per_image": 1}
             "body.models.0.ms_per_image is 1e+99: Input should be less than or equal to 1000000000",
         ),
         ({"images_per_minute": 1e308}, "body.images_per_minute is too large"),
+        (
+            {"node_id": "edge", "tier": "cloud"},
+            "body.node_id: must not be the name of a tier, as 'edge' is: add a number or a name, such as edge-1",
+        ),
         ({"models": 1}, "body.models should be a list"),
         ({"models": [OFFER, OFFER]}, "body.models: must name each model once, and names 'm' twice"),
         (

@@ -78,7 +78,9 @@ def test_what_an_attacker_imitates_is_what_arrives(sample: ImageSet):
 
 def test_noise_is_part_of_what_arrives(sample: ImageSet):
     plain = target_of("wrn-16-2", "float32")
-    noisy = replace(plain, encoder=plain.encoder.model_copy(update={"noise": 0.5}))
+    # Levels that reach as far as the features do: with noise they are rounded in this form, too.
+    wide = {"noise": 0.5, "scale": 0.2, "zero_point": 128}
+    noisy = replace(plain, encoder=plain.encoder.model_copy(update=wide))
     difference = noisy.send(sample.images[:4]) - plain.send(sample.images[:4])
     assert difference.std() == pytest.approx(0.5, rel=0.05)
     assert noisy.deviation == pytest.approx(0.5, rel=0.01)

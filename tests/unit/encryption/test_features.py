@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from encryption.features import Features, check_features, features_tensor, unpack
+from encryption.features import Features, check_features, features_tensor, pack, unpack
 from encryption.sending import FeatureClient, MaySeePixels, PixelClient, TakesFeatures, ThroughRelay, destination
 from models.manifest import EncoderEntry
 from tierkit.errors import EncoderMismatch, InvalidInput, MalformedMessage, UpstreamError
@@ -69,8 +69,11 @@ async def test_what_was_sent_arrives(dtype: str):
         ("sha256", None, InvalidInput, "needs the parameters sha256"),
     ],
 )
-async def test_a_mismatch_is_told_and_never_computed(name: str, value: object, error: type[Exception], words: str):
-    tensor = await features_tensor(some())
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+async def test_a_mismatch_is_told_and_never_computed(
+    dtype: str, name: str, value: object, error: type[Exception], words: str
+):
+    tensor = await features_tensor(some(dtype=dtype))
     said: dict[str, Any] = {**tensor.parameters, name: value}
     if value is None:
         del said[name]
@@ -84,6 +87,38 @@ async def test_changed_values_are_noticed():
     changed[1, 2, 3, 4] ^= 1
     with pytest.raises(MalformedMessage, match="not those that were sent"):
         await check_features(ENCODER, over_the_wire(dataclasses.replace(tensor, data=changed)))
+
+
+HIDING = [ENCODER.model_copy(update={"bits": 3, "zero_point": 2}), ENCODER.model_copy(update={"noise": 0.1})]
+
+
+@pytest.mark.parametrize("encoder", HIDING)
+@pytest.mark.parametrize("form", list(FeatureForm))
+async def test_an_encoder_that_hides_by_its_levels_sends_nothing_but_them(encoder: EncoderEntry, form: FeatureForm):
+    reach = 3 * encoder.levels * encoder.scale
+    made = np.random.default_rng(1).uniform(-reach, reach, (2, *encoder.feature_shape)).astype(np.float32)
+    sent = pack(encoder, made, form)
+    assert len(np.unique(sent)) == encoder.levels
+    request = over_the_wire(await features_tensor(Features(encoder=encoder, values=sent)))
+    await check_features(encoder, request)
+    # The tail gets the same, whatever was sent.
+    assert (unpack(encoder, sent) == unpack(encoder, pack(encoder, made, FeatureForm.UINT8))).all()
+
+
+def test_floats_of_the_first_convolution_go_as_they_are():
+    made = np.random.default_rng(1).normal(0, 9, (2, *ENCODER.feature_shape)).astype(np.float32)
+    assert (unpack(ENCODER, pack(ENCODER, made, FeatureForm.FLOAT32)) == made).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("value", [50.0, -0.5, 0.04, 3e4, 1e30])
+async def test_floats_that_are_no_levels_are_refused(dtype: str, value: float):
+    values = np.zeros((1, *ENCODER.feature_shape), np.float32)
+    values[0, 1, 2, 3] = value
+    with np.errstate(over="ignore"):
+        tensor = await features_tensor(Features(encoder=HIDING[0], values=values.astype(dtype)))
+    with pytest.raises(InvalidInput, match=r"no level: this encoder has 8, \(q - 2\) \* 0.08.* for q from 0 to 7"):
+        await check_features(HIDING[0], InferRequest(inputs=(tensor,)))
 
 
 def test_a_value_that_is_no_level_is_refused():

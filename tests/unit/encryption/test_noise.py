@@ -108,7 +108,7 @@ def test_the_noise_is_gaussian_and_the_values_of_an_image_are_independent():
 
 
 def test_an_encoder_without_noise_takes_no_key_and_adds_nothing():
-    plain = head(ENCODER.model_copy(update={"noise": 0.0}))
+    plain = head(ENCODER.model_copy(update={"noise": 0.0, "bits": 8}))
     assert [spec.name for spec in plain.inputs] == ["images"]
     assert set(plain.run({"images": IMAGES}, ["float32"])["float32"].reshape(-1)) == {0.5}
 

@@ -101,6 +101,23 @@ def test_a_node_cannot_claim_the_id_of_one_that_is_alive(devices):
     assert devices.keeps_tasks("end-0", 0.5, incarnation="first-one")
 
 
+@pytest.mark.parametrize(("now", "port"), [(0.1, 1), (0.1, 2), (2.0, 2), (5.0, 2)])
+def test_a_node_of_another_tier_takes_no_id_over(devices, now: float, port: int):
+    devices.register(registration("edge-1", tier=Tier.EDGE), 0.0)
+    other = registration("edge-1", "second-one", Tier.CLOUD, port=port)
+    with pytest.raises(Conflict, match=r"'edge-1' belongs to an edge node, and this is one of tier cloud.*strike"):
+        devices.register(other, now)
+    devices.remove("edge-1", None)
+    devices.register(other, now)
+    assert devices.get("edge-1").tier is Tier.CLOUD
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_no_node_registers_under_the_name_of_a_tier(tier: Tier):
+    with pytest.raises(ValueError, match=f"must not be the name of a tier, as '{tier}' is"):
+        registration(str(tier), tier=Tier.CLOUD)
+
+
 @pytest.mark.parametrize("sign", ["silent", "accused", "refused", "same address"])
 def test_a_restarted_node_takes_its_id_back(devices, sign):
     devices.register(registration(), 0.0)

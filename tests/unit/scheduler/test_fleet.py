@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from models.manifest import Manifest, load_manifest
 from scheduler.devices import DeviceList
 from scheduler.fleet import Fleet, Ways
@@ -124,3 +126,27 @@ def test_nodes_that_are_gone_are_not_remembered():
         world.devices.remove(f"edge-{number}")
     assert len(world.fleet._nodes) < 10
     assert len(world.fleet._entries) < 10
+
+
+@pytest.mark.parametrize(
+    ("tier", "node_id", "trusted"),
+    [
+        (Tier.EDGE, "edge-1", True),
+        (Tier.CLOUD, "cloud-0", True),
+        (Tier.CLOUD, "cloud-1", False),
+        (Tier.CLOUD, "edge-1", False),
+        (Tier.CLOUD, "end", False),
+        (Tier.CLOUD, "edge", False),
+        (Tier.CLOUD, "cloud", False),
+    ],
+)
+def test_a_node_is_not_trusted_for_what_it_calls_itself(tier: Tier, node_id: str, trusted: bool):
+    settings = SchedulerSettings(trusted=("end", "edge", "cloud-0"))
+    devices = DeviceList(settings.detector_times)
+    offer = ModelOffer(name="small", sha256="0" * 64, ms_per_image=1.0)
+    said = {"tier": tier, "incarnation": "first-one", "url": "http://127.0.0.1:1", "models": (offer,), "version": "0"}
+    honest = Registration.model_validate({**said, "node_id": "honest"})
+    # Past the check of a registration, which refuses the names of tiers.
+    devices.register(honest.model_copy(update={"node_id": node_id}), 0.0)
+    fleet = Fleet(devices, settings, manifest(), bytes(32))
+    assert fleet.trusts(devices.get(node_id)) is trusted

@@ -31,6 +31,12 @@ def names(files: InputFiles) -> list[str]:
     return [path.name for path in files.folder.iterdir()]
 
 
+def test_the_folder_is_its_owners_alone(tmp_path):
+    (tmp_path / "old").mkdir(mode=0o755)
+    for name in ("old", "new"):
+        assert InputFiles(tmp_path / name, SHAPE).folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_what_is_written_is_mapped_back_read_only(files):
     images = pixels(5)
     sha256 = write(files, images[:2], images[2:])

@@ -59,6 +59,18 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield store
 
 
+def modes_in(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+async def test_the_database_is_its_owners_alone(tmp_path: Path):
+    async with opened(tmp_path / "new.db") as store:
+        await store.commit.flush()
+        modes = modes_in(tmp_path)
+    assert set(modes.values()) == {0o600}, modes
+    assert "new.db-wal" in modes
+
+
 def new_job(*, images: int = 120, key: str | None = None, facts: ImageFacts | None = None) -> NewJob:
     policy = JobPolicy(scheme=Scheme.END, deadline_s=10, task_deadline_s=5, name="a job")
     now = time.time()

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from tierkit.errors import SetupError
 from tierkit.settings import NodeSettings, Port, description, load_settings
+from tierkit.types import Tier
 
 
 class EdgeLike(NodeSettings):
@@ -109,6 +110,12 @@ def test_a_url_that_is_one(url: str) -> None:
 def test_a_wrong_node_id_is_told_the_rule_in_words(node_id: str) -> None:
     with pytest.raises(SetupError, match=r"the flag --node-id .*must be 1 to 63 lower-case letters, digits, dots"):
         load_settings(NodeSettings, flags={"node_id": node_id})
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_no_node_is_called_like_a_tier(tier: Tier) -> None:
+    with pytest.raises(SetupError, match=rf"the flag --node-id .*must not be the name of a tier.* such as {tier}-1"):
+        load_settings(NodeSettings, flags={"node_id": str(tier)})
 
 
 @pytest.mark.parametrize(
