@@ -117,6 +117,8 @@ class Dispatcher:
         """Those that had none when they were looked at."""
         self._outlooks: dict[str, tuple[float, Outlook]] = {}
         """By job: until when it counts, and what it is."""
+        self._search_at = 0.0
+        """When the whole of a large fleet may be searched for a device that a task may go to after it has failed."""
         self._part = 0
         self._part_order: Order | None = None
         """Of the upper nodes and the end devices, which part was looked at last."""
@@ -316,9 +318,10 @@ class Dispatcher:
         )
         untried = [node for node in uppers if node.node_id not in want.tried] if want.tried else uppers
         known = None
-        if _anywhere(want) and (len(self._devices.alive(Tier.END, now)) > _MANY or len(uppers) > 2 * _MANY):
+        many = len(self._devices.alive(Tier.END, now)) > _MANY or len(uppers) > 2 * _MANY
+        if many and not want.interactive and want.regardless is None:
             known = self._outlook(job, task, uppers, now)
-            ends, uppers = self._part_of(task, uppers, now)
+            ends, uppers = self._part_of(want, task, untried or uppers, now)
         else:
             ends, uppers = self._all_ends(want, now), untried or uppers
         way = self.pilot.plan(ask, task.images, ends, uppers, now, fine_only=task.has_coarse, known=known)
@@ -344,7 +347,9 @@ class Dispatcher:
             for place in eligible(want, self._places(now))
         ]
 
-    def _part_of(self, task: ActiveTask, uppers: Sequence[Node], now: float) -> tuple[list[EndPlace], list[Node]]:
+    def _part_of(
+        self, want: Want, task: ActiveTask, uppers: Sequence[Node], now: float
+    ) -> tuple[list[EndPlace], list[Node]]:
         """A few end devices that have room, the next ones in sequential order, and a few upper nodes of each tier,
         other ones each time: of a few that are looked at the best is nearly as good as the best of all (Mitzenmacher:
         The power of two choices in randomized load balancing, 2001)."""
@@ -353,24 +358,39 @@ class Dispatcher:
             end = device is not None and device.tier is Tier.END
             self._open.set(node_id, device.order if device else (), free=end and device is not None and device.listed)
         self._stirred_open.clear()
+        anywhere = _anywhere(want)
         ends: list[EndPlace] = []
         while not ends and (names := self._open.some(self._part_order, _PART)):
-            some = [
-                EndPlace(
-                    node=self._fleet.node(self._devices.get(node_id)),
-                    has_room=self._attempts.owed(node_id) < self._settings.window,
-                )
-                for node_id in names
-            ]
             self._part_order = self._devices.get(names[-1]).order
-            ends = self.pilot.with_room(some, task.images, now, fine_only=task.has_coarse)
-            for node_id in set(names) - {end.node.node_id for end in ends}:
+            asked = [node_id for node_id in names if anywhere or self._has_clean_record(node_id, want)]
+            ends = self._with_room(asked, task, now)
+            for node_id in set(asked) - {end.node.node_id for end in ends}:
                 self._open.set(node_id, (), free=False)
                 self._closed.add(node_id)
+            if len(asked) < len(names):
+                break  # the others of this part are not for this task; the next part is looked at the next time
+        if not ends and not anywhere and now >= self._search_at:
+            # Perhaps there is none with a clean record at all.
+            self._search_at = now + _OUTLOOK_S
+            able = [place.node_id for place in eligible(want, self._places(now)) if place.owed < self._settings.window]
+            ends = self._with_room(able[:_PART], task, now)
         self._part += 1
         cut = bisect_left(uppers, True, key=lambda node: node.tier is Tier.CLOUD)
         tiers = uppers[:cut], uppers[cut:]
         return ends, [node for nodes in tiers for node in _in_turn(nodes, self._part * _PART)]
+
+    def _has_clean_record(self, node_id: str, want: Want) -> bool:
+        return node_id not in want.tried and not self._devices.get(node_id).wrong.count
+
+    def _with_room(self, node_ids: Sequence[str], task: ActiveTask, now: float) -> list[EndPlace]:
+        some = [
+            EndPlace(
+                node=self._fleet.node(self._devices.get(node_id)),
+                has_room=self._attempts.owed(node_id) < self._settings.window,
+            )
+            for node_id in node_ids
+        ]
+        return self.pilot.with_room(some, task.images, now, fine_only=task.has_coarse)
 
     def _outlook(self, job: ActiveJob, task: ActiveTask, uppers: Sequence[Node], now: float) -> Outlook:
         until, known = self._outlooks.get(job.job_id, (0.0, None))

@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -74,7 +75,9 @@ _SIZES = (
     Size(10_000, 500, 20, 1_000_000),
     Size(100_000, 2000, 50, 1_000_000),
 )
-_QUICK_SIZES = (Size(100, 5, 1, 2000), Size(1000, 50, 2, 20_000))
+_QUICK_SIZES = (Size(100, 5, 1, 2000), Size(1000, 50, 2, 5000))
+_MOST_OF = defaultdict(lambda: _MOST_TASKS, {Scheme.ADAPTIVE: 100_000})
+"""Tasks of a usual run: a decision of `adaptive` takes several times as long as one of `mapping`."""
 
 
 def case_of(size: Size, scheme: Scheme, profile: Profile, seed: int) -> Case:
@@ -114,8 +117,11 @@ async def _measure(
     run: Run, *, sizes: Sequence[Size] | None, schemes: Sequence[Scheme], against: Path | None, validate: bool
 ) -> None:
     check_fleet(run.profile)
-    sizes = sizes or (_QUICK_SIZES if run.request.quick else _SIZES)
-    cases = [case_of(size, scheme, run.profile, run.request.seed) for size in sizes for scheme in schemes]
+    usual = _QUICK_SIZES if run.request.quick else _SIZES
+    wanted = [(size, scheme) for size in sizes or usual for scheme in schemes]
+    if sizes is None:
+        wanted = [(replace(size, tasks=min(size.tasks, _MOST_OF[scheme])), scheme) for size, scheme in wanted]
+    cases = [case_of(size, scheme, run.profile, run.request.seed) for size, scheme in wanted]
     run.note(
         "simulated: the scheduler's own code on virtual time, with nodes that serve first come, first served; messages "
         "between machines cost no processor time"
