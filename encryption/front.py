@@ -125,15 +125,16 @@ def _draw(front: Front) -> bytes:
     axes = figure.add_subplot()
     best = undominated(front.settings)
     axes.plot([one.ssim for one in best], [100 * one.fine_accuracy for one in best], "-", color="0.7", zorder=1)
-    for one in front.settings:
+    for place, one in enumerate(sorted(front.settings, key=lambda each: each.ssim)):
         on_front = one in best
+        above = place % 2 == 1  # neighbours' names stand apart
         axes.plot(one.ssim, 100 * one.fine_accuracy, "o", color="C0" if on_front else "0.6", zorder=2)
         axes.annotate(
             f"{one.name}\n{one.payload_bytes:.0f} B, {one.device_ms_per_image:.2f} ms",
             (one.ssim, 100 * one.fine_accuracy),
             textcoords="offset points",
-            xytext=(6, -4),
-            va="top",
+            xytext=(6, 4 if above else -4),
+            va="bottom" if above else "top",
             fontsize=7,
         )
     axes.axhline(100 * front.plain_accuracy, color="C1", linewidth=1, linestyle="--")
@@ -150,7 +151,7 @@ def _draw(front: Front) -> bytes:
     axes.set_xlabel("SSIM of the strongest attack (lower hides more)")
     axes.set_ylabel("fine accuracy, %")
     axes.set_title(f"Learned encoders of {front.network}")
-    axes.margins(x=0.25, y=0.2)
+    axes.margins(x=0.4, y=0.25)
     axes.grid(alpha=0.3)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
