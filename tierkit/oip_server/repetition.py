@@ -82,19 +82,24 @@ class Repetition:
         return _too_late
 
     def _settle(self, started: float, request_id: str, reply: Reply, outcome: RunResult | Exception) -> None:
-        """Answer with the outcome. Never raises: this is called for the requests of a batch one after the other."""
-        try:
-            if isinstance(outcome, Exception):
-                raise outcome
-            lines, body = self._encode(outcome)
-        except Exception as exc:
-            self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, exc)
+        """Answer with the outcome. Never raises: this is called for the requests of a batch one after the other.
+
+        Nor is a failure raised here once more: it would refer to this call and this call to it, and the request's body
+        would stay until the garbage collector comes.
+        """
+        failure = outcome if isinstance(outcome, Exception) else None
+        if not isinstance(outcome, Exception):
+            try:
+                lines, body = self._encode(outcome)
+            except Exception as exc:
+                failure = exc
+            else:
+                reply(200, lines, body)
+        self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, failure)
+        if failure is not None:
             with request_context(request_id):
-                status, headers, body = http_errors.answer_to(exc)
+                status, headers, body = http_errors.answer_to(failure)
             reply(status, header_lines(headers), body)
-        else:
-            reply(200, lines, body)
-            self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, None)
 
     def _encode(self, result: RunResult) -> tuple[bytes, bytes]:
         """Header lines and body of the answer."""
