@@ -24,7 +24,7 @@ from tierkit.model import Array
 from tierkit.oip import InferRequest, Tensor
 from tierkit.types import FeatureForm
 
-__all__ = ["DTYPES", "FORMS", "Features", "check_features", "features_tensor", "pack", "unpack"]
+__all__ = ["DTYPES", "FORMS", "Features", "check_features", "facts", "features_tensor", "pack", "unpack"]
 
 DTYPES: dict[FeatureForm, np.dtype[Any]] = {
     FeatureForm.UINT8: np.dtype(np.uint8),
@@ -65,7 +65,7 @@ class Features:
 async def features_tensor(features: Features) -> Tensor:
     """The tensor as it is sent, with what a receiver must know of it."""
     values = np.ascontiguousarray(features.values)
-    return Tensor(FEATURES, values, {**_facts(features.encoder), "sha256": await asyncio.to_thread(_digest, values)})
+    return Tensor(FEATURES, values, {**facts(features.encoder), "sha256": await asyncio.to_thread(_digest, values)})
 
 
 async def check_features(encoder: EncoderEntry, request: InferRequest) -> None:
@@ -78,7 +78,7 @@ async def check_features(encoder: EncoderEntry, request: InferRequest) -> None:
     """
     (tensor,) = request.inputs
     values, said = tensor.data, dict(tensor.parameters)
-    expected = _facts(encoder)
+    expected = facts(encoder)
     if missing := [name for name in (*expected, "sha256") if name not in said]:
         raise InvalidInput(
             f"the tensor '{FEATURES}' of '{encoder.name}' needs the parameters {', '.join(missing)}: they say which "
@@ -130,7 +130,8 @@ def unpack(encoder: EncoderEntry, values: Array) -> Array:
     return np.asarray(values, dtype=np.float32)
 
 
-def _facts(encoder: EncoderEntry) -> dict[str, str | int | float]:
+def facts(encoder: EncoderEntry) -> dict[str, str | int | float]:
+    """What travels with features, and what a tail says of itself, by parameter."""
     return {
         "encoder": encoder.name,
         "head": encoder.head.sha256,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from encryption.features import pack, unpack
+from encryption.features import facts, pack, unpack
 from encryption.noise import KEY_BYTES, draw_noise
 from models.manifest import EncoderEntry, ModelEntry
 from models.session import OnnxModel
@@ -144,12 +144,7 @@ class Tail(_Part):
     def parameters(self) -> Mapping[str, str | int | float | bool]:
         encoder = self.encoder
         return {
-            "encoder": encoder.name,
-            "head": encoder.head.sha256,
-            "tail": encoder.tail.sha256,
-            "scale": encoder.scale,
-            "zero_point": encoder.zero_point,
-            "levels": encoder.levels,
+            **facts(encoder),
             "temperature": encoder.temperature,
             "fine_accuracy": encoder.fine_accuracy,
             "coarse_accuracy": encoder.coarse_accuracy,
