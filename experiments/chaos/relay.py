@@ -80,7 +80,7 @@ class Relay:
     async def open(self) -> None:
         """Take connections (again), always on the same port."""
         if self._server is None:
-            self._server = await asyncio.start_server(self._serve, *self._address)
+            self._server = await asyncio.start_server(self._accept, *self._address)
             self._address = self._server.sockets[0].getsockname()[:2]
 
     def refuse(self) -> None:
@@ -111,16 +111,21 @@ class Relay:
                 self._armed = None
         return True
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = asyncio.current_task()
-        assert serving is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # taken by the system just before it was told to refuse
+            writer.transport.abort()
+            return
+        serving = asyncio.create_task(self._serve(reader, writer))
         self._pumps.add(serving)
         serving.add_done_callback(self._pumps.discard)
+        # However serving ends, and be it before its first step, the client's connection ends with it.
+        serving.add_done_callback(lambda _: writer.transport.abort())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 server_reader, server_writer = await asyncio.open_connection(*self._target)
         except OSError:
-            writer.transport.abort()
             return
         connection = _Connection(writer, server_writer)
         self._connections.add(connection)

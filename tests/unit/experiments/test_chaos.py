@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -164,6 +165,35 @@ async def test_connections_are_refused_and_taken_again(service: tuple[Service, R
         await connect(relay)
     await relay.open()
     assert await ask(relay) == 10_000
+    await close(writer)
+
+
+@pytest.fixture
+def unreachable() -> Iterator[tuple[str, int]]:
+    """Where a connection is neither taken nor refused: the queue of a listener that accepts none is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(2):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 10])
+async def test_a_connection_that_is_still_being_made_ends_with_the_relay(
+    unreachable: tuple[str, int], steps: int
+) -> None:
+    relay = Relay(unreachable, work_bytes=1000)
+    await relay.open()
+    reader, writer = await connect(relay)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await relay.close()
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
     await close(writer)
 
 
