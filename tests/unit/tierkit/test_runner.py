@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -569,6 +570,38 @@ async def test_on_a_single_core_what_comes_together_is_computed_together_on_the_
     # The first three once together, in vain, and then each by itself.
     assert batches == [1, 1, 2] or batches[-3:] == [1, 1, 2]
     assert set(model.threads[-5:]) == {threading.get_ident()}
+
+
+async def test_between_two_batches_on_the_event_loop_a_short_request_is_answered() -> None:
+    class Watched(Steady):
+        """Counts the turns that the event loop has made when each batch begins."""
+
+        turns = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.began: list[int] = []
+
+        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            self.began.append(self.turns)
+            return super().run(inputs, outputs)
+
+    model = Watched()
+    async with ModelRunner(model, thread=InferenceThread(shares_core=True)) as runner:
+        await warm(runner)
+        runner._s_per_image = 0.012  # so that none of them has company
+
+        async def turn() -> None:
+            while True:
+                await asyncio.sleep(0)
+                model.turns += 1
+
+        turning = asyncio.create_task(turn())
+        await asyncio.gather(*(runner.infer(rows(value), ["double"]) for value in (1, 2, 3)))
+        turning.cancel()
+    assert set(model.threads[-3:]) == {threading.get_ident()}
+    # A connection is taken, its request is read, computed and answered.
+    assert [after - before >= 4 for before, after in pairwise(model.began[-3:])] == [True, True]
 
 
 @pytest.mark.parametrize("why", ["not steady", "delayed", "never measured", "long", "too many", "slow"])
