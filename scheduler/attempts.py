@@ -242,7 +242,7 @@ class Attempts:
         job: ActiveJob,
         task: ActiveTask,
         device: Device,
-        upstreams: tuple[Node, ...],
+        ways_up: Sequence[tuple[Node, Upstream]],
         *,
         why: str,
         too_late: bool = False,
@@ -251,7 +251,8 @@ class Attempts:
         """Send a task to a device. Where the coarse answer is known, the upper nodes alone are asked.
 
         Args:
-            upstreams: those of `Fleet.upstreams` for this device and job; no others are asked.
+            ways_up: upper nodes with what `Fleet.upstreams` says of them for this device and job right now; no others
+                are asked.
             why: the reason of the choice.
             too_late: no upper node is asked because none would answer before the deadline: the coarse answer stands.
         """
@@ -267,8 +268,8 @@ class Attempts:
         # A threshold for the coarse answer needs its probabilities, which the device alone has.
         fine_only = task.has_coarse and not (stages and stages[0].below is not None)
         if task.tried:
-            upstreams = tuple(sorted(upstreams, key=lambda node: node.node_id in task.tried))
-        entries = self._fleet.upstreams(device, upstreams, job.ways, now, content=job.content)
+            ways_up = sorted(ways_up, key=lambda way: way[0].node_id in task.tried)
+        upstreams, entries = tuple(node for node, _ in ways_up), tuple(entry for _, entry in ways_up)
         attempt = _Attempt(
             job=job,
             task=task,

@@ -470,6 +470,11 @@ class DeviceList:
         """Another number whenever another set of nodes of this tier may receive tasks, by the last `alive`."""
         return self._versions[tier]
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those of all tiers."""
+        return tuple(self._versions.values())
+
     def last_resort(self, tier: Tier, now: float) -> list[Device]:
         """Nodes to try where all nodes of a tier that could work are set aside for wrong answers: it may be the tasks'
         fault, and a fleet that does nothing finds out nothing. Each gets a task every `set_aside_s` then."""

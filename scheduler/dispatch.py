@@ -149,7 +149,7 @@ Order = tuple[tuple[int, str | int], ...]
 
 class FreePlaces:
     """The end devices that are alive and have room in their window, in the order of the list: `in_order` for most
-    tasks of a large fleet, in O(log n)."""
+    tasks of a large fleet, in O(log n) and the number of devices that do not fit."""
 
     def __init__(self) -> None:
         self._free: list[tuple[Order, str]] = []
@@ -163,12 +163,22 @@ class FreePlaces:
         elif not free and (known := self._known.pop(node_id, None)) is not None:
             del self._free[bisect_left(self._free, (known, node_id))]
 
-    def after(self, last_used: Order | None) -> str | None:
-        """The next one in sequential order; None where nobody has room."""
-        if not self._free:
-            return None
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def after(self, last_used: Order | None, fits: Callable[[str], bool] | None = None) -> str | None:
+        """The next one in sequential order; None where nobody has room.
+
+        Args:
+            fits: whether a task may go to a device; None where it may go to any.
+        """
         at = 0 if last_used is None else bisect_right(self._free, last_used, key=lambda one: one[0])
-        return self._free[at % len(self._free)][1]
+        count = len(self._free)
+        for number in range(at, at + count):
+            node_id = self._free[number % count][1]
+            if fits is None or fits(node_id):
+                return node_id
+        return None
 
     def some(self, last_used: Order | None, most: int) -> list[str]:
         """The next few in sequential order."""
@@ -176,11 +186,18 @@ class FreePlaces:
         found = self._free[at : at + most]
         return [node_id for _, node_id in [*found, *self._free[: min(at, most - len(found))]]]
 
-    def choice(self, want: Want, last_used: Order | None, passed_over: Callable[[str], int]) -> Choice | None:
-        """As `in_order`, for a task that has failed nowhere and may go to any device that is alive.
+    def choice(
+        self,
+        want: Want,
+        last_used: Order | None,
+        passed_over: Callable[[str], int],
+        fits: Callable[[str], bool] | None = None,
+    ) -> Choice | None:
+        """As `in_order`, where a task may go to all devices that are alive and fit.
 
         Args:
             passed_over: how many devices stand between the last one and this one.
+            fits: as for `after`.
         """
-        node_id = self.after(last_used)
+        node_id = self.after(last_used, fits)
         return None if node_id is None else _chosen(want, node_id, passed_over(node_id))

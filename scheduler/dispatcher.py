@@ -23,7 +23,8 @@ import logging
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from scheduler.adaptive.pilot import EndPlace, Pilot
 from scheduler.adaptive.planner import Ask, Hold, Outlook
@@ -34,9 +35,11 @@ from scheduler.dispatch import Choice, FreePlaces, Order, Place, Want, choose, e
 from scheduler.escalation import upstreams_of
 from scheduler.fleet import Fleet
 from scheduler.mapping import Node
+from scheduler.policy import JobPolicy
 from scheduler.retry import RetryBudget
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
+from tierkit.protocol import Upstream
 from tierkit.types import Recovery, Scheme, Tier
 
 __all__ = ["Dispatcher"]
@@ -238,8 +241,7 @@ class Dispatcher:
                 regardless=self._regardless(job, now),
                 adaptive=job.policy.scheme is Scheme.ADAPTIVE,
             )
-            for job in self._jobs.values()
-            if not self._gathers_for(job, now)
+            for job in self._may_send(now)
             for task in job.next_tasks()
         ]
         if not wants:
@@ -257,21 +259,36 @@ class Dispatcher:
         self._send(job, task, choice, now)
         return True
 
+    def _may_send(self, now: float) -> list[ActiveJob]:
+        """The jobs of which a task may go now. Where no end device has room in its window, most of them need not be
+        looked at."""
+        self._note_rooms()
+        jobs: Iterable[ActiveJob] = self._jobs.values()
+        if not self._free and self._devices.alive(Tier.END, now):
+            jobs = (job for job in jobs if job.interactive or not _keeps_window(job.policy))
+        return [job for job in jobs if job.ready and not self._gathers_for(job, now)]
+
     def _tags(self, job: ActiveJob, task: ActiveTask) -> tuple[float, float]:
         return tags(self._virtual, job.finish_tag, task.images, job.policy.weight)
 
     def _in_order(self, want: Want, now: float) -> Choice | None:
         """Where the schemes of the paper send the next task of a job."""
-        if not (_anywhere(want) and self._devices.alive(Tier.END, now)):
+        alive = self._devices.alive(Tier.END, now)
+        fits = None if _anywhere(want) else partial(self._has_clean_record, want)
+        few = want.interactive or want.regardless is not None or not alive
+        # Where nobody has a clean record, another one has to do.
+        if few or not (fits is None or any(fits(device.node_id) for device in alive)):
             return in_order(want, self._places(now), window=self._settings.window, last_used=self._last_used)
-        for node_id in self._stirred:
-            self._note_room(node_id)
-        self._stirred.clear()
-        return self._free.choice(want, self._last_order, self._passed_over)
+        return self._free.choice(want, self._last_order, self._passed_over, fits)
 
     def _stir(self, node_id: str) -> None:
         self._stirred.add(node_id)
         self._stirred_open.add(node_id)
+
+    def _note_rooms(self) -> None:
+        for node_id in self._stirred:
+            self._note_room(node_id)
+        self._stirred.clear()
 
     def _note_room(self, node_id: str) -> None:
         device = self._devices.find(node_id)
@@ -362,7 +379,7 @@ class Dispatcher:
         ends: list[EndPlace] = []
         while not ends and (names := self._open.some(self._part_order, _PART)):
             self._part_order = self._devices.get(names[-1]).order
-            asked = [node_id for node_id in names if anywhere or self._has_clean_record(node_id, want)]
+            asked = [node_id for node_id in names if anywhere or self._has_clean_record(want, node_id)]
             ends = self._with_room(asked, task, now)
             for node_id in set(asked) - {end.node.node_id for end in ends}:
                 self._open.set(node_id, (), free=False)
@@ -379,7 +396,7 @@ class Dispatcher:
         tiers = uppers[:cut], uppers[cut:]
         return ends, [node for nodes in tiers for node in _in_turn(nodes, self._part * _PART)]
 
-    def _has_clean_record(self, node_id: str, want: Want) -> bool:
+    def _has_clean_record(self, want: Want, node_id: str) -> bool:
         return node_id not in want.tried and not self._devices.get(node_id).wrong.count
 
     def _with_room(self, node_ids: Sequence[str], task: ActiveTask, now: float) -> list[EndPlace]:
@@ -435,25 +452,27 @@ class Dispatcher:
         if upstreams is None:
             route = self._fleet.route(job.policy.scheme, device.node_id, now, job.ways)
             upstreams, why = route.for_task(job.sent), f"{choice.reason}; {route.reason}"
-        upstreams = self._allowed(job, device, _gated(job, upstreams), now)
+        ways_up = self._allowed(job, device, _gated(job, upstreams), now)
         self._last_used, self._last_order = device.node_id, device.order
         job.begin(now, task)
-        if task.has_coarse and not upstreams:
+        if task.has_coarse and not ways_up:
             if choice.too_late:
                 job.give_up(task, "deadline", "no upper node would have answered in time", now)
             elif job.no_upper(task, now):
                 job.delay(task, now)
             return
-        if upstreams:
-            job.mapping[device.node_id] = upstreams[0].node_id
+        if ways_up:
+            job.mapping[device.node_id] = ways_up[0][0].node_id
         assert self._group is not None, "the dispatcher is not running"
-        self._attempts.start(self._group, job, task, device, upstreams, why=why, too_late=choice.too_late)
+        self._attempts.start(self._group, job, task, device, ways_up, why=why, too_late=choice.too_late)
 
-    def _allowed(self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float) -> tuple[Node, ...]:
-        """Those of an end device's upper nodes to which it may send the job's images in some form."""
+    def _allowed(
+        self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float
+    ) -> tuple[tuple[Node, Upstream], ...]:
+        """Those of an end device's upper nodes to which it may send the job's images in some form, and how."""
         entries = self._fleet.upstreams(device, nodes, job.ways, now, content=job.content)
-        able = {entry.node_id for entry in entries}
-        return tuple(node for node in nodes if node.node_id in able)
+        ways = {entry.node_id: entry for entry in entries}
+        return tuple((node, ways[node.node_id]) for node in nodes if node.node_id in ways)
 
     def _hedge(self, now: float) -> float:
         """Give stragglers a second attempt on devices that have nothing to do; returns after how many seconds the next
@@ -476,13 +495,13 @@ class Dispatcher:
                 continue
             route = self._fleet.route(job.policy.scheme, device.node_id, now, job.ways)
             allowed = self._allowed(job, device, _gated(job, route.for_task(job.sent)), now)
-            upstreams = tuple(sorted(allowed, key=lambda node: node.node_id in nodes))
-            if task.has_coarse and not upstreams:
+            ways_up = sorted(allowed, key=lambda way: way[0].node_id in nodes)
+            if task.has_coarse and not ways_up:
                 continue
             job.retries.take(now)
             assert self._group is not None, "the dispatcher is not running"
             why = f"hedge: the attempt on {' and '.join(sorted(nodes))} takes longer than 95 % of them"
-            self._attempts.start(self._group, job, task, device, upstreams, why=why, hedge=True)
+            self._attempts.start(self._group, job, task, device, ways_up, why=why, hedge=True)
         return next_in_s
 
     def _on_device_change(self, node_id: str) -> None:
@@ -517,6 +536,11 @@ class Dispatcher:
         del self._jobs[job.job_id]
         self._outlooks.pop(job.job_id, None)
         self._wake.set()
+
+
+def _keeps_window(policy: JobPolicy) -> bool:
+    """Whether batch tasks go to end devices that are alive and have room in their window, and to no others."""
+    return policy.scheme is not Scheme.ADAPTIVE and policy.recovery is not Recovery.REASSIGN
 
 
 def _anywhere(want: Want) -> bool:

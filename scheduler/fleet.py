@@ -155,7 +155,7 @@ class Fleet:
         if not alive:
             return self._able(self._devices.suspect(tier, now), ends, ways, now)
         # Who may get them in which form depends on the end devices and the edge nodes that encode as well.
-        versions = tuple(map(self._devices.version, Tier))
+        versions = self._devices.versions
         known = self._uppers.get((tier, ways))
         if known is None or known[0] != versions:
             known = self._uppers[tier, ways] = versions, self._able(alive, ends, ways, now)

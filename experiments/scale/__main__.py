@@ -8,12 +8,14 @@ import sys
 import time
 
 from experiments.scale.world import Case, simulate
+from tierkit.service import spare_collections
 
 _TELL_S = 0.5
 
 
 def main() -> None:
     case = Case(**json.loads(sys.argv[1]))
+    spare_collections()  # as the scheduler's own process does
     told = 0.0
 
     def tell(done: float) -> None:

@@ -2,6 +2,6 @@
 
 from tierkit.service.address import free_port, reachable_url
 from tierkit.service.lifecycle import Check, Lifecycle
-from tierkit.service.serve import Build, running, serve
+from tierkit.service.serve import Build, running, serve, spare_collections
 
-__all__ = ["Build", "Check", "Lifecycle", "free_port", "reachable_url", "running", "serve"]
+__all__ = ["Build", "Check", "Lifecycle", "free_port", "reachable_url", "running", "serve", "spare_collections"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from scheduler.dispatch import Choice, FreePlaces, Place, Want, choose, eligible, in_order, tags
 from scheduler.mapping import natural_order
@@ -196,14 +196,25 @@ def test_a_job_that_comes_late_begins_beside_the_others_and_not_before_them():
     assert sent["late"] == 1250
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=12), st.integers(-1, 12))
-def test_the_book_of_free_places_chooses_as_a_look_at_all_places_does(devices, last):
-    places = [place(f"end-{n}", held, alive=alive) for n, (held, alive) in enumerate(devices)]
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=12),
+    st.integers(-1, 12),
+    st.booleans(),
+)
+def test_the_book_of_free_places_chooses_as_a_look_at_all_places_does(devices, last, again):
+    """Where there is a device with a clean record; without one, all places are looked at."""
+    places = [
+        place(f"end-{n}", held, alive=alive, on_trial=on_trial) for n, (held, alive, on_trial, _) in enumerate(devices)
+    ]
+    tried = frozenset(f"end-{n}" for n, (_, _, _, failed) in enumerate(devices) if failed and again)
     last_used = f"end-{last}" if 0 <= last < len(places) else None
     free = FreePlaces()
     for one in reversed(places):
         free.set(one.node_id, natural_order(one.node_id), free=True)
     for one in places:
         free.set(one.node_id, natural_order(one.node_id), free=one.alive and one.outstanding < 2)
-    expected = in_order(want(), places, window=2, last_used=last_used)
-    assert free.after(None if last_used is None else natural_order(last_used)) == node_of(expected)
+    clean = {one.node_id for one in places if one.node_id not in tried and not one.on_trial}
+    assume(not again or any(one.alive and one.node_id in clean for one in places))
+    expected = in_order(want(fine_only=again, tried=tried), places, window=2, last_used=last_used)
+    found = free.after(None if last_used is None else natural_order(last_used), clean.__contains__ if again else None)
+    assert found == node_of(expected)
