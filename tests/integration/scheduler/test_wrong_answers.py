@@ -109,11 +109,16 @@ async def test_a_device_whose_answers_are_wrong_is_suspect_until_one_is_right(ki
         kit.end(scheduler, "end-0", script=script),
         kit.end(scheduler, "end-1"),
     ):
+
+        async def suspect() -> bool:
+            state, reason = (await health(scheduler))["end-0"]
+            wrong = "its last answer was wrong: end-0 sent a line that is no answer ("
+            return state == "suspect" and reason.startswith(wrong)
+
         job = await scheduler.submit(kit.images(20), scheme="end", batch_size=10)
+        # Right away: it is suspect for a second.
+        await wait_for(suspect, what="suspicion")
         assert counts(await scheduler.finished(job["id"])) == ("completed", 20, 0, 0, 0)
-        state, reason = (await health(scheduler))["end-0"]
-        assert state == "suspect"
-        assert reason.startswith("its last answer was wrong: end-0 sent a line that is no answer (")
         lies = False
 
         async def on_trial() -> bool:
