@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -108,6 +110,22 @@ async def test_registers_beats_and_leaves(lifecycle: Lifecycle) -> None:
             draining=False,
         )
         assert scheduler.left == [REGISTRATION.incarnation]
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_heartbeats_leave_no_work_for_the_garbage_collector(lifecycle: Lifecycle) -> None:
+    scheduler = FakeScheduler()
+    async with serve_app(scheduler.app()) as service, sending(service.url, lifecycle):
+        await wait_for(lambda: len(scheduler.beats) >= 20, what="twenty beats")
+        assert sum(isinstance(one, httpx.Request) for one in gc.get_objects()) < 5
 
 
 async def test_waits_until_the_node_is_ready() -> None:
