@@ -62,7 +62,7 @@ class EdgeNode(InferenceNode):
             TerraceError: as `ModelRunner.infer` and `OipClient.infer`.
         """
         began = time.monotonic()
-        encoded = await self._encoders.encode(images, to.encoding, budget_s=call.budget_s, urgent=call.urgent)
+        encoded = await self._encoders.encode(images, to.encoding, budget_s=call.budget_s)
         if call.budget_s is not None:
             call = replace(call, budget_s=call.budget_s - (time.monotonic() - began))
         return await self._features.infer(to, encoded.features, call, encode_s=encoded.encode_s)

@@ -76,11 +76,12 @@ class Encoders:
                 self._runners[head.encoder.name] = await stack.enter_async_context(runner)
             yield
 
-    async def encode(
-        self, images: Array, encoding: Encoding, *, budget_s: float | None, urgent: bool = False
-    ) -> Encoded:
+    async def encode(self, images: Array, encoding: Encoding, *, budget_s: float | None) -> Encoded:
         """Features of some images, UINT8 `[n, h, w, 3]`. Their noise, where the encoder adds some, is keyed as the task
         says, else with a key that this process has drawn.
+
+        Heads go before all other work of the node's inference thread: they are short, and while one waits for the
+        coarse answers of the tasks behind it, the upper node has nothing to do.
 
         Raises:
             NotFound: there is no such encoder here.
@@ -102,7 +103,7 @@ class Encoders:
         if encoder.noise:
             key = bytes.fromhex(encoding.noise_key) or self._noise_key
             inputs[NOISE_KEYS] = np.broadcast_to(np.frombuffer(key, np.uint8), (len(images), KEY_BYTES))
-        result = await self._runners[encoder.name].infer(inputs, [encoding.form], budget_s=budget_s, urgent=urgent)
+        result = await self._runners[encoder.name].infer(inputs, [encoding.form], budget_s=budget_s, urgent=True)
         encode_s = result.compute_s * len(images) / result.batch_images
         _encoded_images.labels(encoder.name).inc(len(images))
         _encode_seconds.labels(encoder.name).inc(encode_s)

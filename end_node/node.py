@@ -357,7 +357,7 @@ class EndNode(InferenceNode):
 
     async def _encode(self, task: Task, images: Array, encoding: Encoding, until: float) -> Encoded:
         try:
-            return await self._encoders.encode(images, encoding, budget_s=until - self.clock(), urgent=task.urgent)
+            return await self._encoders.encode(images, encoding, budget_s=until - self.clock())
         except TerraceError as exc:
             # Its own trouble: nothing that the upper node has answered.
             raise UpstreamUnavailable(f"nothing was sent, since the images could not be encoded: {exc}") from exc
