@@ -12,8 +12,8 @@ import httpx
 
 from tierkit.access import client_context, tls_trouble
 from tierkit.errors import CertificateError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.http1 import HttpTransport, ServiceClient
 from tierkit.links import LinkTransport, read_links
-from tierkit.pools import OriginPools
 
 __all__ = ["authorization", "calling", "open_client"]
 
@@ -49,26 +49,15 @@ def open_client(
     Raises:
         SetupError: one of the files cannot be used.
     """
-    limits = httpx.Limits(
-        max_connections=max_connections,
-        max_keepalive_connections=max_connections,
-        keepalive_expiry=_KEEPALIVE_S,
-    )
-    context = client_context(tls_ca)
-    transport: httpx.AsyncBaseTransport = OriginPools(
-        lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits, trust_env=False)
+    transport: httpx.AsyncBaseTransport = HttpTransport(
+        client_context(tls_ca), max_connections=max_connections, keepalive_s=_KEEPALIVE_S
     )
     if links is not None:
         emulated = read_links(links)
         transport = LinkTransport(emulated, transport)
         names = ", ".join(link.name for link in emulated.link)
         log.warning("EMULATED LINKS are active: requests are delayed on purpose", extra={"links": names})
-    return httpx.AsyncClient(
-        transport=transport,
-        timeout=httpx.Timeout(None, connect=_CONNECT_S),
-        follow_redirects=False,
-        trust_env=False,
-    )
+    return ServiceClient(transport, timeout=httpx.Timeout(None, connect=_CONNECT_S))
 
 
 @asynccontextmanager

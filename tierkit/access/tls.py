@@ -84,14 +84,16 @@ def client_context(authority: Path | None = None) -> ssl.SSLContext:
         SetupError: it cannot be read.
     """
     if authority is None:
-        return httpx.create_ssl_context(trust_env=False)
-    try:
-        context = ssl.create_default_context(cafile=authority)
-    except ssl.SSLError as exc:
-        raise SetupError(f"{authority} holds no certificate (PEM) to trust") from exc
-    except OSError as exc:
-        raise SetupError(f"cannot read the certificates to trust, {authority}: {exc.strerror}") from exc
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context = httpx.create_ssl_context(trust_env=False)
+    else:
+        try:
+            context = ssl.create_default_context(cafile=authority)
+        except ssl.SSLError as exc:
+            raise SetupError(f"{authority} holds no certificate (PEM) to trust") from exc
+        except OSError as exc:
+            raise SetupError(f"cannot read the certificates to trust, {authority}: {exc.strerror}") from exc
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 
