@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import random
 from collections.abc import Callable
@@ -145,9 +144,6 @@ class HeartbeatSender:
             else:
                 failures = 0
                 self._tell(logging.INFO, f"registered with the scheduler at {self._scheduler}")
-            # Each request of httpx leaves some forty objects in a circle. Thousands of them, collected at once every
-            # few minutes, hold up a node that has little processor time for long enough to look dead.
-            gc.collect(0)
             await self._pause(failures)
 
     async def _pause(self, failures: int) -> None:
