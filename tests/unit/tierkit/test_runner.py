@@ -521,9 +521,10 @@ async def test_requests_that_no_task_waits_for_are_told_their_own_outcome() -> N
             first = runner.submit(rows(6), ("double",), 1, partial(told.__setitem__, 6))
             runner.submit(rows(7), ("double",), 1, partial(told.__setitem__, 7), urgent=True)
             first()
+        await wait_for(lambda: 7 in told)
         model.open.clear()
         runner.submit(rows(8), ("double",), 1, partial(told.__setitem__, 8))
-        await asyncio.to_thread(model.entered.acquire)
+        await wait_for(lambda: runner.running_images == 1, what="the batch of 8")
         runner.submit(rows(9), ("double",), 1, partial(told.__setitem__, 9))
         asyncio.get_running_loop().call_soon(model.open.set)
     assert {value: type(outcome) for value, outcome in told.items()} == {
