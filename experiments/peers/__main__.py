@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from experiments.pages import fill
+from experiments.peers import duel as duels
 from experiments.peers.comparison import Stand, compare, install
 from experiments.peers.contenders import CONTENDERS, TERRACE, choose
 from experiments.peers.environments import default_folder
@@ -19,10 +20,11 @@ from experiments.peers.rows import Pace, rows_for
 from experiments.peers.table import EXPERIMENT, Record, as_markdown, newest_records
 from experiments.peers.visit import Cores
 from models.manifest import load_manifest, weights_folder
-from tierkit.errors import InvalidInput, TerraceError
+from tierkit.errors import InvalidInput, SetupError, TerraceError
 
 __all__ = ["main", "run"]
 
+_DUEL_ROUNDS = 40
 _QUICK = Pace(rounds=1, window_s=1.5, warmup_s=0.3, bare_s=0.3)
 _FAILED = 1
 _INTERRUPTED = 130
@@ -38,6 +40,14 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="One short round, to see that everything works.")] = False,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=100, help="Rounds; a figure is their median. Default: 3.")
+    ] = None,
+    duel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Terrace and this server alone, in windows of a second that take turns, for differences smaller than "
+            f"the machine's drift. --rounds: windows of each; default: {_DUEL_ROUNDS}.",
+        ),
     ] = None,
     venvs: Annotated[
         Path | None, typer.Option(help="Where the environments lie. Default: ~/.cache/terrace/peers.", file_okay=False)
@@ -69,13 +79,16 @@ def run(
     can be measured again alone.
     """
     if report:
-        if not (records := newest_records(out)):
+        if not (records := newest_records(out)) and not duels.newest_records(out):
             raise InvalidInput(f"no records in {out}; name their folder with --out")
-        _print_tables(records, page)
+        _print_tables(records, out, page)
         return
     contenders = choose(only or [])
     cores = Cores(server=server_core, load=load_core)
     check_cores(cores.server, cores.load)
+    if duel is not None:
+        _duel(duel, rounds or _DUEL_ROUNDS, cores, weights, venvs, out, page, quick=quick)
+        return
     pace = _QUICK if quick else Pace()
     if rounds is not None:
         pace = Pace(rounds=rounds, window_s=pace.window_s, warmup_s=pace.warmup_s, bare_s=pace.bare_s)
@@ -100,16 +113,47 @@ def run(
             for record in stand.records(pace, cores, pythons):
                 _announce(f"wrote {record.write(out)}")
     if records := newest_records(out):
-        _print_tables(records, page)
+        _print_tables(records, out, page)
     if interrupted:
         raise typer.Exit(_INTERRUPTED)
 
 
-def _print_tables(records: Sequence[Record], page: Path | None) -> None:
-    tables = as_markdown(records)
-    sys.stdout.write(tables)
-    if page is not None:
-        fill(page, EXPERIMENT, tables)
+def _duel(
+    name: str,
+    rounds: int,
+    cores: Cores,
+    weights: Path | None,
+    venvs: Path | None,
+    out: Path,
+    page: Path | None,
+    *,
+    quick: bool,
+) -> None:
+    (peer,) = choose([name])
+    if peer is TERRACE:
+        raise InvalidInput(f"a duel is with another server than {name!r}")
+    folder = weights or weights_folder()
+    entry = load_manifest(folder).default_for("end")
+    stand = Stand(entry, folder, [TERRACE, peer], rows_for(everything=True))
+    pythons, failures = install(stand.contenders, (venvs or default_folder()).resolve(), _announce)
+    if failures:
+        raise SetupError("; ".join(failures.values()))
+    record = duels.duel(stand, 2 if quick else rounds, cores=cores, pythons=pythons, announce=_announce)
+    _announce(f"wrote {record.write(out)}")
+    _print_tables([], out, page)
+
+
+def _print_tables(records: Sequence[Record], out: Path, page: Path | None) -> None:
+    if records:
+        tables = as_markdown(records)
+        sys.stdout.write(tables)
+        if page is not None:
+            fill(page, EXPERIMENT, tables)
+    if pairs := duels.newest_records(out):
+        table = duels.as_markdown(pairs)
+        sys.stdout.write(table)
+        if page is not None:
+            fill(page, duels.NAME, table)
 
 
 def _announce(what: str) -> None:

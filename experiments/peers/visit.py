@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +23,13 @@ from tierkit.errors import SetupError
 from tierkit.model import Array
 from tierkit.service import free_port
 
-__all__ = ["Cores", "environment_of", "visit"]
+__all__ = ["Cores", "Serving", "environment_of", "serving", "visit"]
 
 _START_S = 90.0
 _POLL_S = 0.02
 _REQUEST_S = 20.0
 _LOOPBACK = "127.0.0.1"
+_FIRST_BATCH = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,50 @@ def environment_of(network: Network, port: int) -> dict[str, str]:
         "PEER_SHAPE": ",".join(map(str, network.shape)),
         "PEER_PORT": str(port),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A contender that runs and gives right answers."""
+
+    processes: ServerProcesses
+    origin: Origin
+    cold_start_s: float
+    """From the start of its process to its first answer."""
+
+
+@contextmanager
+def serving(
+    contender: Contender,
+    python: Path,
+    network: Network,
+    *,
+    cores: Cores,
+    runner: asyncio.Runner,
+    expected: Callable[[Array], Array],
+) -> Iterator[Serving]:
+    """Start a contender; on exit it is gone.
+
+    Args:
+        runner: to ask it with.
+        expected: the bare session's logits for a batch.
+
+    Raises:
+        SetupError: it does not start, or gives no right answer.
+    """
+    port = free_port()
+    origin = Origin(_LOOPBACK, port)
+    fill = {"port": str(port), "model": network.name, "weights": network.folder}
+    command = [str(python), *(word.format(**fill) for word in contender.command)]
+    started = time.perf_counter()
+    environment = {**environment_of(network, port), **contender.environment}
+    with running(command, environment, core=cores.server) as processes:
+        images = random_images(_FIRST_BATCH, network.shape)
+        first = make_target(origin, contender.speech, network.name, images)
+        reply = runner.run(_first_answer(first, processes))
+        cold_start_s = time.perf_counter() - started
+        check_answer(contender.speech, reply, expected(images[0]))
+        yield Serving(processes=processes, origin=origin, cold_start_s=cold_start_s)
 
 
 def visit(
@@ -69,20 +115,11 @@ def visit(
     Raises:
         SetupError: it does not start, or gives no right answer.
     """
-    port = free_port()
-    origin = Origin(_LOOPBACK, port)
-    fill = {"port": str(port), "model": network.name, "weights": network.folder}
-    command = [str(python), *(word.format(**fill) for word in contender.command)]
     with on_core(cores.load), asyncio.Runner(loop_factory=loop_factory()) as runner:
         announce("starts")
-        started = time.perf_counter()
-        environment = {**environment_of(network, port), **contender.environment}
-        with running(command, environment, core=cores.server) as server:
-            images = random_images(rows[0].batch, network.shape)
-            first = make_target(origin, contender.speech, network.name, images)
-            reply = runner.run(_first_answer(first, server))
-            result = Visit(cold_start_s=time.perf_counter() - started)
-            check_answer(contender.speech, reply, expected(images[0]))
+        with serving(contender, python, network, cores=cores, runner=runner, expected=expected) as served:
+            server, origin = served.processes, served.origin
+            result = Visit(cold_start_s=served.cold_start_s)
             for row in rows:
                 announce(f"{row.batch} images, concurrency {row.concurrency}")
                 target = make_target(origin, contender.speech, network.name, random_images(row.batch, network.shape))

@@ -1,0 +1,188 @@
+"""Terrace and one other server in short windows that take turns.
+
+The rounds of the comparison lie a minute apart, and a shared machine drifts by several percent in that time: more than
+separates two servers whose time is nearly all inference. Here both run at once on the server's core, one of them idle
+while the other is asked, and windows of a second follow one another, the order turned round each time. So this suits
+servers that use no processor time while nobody asks them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.levels import Closed, Plan, measure
+from experiments.bench.sweep import loop_factory
+from experiments.peers.comparison import Announce, Stand
+from experiments.peers.contenders import TERRACE, Contender
+from experiments.peers.processes import on_core
+from experiments.peers.requests import make_target, random_images
+from experiments.peers.rows import Row
+from experiments.peers.visit import Cores, Serving, serving
+from experiments.record import RunRecord
+from tierkit.errors import UpstreamError
+
+__all__ = ["NAME", "as_markdown", "duel", "newest_records"]
+
+NAME = "duel"
+_WINDOW_S, _WARMUP_S, _REQUEST_S = 1.0, 0.2, 20.0
+
+Record = Mapping[str, Any]
+
+
+def duel(
+    stand: Stand,
+    rounds: int,
+    *,
+    cores: Cores,
+    pythons: Mapping[str, Path],
+    announce: Announce,
+    window_s: float = _WINDOW_S,
+) -> RunRecord:
+    """Measure both contenders of the stand.
+
+    Args:
+        rounds: windows of each server in each row.
+        announce: told what is being done.
+
+    Raises:
+        SetupError: one of them does not start.
+        UpstreamError: one of them does not answer.
+    """
+    samples: dict[str, list[float]] = {}
+    with (
+        on_core(cores.load),
+        asyncio.Runner(loop_factory=loop_factory()) as runner,
+        ExitStack() as stack,
+    ):
+        up = {
+            contender.name: stack.enter_context(
+                serving(
+                    contender,
+                    pythons[contender.name],
+                    stand.network,
+                    cores=cores,
+                    runner=runner,
+                    expected=stand.expected,
+                )
+            )
+            for contender in stand.contenders
+        }
+        for row in stand.rows:
+            announce(f"{stand.network.name}: {row.batch} images, concurrency {row.concurrency}")
+            for number in range(rounds):
+                for contender in stand.contenders[:: 1 if number % 2 == 0 else -1]:
+                    window = _window(runner, stand, contender, up[contender.name], row, window_s)
+                    for name, value in window.items():
+                        samples.setdefault(f"{row.key}.{contender.name}.{name}", []).append(value)
+    peer = next(contender for contender in stand.contenders if contender is not TERRACE)
+    return RunRecord(
+        experiment=f"{NAME}-{peer.name}-{stand.network.name}",
+        config={
+            "peer": peer.name,
+            "title": peer.title,
+            "network": stand.network.name,
+            "sha256": stand.network.sha256,
+            "rows": [asdict(row) for row in stand.rows],
+            "rounds": rounds,
+            "window_s": window_s,
+            "cores": asdict(cores),
+        },
+        samples=samples,
+        results={row.key: summary for row in stand.rows if (summary := _summary(samples, row, peer.name))},
+        seed=0,
+    )
+
+
+def _window(
+    runner: asyncio.Runner, stand: Stand, contender: Contender, server: Serving, row: Row, window_s: float
+) -> dict[str, float]:
+    """One window: what the server gave, and what that cost it."""
+    images = random_images(row.batch, stand.network.shape)
+    target = make_target(server.origin, contender.speech, stand.network.name, images)
+    plan = Plan(window_s=window_s, warmup_s=_WARMUP_S, timeout_s=_REQUEST_S)
+    cpu_s = server.processes.cpu_s()
+    level = runner.run(measure(target, Closed(row.concurrency), plan, asyncio.Event()))
+    assert level is not None  # nobody sets the event that stops it
+    if level.summary.errors or not level.summary.answered:
+        raise UpstreamError(f"{contender.title} did not answer {row.batch} images at concurrency {row.concurrency}")
+    cpu_s = server.processes.cpu_s() - cpu_s
+    return {
+        "images_per_s": level.summary.images_per_s,
+        "cpu_us_per_image": cpu_s * 1e6 / (len(level.samples) * row.batch),
+    }
+
+
+def _summary(samples: Mapping[str, Sequence[float]], row: Row, peer: str) -> dict[str, float]:
+    """Of the ratios within each pair of windows: the median, and the share of pairs that Terrace won."""
+
+    def of(name: str, figure: str) -> Sequence[float]:
+        return samples.get(f"{row.key}.{name}.{figure}", ())
+
+    pairs = list(zip(of(TERRACE.name, "images_per_s"), of(peer, "images_per_s"), strict=True))
+    if not pairs:
+        return {}
+    costs = zip(of(peer, "cpu_us_per_image"), of(TERRACE.name, "cpu_us_per_image"), strict=True)
+    return {
+        "ratio": statistics.median(own / other for own, other in pairs),
+        "won": sum(own > other for own, other in pairs) / len(pairs),
+        "cpu_ratio": statistics.median(other / own for other, own in costs),
+        "pairs": len(pairs),
+    }
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def newest_records(folder: Path) -> list[Record]:
+    """The last duel with each server on each network."""
+    found: dict[tuple[str, str], Record] = {}
+    for path in sorted(folder.glob(f"{NAME}-*.json")):
+        record = json.loads(path.read_text())
+        key = (record["config"]["peer"], record["config"]["network"])
+        if key not in found or found[key]["measured_at"] <= record["measured_at"]:
+            found[key] = record
+    return list(found.values())
+
+
+def as_markdown(records: Sequence[Record]) -> str:
+    """One table."""
+    lines = [
+        "| network | images a request | concurrency | other server | Terrace, images/s | the other, images/s | ratio "
+        "| pairs won | ratio by CPU time | pairs |",
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for record in records:
+        lines += [f"| {' | '.join(cells)} |" for cells in _cells(record)]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(record: Record) -> Iterator[list[str]]:
+    config = record["config"]
+    for entry in config["rows"]:
+        row = Row(**entry)
+        summary = record["results"].get(row.key)
+        if summary is None:
+            continue
+
+        def speed(name: str, key: str = row.key) -> str:
+            return f"{statistics.median(record['samples'][f'{key}.{name}.images_per_s']):,.0f}"
+
+        yield [
+            config["network"],
+            str(row.batch),
+            str(row.concurrency),
+            config["title"],
+            speed(TERRACE.name),
+            speed(config["peer"]),
+            f"{summary['ratio']:.3f}",
+            f"{summary['won']:.0%}",
+            f"{summary['cpu_ratio']:.3f}",
+            str(summary["pairs"]),
+        ]
