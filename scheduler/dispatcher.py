@@ -35,7 +35,6 @@ from scheduler.dispatch import Choice, FreePlaces, Order, Place, Want, choose, e
 from scheduler.escalation import upstreams_of
 from scheduler.fleet import Fleet
 from scheduler.mapping import Node
-from scheduler.policy import JobPolicy
 from scheduler.retry import RetryBudget
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
@@ -194,7 +193,7 @@ class Dispatcher:
         """Do all that can be done now; returns after how many seconds to look again at the latest."""
         now = self._clock()
         for job in list(self._jobs.values()):
-            if not job.ending:
+            if not job.ending and (job.delayed or job.held or not job.open or now >= job.deadline):
                 self._advance(job, now)
         self._look_at = now + _IDLE_S
         while not self._congested() and self._send_next(now):
@@ -207,16 +206,23 @@ class Dispatcher:
                 self._move(now)
             self._stirred_open |= self._closed  # time alone may have given them room
             self._closed.clear()
-        if any(job.policy.scheme is Scheme.ADAPTIVE for job in self._jobs.values()):
-            self._look_at = min(self._look_at, self._move_at)
-        hedge_in_s = self._hedge(now) if self._settings.hedge else _IDLE_S
-        self._explain_waiting(now)
-        due = [self._look_at - now, hedge_in_s, self._gathering_until - now if now < self._gathering_until else _IDLE_S]
+        look_at = self._look_at
+        if self._settings.hedge:
+            look_at = min(look_at, now + self._hedge(now))
+        if now < self._gathering_until:
+            look_at = min(look_at, self._gathering_until)
         for job in self._jobs.values():
-            if not job.ending:
-                due.append(job.deadline - now)
-                due.extend(task.not_before - now for task in job.delayed[:1] if task.not_before > now)
-        return max(0.0, min(due))
+            if job.ending:
+                continue
+            if job.policy.scheme is Scheme.ADAPTIVE:
+                look_at = min(look_at, self._move_at)
+            if job.deadline < look_at:
+                look_at = job.deadline
+            if job.delayed and now < job.delayed[0].not_before < look_at:
+                look_at = job.delayed[0].not_before
+            if len(job.open) <= job.waiting:  # nothing of it is on its way
+                self._explain_waiting(job, now)
+        return max(0.0, look_at - now)
 
     def _advance(self, job: ActiveJob, now: float) -> None:
         if not job.open:
@@ -225,7 +231,7 @@ class Dispatcher:
             for task in list(job.open.values()):
                 job.give_up(task, "deadline", f"the job's {job.policy.deadline_s:g} s are over", now)
             self._end(job, None, f"its deadline of {job.policy.deadline_s:g} s is over")
-        elif job.delayed or job.held:
+        else:
             job.wake_delayed(now, has_upstream=self._fleet.has_upstream(job.policy.scheme, now, job.ways))
 
     def _send_next(self, now: float) -> bool:
@@ -265,7 +271,7 @@ class Dispatcher:
         self._note_rooms()
         jobs: Iterable[ActiveJob] = self._jobs.values()
         if not self._free and self._devices.alive(Tier.END, now):
-            jobs = (job for job in jobs if job.interactive or not _keeps_window(job.policy))
+            jobs = (job for job in jobs if not job.keeps_window)
         return [job for job in jobs if job.ready and not self._gathers_for(job, now)]
 
     def _tags(self, job: ActiveJob, task: ActiveTask) -> tuple[float, float]:
@@ -286,9 +292,8 @@ class Dispatcher:
         self._stirred_open.add(node_id)
 
     def _note_rooms(self) -> None:
-        for node_id in self._stirred:
-            self._note_room(node_id)
-        self._stirred.clear()
+        while self._stirred:
+            self._note_room(self._stirred.pop())
 
     def _note_room(self, node_id: str) -> None:
         device = self._devices.find(node_id)
@@ -508,19 +513,15 @@ class Dispatcher:
         self._attempts.on_device_change(node_id)
         self._wake.set()
 
-    def _explain_waiting(self, now: float) -> None:
-        for job in self._jobs.values():
-            if job.ending or len(job.open) > job.waiting:
-                continue  # something of it is on its way
-            if self._gathers_for(job, now):
-                job.reason = "waiting for an upper node to register: the scheduler has just started"
-                continue
-            if not self._devices.alive(Tier.END, now):
-                ends = [view for view in self._devices.view(now) if view.device.tier is Tier.END]
-                known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
-                job.reason = f"waiting for an end device ({known or 'none has registered'})"
-            elif not job.ready and job.waits_for_upstream:
-                job.reason = "waiting for an upper node (all coarse answers are there; on_upstream_loss=wait)"
+    def _explain_waiting(self, job: ActiveJob, now: float) -> None:
+        if self._gathers_for(job, now):
+            job.reason = "waiting for an upper node to register: the scheduler has just started"
+        elif not self._devices.alive(Tier.END, now):
+            ends = [view for view in self._devices.view(now) if view.device.tier is Tier.END]
+            known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
+            job.reason = f"waiting for an end device ({known or 'none has registered'})"
+        elif not job.ready and job.waits_for_upstream:
+            job.reason = "waiting for an upper node (all coarse answers are there; on_upstream_loss=wait)"
 
     # --- endings --------------------------------------------------------------------------------------------------
 
@@ -536,11 +537,6 @@ class Dispatcher:
         del self._jobs[job.job_id]
         self._outlooks.pop(job.job_id, None)
         self._wake.set()
-
-
-def _keeps_window(policy: JobPolicy) -> bool:
-    """Whether batch tasks go to end devices that are alive and have room in their window, and to no others."""
-    return policy.scheme is not Scheme.ADAPTIVE and policy.recovery is not Recovery.REASSIGN
 
 
 def _anywhere(want: Want) -> bool:

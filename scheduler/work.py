@@ -176,6 +176,10 @@ class ActiveJob:
         self.sink = sink
         self.deadline = deadline
         self.interactive = interactive
+        self.keeps_window = not (
+            interactive or policy.scheme is Scheme.ADAPTIVE or policy.recovery is Recovery.REASSIGN
+        )
+        """Whether its tasks go to end devices that are alive and have room in their window, and to no others."""
         self.ready = deque(tasks)
         self.delayed: list[ActiveTask] = []
         """A heap by `not_before`."""

@@ -3,7 +3,7 @@
 The rounds of the comparison lie a minute apart, and a shared machine drifts by several percent in that time: more than
 separates two servers whose time is nearly all inference. Here both run at once on the server's core, one of them idle
 while the other is asked, and windows of a second follow one another, the order turned round each time. So this suits
-servers that use no processor time while nobody asks them.
+servers that use no processor time while nobody asks them. The bare loop has its turn in each round as well.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any
 
 from experiments.bench.levels import Closed, Plan, measure
 from experiments.bench.sweep import loop_factory
+from experiments.peers.bare import bare_loop
 from experiments.peers.comparison import Announce, Stand
 from experiments.peers.contenders import TERRACE, Contender
 from experiments.peers.processes import on_core
 from experiments.peers.requests import make_target, random_images
 from experiments.peers.rows import Row
-from experiments.peers.visit import Cores, Serving, serving
+from experiments.peers.visit import Cores, Serving, environment_of, serving
 from experiments.record import RunRecord
 from tierkit.errors import UpstreamError
 
@@ -59,6 +60,7 @@ def duel(
     with (
         on_core(cores.load),
         asyncio.Runner(loop_factory=loop_factory()) as runner,
+        bare_loop(environment_of(stand.network, 0), core=cores.server) as bare,
         ExitStack() as stack,
     ):
         up = {
@@ -77,6 +79,8 @@ def duel(
         for row in stand.rows:
             announce(f"{stand.network.name}: {row.batch} images, concurrency {row.concurrency}")
             for number in range(rounds):
+                bare_images_per_s = bare.measure(row.batch, window_s / 2).images_per_s
+                samples.setdefault(f"{row.key}.bare_images_per_s", []).append(bare_images_per_s)
                 for contender in stand.contenders[:: 1 if number % 2 == 0 else -1]:
                     window = _window(runner, stand, contender, up[contender.name], row, window_s)
                     for name, value in window.items():
@@ -120,7 +124,7 @@ def _window(
 
 
 def _summary(samples: Mapping[str, Sequence[float]], row: Row, peer: str) -> dict[str, float]:
-    """Of the ratios within each pair of windows: the median, and the share of pairs that Terrace won."""
+    """Of the ratios within each round: the medians, and the share of rounds that Terrace won."""
 
     def of(name: str, figure: str) -> Sequence[float]:
         return samples.get(f"{row.key}.{name}.{figure}", ())
@@ -129,11 +133,13 @@ def _summary(samples: Mapping[str, Sequence[float]], row: Row, peer: str) -> dic
     if not pairs:
         return {}
     costs = zip(of(peer, "cpu_us_per_image"), of(TERRACE.name, "cpu_us_per_image"), strict=True)
+    bare = samples[f"{row.key}.bare_images_per_s"]
     return {
+        "of_bare": statistics.median(own / alone for (own, _), alone in zip(pairs, bare, strict=True)),
         "ratio": statistics.median(own / other for own, other in pairs),
         "won": sum(own > other for own, other in pairs) / len(pairs),
         "cpu_ratio": statistics.median(other / own for other, own in costs),
-        "pairs": len(pairs),
+        "rounds": len(pairs),
     }
 
 
@@ -154,9 +160,9 @@ def newest_records(folder: Path) -> list[Record]:
 def as_markdown(records: Sequence[Record]) -> str:
     """One table."""
     lines = [
-        "| network | images a request | concurrency | other server | Terrace, images/s | the other, images/s | ratio "
-        "| pairs won | ratio by CPU time | pairs |",
-        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| network | images a request | concurrency | other server | Terrace, images/s | of bare | the other, images/s "
+        "| ratio | rounds won | ratio by CPU time | rounds |",
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for record in records:
         lines += [f"| {' | '.join(cells)} |" for cells in _cells(record)]
@@ -180,9 +186,10 @@ def _cells(record: Record) -> Iterator[list[str]]:
             str(row.concurrency),
             config["title"],
             speed(TERRACE.name),
+            f"{summary['of_bare']:.3f}",
             speed(config["peer"]),
             f"{summary['ratio']:.3f}",
             f"{summary['won']:.0%}",
             f"{summary['cpu_ratio']:.3f}",
-            str(summary["pairs"]),
+            str(summary["rounds"]),
         ]

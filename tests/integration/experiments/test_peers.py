@@ -35,7 +35,7 @@ def test_a_duel_measures_both_servers_in_turn(tmp_path: Path) -> None:
     )
     assert set(record.results) == {row.key for row in rows}
     for row in rows:
-        assert record.results[row.key]["pairs"] == 3
+        assert record.results[row.key]["rounds"] == 3
         for name in (TERRACE.name, peer.name):
             assert len(record.samples[f"{row.key}.{name}.images_per_s"]) == 3
             assert min(record.samples[f"{row.key}.{name}.cpu_us_per_image"]) > 0
