@@ -329,7 +329,7 @@ def publish(experiment: Experiment, folder: Path) -> Outcome:
     warnings: list[str] = []
     if record["points"]:
         try:
-            figures = Figures()
+            figures = Figures(record["state"])
         except MissingExtra as exc:
             warnings.append(f"no plots: {exc}")
         else:

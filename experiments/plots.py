@@ -6,7 +6,7 @@ full line; the paper's figures are dotted with hollow markers; bounds are dashed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,25 @@ def error_bars(
     )
 
 
+def counted(runs: Iterable[int]) -> str:
+    """How many runs the points of a plot stand for, for its title."""
+    numbers = sorted(set(runs))
+    return (
+        "n = " + " to ".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "n = 0"
+    )
+
+
 class Figures:
     """The plots of one run; `save` writes each as PNG and SVG.
+
+    Args:
+        state: of its record; what is not complete says so above each plot.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: str = "complete") -> None:
         try:
             from matplotlib import rc_context
             from matplotlib.figure import Figure
@@ -75,6 +86,7 @@ class Figures:
         self._figure_class: Any = Figure
         self._rc_context: Any = rc_context
         self._figures: dict[str, Any] = {}
+        self._warning = "" if state == "complete" else f"{state} run"
 
     def panels(self, name: str, titles: Sequence[str], *, xlabel: str, ylabel: str) -> list[Any]:
         """A plot of that file name with one panel per title, side by side on one scale; returns their axes."""
@@ -84,6 +96,8 @@ class Figures:
             axes.set(title=title, xlabel=xlabel)
             axes.grid(visible=True, alpha=0.3)
         panels[0].set_ylabel(ylabel)
+        if self._warning:
+            figure.suptitle(self._warning, color="#b00000")
         self._figures[name] = figure
         return panels
 

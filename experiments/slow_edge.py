@@ -18,7 +18,7 @@ from typing import Any
 
 from experiments.figure3 import times_of
 from experiments.harness import Experiment, Record, Run, Table
-from experiments.plots import Figures, bound, error_bars, measured
+from experiments.plots import Figures, bound, counted, error_bars, measured
 from experiments.profile import Profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Network, check_fleet
@@ -176,7 +176,8 @@ def _table(record: Record) -> Table:
 
 def _draw(record: Record, figures: Figures) -> None:
     rows, config = [row for row in _rows(record) if row["seconds"] is not None], record["config"]
-    title = f"{config['tasks']} tasks, one edge node {config['factor']:g} times slower; n = {config['runs']}"
+    n = counted(row["runs"] for row in rows)
+    title = f"{config['tasks']} tasks, one edge node {config['factor']:g} times slower; {n}"
     (axes,) = figures.panels("slow-edge", [title], xlabel="part of the job before", ylabel="time to finish (s)")
     for number, ends in enumerate(sorted({row["ends"] for row in rows})):
         shown = [row for row in rows if row["ends"] == ends]
@@ -185,7 +186,7 @@ def _draw(record: Record, figures: Figures) -> None:
         axes.errorbar(parts, means, yerr=error, capsize=3, label=f"{ends} end devices", **measured(number))
         axes.plot(parts, [row["bound_seconds"] for row in shown], **bound(number))
     axes.plot([], [], label="bound of the changed fleet", **bound())
-    axes.set_ylim(0, None)
+    axes.set_ylim(0, 1.1 * max(row["max_seconds"] for row in rows))
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 
 from experiments.harness import Experiment, Record, Run, Table
-from experiments.plots import Figures, bound, error_bars, formula, measured, paper
+from experiments.plots import Figures, bound, counted, error_bars, formula, measured, paper
 from experiments.record import spread
 from experiments.testbed import BATCH, task_s
 from models.data import ImageSet
@@ -58,6 +58,8 @@ _READY_BUDGET_S = 60.0
 _POLL_S = 0.02
 _START_S = 8.0
 _BETWEEN_S = 1.5
+_LOG_FROM = 4.0
+"""Times that lie closer together are drawn on a linear scale, where they can be read."""
 _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _ATTEMPTS = re.compile(r'^terrace_scheduler_attempts_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 _LATE = re.compile(r"(\S+) is suspect: \1 did not acknowledge")
@@ -306,7 +308,8 @@ def _seconds(row: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
 
 def _draw(record: Record, figures: Figures) -> None:
     rows, config = _rows(record), record["config"]
-    title = f"{config['tasks']} tasks on {config['devices']} end devices; n = {config['runs']}, mean and range"
+    n = counted(row["runs"] for row in rows)
+    title = f"{config['tasks']} tasks on {config['devices']} end devices; {n}, mean and range"
     (axes,) = figures.panels("figure4", [title], xlabel="end devices that fall silent", ylabel="time to finish (s)")
     for number, method in enumerate(PAPER_S):
         shown = [row for row in rows if row["method"] == method and row["seconds"] is not None]
@@ -322,11 +325,15 @@ def _draw(record: Record, figures: Figures) -> None:
     alone = {row["failures"]: row["ideal_seconds"] for row in rows}
     axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **bound())
     axes.set_xticks(sorted(alone))
-    axes.set_yscale("log")
-    limits = axes.get_ylim()
-    axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
-    axes.minorticks_off()
-    axes.set_ylim(limits)
+    low, high = axes.dataLim.intervaly
+    if high > _LOG_FROM * low:
+        axes.set_yscale("log")
+        limits = axes.get_ylim()
+        axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
+        axes.minorticks_off()
+        axes.set_ylim(limits)
+    else:
+        axes.set_ylim(0, 1.1 * high)
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -128,14 +128,21 @@ async def _measure(
     )
     if against is not None:
         record = read_record(against)
-        profile = Profile.model_validate({k: v for k, v in record["config"]["profile"].items() if k != "name"})
-        run.config |= {
-            "compared_tasks": record["config"]["tasks"],
-            "compared_profile": profile.model_dump(mode="json"),
-            "compared_cores": record["host"]["cores"],
-        }
-        for point in record["points"]:
-            run.add(**point)
+        try:
+            _check_comparable(record)
+            profile = Profile.model_validate({k: v for k, v in record["config"]["profile"].items() if k != "name"})
+            run.config |= {
+                "compared_tasks": record["config"]["tasks"],
+                "compared_profile": profile.model_dump(mode="json"),
+                "compared_cores": record["host"]["cores"],
+            }
+            _check_points(record["points"])
+            for point in record["points"]:
+                run.add(**point)
+        except (KeyError, TypeError, AttributeError, ValueError) as exc:
+            raise InvalidInput(f"{against} is no whole record of figure3: {exc!s:.200}") from exc
+        if record["config"].get("privacy") not in ("auto", "none"):
+            run.note("the measured points are with an encoder, whose time the simulation does not know")
     elif validate:
         run.config |= {
             "compared_tasks": run.tasks,
@@ -168,6 +175,18 @@ async def _measure(
         label = f"{case.scheme}, {case.ends:,} end devices, {case.tasks:,} tasks"
         async with run.step(label, case.tasks * _MS_PER_TASK / 1000):
             run.add(part="scale", **await _simulate(case))
+
+
+def _check_points(points: Sequence[Mapping[str, Any]]) -> None:
+    """Whether each has what a comparison needs."""
+    for point in points:
+        _key(point)
+        float(point["seconds"])
+
+
+def _check_comparable(record: Record) -> None:
+    if record["experiment"] != figure3.FIGURE3.name or record["state"] != "complete":
+        raise ValueError(f"it is a record of {record['experiment']}, {record['state']}")
 
 
 def _key(point: Mapping[str, Any]) -> tuple[str, bool, int, int]:
