@@ -62,8 +62,16 @@ async def test_a_database_that_is_locked_in_the_middle_of_a_job_only_delays_it(k
         end.gate.clear()
         job = await scheduler.submit(kit.images(300), scheme="end")
         await wait_for(lambda: end.waiting == 3, what="the first tasks")
-        with contextlib.closing(sqlite3.connect(settings.state / "scheduler.db", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        # It asks without waiting: while it waited here, the scheduler in this event loop could not end its own writing.
+        database = sqlite3.connect(settings.state / "scheduler.db", isolation_level=None, timeout=0)
+        with contextlib.closing(database) as other:
+
+            def lock() -> bool:
+                with contextlib.suppress(sqlite3.OperationalError):
+                    other.execute("BEGIN IMMEDIATE")
+                return other.in_transaction
+
+            await wait_for(lock, what="the lock")
             end.gate.set()
             await wait_for(lambda: len(end.tasks) == 6, what="all tasks: answers wait, work goes on")
             assert (await scheduler.job(job["id"]))["answered_coarse"] == 0  # none is told before it is durable

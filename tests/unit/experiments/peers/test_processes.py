@@ -28,10 +28,11 @@ while True:
 """
 
 POLITE = """
-import signal
+import time
 try:
     print("up", flush=True)
-    signal.pause()
+    while True:
+        time.sleep(0.05)  # a signal that comes just before signal.pause() would be noticed only after it
 except KeyboardInterrupt:
     raise SystemExit(7)
 """
