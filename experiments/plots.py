@@ -7,12 +7,13 @@ full line; the paper's figures are dotted with hollow markers; bounds are dashed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from tierkit.errors import MissingExtra
 
-__all__ = ["Figures", "bound", "error_bars", "formula", "measured", "paper"]
+__all__ = ["Figures", "bound", "counted", "error_bars", "formula", "measured", "paper"]
 
 _LOOKS = (
     ("#0072B2", "o"),
@@ -101,14 +102,35 @@ class Figures:
         self._figures[name] = figure
         return panels
 
-    def save(self, folder: Path) -> list[Path]:
-        """Write them, and return the files."""
-        paths = []
+    def shown(self) -> dict[str, str]:
+        """What each plot shows, in words, by its file name: for those who do not see it."""
+        return {name: _words(figure.axes) for name, figure in self._figures.items()}
+
+    def render(self, suffix: str) -> dict[str, bytes]:
+        """The plots as files of a kind, `png` or `svg`, by their file names without its ending."""
+        files = {}
         # Without the date and with names that are not random, the same record gives the same file.
         with self._rc_context({"svg.hashsalt": "terrace"}):
             for name, figure in self._figures.items():
-                for suffix in ("png", "svg"):
-                    path = folder / f"{name}.{suffix}"
-                    figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
-                    paths.append(path)
+                file = BytesIO()
+                figure.savefig(file, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+                files[name] = file.getvalue()
+        return files
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write them, and return the files."""
+        paths = []
+        for suffix in ("png", "svg"):
+            for name, content in self.render(suffix).items():
+                path = folder / f"{name}.{suffix}"
+                path.write_bytes(content)
+                paths.append(path)
         return paths
+
+
+def _words(panels: Sequence[Any]) -> str:
+    first = panels[0]
+    labels = dict.fromkeys(label for axes in panels for label in axes.get_legend_handles_labels()[1])
+    against = " and ".join(dict.fromkeys(axes.get_xlabel() for axes in panels))
+    lines = f": {'; '.join(labels)}" if labels else ""
+    return f"{first.get_ylabel()} against {against}{lines} ({' | '.join(axes.get_title() for axes in panels)})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -19,9 +20,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tierkit.errors import SetupError
+from tierkit.errors import InvalidInput, SetupError
 
-__all__ = ["RunRecord", "Spread", "host_facts", "read_record", "source_commit", "spread"]
+__all__ = [
+    "RunRecord",
+    "Spread",
+    "host_facts",
+    "joined",
+    "origin",
+    "read_record",
+    "record_stem",
+    "source_commit",
+    "spread",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +138,7 @@ class RunRecord:
         """
         text = json.dumps(asdict(self), indent=1)  # first: what JSON cannot hold must leave no file behind
         folder.mkdir(parents=True, exist_ok=True)
-        stem = stem or f"{self.experiment}-{self.measured_at.replace(':', '').replace('+0000', 'Z')}"
+        stem = stem or record_stem({"experiment": self.experiment, "measured_at": self.measured_at})
         path = folder / f"{stem}.json"
         number = 1
         while path.exists():
@@ -140,6 +151,11 @@ class RunRecord:
             os.fsync(file.fileno())
         partial.rename(path)
         return path
+
+
+def record_stem(record: Mapping[str, Any]) -> str:
+    """Name of the file of a record among others: the experiment and the time."""
+    return f"{record['experiment']}-{record['measured_at'].replace(':', '').replace('+0000', 'Z')}"
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -158,3 +174,52 @@ def read_record(path: Path) -> dict[str, Any]:
     if missing:
         raise SetupError(f"{path} is no record of an experiment: it has no {', '.join(sorted(missing))}")
     return {str(name): value for name, value in fields.items()}
+
+
+def origin(record: Mapping[str, Any]) -> str:
+    """Where the figures of a record of `terrace experiment` come from: command, commit, time and machine.
+
+    The command is without its output, which decides about nothing.
+    """
+    arguments = iter(record["command"][1:])
+    command = ["terrace"]
+    for argument in arguments:
+        if argument == "--out":
+            next(arguments, None)
+        elif argument != "--json" and not argument.startswith("--out="):
+            command.append(argument)
+    commit, plus, _ = (record["commit"] or "unknown").partition("+")
+    when = datetime.fromisoformat(record["measured_at"]).strftime("%Y-%m-%d %H:%M UTC")
+    host = record["host"]
+    busy = f", load {host['load_average'].split()[0]} at its end" if "load_average" in host else ""
+    priority = f", {host['priority']}" if host.get("priority", "nice 0") != "nice 0" else ""
+    return (
+        f"`{shlex.join(command)}`, commit {commit[:12]}{' with changes' if plus else ''}, {when}, "
+        f"{host['cores']} cores ({host['cpu']}){busy}{priority}"
+    )
+
+
+def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Records of one experiment whose points belong together, as if one command had measured them.
+
+    Raises:
+        InvalidInput: they were measured under different conditions. What was chosen to be measured may differ: lists in
+            the configuration, and the number of runs.
+    """
+    first, *others = records
+    for other in others:
+        if _conditions(other) != _conditions(first):
+            raise InvalidInput(
+                f"the records of {first['measured_at']} and {other['measured_at']} cannot be put together: they differ "
+                "in experiment, state or configuration"
+            )
+    return {
+        **first,
+        "points": [point for record in records for point in record["points"]],
+        "notes": list(dict.fromkeys(note for record in records for note in record["notes"])),
+    }
+
+
+def _conditions(record: Mapping[str, Any]) -> dict[str, Any]:
+    config = {name: value for name, value in record["config"].items() if not isinstance(value, list) and name != "runs"}
+    return {"experiment": record["experiment"], "state": record["state"], **config}

@@ -1,48 +1,118 @@
-"""The tables of the documentation that come from records of experiments.
+"""The tables and plots of the documentation that come from records of experiments.
 
     python -m experiments.tables docs/fault-tolerance.md docs/scheduling.md
+    python -m experiments.tables --keep runs/table1 docs/experiments.md
 
-fills every place `<!-- table: RECORD -->` of these pages, RECORD being the name of a file in `experiments/records`
-without its ending.
+fills every place `<!-- table: RECORD -->` of these pages with table and plots, and with the command, commit and time of
+the measurement. RECORD is the name of a file in `experiments/records` without its ending, or that of an experiment for
+its newest record there; several, with blanks between, are put together. The plots go into `plots/` beside the page.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from experiments.catalog import EXPERIMENTS
+from experiments.harness import RECORD, Record
 from experiments.pages import fill
-from experiments.record import read_record
+from experiments.plots import Figures
+from experiments.record import joined, origin, read_record, record_stem
+from tierkit.errors import InvalidInput
 
-__all__ = ["RECORDS", "main", "tables_of"]
+__all__ = ["PLOTS", "RECORDS", "Place", "keep", "main", "places_of"]
 
 RECORDS = Path(__file__).parent / "records"
 
-_PLACE = re.compile(r"<!-- table: (\S+) -->")
+PLOTS = "plots"
+"""Folder beside a page."""
+
+_PLACE = re.compile(r"<!-- table: (.+?) -->")
 
 
-def tables_of(page: str, records: Path = RECORDS) -> dict[str, str]:
-    """The tables that a page asks for, as Markdown by the name of their record; others are left to others."""
-    found: dict[str, str] = {}
-    for name in _PLACE.findall(page):
-        path = records / f"{name}.json"
-        if path.exists():
-            record = read_record(path)
-            if experiment := EXPERIMENTS.get(record["experiment"]):
-                found[name] = experiment.table(record).markdown()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What stands in one place of a page."""
+
+    markdown: str
+    plots: Mapping[str, bytes]
+    """SVG files by name."""
+
+
+def places_of(page: str, records: Path = RECORDS) -> dict[str, Place]:
+    """What a page asks for, by the words in which it does; places without records are left to others.
+
+    Raises:
+        InvalidInput, SetupError: a record cannot be read, or not be put together with another.
+        MissingExtra: matplotlib is not installed.
+    """
+    found: dict[str, Place] = {}
+    for words in _PLACE.findall(page):
+        paths = [_path(word, records) for word in words.split()]
+        kept = {path.stem: read_record(path) for path in paths if path is not None}
+        if len(kept) == len(paths) and {record["experiment"] for record in kept.values()} <= EXPERIMENTS.keys():
+            found[words] = _place(kept)
     return found
 
 
-def main(pages: Annotated[list[Path], typer.Argument(help="Pages of the documentation.")]) -> None:
-    """Write the tables of these pages again, from the records."""
+def _path(word: str, records: Path) -> Path | None:
+    """The file of a record, or the newest one of an experiment: its name is followed by the time."""
+    named = [path for path in (records / f"{word}.json",) if path.exists()]
+    return max([*named, *records.glob(f"{word}-[0-9][0-9][0-9][0-9]-*.json")], default=None)
+
+
+def _place(records: Mapping[str, Record]) -> Place:
+    whole = joined(list(records.values()))
+    experiment = EXPERIMENTS[whole["experiment"]]
+    figures = Figures(whole["state"])
+    experiment.draw(whole, figures)
+    shown = figures.shown()
+    plots = {f"{'+'.join(records)}-{name}.svg": content for name, content in figures.render("svg").items()}
+    images = [f"![{words}]({PLOTS}/{file})" for words, file in zip(shown.values(), plots, strict=True)]
+    sources = [
+        f"Measured by {origin(record)} ([record](../experiments/records/{name}.json))."
+        for name, record in records.items()
+    ]
+    blocks = [experiment.table(whole).markdown().strip(), "\n".join(sources), *images]
+    return Place(markdown="\n\n".join(blocks), plots=plots)
+
+
+def keep(run: Path, records: Path = RECORDS) -> Path:
+    """Copy the record of a run folder to the others, under its experiment and time; returns the copy.
+
+    Raises:
+        InvalidInput: the run is not complete.
+        SetupError: there is no whole record.
+    """
+    record = read_record(run / RECORD)
+    if record["state"] != "complete":
+        raise InvalidInput(f"the run in {run} is {record['state']}: only complete ones are kept")
+    return Path(shutil.copyfile(run / RECORD, records / f"{record_stem(record)}.json"))
+
+
+def main(
+    pages: Annotated[list[Path], typer.Argument(help="Pages of the documentation.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option("--keep", metavar="DIR", help="First copy the record of this run folder to the others."),
+    ] = None,
+) -> None:
+    """Write the tables and plots of these pages again, from the records."""
+    for run in runs or ():
+        typer.echo(str(keep(run)))
     for page in pages:
-        for name, table in tables_of(page.read_text(encoding="utf-8")).items():
-            fill(page, name, table)
-            typer.echo(f"{page}: {name}")
+        for words, place in places_of(page.read_text(encoding="utf-8")).items():
+            fill(page, words, place.markdown)
+            for name, content in place.plots.items():
+                (page.parent / PLOTS).mkdir(exist_ok=True)
+                (page.parent / PLOTS / name).write_bytes(content)
+            typer.echo(f"{page}: {words}")
 
 
 if __name__ == "__main__":

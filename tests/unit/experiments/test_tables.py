@@ -1,23 +1,106 @@
 """What the documentation says was measured is what the records say."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.tables import tables_of
+from experiments.tables import PLOTS, keep, places_of
+from tierkit.errors import InvalidInput
+
+matplotlib = pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
 
 DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ("fault-tolerance.md", "scheduling.md", "experiments.md")
 
 
-@pytest.mark.parametrize("name", ["fault-tolerance.md", "scheduling.md", "experiments.md"])
-def test_tables_are_those_of_the_records(name: str) -> None:
+def table3(at: str, parameters: int = 432, **changes: Any) -> dict[str, Any]:
+    point = {"network": "wrn", "network_tier": "cloud", "shape": [32, 32, 16], "parameters": parameters, "bytes": 1000}
+    return {
+        "experiment": "table3",
+        "config": {"tasks": 200, "ends": [parameters], "runs": parameters},
+        "points": [point],
+        "state": "complete",
+        "notes": [],
+        "command": ["__main__.py", "experiment", "table3", "--out", "runs/mine", "--json"],
+        "commit": "0123456789abcdef+changes",
+        "host": {"cores": 2, "cpu": "a processor", "load_average": "0.50 0.40 0.30", "priority": "nice 0"},
+        "measured_at": f"2030-01-{at}T01:02:03+00:00",
+        **changes,
+    }
+
+
+def write(folder: Path, *records: dict[str, Any]) -> None:
+    for record in records:
+        name = f"{record['experiment']}-{record['measured_at'][:10]}T010203Z.json"
+        (folder / name).write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_and_plots_are_those_of_the_records(name: str) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
-    for record, table in tables_of(page).items():
-        assert f"<!-- table: {record} -->\n\n{table.strip()}\n\n<!-- end of table -->" in page, (
-            f"run: python -m experiments.tables docs/{name}"
-        )
+    again = f"run: python -m experiments.tables docs/{name}"
+    for words, place in places_of(page).items():
+        assert f"<!-- table: {words} -->\n\n{place.markdown}\n\n<!-- end of table -->" in page, again
+        for file, content in place.plots.items():
+            drawn = (DOCS / PLOTS / file).read_bytes()
+            # Another version of the library draws the same with other numbers.
+            if f"Matplotlib v{matplotlib.__version__},".encode() in drawn:
+                assert drawn == content, again
+
+
+def test_every_plot_beside_the_pages_is_shown_on_one() -> None:
+    shown = "".join((DOCS / name).read_text(encoding="utf-8") for name in PAGES)
+    assert [path.name for path in (DOCS / PLOTS).iterdir() if f"({PLOTS}/{path.name})" not in shown] == []
 
 
 def test_a_place_for_another_table_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"experiment": "other", "config": {}, "points": [], "state": "complete"}')
-    assert tables_of("<!-- table: other -->\n<!-- table: nothing -->\n", tmp_path) == {}
+    assert places_of("<!-- table: other -->\n<!-- table: nothing -->\n<!-- table: table3 -->\n", tmp_path) == {}
+
+
+def test_a_place_says_by_which_command_and_when_it_was_measured(tmp_path: Path) -> None:
+    write(tmp_path, table3("01"))
+    words = "table3-2030-01-01T010203Z"
+    place = places_of(f"<!-- table: {words} -->", tmp_path)[words]
+    assert place.markdown.endswith(
+        "Measured by `terrace experiment table3`, commit 0123456789ab with changes, 2030-01-01 01:02 UTC, 2 cores "
+        f"(a processor), load 0.50 at its end ([record](../experiments/records/{words}.json))."
+    )
+
+
+def test_the_name_of_an_experiment_stands_for_its_newest_record(tmp_path: Path) -> None:
+    write(tmp_path, table3("02", parameters=433), table3("01"))
+    (tmp_path / "table3-other-2031.json").write_text("{}")
+    assert "| 433 |" in places_of("<!-- table: table3 -->", tmp_path)["table3"].markdown
+
+
+def test_several_records_are_put_together(tmp_path: Path) -> None:
+    write(tmp_path, table3("01"), table3("02", parameters=433))
+    words = "table3-2030-01-02T010203Z table3-2030-01-01T010203Z"
+    text = places_of(f"<!-- table: {words} -->", tmp_path)[words].markdown
+    assert text.index("| 433 |") < text.index("| 432 |")
+    assert (text.count("Measured by"), text.count("2030-01-01 01:02")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"state": "interrupted"}, {"config": {"tasks": 40}}, {"experiment": "table1", "points": []}]
+)
+def test_records_of_other_conditions_are_not_put_together(tmp_path: Path, changes: dict[str, Any]) -> None:
+    other = table3("02", **changes)
+    write(tmp_path, table3("01"), other)
+    with pytest.raises(InvalidInput, match="cannot be put together"):
+        places_of(f"<!-- table: table3-2030-01-01T010203Z {other['experiment']} -->", tmp_path)
+
+
+def test_a_run_is_kept_under_its_experiment_and_time(tmp_path: Path) -> None:
+    run, records = tmp_path / "run", tmp_path / "records"
+    run.mkdir()
+    records.mkdir()
+    (run / "record.json").write_text(json.dumps(table3("01")))
+    assert keep(run, records) == records / "table3-2030-01-01T010203Z.json"
+    (run / "record.json").write_text(json.dumps(table3("02", state="interrupted")))
+    with pytest.raises(InvalidInput, match=r"run is interrupted: only complete ones are kept"):
+        keep(run, records)
+    assert len(list(records.iterdir())) == 1
