@@ -5,21 +5,26 @@ is what the scheduler sees: for an end device from the dispatch of a task to its
 the coarse to the fine answer. Inference and link are emulated; what is left is the services' own overhead: taking a
 task apart and putting it together, HTTP, the event loop, the hand-over to the inference thread. It is a task's time
 from dispatch to dispatch without what is emulated, shared among the services on its way.
+
+A tier whose speed is not emulated runs its network as fast as this machine does; the inference time is then the one
+that its node measured.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import httpx
 import numpy as np
 
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, task_s
+from experiments.testbed import BATCH, Network
 from tierkit.client import AsyncClient
 from tierkit.errors import UpstreamError
 from tierkit.types import Scheme, Tier
@@ -38,6 +43,8 @@ PAPER: Mapping[tuple[str, bool], tuple[float, float]] = {
 _SCHEMES = {Tier.END: Scheme.END, Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
 _TASKS, _QUICK_TASKS = 50, 10
 _JOB_BUDGET_S = 900.0
+_METRICS_BUDGET_S = 10.0
+_COMPUTED = re.compile(r"^terrace_(compute_duration_seconds|batch_size)_sum\{.*\} (\S+)$", re.MULTILINE)
 _INFERENCE = {**measured(1), "linestyle": "", "marker": "_", "markersize": 22, "markeredgewidth": 2}
 
 
@@ -52,33 +59,57 @@ async def _measure(run: Run) -> None:
         (near.model_copy(update={"path": {}}), list(Tier)),
         (near, [tier for tier in (Tier.EDGE, Tier.CLOUD) if near.round_trip_s(f"end-{tier}")]),
     ]
-    run.expected_s = sum(tasks * _emulated_s(machines, tier) for machines, tiers in fleets for tier in tiers)
     networks = await asyncio.to_thread(run.networks, near)
+    task_s = {network.tier: _alone_s(network) for network in networks}
+
+    def expected_s(machines: Profile, tier: Tier) -> float:
+        """What the tasks of a row take until their last answers, without any overhead."""
+        upper_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}") + task_s[tier]
+        return tasks * (task_s[Tier.END] + upper_s)
+
+    run.expected_s = sum(expected_s(machines, tier) for machines, tiers in fleets for tier in tiers)
     for machines, tiers in fleets:
+        if not tiers:
+            continue
         latency = bool(machines.path)
-        async with run.fleet(machines, networks, {"window": 1}) as (_, client):
+        async with run.fleet(machines, networks, {"window": 1}) as (fleet, client):
             for tier in tiers:
                 link_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}")
-                async with run.step(f"{tier}, {link_s:g} s of latency", tasks * _emulated_s(machines, tier)):
+                async with run.step(f"{tier}, {link_s:g} s of latency", expected_s(machines, tier)):
+                    node = fleet.services[f"{tier}-1"].url
+                    await _one_row(client, run, tier, 0)  # the first task opens the connections and allocates memory
+                    before = await _computed(node)
                     stages_ms, between_ms = await _one_row(client, run, tier, tasks)
+                    seconds, images = await _computed(node, before)
                 run.add(
                     tier=tier,
                     latency=latency,
-                    inference_ms_per_image=machines.compute_ms_per_image.of(tier),
+                    inference_ms_per_image=machines.compute_ms_per_image.of(tier) or seconds * 1000 / images,
                     link_s=link_s,
                     stage_ms=stages_ms,
                     between_ms=between_ms,
                 )
 
 
-def _emulated_s(machines: Profile, tier: Tier) -> float:
-    """What a task takes until its last answer, without any overhead."""
-    first_s = task_s(machines, Tier.END)
-    return first_s if tier is Tier.END else first_s + machines.round_trip_s(f"end-{tier}") + task_s(machines, tier)
+def _alone_s(network: Network) -> float:
+    """About the inference time of a task."""
+    return (network.emulated_ms_per_image or network.real_ms_per_image) * BATCH / 1000
+
+
+async def _computed(url: str, before: Sequence[float] = (0.0, 0.0)) -> tuple[float, float]:
+    """Seconds that a node's network has worked, and images that it has answered, since `before`."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        text = (await http.get(f"{url}/metrics", timeout=_METRICS_BUDGET_S)).text
+    sums = dict.fromkeys(("compute_duration_seconds", "batch_size"), 0.0)
+    for name, value in _COMPUTED.findall(text):
+        sums[name] += float(value)
+    seconds, images = (now - then for now, then in zip(sums.values(), before, strict=True))
+    return seconds, images
 
 
 async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tuple[list[float], float]:
-    """Milliseconds of this tier's stage for each task, and the mean between an answer and the next task's dispatch."""
+    """Milliseconds of this tier's stage for each task, and the mean between an answer and the next task's dispatch. One
+    task more goes before them."""
     images = run.images.take(np.arange((tasks + 1) * BATCH) % len(run.images)).images
     job = await client.submit(images, scheme=_SCHEMES[tier], batch_size=BATCH, name=f"table2 {tier}")
     job = await client.wait(job, budget_s=_JOB_BUDGET_S)
@@ -91,7 +122,6 @@ async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tup
         stages = [fine - coarse for fine, coarse in zip(ends, coarse_ms, strict=False)]
     if len(stages) != tasks + 1 or job.elapsed_s is None:
         raise UpstreamError(f"the job of {tasks + 1} tasks was not answered by the tier {tier}: {job.reason}")
-    # The first task opens the connections.
     return stages[1:], (job.elapsed_s * 1000 - sum(ends)) / len(ends)
 
 
@@ -139,7 +169,7 @@ def _table(record: Record) -> Table:
             [
                 row["tier"],
                 f"{row['link_s']:g}",
-                f"{row['inference_ms_per_image']:g}",
+                f"{row['inference_ms_per_image']:.4g}",
                 f"{row['processing_ms_per_image']:.3f}",
                 "-" if row["paper_processing_ms_per_image"] is None else f"{row['paper_processing_ms_per_image']:g}",
                 f"{row['overhead_ms_per_task']:.2f}",

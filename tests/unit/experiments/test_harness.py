@@ -149,7 +149,7 @@ async def test_what_is_stopped_before_its_first_point_leaves_a_record_all_the_sa
     assert outcome.record["results"]["rows"] or not experiment.one_row
 
 
-@pytest.mark.parametrize("experiment", [FIGURE3, SLOW_EDGE, TABLE2, TABLE5], ids=lambda one: one.name)
+@pytest.mark.parametrize("experiment", [FIGURE3, SLOW_EDGE, TABLE5], ids=lambda one: one.name)
 async def test_a_profile_without_speeds_is_refused_where_they_are_needed(
     tmp_path: Path, experiment: Experiment
 ) -> None:

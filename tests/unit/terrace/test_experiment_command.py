@@ -66,6 +66,19 @@ def test_one_that_fails_does_not_keep_the_others_from_being_measured(
     assert sorted(path.parent.name for path in tmp_path.rglob(RECORD)) == ["cut_off", "well"]
 
 
+@pytest.mark.parametrize("name", ["table1", "table3"])
+def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(command, name.upper(), experiment(name, well))
+    for profile in ("native", "paper"):
+        out = tmp_path / profile
+        result = CliRunner().invoke(command.app, [name, "--profile", profile, "--json", "--out", str(out)])
+        assert result.exit_code == 0
+        assert (f"the profile {profile} has no part in it" in result.stderr) is (profile != "native")
+        assert json.loads((out / RECORD).read_text())["config"]["profile"]["name"] == "native"
+
+
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, rows, said = run_all(monkeypatch, tmp_path / "all", well, stopped, failing)
     assert code == 130
