@@ -6,7 +6,7 @@
     [compute_ms_per_image]      # emulated; a tier that is not named runs at its real speed
     end = 7.41
 
-    [path.end-edge]             # <who asks>-<who answers>; fields of `tierkit.links.LinkSpec`
+    [path.end-edge]             # <who asks>-<who answers>; fields of `PathSpec`
     delay_s = 0.25
 
 Addresses say who answers: every node of an experiment listens on a loopback address of its own, `127.0.<tier>.<number>`
@@ -21,14 +21,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator
 
 from tierkit.documents import read_document
 from tierkit.errors import InvalidInput
 from tierkit.links import LinkSpec
 from tierkit.types import Tier
 
-__all__ = ["MAX_NODES", "Counts", "Profile", "Speeds", "address_of", "profile_names", "read_profile", "write_links"]
+__all__ = [
+    "MAX_NODES",
+    "Counts",
+    "PathSpec",
+    "Profile",
+    "Speeds",
+    "address_of",
+    "profile_names",
+    "read_profile",
+    "write_links",
+]
 
 _FOLDER = Path(__file__).parent / "profiles"
 
@@ -42,15 +52,25 @@ MAX_NODES = 254
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class PathSpec(LinkSpec):
+    """A path between tiers. Who names one says how long it is; what else a link has is perfect unless it is said."""
+
+    delay_s: NonNegativeFloat
+    """Seconds one way, half of what a question and its answer take; 0 for none."""
 
 
 class Counts(_Part):
     """Nodes of each tier."""
 
     end: Annotated[int, Field(ge=1, le=MAX_NODES)]
+    """Number of end devices, 1 to 254."""
     edge: Annotated[int, Field(ge=0, le=MAX_NODES)]
+    """Number of edge nodes, 0 to 254."""
     cloud: Annotated[int, Field(ge=0, le=MAX_NODES)]
+    """Number of cloud nodes, 0 to 254."""
 
     def of(self, tier: Tier) -> int:
         return {Tier.END: self.end, Tier.EDGE: self.edge, Tier.CLOUD: self.cloud}[tier]
@@ -71,13 +91,15 @@ class Profile(_Part):
     """The machines of an experiment and the links between them."""
 
     title: str
+    """What the machines and links are like, in a line."""
     source: str
     """Where the figures come from."""
     seed: NonNegativeInt = 0
     """Of the links' jitter and loss."""
     nodes: Counts
+    """A table with the numbers of nodes: end, edge and cloud."""
     compute_ms_per_image: Speeds = Speeds()
-    path: Mapping[str, LinkSpec] = {}
+    path: Mapping[str, PathSpec] = {}
     """By name of the path; paths that are not named are as this machine has them."""
 
     def with_nodes(self, **counts: int) -> Profile:
@@ -91,7 +113,7 @@ class Profile(_Part):
 
     @field_validator("path")
     @classmethod
-    def _known_paths(cls, value: Mapping[str, LinkSpec]) -> Mapping[str, LinkSpec]:
+    def _known_paths(cls, value: Mapping[str, PathSpec]) -> Mapping[str, PathSpec]:
         for name in value:
             if name not in _PATHS:
                 close = difflib.get_close_matches(name, _PATHS, n=1)

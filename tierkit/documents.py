@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tierkit.errors import SetupError
@@ -47,30 +48,32 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> str:
 def _sentence(error: ErrorDetails, kind: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
-        known = _fields_around(error["loc"], kind)
+        known = list(_fields_around(error["loc"], kind))
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         return f"{where} is unknown; " + (f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}")
     if error["type"] == "missing":
-        return f"{where} is missing"
+        field = _fields_around(error["loc"], kind).get(str(error["loc"][-1]))
+        meaning = " ".join((field.description if field and field.description else "").split()).rstrip(".")
+        return f"{where} is missing" + (f" ({meaning[0].lower()}{meaning[1:]})" if meaning else "")
     reason = error["msg"].removeprefix("Value error, ")
     return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason
 
 
-def _fields_around(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
-    """Names that may stand where the last part of `location` does."""
+def _fields_around(location: tuple[int | str, ...], kind: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Fields by the names that may stand where the last part of `location` does."""
     inner: Any = kind
     for part in location[:-1]:
-        if isinstance(part, str) and isinstance(inner, type) and part in _names(inner):
-            inner = _names(inner)[part]
+        if isinstance(part, str) and _is_model(inner) and part in _fields(inner):
+            inner = _fields(inner)[part].annotation
         # Lists, tuples and mappings: what they hold is their last type argument that is one.
         while (arguments := getattr(inner, "__args__", ())) and not _is_model(inner):
             inner = next((a for a in reversed(arguments) if a is not Ellipsis and a is not type(None)), None)
-    return list(_names(inner)) if _is_model(inner) else []
+    return _fields(inner) if _is_model(inner) else {}
 
 
-def _names(kind: type[BaseModel]) -> Mapping[str, Any]:
-    """Field types by the name under which a file has them."""
-    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+def _fields(kind: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Fields by the name under which a file has them."""
+    return {field.alias or name: field for name, field in kind.model_fields.items()}
 
 
 def _is_model(kind: Any) -> bool:

@@ -53,8 +53,12 @@ def test_without_a_link_there_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (HEAD, "nodes is missing"),
-        (HEAD + "[nodes]\nend = 2\nedge = 1", "nodes.cloud is missing"),
+        (HEAD, "nodes is missing (a table with the numbers of nodes: end, edge and cloud)"),
+        (HEAD + "[nodes]\nend = 2\nedge = 1", "mine.toml: nodes.cloud is missing (number of cloud nodes, 0 to 254)"),
+        (
+            HEAD + NODES + "[path.end-edge]\nbandwidth_bps = 1",
+            "path.end-edge.delay_s is missing (seconds one way, half",
+        ),
         (HEAD + NODES + "[compute_ms_per_image]\nend = -1", "compute_ms_per_image.end is -1: input should be greater"),
         (HEAD + NODES + "[compute_ms_per_image]\nedeg = 1", "compute_ms_per_image.edeg is unknown; did you mean edge?"),
         (HEAD + NODES + "[path.end-cloud]\ndelay_s = -1", "path.end-cloud.delay_s is -1: input should be greater"),
@@ -70,6 +74,14 @@ def test_a_wrong_profile_is_refused_in_a_sentence(tmp_path: Path, text: str, sen
     with pytest.raises(SetupError) as caught:
         read_profile(str(path))
     assert sentence in str(caught.value)
+
+
+def test_the_example_of_the_documentation_is_a_profile(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    (example,) = (block for block in page.split("```toml\n")[1:] if block.startswith("title"))
+    (tmp_path / "mine.toml").write_text(example.partition("```")[0])
+    profile = read_profile(str(tmp_path / "mine.toml"))
+    assert (profile.nodes.edge, profile.path["end-cloud"].delay_s) == (1, 0.03)
 
 
 def test_an_unknown_profile_brings_the_closest_name() -> None:
