@@ -7,9 +7,11 @@ errors end here as one sentence on standard error: exit code 1, and 2 for a wron
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -23,7 +25,7 @@ from tierkit.errors import TerraceError, Unauthenticated, UpstreamTimeout, Upstr
 from tierkit.orphan import die_with_parent
 from tierkit.plaintext import harmless
 
-__all__ = ["app", "main", "run"]
+__all__ = ["UsageError", "app", "main", "run"]
 
 _START, _USE, _SERVE = "Start here", "Use a fleet", "Services, one process each"
 
@@ -67,8 +69,10 @@ _HINTS: dict[type[TerraceError], str] = {
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+_CHOICE = re.compile(r"'([^']*)' is not one of ('[^']*'(?:, '[^']*')*)\.$")
+
 # Typer shows click's base class of usage errors only through its descendants, and brings its own click of late.
-_UsageError: Any = typer.BadParameter.__base__
+UsageError: Any = typer.BadParameter.__base__
 
 
 class _LazyGroup(typer.core.TyperGroup):
@@ -125,10 +129,10 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = command.main(list(arguments), prog_name="terrace", standalone_mode=False)
         sys.stdout.flush()
-    except _UsageError as exc:
+    except UsageError as exc:
         called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
         path = exc.ctx.command_path if exc.ctx else called
-        message = exc.format_message().replace("Value error, ", "")
+        message = _with_closest(exc.format_message().replace("Value error, ", ""))
         if not message:
             return 2  # a group without a command: its help page has been printed
         typer.echo(harmless(f"{path}: {_sentence(message)} See '{path} --help'."), err=True)
@@ -150,6 +154,13 @@ def run(arguments: Sequence[str]) -> int:
         typer.echo("stopped", err=True)
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _with_closest(message: str) -> str:
+    """Of a value that is none of those to choose from, also the one that was probably meant."""
+    found = _CHOICE.search(message)
+    close = found and difflib.get_close_matches(found[1], [choice.strip("'") for choice in found[2].split(", ")], n=1)
+    return f"{message} Did you mean '{close[0]}'?" if close else message
 
 
 def _drop_output() -> None:

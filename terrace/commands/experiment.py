@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -20,16 +21,34 @@ from experiments.report import write_report
 from experiments.scale import experiment as scale
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
+from terrace.cli import UsageError
 from terrace.console import plain_table, print_json, screen
 from terrace.options import Json
 from terrace.stoppable import run_stoppable
-from tierkit.errors import InvalidInput, TerraceError
+from tierkit.errors import DataError, InvalidInput, SetupError, TerraceError
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Recovery, Scheme
 
 __all__ = ["app"]
 
+
+class _Experiments(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run one. What cannot be measured because it was asked for wrongly is a mistake in the command line."""
+        try:
+            return super().invoke(ctx)
+        except (InvalidInput, SetupError) as exc:
+            if isinstance(exc, InvalidInput | DataError) or type(exc) is SetupError:
+                name = ctx.invoked_subcommand
+                where = typer.Context(self.get_command(ctx, name) or self, info_name=name, parent=ctx)
+                raise UsageError(str(exc), ctx=where) from exc
+            raise
+
+
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Measure the paper's tables and figures, and other costs."
+    cls=_Experiments,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure the paper's tables and figures, and other costs.",
 )
 
 ProfileName = Annotated[
@@ -392,14 +411,17 @@ def _run(experiments: Sequence[Experiment], request: Request, out: Path | None, 
 
 
 def _execute(experiment: Experiment, request: Request, folder: Path, title: str) -> Outcome:
+    console = screen(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
         TextColumn("left:"),
         TimeRemainingColumn(),
-        console=screen(stderr=True),
+        console=console,
         transient=True,
+        # Into a file it would leave an empty line behind.
+        disable=not console.is_terminal,
     )
     with progress:
         bar = progress.add_task(title, total=None)

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.harness import RECORD, Experiment, Run, Table
+from terrace.cli import run as run_terrace
 from terrace.commands import experiment as command
 from tierkit.errors import DeadlineExceeded
 
@@ -77,6 +78,36 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         assert result.exit_code == 0
         assert (f"the profile {profile} has no part in it" in result.stderr) is (profile != "native")
         assert json.loads((out / RECORD).read_text())["config"]["profile"]["name"] == "native"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("tabel5", "Did you mean 'table5'"),
+        ("table5 --profile papr", "terrace experiment table5: there is no profile 'papr'; did you mean paper?"),
+        ("table2 --profile {tmp}/none.toml", "cannot read the profile"),
+        ("table5 --method monitro", "'monitor'. Did you mean 'monitor'?"),
+        ("figure3 --scheme adaptve", "'adaptive'. Did you mean 'adaptive'?"),
+        ("heartbeat --mode stahp", "'stahp' is not one of 'stop', 'kill'. Did you mean 'stop'?"),
+        ("table4 --form xyz", "'xyz' is not one of 'uint8', 'float16', 'float32'. See"),
+        ("figure3 --ends 1,x --out {tmp}/run", "'1,x' is no list of numbers"),
+        ("figure3 --ends 99 --out {tmp}/run", "the profile has 8 end devices"),
+        ("figure3 --profile native --out {tmp}/run", "says nothing of the tier end"),
+        ("scale --size 10x3 --out {tmp}/run", "'10x3' is no fleet"),
+        ("scale --against {tmp}/damaged.json --out {tmp}/run", "is no whole record"),
+        ("table2 --data {tmp}/none --out {tmp}/run", "set TERRACE_DATA to the folder"),
+        ("table2 --out {tmp}/damaged.json/run", "cannot make the folder"),
+        ("report {tmp}", "there is no record.json"),
+    ],
+)
+def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    (tmp_path / "damaged.json").write_text('{"experiment": "fig')
+    assert run_terrace(["experiment", *arguments.format(tmp=tmp_path).split()]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert message in line
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged.json"]
 
 
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
