@@ -21,6 +21,7 @@ import numpy as np
 
 from tierkit.errors import SetupError
 from tierkit.model import Array, Model, TensorSpec
+from tierkit.waiting import sleep_precisely
 
 __all__ = ["SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
 
@@ -137,7 +138,7 @@ class EmulatedModel:
         slowdown: Slowdown | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = sleep_precisely,
     ) -> None:
         self._model = model
         self._ms_per_image = ms_per_image

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from experiments.bench.http import Connection, ConnectionBroken
 from experiments.bench.summary import Sample
 from experiments.bench.targets import Target
-from experiments.bench.timer import precise_timer
+from tierkit.waiting import precise_timer
 
 __all__ = ["CONNECTION", "TIMEOUT", "Record", "run_closed", "run_open"]
 

@@ -24,6 +24,17 @@ class ServiceClient(httpx.AsyncClient):
     def __init__(self, transport: httpx.AsyncBaseTransport, *, timeout: httpx.Timeout) -> None:
         super().__init__(transport=transport, timeout=timeout, follow_redirects=False, trust_env=False)
         self._way = transport
+        self._phases = timeout.as_dict()
+
+    def build_request(self, method: str, url: httpx.URL | str, **parts: Any) -> httpx.Request:
+        """See `httpx.AsyncClient.build_request`, but for the headers: those given, and those of the body, are all.
+
+        To add the usual ones, which no service looks at, takes httpx as long as to write and to read a request.
+        """
+        content, headers = parts.pop("content", None), parts.pop("headers", None)
+        if any(part is not None and part is not httpx.USE_CLIENT_DEFAULT for part in parts.values()):
+            return super().build_request(method, url, content=content, headers=headers, **parts)
+        return httpx.Request(method, url, content=content, headers=headers, extensions={"timeout": self._phases})
 
     async def send(
         self, request: httpx.Request, *, stream: bool = False, auth: Any = None, follow_redirects: Any = False

@@ -19,14 +19,12 @@ import httpx
 
 from tierkit.links.profile import Links, LinkTo
 from tierkit.links.schedule import Fate, Fault, draw_fate, transmitted_at
+from tierkit.waiting import wait_until
 
 __all__ = ["Clock", "LinkTransport", "WallClock"]
 
 _MAX_PIECES = 256
 """Pieces of an answer under way, some 64 kB each: the flow control of a real connection has such a bound as well."""
-
-_LOOP_S = 0.002
-"""The event loop's timers are good to a millisecond or two (epoll counts in milliseconds)."""
 
 
 class Clock(Protocol):
@@ -42,14 +40,10 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Real time, to a tenth of a millisecond: what a link is late would count as a service's slowness."""
+    """Real time, and to some ten microseconds: what a link is late would count as a service's slowness."""
 
     now = staticmethod(time.perf_counter)
-
-    async def wait_until(self, when: float) -> None:
-        await asyncio.sleep(max(0.0, when - self.now() - _LOOP_S))
-        if (left_s := when - self.now()) > 0:
-            await asyncio.get_running_loop().run_in_executor(None, time.sleep, left_s)
+    wait_until = staticmethod(wait_until)
 
 
 class LinkTransport(httpx.AsyncBaseTransport):

@@ -1,8 +1,9 @@
-"""A timer for the event loop that fires within some ten microseconds of its time.
+"""Waiting to within some ten microseconds.
 
 asyncio rounds its timers up to whole milliseconds (so does uvloop), as long as a fast server needs for its answer; a
 schedule kept with them would add its own error to every latency. Linux has timers that are files; an event loop can
-wait for a file. Elsewhere the loop's own timer serves, and the report's `send` column shows what it costs.
+wait for a file. Elsewhere the loop's own timer serves. A thread that sleeps wakes a tenth of a millisecond late, and
+more on a machine that saves energy: what is left of a wait is spent awake.
 """
 
 from __future__ import annotations
@@ -16,11 +17,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-__all__ = ["PreciseTimer", "precise_timer"]
+__all__ = ["PreciseTimer", "precise_timer", "sleep_precisely", "wait_until"]
 
 _CLOCK_MONOTONIC = 1  # the clock behind time.perf_counter on Linux
 _TFD_TIMER_ABSTIME = 1
 _EARLIEST_NS = 1  # zero would disarm it
+
+_LOOP_S = 0.002
+"""An event loop's own timers are good to a millisecond or two."""
+
+_AWAKE_S = 0.0003
+"""Of a thread's sleep: waking up takes a third of it or less."""
+
+_AWAKE_ON_LOOP_S = 0.00015
+"""The same of a wait on an event loop, which stands still for so long."""
 
 
 class PreciseTimer(Protocol):
@@ -40,6 +50,30 @@ def precise_timer(callback: Callable[[], None]) -> Iterator[PreciseTimer]:
         yield timer
     finally:
         timer.close()
+
+
+async def wait_until(when: float) -> None:
+    """Return at this moment (`time.perf_counter` seconds), or as soon as others have had their turn if it has passed.
+
+    The event loop stands still for the last 0.15 ms.
+    """
+    await asyncio.sleep(max(0.0, when - time.perf_counter() - _LOOP_S))
+    if time.perf_counter() >= when:
+        return
+    due = asyncio.Event()
+    with precise_timer(due.set) as timer:
+        timer.arm(when - _AWAKE_ON_LOOP_S)
+        await due.wait()
+    while time.perf_counter() < when:
+        pass
+
+
+def sleep_precisely(seconds: float) -> None:
+    """`time.sleep` for threads whose lateness would be taken for something else."""
+    until = time.perf_counter() + seconds
+    time.sleep(max(0.0, seconds - _AWAKE_S))
+    while time.perf_counter() < until:
+        time.sleep(0)  # other threads may run
 
 
 class _FileTimer:
