@@ -165,7 +165,8 @@ class Attempts:
         clock: monotonic.
         chance: of the jitter in waits.
         pilot: of the scheme `adaptive`; told of all attempts, whatever their scheme.
-        wake: called when something may be sent that could not be before.
+        wake: called when something may be sent that could not be before, or a job has a task less or one that waits.
+        freed: called with the job of an attempt that is over, or that may have freed a place by its answer.
         counted: called with an end device whose number of tasks has changed.
         fail_job: ends a job as failed, with a reason.
     """
@@ -182,6 +183,7 @@ class Attempts:
         chance: random.Random,
         pilot: Pilot,
         wake: Callable[[], None],
+        freed: Callable[[ActiveJob], None],
         counted: Callable[[str], None],
         fail_job: Callable[[ActiveJob, str], None],
     ) -> None:
@@ -194,6 +196,7 @@ class Attempts:
         self._chance = chance
         self._pilot = pilot
         self._wake = wake
+        self._freed = freed
         self._counted = counted
         self._fail_job = fail_job
         self._running: dict[asyncio.Task[Exception | None], _Attempt] = {}
@@ -430,7 +433,8 @@ class Attempts:
                                 self._tell(attempt, *_what_came(event))
                             self._drop_others(attempt)
                         limit.reschedule(now + _AFTER_FINAL_S if attempt.answered else deadline)
-                        self._wake()
+                        if job.waits or job.held or not job.keeps_window or self.planned(attempt.node_id):
+                            self._freed(job)  # else its place is free when it is over
                         if attempt.reroute and not attempt.answered:
                             return UpstreamUnavailable(f"{attempt.reroute} left the device list")
         except TimeoutError:
@@ -532,12 +536,16 @@ class Attempts:
         self._planned[attempt.node_id] -= job.policy.scheme is Scheme.ADAPTIVE
         self._pilot.ended(attempt)
         OUTSTANDING.labels(node=attempt.node_id).dec()
-        self._wake()
+        self._follow(attempt, running, now)
+        self._freed(job)
+
+    def _follow(self, attempt: _Attempt, running: asyncio.Task[Exception | None], now: float) -> None:
+        """What follows the end of an attempt."""
         if not running.cancelled():
             error = running.result()
         elif attempt.lost is not None or attempt.reroute:
             error = UpstreamUnavailable(attempt.lost or attempt.moved or f"{attempt.reroute} left the device list")
-        elif attempt.dropped or job.ending:
+        elif attempt.dropped or attempt.job.ending:
             self._tell(attempt, "cancelled", attempt.dropped or "the job has ended")
             return
         else:
@@ -718,10 +726,12 @@ class Attempts:
         elif now - attempt.started >= self._settings.acknowledge_s:
             wait_s = 0.0  # the paper knows no pause: what a silent device costs is the time to notice it
         job.delay(task, now + max(paid_in_s, wait_s))
+        self._wake()
 
     def _again(self, attempt: _Attempt, at: float) -> None:
         if not attempt.task.under_way and not attempt.task.closed:
             attempt.job.delay(attempt.task, at)
+            self._wake()
 
     # --- poison ---------------------------------------------------------------------------------------------------
 
@@ -774,6 +784,7 @@ class Attempts:
         detail = f"{len(task.deaths)} nodes died or got stuck with it ({nodes}); no other gets it"
         _log.error("a task is quarantined", extra={"task": job.task_id(task), "why": detail})
         job.give_up(task, "quarantined", detail, now)
+        self._wake()
         for running, attempt in self._running.items():
             if attempt.task is task:
                 attempt.dropped = "the task is quarantined"

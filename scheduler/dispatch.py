@@ -20,12 +20,12 @@ already, or has its coarse answer and must just be passed on. See `eligible`.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler.mapping import Node
 
-__all__ = ["Choice", "FreePlaces", "Place", "Want", "choose", "eligible", "in_order", "tags"]
+__all__ = ["Choice", "FreePlaces", "Place", "Turn", "Want", "choose", "eligible", "in_order", "tags", "turn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,6 @@ class Want:
     task: int = 0
     """Its index."""
     interactive: bool
-    start_tag: float
-    """See `tags`."""
     tried: frozenset[str] = frozenset()
     """Nodes on which this very task has failed: it goes to them only when no other end device may receive tasks."""
     fine_only: bool = False
@@ -82,6 +80,15 @@ class Choice:
 Planner = Callable[[Want], Choice | None]
 
 
+Turn = tuple[bool, float]
+"""Whose turn it is: the smallest goes first."""
+
+
+def turn(virtual: float, finish_tag: float, *, interactive: bool) -> Turn:
+    """Whose task goes next. Arguments as for `tags`."""
+    return not interactive, max(virtual, finish_tag)
+
+
 def tags(virtual: float, finish_tag: float, images: int, weight: float) -> tuple[float, float]:
     """Start and finish tag of a job's next task.
 
@@ -105,15 +112,15 @@ def eligible(want: Want, places: Sequence[Place]) -> list[Place]:
     return [place for place in untried if not place.on_trial] or untried or able
 
 
-def choose(wants: Sequence[Want], *, in_order: Planner, plan: Planner) -> Choice | None:
+def choose(wants: Iterable[Want], *, in_order: Planner, plan: Planner) -> Choice | None:
     """The next task to send, or None when nothing can go now. A job that cannot go does not hold up another.
 
     Args:
-        wants: jobs with a task that is ready, in any order; of one job the first one goes first if it can.
+        wants: jobs with a task that is ready, by their `turn`; read up to the first one that can go.
         in_order: for the schemes of the paper.
         plan: for the scheme `adaptive`.
     """
-    for want in sorted(wants, key=lambda want: (not want.interactive, want.start_tag)):
+    for want in wants:
         choice = plan(want) if want.adaptive else in_order(want)
         if choice is not None:
             return choice

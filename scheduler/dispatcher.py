@@ -31,7 +31,7 @@ from scheduler.adaptive.planner import Ask, Hold, Outlook
 from scheduler.attempt import Wire
 from scheduler.attempts import Attempts
 from scheduler.devices import Device, DeviceList
-from scheduler.dispatch import Choice, FreePlaces, Order, Place, Want, choose, eligible, in_order, tags
+from scheduler.dispatch import Choice, FreePlaces, Order, Place, Turn, Want, choose, eligible, in_order, tags, turn
 from scheduler.escalation import upstreams_of
 from scheduler.fleet import Fleet
 from scheduler.mapping import Node
@@ -103,6 +103,7 @@ class Dispatcher:
             chance=chance or random.Random(),
             pilot=pilot,
             wake=self.wake,
+            freed=self._on_freed,
             counted=self._stir,
             fail_job=lambda job, reason: self._end(job, "failed", reason),
         )
@@ -128,12 +129,16 @@ class Dispatcher:
         """Virtual time of the fair queue, see `dispatch.tags`."""
         self._move_at = 0.0
         self._look_at = 0.0
-        """When a task that is held back may go."""
+        """When to look at all jobs at the latest: time alone changes something then."""
+        self._news = True
+        """Whether to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
         self._wake = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
         self._group: asyncio.TaskGroup | None = None
         devices.listen(self._on_device_change)
-        devices.follow(self._stir)
+        devices.follow(self._on_listed)
 
     @property
     def unfinished(self) -> int:
@@ -156,7 +161,7 @@ class Dispatcher:
         """Take a job; its end is told to its sink. A job without open tasks ends at once."""
         job.retries = RetryBudget(self._settings.retries_per_s, self._settings.retry_burst)
         self._jobs[job.job_id] = job
-        self._wake.set()
+        self.wake()
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """End a job as cancelled; False when it is not under way or already ending."""
@@ -168,6 +173,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         """Look around now: something has changed that the dispatcher does not see by itself."""
+        self._news = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -177,25 +183,44 @@ class Dispatcher:
         self._gathering_until = self._clock() + self._settings.lease_s
         async with asyncio.TaskGroup() as group:
             self._group = group
-            while True:
-                self._wake.clear()
-                idle_s = self._step()
-                if not self._wake.is_set():
-                    alarm = asyncio.get_running_loop().call_later(idle_s, self._wake.set)
-                    try:
+            try:
+                while True:
+                    self._wake.clear()
+                    self._step()
+                    if not self._wake.is_set():
+                        self._set_alarm()
                         await self._wake.wait()
-                    finally:
-                        alarm.cancel()
+            finally:
+                if self._alarm is not None:
+                    self._alarm.cancel()
+
+    def _set_alarm(self) -> None:
+        """Be woken when it is time to look at all jobs; one that is set for an earlier time stands."""
+        if self._alarm is not None:
+            if self._alarm_at <= self._look_at:
+                return
+            self._alarm.cancel()
+        self._alarm_at = self._look_at
+        in_s = max(0.0, self._look_at - self._clock())
+        self._alarm = asyncio.get_running_loop().call_later(in_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.wake()
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
-    def _step(self) -> float:
-        """Do all that can be done now; returns after how many seconds to look again at the latest."""
+    def _step(self) -> None:
+        """Do all that can be done now. Most of what happens is an answer that frees a place; with many jobs under way
+        only news of another kind is worth a look at each of them."""
         now = self._clock()
-        for job in list(self._jobs.values()):
-            if not job.ending and (job.delayed or job.held or not job.open or now >= job.deadline):
-                self._advance(job, now)
-        self._look_at = now + _IDLE_S
+        looks = self._news or now >= self._look_at
+        if looks:
+            self._news = False
+            self._look_at = now + _IDLE_S
+            for job in list(self._jobs.values()):
+                if not job.ending and (job.delayed or job.held or not job.open or now >= job.deadline):
+                    self._advance(job, now)
         while not self._congested() and self._send_next(now):
             pass
         if now >= self._move_at:
@@ -206,9 +231,14 @@ class Dispatcher:
                 self._move(now)
             self._stirred_open |= self._closed  # time alone may have given them room
             self._closed.clear()
-        look_at = self._look_at
         if self._settings.hedge:
-            look_at = min(look_at, now + self._hedge(now))
+            self._look_at = min(self._look_at, now + self._hedge(now))
+        if looks:
+            self._look_ahead(now)
+
+    def _look_ahead(self, now: float) -> None:
+        """Note when to look at all jobs again, and why those wait that do."""
+        look_at = self._look_at
         if now < self._gathering_until:
             look_at = min(look_at, self._gathering_until)
         for job in self._jobs.values():
@@ -220,9 +250,9 @@ class Dispatcher:
                 look_at = job.deadline
             if job.delayed and now < job.delayed[0].not_before < look_at:
                 look_at = job.delayed[0].not_before
-            if len(job.open) <= job.waiting:  # nothing of it is on its way
+            if job.waits:
                 self._explain_waiting(job, now)
-        return max(0.0, look_at - now)
+        self._look_at = look_at
 
     def _advance(self, job: ActiveJob, now: float) -> None:
         if not job.open:
@@ -235,30 +265,18 @@ class Dispatcher:
             job.wake_delayed(now, has_upstream=self._fleet.has_upstream(job.policy.scheme, now, job.ways))
 
     def _send_next(self, now: float) -> bool:
-        wants = [
-            Want(
-                job_id=job.job_id,
-                task=task.index,
-                interactive=job.interactive,
-                start_tag=self._tags(job, task)[0],
-                # Going round over all devices is what `reassign` does, whatever it has met there.
-                tried=frozenset() if job.policy.recovery is Recovery.REASSIGN else frozenset(task.tried),
-                fine_only=task.has_coarse,
-                regardless=self._regardless(job, now),
-                adaptive=job.policy.scheme is Scheme.ADAPTIVE,
-            )
-            for job in self._may_send(now)
-            for task in job.next_tasks()
-        ]
-        if not wants:
-            return False
-        choice = choose(wants, in_order=lambda want: self._in_order(want, now), plan=lambda want: self._plan(want, now))
+        turns = sorted(self._may_send(now), key=self._turn)
+        choice = choose(
+            (self._want(job, task, now) for job in turns for task in job.next_tasks()),
+            in_order=lambda want: self._in_order(want, now),
+            plan=lambda want: self._plan(want, now),
+        )
         if choice is None:
             return False
         job = self._jobs[choice.job_id]
         task = job.open[choice.task]
         if not job.interactive:
-            self._virtual, job.finish_tag = self._tags(job, task)
+            self._virtual, job.finish_tag = tags(self._virtual, job.finish_tag, task.images, job.policy.weight)
         if _log.isEnabledFor(logging.DEBUG):
             what = {"task": job.task_id(task), "request_id": job.request_id(task)}
             _log.debug("next task", extra={**what, "node": choice.node_id, "why": choice.reason})
@@ -274,8 +292,20 @@ class Dispatcher:
             jobs = (job for job in jobs if not job.keeps_window)
         return [job for job in jobs if job.ready and not self._gathers_for(job, now)]
 
-    def _tags(self, job: ActiveJob, task: ActiveTask) -> tuple[float, float]:
-        return tags(self._virtual, job.finish_tag, task.images, job.policy.weight)
+    def _turn(self, job: ActiveJob) -> Turn:
+        return turn(self._virtual, job.finish_tag, interactive=job.interactive)
+
+    def _want(self, job: ActiveJob, task: ActiveTask, now: float) -> Want:
+        return Want(
+            job_id=job.job_id,
+            task=task.index,
+            interactive=job.interactive,
+            # Going round over all devices is what `reassign` does, whatever it has met there.
+            tried=frozenset() if job.policy.recovery is Recovery.REASSIGN else frozenset(task.tried),
+            fine_only=task.has_coarse,
+            regardless=self._regardless(job, now),
+            adaptive=job.policy.scheme is Scheme.ADAPTIVE,
+        )
 
     def _in_order(self, want: Want, now: float) -> Choice | None:
         """Where the schemes of the paper send the next task of a job."""
@@ -292,8 +322,11 @@ class Dispatcher:
         self._stirred_open.add(node_id)
 
     def _note_rooms(self) -> None:
-        while self._stirred:
-            self._note_room(self._stirred.pop())
+        if self._stirred:
+            # Not one by one out of the same set: after the thousands of a fleet's beginning it stays as wide as they.
+            stirred, self._stirred = self._stirred, set()
+            for node_id in stirred:
+                self._note_room(node_id)
 
     def _note_room(self, node_id: str) -> None:
         device = self._devices.find(node_id)
@@ -465,6 +498,7 @@ class Dispatcher:
                 job.give_up(task, "deadline", "no upper node would have answered in time", now)
             elif job.no_upper(task, now):
                 job.delay(task, now)
+            self._news = True
             return
         if ways_up:
             job.mapping[device.node_id] = ways_up[0][0].node_id
@@ -511,6 +545,17 @@ class Dispatcher:
 
     def _on_device_change(self, node_id: str) -> None:
         self._attempts.on_device_change(node_id)
+        self.wake()
+
+    def _on_listed(self, node_id: str) -> None:
+        """A node has come to those that may receive tasks, or has left them."""
+        self._stir(node_id)
+        self._wake.set()
+
+    def _on_freed(self, job: ActiveJob) -> None:
+        """A task of a job has an answer, or an attempt is over: there may be room for another one. A job of which no
+        task is on its way, or one that lets tasks wait for each other, is looked at."""
+        self._news = self._news or job.waits or bool(job.held)
         self._wake.set()
 
     def _explain_waiting(self, job: ActiveJob, now: float) -> None:
@@ -536,7 +581,7 @@ class Dispatcher:
         await job.sink.ended(state, reason)
         del self._jobs[job.job_id]
         self._outlooks.pop(job.job_id, None)
-        self._wake.set()
+        self.wake()
 
 
 def _anywhere(want: Want) -> bool:

@@ -240,6 +240,11 @@ class ActiveJob:
         """Tasks that are not on their way."""
         return len(self.ready) + len(self.delayed) + len(self.held)
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing of it is on its way."""
+        return len(self.open) <= self.waiting
+
     def begin(self, now: float, task: ActiveTask | None = None) -> ActiveTask:
         """Take the next task, or another one of `next_tasks`, to be sent now."""
         if task is None:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from scheduler.dispatch import Choice, FreePlaces, Place, Want, choose, eligible, in_order, tags
+from scheduler.dispatch import Choice, FreePlaces, Place, Want, choose, eligible, in_order, tags, turn
 from scheduler.mapping import natural_order
 
 
@@ -15,8 +15,8 @@ def place(node_id: str, outstanding: int = 0, *, alive: bool = True, on_trial: b
     return Place(node_id=node_id, outstanding=outstanding, alive=alive, on_trial=on_trial)
 
 
-def want(job_id: str = "job", *, interactive: bool = False, start_tag: float = 0.0, **rest) -> Want:
-    return Want(job_id=job_id, interactive=interactive, start_tag=start_tag, **rest)
+def want(job_id: str = "job", *, interactive: bool = False, **rest) -> Want:
+    return Want(job_id=job_id, interactive=interactive, **rest)
 
 
 def pick(wants: list[Want], places: list[Place], *, window: int, last_used: str | None) -> Choice | None:
@@ -130,14 +130,14 @@ def test_where_all_devices_are_on_trial_they_get_what_has_failed_as_well():
 
 
 def test_jobs_take_turns():
-    wants = [want("old", start_tag=7), want("new", start_tag=0), want("mid", start_tag=3)]
-    choice = pick(wants, [place("a")], window=1, last_used=None)
-    assert choice is not None
-    assert choice.job_id == "new"
+    old, new, mid = (turn(2.0, finish_tag, interactive=False) for finish_tag in (7.0, 0.0, 3.0))
+    assert new < mid < old
+    assert new == turn(2.0, 2.0, interactive=False), "what comes late does not go before what has waited"
 
 
 def test_an_interactive_request_goes_first_and_may_exceed_the_window_by_one():
-    wants = [want("batch"), want("live", interactive=True, start_tag=9)]
+    assert turn(0.0, 9.0, interactive=True) < turn(0.0, 0.0, interactive=False)
+    wants = [want("live", interactive=True), want("batch")]
     for outstanding, expected in ((0, "live"), (1, "live"), (2, "live"), (3, None)):
         choice = pick(wants, [place("a", outstanding)], window=2, last_used=None)
         assert (None if choice is None else choice.job_id) == expected
@@ -145,7 +145,7 @@ def test_an_interactive_request_goes_first_and_may_exceed_the_window_by_one():
 
 def test_a_job_that_cannot_go_does_not_hold_up_another():
     stuck = want("stuck", regardless=frozenset({"gone"}))
-    choice = pick([stuck, want("other", start_tag=5)], [place("a")], window=1, last_used=None)
+    choice = pick([stuck, want("other")], [place("a")], window=1, last_used=None)
     assert choice is not None
     assert choice.job_id == "other"
 
@@ -154,7 +154,7 @@ def test_the_planner_says_where_the_tasks_of_adaptive_jobs_go():
     def plan(want: Want) -> Choice | None:
         return None if want.job_id == "held" else Choice(job_id=want.job_id, node_id="b", reason="planned")
 
-    wants = [want("held", adaptive=True), want("sent", adaptive=True, start_tag=1.0), want("fixed", start_tag=2.0)]
+    wants = [want("held", adaptive=True), want("sent", adaptive=True), want("fixed")]
     by_order = partial(in_order, places=[place("a")], window=1, last_used=None)
     choice = choose(wants, in_order=by_order, plan=plan)
     assert choice == Choice(job_id="sent", node_id="b", reason="planned")
@@ -175,11 +175,9 @@ def shares(weights: dict[str, float], tasks: int, *, late: str | None = None) ->
     sent = dict.fromkeys(weights, 0)
     for number in range(tasks):
         names = [name for name in weights if name != late or number >= tasks / 2]
-        start = {name: tags(virtual, finish[name], 50, weights[name])[0] for name in names}
-        choice = pick([want(name, start_tag=start[name]) for name in names], [place("a")], window=1, last_used=None)
-        assert choice is not None
-        virtual, finish[choice.job_id] = tags(virtual, finish[choice.job_id], 50, weights[choice.job_id])
-        sent[choice.job_id] += 50
+        first = min(names, key=lambda name: turn(virtual, finish[name], interactive=False))
+        virtual, finish[first] = tags(virtual, finish[first], 50, weights[first])
+        sent[first] += 50
     return sent
 
 

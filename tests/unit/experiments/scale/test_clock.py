@@ -31,6 +31,31 @@ def test_the_clock_jumps_from_one_moment_to_the_next() -> None:
     assert time.monotonic() - began < 5
 
 
+def test_what_is_due_comes_in_the_order_of_time_and_then_of_asking() -> None:
+    clock, seen = loop(), []
+
+    def note(name: str, then: float | None = None) -> None:
+        seen.append((name, clock.time()))
+        if then is not None:
+            clock.at(then, note, f"{name}, then")
+
+    async def main() -> None:
+        # Within one millisecond, across its end, and what is asked for while it is going on, even if it is over.
+        for name, when, then in (
+            ("d", 1.0005, 1.0006),
+            ("a", 1.0001, 1.0002),
+            ("e", 1.0005, 0.5),
+            ("f", 1.0012, None),
+            ("b", 1.0001, 1.0001),
+        ):
+            clock.at(when, note, name, then)
+        await clock.sleep_until(2.0)
+
+    clock.run(main())
+    assert [name for name, _ in seen] == ["a", "b", "b, then", "a, then", "d", "e", "e, then", "d, then", "f"]
+    assert [when for _, when in seen] == sorted(when for _, when in seen)
+
+
 def test_timeouts_and_cancelled_timers() -> None:
     clock = loop()
 
@@ -43,7 +68,7 @@ def test_timeouts_and_cancelled_timers() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2.5):
                 await clock.create_future()
-        assert len(clock._timers) < 12_000
+        assert sum(map(len, clock._slots.values())) < 12_000
         return clock.time()
 
     assert clock.run(main()) == 2.5

@@ -7,6 +7,7 @@ import pytest
 from experiments.profile import read_profile
 from experiments.scale.experiment import Size, case_of, simulated_point
 from experiments.scale.world import Case, simulate
+from scheduler.dispatcher import Dispatcher
 from tierkit.errors import InvalidInput
 from tierkit.types import Scheme
 
@@ -53,6 +54,21 @@ def test_no_task_is_lost_when_nodes_fail_all_the_time(scheme: Scheme) -> None:
     assert set(found["answers"]) <= {"fine", "fallback"}
     assert found["answers"].get("fallback", 0) < 10
     assert sum(found["outcomes"].values()) > 300, "no attempt was lost"
+
+
+def test_an_answer_costs_no_look_at_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    look_ahead = Dispatcher._look_ahead
+
+    def count(self: Dispatcher, now: float) -> None:
+        nonlocal looks
+        looks += 1
+        look_ahead(self, now)
+
+    monkeypatch.setattr(Dispatcher, "_look_ahead", count)
+    found = simulate(Case(**{**_fields(case_of(Size(40, 4, 1, 600), Scheme.MAPPING, PAPER, seed=3)), "job_tasks": 200}))
+    assert sum(found["answers"].values()) == 600
+    assert looks < 100, "but for what frees a place there is little news"
 
 
 def _fields(case: Case) -> dict[str, Any]:
