@@ -453,4 +453,5 @@ FIGURE3 = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    repeats=("runs", "runs"),
 )

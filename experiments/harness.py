@@ -23,9 +23,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
-from experiments.plots import Figures
+from experiments.plots import Figures, counted
 from experiments.profile import Profile
-from experiments.record import RunRecord, read_record
+from experiments.record import RunRecord, origin, read_record
 from experiments.testbed import Encoding, Network, plan_fleet, prepare_networks, read_tasks
 from models.data import ImageSet
 from tierkit.client import AsyncClient
@@ -33,7 +33,19 @@ from tierkit.errors import MissingExtra, ServiceFailed, SetupError, TerraceError
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch
 from tierkit.types import Tier
 
-__all__ = ["RECORD", "Experiment", "Outcome", "Request", "Run", "Table", "execute", "new_folder", "publish"]
+__all__ = [
+    "RECORD",
+    "Experiment",
+    "Outcome",
+    "Request",
+    "Run",
+    "Table",
+    "execute",
+    "extent",
+    "new_folder",
+    "present",
+    "publish",
+]
 
 RECORD = "record.json"
 
@@ -75,6 +87,8 @@ class Experiment:
     draw: Callable[[Record, Figures], None]
     emulates: bool = True
     """Whether the profile has a part in it; else it measures this machine as it is."""
+    repeats: tuple[str, str] = ("", "run")
+    """The field of a row that counts what its figures were made of, and what that is; without a field it is one."""
     one_row: bool = False
     """Whether there is a single row, which `--json` then prints bare."""
 
@@ -246,6 +260,11 @@ class Outcome:
 
     folder: Path
     record: Record
+    table: Table
+    source: str
+    """Where the figures come from, and how many there are of each."""
+    figures: Figures | None
+    """None where matplotlib is not installed."""
     warnings: Sequence[str] = ()
 
 
@@ -310,32 +329,54 @@ def _sentence(error: Exception) -> str:
     return str(error)
 
 
+def present(experiment: Experiment, path: Path) -> Outcome:
+    """What can be shown of a record, from the record alone.
+
+    Raises:
+        SetupError: the record cannot be read, or is damaged.
+    """
+    record = read_record(path)
+    if not isinstance(record["results"].get("rows"), list):
+        raise SetupError(f"the record {path} is damaged: results.rows is no list")
+    figures, warnings = None, []
+    try:
+        table, source = experiment.table(record), f"Measured by {origin(record)}; {extent(experiment, record)}."
+        figures = Figures(record["state"])
+        if record["points"]:
+            experiment.draw(record, figures)
+    except MissingExtra as exc:
+        warnings.append(f"no plots: {exc}")
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        raise SetupError(
+            f"the record {path} is damaged: its config and points are not those of {experiment.name} "
+            f"({type(exc).__name__}: {exc})"
+        ) from exc
+    return Outcome(folder=path.parent, record=record, table=table, source=source, figures=figures, warnings=warnings)
+
+
+def extent(experiment: Experiment, record: Record) -> str:
+    """How often each figure of a record was measured, and whether it was a quick run."""
+    field, what = experiment.repeats
+    numbers: list[int] = []
+    for row in experiment.rows(record):
+        count = row.get(field, 1)
+        numbers += count.values() if isinstance(count, Mapping) else [count]
+    quick = "; a quick run: a fifth of the test set, fewer repeats and points" if record["config"]["quick"] else ""
+    return f"{counted(numbers)} {what} for each row{quick}"
+
+
 def publish(experiment: Experiment, folder: Path) -> Outcome:
-    """Make table and plots of the record in a run folder, from the record alone."""
-    record = read_record(folder / RECORD)
+    """Write table and plots of the record in a run folder, made from the record alone."""
+    shown = present(experiment, folder / RECORD)
+    record = shown.record
     notes = [f"- {note}" for note in record["notes"]]
     heading = f"# {experiment.name}: {experiment.summary}"
     state = "" if record["state"] == "complete" else f"**This run is {record['state']}.**\n\n"
-    facts = ", ".join(
-        [
-            record["measured_at"],
-            f"commit {record['commit']}",
-            f"{record['host']['cores']} cores ({record['host']['cpu']})",
-            *(f"{name} {record['host'][name]}" for name in ("priority", "load_average") if name in record["host"]),
-        ]
-    )
-    text = "\n".join([heading, "", state + experiment.table(record).markdown(), *notes, "", facts, ""])
+    text = "\n".join([heading, "", state + shown.table.markdown(), *notes, "", shown.source, ""])
     (folder / "table.md").write_text(text, encoding="utf-8")
-    warnings: list[str] = []
-    if record["points"]:
-        try:
-            figures = Figures(record["state"])
-        except MissingExtra as exc:
-            warnings.append(f"no plots: {exc}")
-        else:
-            experiment.draw(record, figures)
-            figures.save(folder)
-    return Outcome(folder=folder, record=record, warnings=warnings)
+    if shown.figures is not None:
+        shown.figures.save(folder)
+    return shown
 
 
 def new_folder(wanted: Path) -> Path:

@@ -300,5 +300,6 @@ HEARTBEAT = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    repeats=("n", "nodes"),
     emulates=False,
 )

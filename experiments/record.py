@@ -153,6 +153,20 @@ class RunRecord:
         return path
 
 
+_SHAPE: Mapping[str, tuple[type, str]] = {
+    "experiment": (str, "text"),
+    "config": (dict, "table"),
+    "results": (dict, "table"),
+    "points": (list, "list"),
+    "state": (str, "text"),
+    "notes": (list, "list"),
+    "command": (list, "list"),
+    "host": (dict, "table"),
+    "measured_at": (str, "text"),
+}
+"""What is read of a record."""
+
+
 def record_stem(record: Mapping[str, Any]) -> str:
     """Name of the file of a record among others: the experiment and the time."""
     return f"{record['experiment']}-{record['measured_at'].replace(':', '').replace('+0000', 'Z')}"
@@ -170,9 +184,12 @@ def read_record(path: Path) -> dict[str, Any]:
         raise SetupError(f"cannot read the record {path}: {exc.strerror}") from exc
     except ValueError as exc:
         raise SetupError(f"{path} is no whole record: {exc}") from exc
-    missing = {"experiment", "config", "points", "state"} - set(fields if isinstance(fields, dict) else ())
+    missing = _SHAPE.keys() - set(fields if isinstance(fields, dict) else ())
     if missing:
         raise SetupError(f"{path} is no record of an experiment: it has no {', '.join(sorted(missing))}")
+    for name, (shape, what) in _SHAPE.items():
+        if not isinstance(fields[name], shape):
+            raise SetupError(f"the record {path} is damaged: {name} is no {what}")
     return {str(name): value for name, value in fields.items()}
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from experiments.harness import RECORD, Experiment, publish
+from experiments.harness import RECORD, Experiment, Outcome, present, publish
 from experiments.record import read_record
 from tierkit.errors import InvalidInput, SetupError
 
 __all__ = ["REPORT", "write_report"]
 
 REPORT = "report.html"
+
+_KEPT = re.compile(r".+-\d{4}-\d\d-\d\dT\d{6}Z(-\d+)?")
+"""Names of records without their ending, as `experiments.record` gives them."""
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -29,64 +32,94 @@ img { max-width: 100%; height: auto; }
 
 
 def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[Path, list[str]]:
-    """Write `report.html` into `folder`, from the records in it and below it.
+    """Write `report.html` into `folder`, from the records in it and below it: those of runs, called `record.json`,
+    whose tables and plots are made again, and those that were kept under experiment and time.
 
     Returns:
         The page, and what a person should know: records that could not be used, plots that could not be drawn.
 
     Raises:
-        InvalidInput: there is no record.
+        InvalidInput: there is no record of an experiment.
         SetupError: there is but one, and it is damaged.
     """
-    paths = sorted(folder.rglob(RECORD), key=lambda path: path.parts)
+    paths = sorted(_records(folder), key=lambda path: path.parts)
     if not paths:
-        raise InvalidInput(f"there is no {RECORD} in {folder} or below it")
-    sections: list[str] = []
+        raise InvalidInput(f"there is no record of an experiment in {folder} or below it ({RECORD}, or NAME-TIME.json)")
+    sections: list[tuple[str, str]] = []
     warnings: list[str] = []
+    others: list[str] = []
     for path in paths:
         try:
             name = read_record(path)["experiment"]
+            if name not in experiments:
+                others.append(str(path.relative_to(folder)))
+                continue
+            make = _again if path.name == RECORD else present
+            outcome = make(experiments[name], path)
         except SetupError as exc:
             if len(paths) == 1:
                 raise
             warnings.append(str(exc))
             continue
-        if name not in experiments:
-            warnings.append(f"{path}: there is no experiment {name!r} in this version")
-            continue
-        outcome = publish(experiments[name], path.parent)
         warnings += outcome.warnings
-        plots = sorted(path.parent.glob("*.svg"))
-        sections.append(_section(experiments[name], outcome.record, plots, str(path.parent.relative_to(folder))))
+        title = f"{name}: {experiments[name].summary} ({_name(path, folder)})"
+        sections.append((title, _section(outcome)))
+    if others:
+        warnings.append(f"left out, for no experiment of this version made them: {', '.join(others)}")
     page = folder / REPORT
-    body = "\n".join(sections)
-    page.write_text(
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>Terrace: experiments</title>\n'
-        f"<style>{_STYLE}</style>\n<h1>Terrace: experiments</h1>\n{body}\n</html>\n",
-        encoding="utf-8",
-    )
+    page.write_text(_page(sections), encoding="utf-8")
     return page, warnings
 
 
-def _section(experiment: Experiment, record: Mapping[str, Any], plots: Sequence[Path], folder: str) -> str:
-    table = experiment.table(record)
+def _again(experiment: Experiment, path: Path) -> Outcome:
+    return publish(experiment, path.parent)
+
+
+def _records(folder: Path) -> Iterator[Path]:
+    """Files that are records, or would be if they were whole."""
+    for path in folder.rglob("*.json"):
+        if path.name == RECORD or _KEPT.fullmatch(path.stem):
+            yield path
+
+
+def _name(path: Path, folder: Path) -> str:
+    """By which a person finds a record below a folder: that of its own folder, or of itself."""
+    return str((path.parent if path.name == RECORD else path.with_suffix("")).relative_to(folder))
+
+
+def _page(sections: Sequence[tuple[str, str]]) -> str:
+    titles = [html.escape(title) for title, _ in sections]
+    contents = "\n".join(f'<li><a href="#run-{number}">{title}</a></li>' for number, title in enumerate(titles, 1))
+    body = "\n".join(
+        f'<h2 id="run-{number}">{title}</h2>\n{text}'
+        for number, (title, (_, text)) in enumerate(zip(titles, sections, strict=True), 1)
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>Terrace: experiments</title>\n'
+        f"<style>{_STYLE}</style>\n<h1>Terrace: experiments</h1>\n<ul>\n{contents}\n</ul>\n{body}\n</html>\n"
+    )
+
+
+def _section(outcome: Outcome) -> str:
+    table, record = outcome.table, outcome.record
     heading = "".join(f"<th>{html.escape(text)}</th>" for text in table.headings)
     rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
     state = "" if record["state"] == "complete" else f'<p class="bad">This run is {html.escape(record["state"])}.</p>\n'
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in record["notes"])
-    drawn = "\n".join(_image(plot) for plot in plots)
-    facts = (
-        f"{record['measured_at']}, commit {record['commit']}, {record['host']['cores']} cores "
-        f"({record['host']['cpu']}), seed {record['seed']}, {' '.join(record['command'])}, in {folder}"
-    )
+    facts = html.escape(f"{outcome.source} Seed {record.get('seed')}.")
     return (
-        f"<h2>{html.escape(experiment.name)}: {html.escape(experiment.summary)}</h2>\n{state}"
-        f'<div class="scroll"><table><tr>{heading}</tr>\n{rows}</table></div>\n{drawn}\n'
-        f'<ul class="notes">{notes}</ul>\n<p class="facts">{html.escape(facts)}</p>\n'
+        f'{state}<div class="scroll"><table><tr>{heading}</tr>\n{rows}</table></div>\n{_plots(outcome)}\n'
+        f'<ul class="notes">{notes}</ul>\n<p class="facts">{facts}</p>\n'
     )
 
 
-def _image(path: Path) -> str:
-    # As an image of its own: names inside one drawing must not meet those of another.
-    content = base64.b64encode(path.read_bytes()).decode()
-    return f'<figure><img alt="{html.escape(path.stem)}" src="data:image/svg+xml;base64,{content}"></figure>'
+def _plots(outcome: Outcome) -> str:
+    if outcome.figures is None:
+        return ""
+    words = outcome.figures.shown()
+    # As images of their own: names inside one drawing must not meet those of another.
+    return "\n".join(
+        f'<figure><img alt="{html.escape(words[name])}" src="data:image/svg+xml;base64,'
+        f'{base64.b64encode(content).decode()}"></figure>'
+        for name, content in outcome.figures.render("svg").items()
+    )

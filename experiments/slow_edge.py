@@ -208,4 +208,5 @@ SLOW_EDGE = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    repeats=("runs", "runs"),
 )

@@ -219,6 +219,7 @@ TABLE1 = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    repeats=("runs", f"batches of {BATCH} images"),
     emulates=False,
 )
 
@@ -274,4 +275,5 @@ TABLE3 = replace(
     rows=_encoder_rows,
     table=_encoder_table,
     draw=_draw_nothing,
+    repeats=("", "reading of the files"),
 )

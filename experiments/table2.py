@@ -211,4 +211,5 @@ TABLE2 = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    repeats=("tasks", "tasks"),
 )

@@ -423,4 +423,5 @@ TABLE4 = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    repeats=("tasks", "tasks"),
 )

@@ -356,5 +356,6 @@ TABLE5 = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    repeats=("runs", "runs"),
 )
 FIGURE4 = replace(TABLE5, name="figure4")

@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from experiments.catalog import EXPERIMENTS
-from experiments.harness import RECORD, Record
+from experiments.harness import RECORD, Record, extent
 from experiments.pages import fill
 from experiments.plots import Figures
 from experiments.record import joined, origin, read_record, record_stem
@@ -76,7 +76,7 @@ def _place(records: Mapping[str, Record]) -> Place:
     plots = {f"{'+'.join(records)}-{name}.svg": content for name, content in figures.render("svg").items()}
     images = [f"![{words}]({PLOTS}/{file})" for words, file in zip(shown.values(), plots, strict=True)]
     sources = [
-        f"Measured by {origin(record)} ([record](../experiments/records/{name}.json))."
+        f"Measured by {origin(record)}; {extent(experiment, record)} ([record](../experiments/records/{name}.json))."
         for name, record in records.items()
     ]
     blocks = [experiment.table(whole).markdown().strip(), "\n".join(sources), *images]

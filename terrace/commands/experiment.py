@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from experiments import escalation, figure3, heartbeat, slow_edge, steady, table4, table5
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
-from experiments.harness import Experiment, Outcome, Request, execute, new_folder
+from experiments.harness import Experiment, Outcome, Request, execute, extent, new_folder
 from experiments.profile import read_profile
 from experiments.report import write_report
 from experiments.scale import experiment as scale
@@ -436,16 +436,18 @@ def _execute(experiment: Experiment, request: Request, folder: Path, title: str)
 
 
 def _show(experiment: Experiment, outcome: Outcome) -> None:
-    table = experiment.table(outcome.record)
-    shown = plain_table(*table.headings, right=tuple(table.headings[1:]))
-    for row in table.rows:
+    headings = outcome.table.headings
+    shown = plain_table(*headings, right=tuple(headings[1:]))
+    for row in outcome.table.rows:
         shown.add_row(*row)
     console = screen()
     console.print(f"[bold]{experiment.name}[/bold]  {experiment.summary}")
     console.print(shown)
     for note in outcome.record["notes"]:
         console.print(f"[dim]{note}[/dim]", soft_wrap=True)
-    console.print(f"[dim]record, table and plots: {outcome.folder}[/dim]", soft_wrap=True)
+    plots = " and plots" if outcome.figures is not None and outcome.figures.shown() else ""
+    console.print(f"[dim]{extent(experiment, outcome.record)}[/dim]", soft_wrap=True)
+    console.print(f"[dim]record, table{plots}: {outcome.folder}[/dim]", soft_wrap=True)
 
 
 def _numbers(text: str) -> list[int]:

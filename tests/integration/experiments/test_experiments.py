@@ -182,6 +182,10 @@ def test_scale(tmp_path: Path) -> None:
         "config": {"tasks": 40, "profile": {"name": "paper", **read_profile("paper").model_dump(mode="json")}},
         "points": [{**key, "seconds": 4.0}],
         "host": {"cores": 1},
+        "results": {},
+        "notes": [],
+        "command": [],
+        "measured_at": "2030-01-01T00:00:00+00:00",
     }
     (tmp_path / "figure3.json").write_text(json.dumps(record))
     options = ["--against", str(tmp_path / "figure3.json"), "--out", str(tmp_path / "run")]

@@ -74,7 +74,9 @@ async def test_a_run_leaves_record_table_and_plots(tmp_path: Path) -> None:
     assert record["config"]["profile"]["compute_ms_per_image"]["end"] == 7.41
     assert (record["config"]["tasks"], record["config"]["note"]) == (40, "two points")
     assert record["results"]["rows"][1] == {"x": 2.0, "twice": 4.0}
-    assert "| 2.0 | 4.0 |" in (outcome.folder / "table.md").read_text()
+    text = (outcome.folder / "table.md").read_text()
+    assert "| 2.0 | 4.0 |" in text
+    assert "; n = 1 run for each row; a quick run: a fifth of the test set, fewer repeats and points." in text
     assert told[-1] == ("point 2.0", 2.0, 2.0)
 
 
@@ -185,8 +187,8 @@ def test_a_folder_that_exists_is_kept_and_the_run_stands_beside_it(tmp_path: Pat
     ("text", "sentence"),
     [
         ('{"experiment": "two", "con', "is no whole record"),
-        ("[]", "is no record of an experiment: it has no config, experiment, points, state"),
-        (json.dumps({"experiment": "x", "config": {}, "state": "complete"}), "it has no points"),
+        ("[]", "is no record of an experiment: it has no command, config, experiment, host, measured_at"),
+        (json.dumps({"experiment": "x", "config": {}, "state": "complete"}), "measured_at, notes, points, results"),
     ],
 )
 def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:

@@ -1,6 +1,10 @@
 """The page of all runs, from records alone."""
 
+import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +12,7 @@ from experiments.catalog import EXPERIMENTS
 from experiments.harness import RECORD, Request, execute
 from experiments.profile import read_profile
 from experiments.report import REPORT, write_report
+from experiments.tables import RECORDS
 from tierkit.errors import InvalidInput, SetupError
 
 REQUEST = Request(profile_name="native", profile=read_profile("native"))
@@ -18,16 +23,44 @@ async def table3(folder: Path) -> Path:
 
 
 async def test_one_page_without_other_files(tmp_path: Path) -> None:
-    run = await table3(tmp_path / "table3")
-    (run / "curve.svg").write_text("<svg/>")
+    pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+    await table3(tmp_path / "deep" / "first")
+    (tmp_path / "second").mkdir()
+    shutil.copyfile(RECORDS / "heartbeat-2026-11-21T191808Z.json", tmp_path / "second" / RECORD)
     page, warnings = write_report(tmp_path, EXPERIMENTS)
     assert (page, warnings) == (tmp_path / REPORT, [])
     text = page.read_text()
-    assert "<h2>table3: " in text
+    assert '<h2 id="run-1">table3: output, parameters and size of the encoders (deep/first)</h2>' in text
+    assert '<a href="#run-2">heartbeat: ' in text
     assert "<td>9,472</td>" in text
-    assert 'src="data:image/svg+xml;base64,' in text
+    # Two plots of one run: their words tell them apart.
+    assert re.findall(r'<img alt="(.*?)" src="data:image/svg\+xml;base64,', text) == [
+        "time until it is dead (s) against heartbeat interval (s): falls silent (SIGSTOP) "
+        "(median of 6, and from the fastest to the slowest)",
+        "processor time (% of a core) against heartbeat interval (s): scheduler of 2 nodes; one node "
+        "(nothing but heartbeats, for 10 s)",
+    ]
+    assert "6 nodes for each row" in text
     assert "http://" not in text
     assert "This run is" not in text
+    assert (tmp_path / "second" / "heartbeat-cost.png").exists()
+
+
+def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-22T022236Z.json", "durability-2026-11-22T014644Z.json"]
+    for name in kept:
+        shutil.copyfile(RECORDS / name, tmp_path / name)
+    (tmp_path / "package.json").write_text("{}")
+    (tmp_path / "table3-2030-01-01T010203Z.json").write_text('{"experiment": "ta')
+    page, warnings = write_report(tmp_path, EXPERIMENTS)
+    text = page.read_text()
+    assert "(steady-2026-11-22T021744Z)</h2>" in text
+    assert "(table2-2026-11-22T022236Z)</h2>" in text
+    assert "table3-2030-01-01T010203Z.json is no whole record" in warnings[0]
+    assert warnings[1:] == [f"left out, for no experiment of this version made them: {kept[2]}"]
+    # Nothing is written but the page.
+    assert len(list(tmp_path.iterdir())) == len(kept) + 3
 
 
 async def test_a_run_that_is_not_whole_says_so(tmp_path: Path) -> None:
@@ -41,8 +74,28 @@ async def test_a_record_of_an_unknown_experiment_is_told_of(tmp_path: Path) -> N
     record = await table3(tmp_path / "old") / RECORD
     record.write_text(record.read_text().replace('"experiment": "table3"', '"experiment": "table9"'))
     _, warnings = write_report(tmp_path, EXPERIMENTS)
-    assert len(warnings) == 1
-    assert "there is no experiment 'table9'" in warnings[0]
+    assert warnings == [f"left out, for no experiment of this version made them: old/{RECORD}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"results": {"rows": 7}}, "results.rows is no list"),
+        ({"results": 7}, "results is no table"),
+        ({"points": {}}, "points is no list"),
+        ({"points": [{"network": "x"}]}, "its config and points are not those of table3 (KeyError: "),
+        ({"host": {}}, "KeyError: 'cores'"),
+        ({"measured_at": "yesterday"}, "ValueError"),
+    ],
+    ids=str,
+)
+async def test_what_is_damaged_in_a_record_is_named(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    record = await table3(tmp_path / "table3") / RECORD
+    record.write_text(json.dumps({**json.loads(record.read_text()), **change}))
+    with pytest.raises(SetupError) as caught:
+        write_report(tmp_path, EXPERIMENTS)
+    assert f"the record {record} is damaged: " in str(caught.value)
+    assert sentence in str(caught.value)
 
 
 def test_a_half_written_record_is_refused(tmp_path: Path) -> None:
@@ -57,11 +110,11 @@ async def test_a_half_written_record_does_not_keep_the_others_from_the_page(tmp_
     (tmp_path / "cut" / RECORD).write_text('{"experiment": "ta')
     page, (warning,) = write_report(tmp_path, EXPERIMENTS)
     assert "is no whole record" in warning
-    assert "<h2>table3: " in page.read_text()
+    assert '<h2 id="run-1">table3: ' in page.read_text()
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=f"there is no {RECORD}"):
+    with pytest.raises(InvalidInput, match="there is no record of an experiment"):
         write_report(tmp_path, EXPERIMENTS)
 
 

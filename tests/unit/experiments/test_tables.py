@@ -19,7 +19,8 @@ def table3(at: str, parameters: int = 432, **changes: Any) -> dict[str, Any]:
     point = {"network": "wrn", "network_tier": "cloud", "shape": [32, 32, 16], "parameters": parameters, "bytes": 1000}
     return {
         "experiment": "table3",
-        "config": {"tasks": 200, "ends": [parameters], "runs": parameters},
+        "results": {"rows": []},
+        "config": {"quick": False, "tasks": 200, "ends": [parameters], "runs": parameters},
         "points": [point],
         "state": "complete",
         "notes": [],
@@ -56,7 +57,7 @@ def test_every_plot_beside_the_pages_is_shown_on_one() -> None:
 
 
 def test_a_place_for_another_table_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text('{"experiment": "other", "config": {}, "points": [], "state": "complete"}')
+    (tmp_path / "other.json").write_text(json.dumps(table3("01", experiment="other")))
     assert places_of("<!-- table: other -->\n<!-- table: nothing -->\n<!-- table: table3 -->\n", tmp_path) == {}
 
 
@@ -66,7 +67,8 @@ def test_a_place_says_by_which_command_and_when_it_was_measured(tmp_path: Path) 
     place = places_of(f"<!-- table: {words} -->", tmp_path)[words]
     assert place.markdown.endswith(
         "Measured by `terrace experiment table3`, commit 0123456789ab with changes, 2030-01-01 01:02 UTC, 2 cores "
-        f"(a processor), load 0.50 at its end ([record](../experiments/records/{words}.json))."
+        "(a processor), load 0.50 at its end; n = 1 reading of the files for each row "
+        f"([record](../experiments/records/{words}.json))."
     )
 
 

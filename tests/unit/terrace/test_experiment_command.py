@@ -97,7 +97,7 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("scale --against {tmp}/damaged.json --out {tmp}/run", "is no whole record"),
         ("table2 --data {tmp}/none --out {tmp}/run", "set TERRACE_DATA to the folder"),
         ("table2 --out {tmp}/damaged.json/run", "cannot make the folder"),
-        ("report {tmp}", "there is no record.json"),
+        ("report {tmp}", "there is no record of an experiment in"),
     ],
 )
 def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
