@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 
 from experiments.harness import Experiment, Record, Run, Table
-from experiments.plots import Figures, bound, error_bars, formula, measured
+from experiments.plots import Figures, bound, counted, error_bars, formula, measured
 from experiments.profile import Profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Encoding, check_fleet, task_s
@@ -395,7 +395,10 @@ def _draw(record: Record, figures: Figures) -> None:
     windows = sorted({row["window"] for row in rows})
     panels = figures.panels(
         "figure3",
-        [f"window {window}" for window in windows],
+        [
+            f"window {window}; {counted(row['runs'] for row in rows if row['window'] == window)}, mean and range"
+            for window in windows
+        ],
         xlabel="end devices",
         ylabel=f"time to finish {record['config']['tasks']} tasks (s)",
     )
@@ -420,7 +423,7 @@ def _draw(record: Record, figures: Figures) -> None:
     panels[0].set_ylim(0.8 * low, 1.25 * high)
     panels[0].plot([], [], label="pipelined bound", **bound())
     panels[0].plot([], [], label="paper's formula", **{**formula(), "linestyle": ":"})
-    panels[0].legend(frameon=False, fontsize=8)
+    figures.legend("figure3", 3)
 
 
 _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)

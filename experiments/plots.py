@@ -1,11 +1,13 @@
 """How plots look: one style for all experiments, readable in grey and by colour-blind people. Needs the extra `plots`.
 
 Colours are those of Okabe and Ito (Color Universal Design, 2008), each with a marker of its own. What was measured is a
-full line; the paper's figures are dotted with hollow markers; bounds are dashed; formulas are dash-dotted.
+full line with filled markers; the paper's figures are dotted, bounds dashed, formulas dash-dotted, with hollow markers
+where there are several.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -39,14 +41,19 @@ def paper(number: int) -> dict[str, Any]:
 
 def bound(number: int | None = None) -> dict[str, Any]:
     """What cannot be beaten, for one thing or for all."""
-    colour = "#000000" if number is None else _LOOKS[number % len(_LOOKS)][0]
-    return {"color": colour, "linestyle": "--", "linewidth": 1.1}
+    return {**_hollow(number, "#000000"), "linestyle": "--"}
 
 
 def formula(number: int | None = None) -> dict[str, Any]:
     """What a formula says, for one thing or for all."""
-    colour = "#777777" if number is None else _LOOKS[number % len(_LOOKS)][0]
-    return {"color": colour, "linestyle": "-.", "linewidth": 1.1}
+    return {**_hollow(number, "#777777"), "linestyle": "-."}
+
+
+def _hollow(number: int | None, of_all: str) -> dict[str, Any]:
+    if number is None:
+        return {"color": of_all, "linewidth": 1.1}
+    colour, marker = _LOOKS[number % len(_LOOKS)]
+    return {"color": colour, "linewidth": 1.1, "marker": marker, "markersize": 6, "markerfacecolor": "none"}
 
 
 def error_bars(
@@ -91,7 +98,10 @@ class Figures:
 
     def panels(self, name: str, titles: Sequence[str], *, xlabel: str, ylabel: str) -> list[Any]:
         """A plot of that file name with one panel per title, side by side on one scale; returns their axes."""
-        figure = self._figure_class(figsize=(0.6 + 6.2 * len(titles), 4.6), layout="constrained")
+        width = (
+            6.8 if len(titles) == 1 else 11.4
+        )  # inches: as wide as a page of text, so that the letters stay as large
+        figure = self._figure_class(figsize=(width, 4.6), layout="constrained")
         panels = list(figure.subplots(1, len(titles), sharey=True, squeeze=False)[0])
         for axes, title in zip(panels, titles, strict=True):
             axes.set(title=title, xlabel=xlabel)
@@ -101,6 +111,17 @@ class Figures:
             figure.suptitle(self._warning, color="#b00000")
         self._figures[name] = figure
         return panels
+
+    def legend(self, name: str, columns: int) -> None:
+        """One legend below all panels of a plot."""
+        figure = self._figures[name]
+        handles = {
+            label: handle
+            for axes in figure.axes
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.set_figheight(figure.get_figheight() + 0.25 * math.ceil(len(handles) / columns))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
 
     def shown(self) -> dict[str, str]:
         """What each plot shows, in words, by its file name: for those who do not see it."""

@@ -394,7 +394,7 @@ def _draw(record: Record, figures: Figures) -> None:
                     axes.plot(*zip(*known, strict=True), label=label, **looks)
         axes.axhline(0, **bound())
         axes.set_xticks(sorted({row["latency_s"] for row in rows}))
-    panels[0].legend(frameon=False, fontsize=8)
+    figures.legend("table4", 3)
 
 
 def configured(

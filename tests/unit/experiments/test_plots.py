@@ -1,8 +1,13 @@
 """What a plot says of the runs that it shows."""
 
+from typing import Any
+
 import pytest
 
+from experiments.catalog import EXPERIMENTS
 from experiments.plots import Figures, counted
+from experiments.record import read_record
+from experiments.tables import RECORDS
 
 pytest.importorskip("matplotlib")
 
@@ -20,3 +25,22 @@ def test_a_run_that_is_not_complete_says_so_on_its_plots(state: str) -> None:
     figures.panels("plot", ["title"], xlabel="x", ylabel="y")
     warning = figures._figures["plot"].get_suptitle()
     assert warning == ("" if state == "complete" else f"{state} run")
+
+
+@pytest.mark.parametrize("name", ["figure3-2026-11-22T011558Z", "table4-2026-11-21T224843Z"])
+def test_lines_tell_apart_without_colours_and_one_legend_names_them(name: str) -> None:
+    record = read_record(RECORDS / f"{name}.json")
+    figures = Figures()
+    EXPERIMENTS[record["experiment"]].draw(record, figures)
+    (figure,) = figures._figures.values()
+    for axes in figure.axes:
+        looks = [(line.get_linestyle(), line.get_marker()) for line in _curves(axes)]
+        assert len(looks) > 3
+        assert len(set(looks)) == len(looks)
+    (legend,) = figure.legends
+    assert all(text.get_fontsize() >= 9 for text in legend.get_texts())
+
+
+def _curves(axes: Any) -> list[Any]:
+    """Lines that show several figures; error bars have markers alone."""
+    return [line for line in axes.get_lines() if len(set(line.get_ydata())) > 1 and line.get_linestyle() != "None"]
