@@ -373,6 +373,7 @@ def _table(record: Record) -> Table:
             "measured / pipelined bound",
             "fine accuracy",
         ),
+        spare=("bound with this window, s",),
         rows=[
             [
                 row["series"],

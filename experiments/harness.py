@@ -66,6 +66,8 @@ class Table:
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    spare: Sequence[str] = ()
+    """Headings of the columns that a narrow terminal can do without, the first to go first; after them go the last."""
 
     def markdown(self) -> str:
         lines = [self.headings, ["---"] * len(self.headings), *self.rows]
@@ -87,7 +89,7 @@ class Experiment:
     draw: Callable[[Record, Figures], None]
     emulates: bool = True
     """Whether the profile has a part in it; else it measures this machine as it is."""
-    repeats: tuple[str, str] = ("", "run")
+    repeats: tuple[str, str] = ("", "runs")
     """The field of a row that counts what its figures were made of, and what that is; without a field it is one."""
     one_row: bool = False
     """Whether there is a single row, which `--json` then prints bare."""
@@ -362,7 +364,7 @@ def extent(experiment: Experiment, record: Record) -> str:
         count = row.get(field, 1)
         numbers += count.values() if isinstance(count, Mapping) else [count]
     quick = "; a quick run: a fifth of the test set, fewer repeats and points" if record["config"]["quick"] else ""
-    return f"{counted(numbers)} {what} for each row{quick}"
+    return f"{counted(numbers)} for each row ({what}){quick}"
 
 
 def publish(experiment: Experiment, folder: Path) -> Outcome:

@@ -275,5 +275,5 @@ TABLE3 = replace(
     rows=_encoder_rows,
     table=_encoder_table,
     draw=_draw_nothing,
-    repeats=("", "reading of the files"),
+    repeats=("", "readings of the files"),
 )

@@ -165,6 +165,7 @@ def _table(record: Record) -> Table:
             "between two tasks, ms",
             "tasks",
         ),
+        spare=("tasks",),
         rows=[
             [
                 row["tier"],

@@ -347,6 +347,7 @@ def _table(record: Record) -> Table:
             "kB sent",
             "tasks",
         ),
+        spare=("tasks", "network", "kB sent", "communication", "of it encoding", "scaled"),
         rows=[
             [
                 f"{row['encode_on']}, {row['upper']}",

@@ -22,8 +22,9 @@ from experiments.scale import experiment as scale
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
 from terrace.cli import UsageError
-from terrace.console import plain_table, print_json, screen
+from terrace.console import print_json, screen
 from terrace.options import Json
+from terrace.results_table import results_table
 from terrace.stoppable import run_stoppable
 from tierkit.errors import DataError, InvalidInput, SetupError, TerraceError
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Recovery, Scheme
@@ -83,8 +84,10 @@ def all_command(
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """All of them, one after the other; one that fails does not stop the others. Those that emulate nothing run at this
-    machine's speed whatever the profile."""
+    """All of them, one after the other; one that fails does not stop the others.
+
+    Those that emulate nothing run at this machine's speed whatever the profile.
+    """
     _run(ALL, _request(profile, quick, seed, None, data), out, json=json)
 
 
@@ -436,13 +439,13 @@ def _execute(experiment: Experiment, request: Request, folder: Path, title: str)
 
 
 def _show(experiment: Experiment, outcome: Outcome) -> None:
-    headings = outcome.table.headings
-    shown = plain_table(*headings, right=tuple(headings[1:]))
-    for row in outcome.table.rows:
-        shown.add_row(*row)
-    console = screen()
+    console, table = screen(), outcome.table
+    shown, left_out = results_table(table.headings, table.rows, width=console.width, spare=table.spare)
     console.print(f"[bold]{experiment.name}[/bold]  {experiment.summary}")
     console.print(shown)
+    if left_out:
+        words = escape("; ".join(left_out))
+        console.print(f"[dim]not shown for want of width, but in the table's file: {words}[/dim]")
     for note in outcome.record["notes"]:
         console.print(f"[dim]{note}[/dim]", soft_wrap=True)
     plots = " and plots" if outcome.figures is not None and outcome.figures.shown() else ""

@@ -76,7 +76,7 @@ async def test_a_run_leaves_record_table_and_plots(tmp_path: Path) -> None:
     assert record["results"]["rows"][1] == {"x": 2.0, "twice": 4.0}
     text = (outcome.folder / "table.md").read_text()
     assert "| 2.0 | 4.0 |" in text
-    assert "; n = 1 run for each row; a quick run: a fifth of the test set, fewer repeats and points." in text
+    assert "; n = 1 for each row (runs); a quick run: a fifth of the test set, fewer repeats and points." in text
     assert told[-1] == ("point 2.0", 2.0, 2.0)
 
 

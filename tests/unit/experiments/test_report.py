@@ -40,7 +40,7 @@ async def test_one_page_without_other_files(tmp_path: Path) -> None:
         "processor time (% of a core) against heartbeat interval (s): scheduler of 2 nodes; one node "
         "(nothing but heartbeats, for 10 s)",
     ]
-    assert "6 nodes for each row" in text
+    assert "n = 6 for each row (nodes)" in text
     assert "http://" not in text
     assert "This run is" not in text
     assert (tmp_path / "second" / "heartbeat-cost.png").exists()
