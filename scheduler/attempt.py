@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from scheduler.escalation import check_routed
 from scheduler.inputs import Pixels
 from tierkit.errors import Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.http1 import Pieces
 from tierkit.http_client import authorization, calling
-from tierkit.oip import Chunks, InferRequest, Tensor, encode_request
+from tierkit.oip import InferRequest, Tensor, encode_request
 from tierkit.protocol import (
     BUDGET_HEADER,
     ESCALATION,
@@ -134,7 +135,7 @@ async def _send_task(
     url = f"{order.url}/v1/tasks/{order.task_id}"
     async with (
         calling(order.node_id, budget_s=None),
-        http.stream("POST", url, content=_stream(chunks), headers=headers) as response,
+        http.stream("POST", url, content=Pieces(chunks), headers=headers) as response,
     ):
         if response.status_code != 200:
             raise await _refusal(response, order)
@@ -153,11 +154,6 @@ def may_have_held(error: Exception | None) -> bool:
     """Whether the connection broke when the device may have had the task; a refused one never brought it there."""
     refused = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
     return isinstance(error, UpstreamUnavailable) and not isinstance(error.__cause__, refused)
-
-
-async def _stream(chunks: Chunks) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk  # type: ignore[misc]  # httpx says bytes; all that it does with them works on views
 
 
 async def _refusal(response: httpx.Response, order: Order) -> Exception:

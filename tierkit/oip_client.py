@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.http1 import Pieces
 from tierkit.http_client import authorization, calling
 from tierkit.oip import (
     BINARY_HEADER,
@@ -84,15 +85,13 @@ class OipClient:
         if urgent:
             own[PRIORITY_HEADER] = INTERACTIVE
         own |= authorization(token)
-        # One piece: a copy of some 150 kB costs far less than a second write to the socket.
-        content = b"".join(chunks)
         if compressed:
-            content = await compress(content)
-            own |= {"Content-Encoding": CODING, "Content-Length": str(len(content))}
+            chunks = [await compress(b"".join(chunks))]
+            own |= {"Content-Encoding": CODING, "Content-Length": str(len(chunks[0]))}
         target = f"{url}{prefix}/{quote(model, safe='')}/infer"
         async with (
             calling(url, budget_s=budget_s),
-            self._http.stream("POST", target, content=content, headers=own) as answer,
+            self._http.stream("POST", target, content=Pieces(chunks), headers=own) as answer,
         ):
             body = await self._read(answer, url)
         if answer.status_code != 200:
@@ -107,7 +106,7 @@ class OipClient:
         return replace(
             response,
             timing=_timing(answer.headers.get("Server-Timing", "")),
-            request_bytes=len(content),
+            request_bytes=sum(map(len, chunks)),
             headers=answer.headers,
         )
 

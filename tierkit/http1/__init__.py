@@ -9,7 +9,7 @@ needs the most for the request object, and leaves no objects in a circle, where 
 with (`tierkit.client`) is plain httpx.
 """
 
-from tierkit.http1.client import ServiceClient
+from tierkit.http1.client import Pieces, ServiceClient
 from tierkit.http1.transport import HttpTransport
 
-__all__ = ["HttpTransport", "ServiceClient"]
+__all__ = ["HttpTransport", "Pieces", "ServiceClient"]

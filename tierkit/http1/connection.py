@@ -19,6 +19,10 @@ A single read, 256 KiB, may bring more."""
 
 _MAX_HEADERS = 256
 
+_GATHER_BYTES = 64 * 1024
+"""A request whose length is known goes out in pieces of at least this size: each write is a system call, and wakes the
+server up once more."""
+
 _READ_AHEAD_BYTES = 256 * 1024
 """So much of an answer is taken in before somebody reads it."""
 
@@ -300,6 +304,7 @@ class Exchange(httpx.AsyncByteStream):
             WriteTimeout: the server did not take it in.
         """
         pieces = [head]
+        gathered = 0
         left = length
         parts = aiter(body)
         try:
@@ -313,6 +318,10 @@ class Exchange(httpx.AsyncByteStream):
                     if left < 0:
                         raise httpx.LocalProtocolError(f"the body is longer than its Content-Length, {length}")
                     pieces.append(part)
+                    gathered += len(part)
+                    if left and gathered < _GATHER_BYTES:
+                        continue
+                    gathered = 0
                 if not await self._write(pieces, last=left == 0):
                     return
                 pieces = []

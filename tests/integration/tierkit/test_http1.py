@@ -19,7 +19,7 @@ import pytest
 import trustme
 
 from tierkit.access import client_context
-from tierkit.http1 import HttpTransport, ServiceClient, transport as transport_module
+from tierkit.http1 import HttpTransport, Pieces, ServiceClient, transport as transport_module
 from tierkit.http1.connection import Connection
 from tierkit.testing import listening, wait_for
 
@@ -286,7 +286,8 @@ async def test_bodies_arrive_and_requests_follow_each_other(
         assert [(asked.connection, asked.body == arrives) for asked in server.asked] == [(0, True), (0, True)]
 
 
-async def test_the_head_and_the_first_piece_arrive_together() -> None:
+@pytest.mark.parametrize("body", [[b"first", b""], [b"fi", b"rs", memoryview(b"t")]])
+async def test_the_head_and_a_small_body_arrive_together(body: list[Any]) -> None:
     arrived = bytearray()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -294,8 +295,43 @@ async def test_the_head_and_the_first_piece_arrive_together() -> None:
         writer.write(OK)
 
     async with listening(handler) as url, client() as http:
-        await http.post(url, content=pieces(b"first", b""), headers={"Content-Length": "5"})
+        await http.post(url, content=Pieces(body), headers={"Content-Length": "5"})
     assert arrived.endswith(b"\r\n\r\nfirst")
+
+
+async def test_a_large_body_goes_out_as_it_comes() -> None:
+    """What is gathered is bounded: the server has the first part while the client still makes the second one."""
+
+    async def body(begun: asyncio.Event) -> AsyncIterator[bytes]:
+        yield bytes(100_000)
+        await begun.wait()
+        yield b"x"
+
+    begun = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(100_000)
+        begun.set()
+        await reader.readexactly(1)
+        writer.write(OK)
+
+    async with listening(handler) as url, client() as http, asyncio.timeout(5):
+        await http.post(url, content=body(begun), headers={"Content-Length": "100001"})
+
+
+async def test_only_the_headers_given_and_those_of_the_body_are_sent() -> None:
+    async with serving(OK) as server, client() as http:
+        await http.post(f"{server.url}/a", content=b"abc", headers={"X-Own": "1"})
+        sent = server.asked[0].head.split(b"\r\n")
+        assert sent[0] == b"POST /a HTTP/1.1"
+        assert sorted(line.partition(b":")[0].lower() for line in sent[1:] if line) == [
+            b"content-length",
+            b"host",
+            b"x-own",
+        ]
+        response = await http.get(f"{server.url}/b", params={"c": "d"}, timeout=3)
+        assert str(response.request.url).endswith("/b?c=d")
 
 
 @pytest.mark.parametrize(("length", "words"), [("2", "longer than"), ("4", "1 bytes shorter")])
