@@ -178,7 +178,7 @@ async def test_a_drained_device_is_given_tasks_again(kit, scheduler):
         assert end.tasks == []
         assert (await scheduler.http.delete("/v1/devices/end-0/drain")).status_code == 204
         assert counts(await scheduler.finished(job["id"])) == ("completed", 100, 0, 0, 0)
-        # What drains because it is being stopped does so whatever the scheduler is told. It beats once more, and then no
+        # What drains because it is being stopped does so whatever the scheduler is told. It beats once more, and no
         # other beat says the contrary.
         end.beats.cancel()
         await asyncio.gather(end.beats, return_exceptions=True)
