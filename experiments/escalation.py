@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from experiments.figure3 import busy_window, times_of
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, formula, measured
 from experiments.profile import Profile
-from experiments.testbed import BATCH, check_fleet, task_s
+from experiments.testbed import BATCH, about_task_s, check_fleet
 from models.manifest import records_folder, weights_folder
 from tierkit.client import AsyncClient, Job, JobState
 from tierkit.types import Escalate, Scheme, Tier
@@ -35,7 +36,6 @@ _BUDGETS, _ACCURACIES = (0.1, 0.25, 0.5, 0.75), (0.95, 0.97, 0.99)
 _QUICK_BUDGETS, _QUICK_ACCURACIES = (0.25, 0.5), (0.99,)
 _CURVE_POINTS = 100
 _START_S = 12.0
-_REAL_TASK_S = 0.1
 _JOB_BUDGET_S = 1800.0
 
 
@@ -83,11 +83,12 @@ async def _measure(run: Run, *, budgets: Sequence[float] | None, accuracies: Seq
     settings = {"window": busy_window(times_of(run.profile))} if emulated else {}
     run.config |= {"promised": await asyncio.to_thread(_promised), **settings}
     expected = {choice: _expected_s(choice, run.profile, run.tasks) for choice in chosen}
-    run.expected_s = _START_S + sum(expected.values())
-    networks = await asyncio.to_thread(run.networks, run.profile)
-    async with run.fleet(run.profile, networks, settings) as (_, client):
+    run.expected_s += _START_S + sum(expected.values())
+    networks = await run.networks(run.profile)
+    async with AsyncExitStack() as stack:
         async with run.step("starting the fleet", _START_S):
             images = await asyncio.to_thread(lambda: run.images)
+            _, client = await stack.enter_async_context(run.fleet(run.profile, networks, settings))
         for choice in chosen:
             async with run.step(str(choice), expected[choice]):
                 job = await _one_job(client, choice, images.images, images.fine)
@@ -103,8 +104,7 @@ def _expected_s(choice: Choice, profile: Profile, tasks: int) -> float:
     )
 
     def of(tier: Tier, part: float) -> float:
-        each_s = task_s(profile, tier) if profile.compute_ms_per_image.of(tier) else _REAL_TASK_S
-        return tasks * part * each_s / max(1, profile.nodes.of(tier))
+        return tasks * part * about_task_s(profile, tier) / max(1, profile.nodes.of(tier))
 
     return 1.0 + max(of(tier, part) for tier, part in zip(Tier, (1.0, *share), strict=True))
 

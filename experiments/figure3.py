@@ -222,13 +222,13 @@ async def _measure(
     def expected_s(series: Series, window: int, number: int) -> float:
         return _BETWEEN_S + bound_s(series, run.tasks, _counts(profile, number), times, window=window)
 
-    run.expected_s = sum(
+    run.expected_s += sum(
         _START_S + runs * sum(expected_s(one, window, number) for one in chosen for number in ends)
         for window, _, chosen in turns
         if chosen
     )
     encoding = None if kind is None else Encoding(kind=kind)
-    networks = await asyncio.to_thread(run.networks, profile, None, encoding)
+    networks = await run.networks(profile, None, encoding)
     for window, by_formula, chosen in turns:
         if not chosen:
             continue

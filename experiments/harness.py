@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
@@ -26,7 +27,16 @@ from typing import Any, TextIO
 from experiments.plots import Figures, counted
 from experiments.profile import Profile
 from experiments.record import RunRecord, origin, read_record
-from experiments.testbed import Encoding, Network, plan_fleet, prepare_networks, read_tasks
+from experiments.testbed import (
+    BATCH,
+    Encoding,
+    Network,
+    answers_s,
+    measure_networks,
+    plan_fleet,
+    read_tasks,
+    with_answers,
+)
 from models.data import ImageSet
 from tierkit.client import AsyncClient
 from tierkit.errors import MissingExtra, ServiceFailed, SetupError, TerraceError
@@ -53,6 +63,7 @@ TASKS, QUICK_TASKS = 200, 40
 """The CIFAR-100 test set in tasks of 50, and a fifth of it."""
 
 _TICK_S = 0.5
+_NETWORKS_S = 2.0
 _START_S = 60.0
 _JOIN_S = 30.0
 
@@ -128,7 +139,7 @@ class Run:
     invalid: str = ""
     """Why the figures cannot be trusted."""
     expected_s: float = 0.0
-    """How long all steps take; set by the experiment before the first one, for the time left."""
+    """How long all steps take, for the time left; an experiment adds its own before the first one."""
     _done_s: float = 0.0
     _fleets: int = 0
     _images: ImageSet | None = None
@@ -176,17 +187,28 @@ class Run:
         self._done_s += expected_s
         self.tell(label, self._done_s, self.expected_s)
 
-    def networks(
+    async def networks(
         self, profile: Profile, names: Mapping[Tier, str] | None = None, encoding: Encoding | None = None
     ) -> list[Network]:
         """The networks of a fleet like this, ready to be served; the record says how they come by their answers.
 
         Args:
-            names, encoding: as `prepare_networks`.
+            names: of networks where it shall not be the tier's first one.
+            encoding: in which images will also go to upper nodes.
         """
-        prepared = prepare_networks(profile, lambda: self.images, self.folder, names, encoding)
-        for network in prepared:
+        self.expected_s += _NETWORKS_S
+        async with self.step("reading the networks", _NETWORKS_S):
+            measured = await asyncio.to_thread(measure_networks, profile, names)
+        expected = [answers_s(network, self.tasks * BATCH, encoding) for network in measured]
+        self.expected_s += sum(expected)
+        prepared = []
+        for network, seconds in zip(measured, expected, strict=True):
+            if network.emulated_ms_per_image is not None:
+                async with self.step(f"answers of {network.name}, computed beforehand", seconds):
+                    images = await asyncio.to_thread(lambda: self.images.images)
+                    network = await asyncio.to_thread(with_answers, network, images, self.folder, encoding)
             self.note(str(network))
+            prepared.append(network)
         return prepared
 
     @asynccontextmanager
@@ -239,7 +261,7 @@ class Run:
 
         def on_exit(end: Exit) -> None:
             if not expects_exits and not self.invalid:
-                self.invalid = f"{end} during the measurement: {end.last_lines[-1] if end.last_lines else ''}"
+                self.invalid = f"{end} during the measurement{_circumstances(end, datetime.now(UTC))}"
                 body.cancel()
 
         def on_line(name: str, line: str) -> None:
@@ -254,6 +276,12 @@ class Run:
             if self.invalid and body.uncancel() == 0:
                 raise ServiceFailed(self.invalid) from None
             raise
+
+
+def _circumstances(end: Exit, when: datetime) -> str:
+    """Of the end of a service: when, and its last words. One that was killed did not speak of that."""
+    said = f"; it said: {end.last_lines[-1]}" if end.code > 0 and end.last_lines else ""
+    return f", at {when:%H:%M:%S} UTC{said}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,10 +86,10 @@ async def _measure(run: Run, *, times: int | None, intervals: Sequence[float] | 
     run.config |= {"times": times, "intervals_s": list(intervals), "nodes": _NODES, "cost_s": cost_s}
     turns = list(product(intervals, modes))
     each = [_START_S + cost_s + times * _turn_s(heartbeat_s) for heartbeat_s, _ in turns]
-    run.expected_s = sum(each)
+    run.expected_s += sum(each)
     chance = random.Random(run.request.seed)
     machines = run.profile.with_nodes(end=_NODES, edge=0, cloud=0)
-    networks = await asyncio.to_thread(run.networks, machines)
+    networks = await run.networks(machines)
     for (heartbeat_s, mode), expected_s in zip(turns, each, strict=True):
         async with run.step(f"{mode}, a heartbeat each {heartbeat_s:g} s", expected_s):
             await _interval(run, machines, networks, mode, heartbeat_s, chance)

@@ -8,7 +8,6 @@ beforehand; the scheduler does not.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -59,8 +58,8 @@ async def _measure(run: Run, *, ends: Sequence[int] | None, parts: Sequence[floa
     run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
     turns = list(product(ends, parts, range(runs)))
     each = [_START_S + _least_s(run.profile.with_nodes(end=number), run.tasks) for number, _, _ in turns]
-    run.expected_s = sum(each)
-    networks = await asyncio.to_thread(run.networks, run.profile)
+    run.expected_s += sum(each)
+    networks = await run.networks(run.profile)
     for (number, part, _), expected_s in zip(turns, each, strict=True):
         async with run.step(f"{number} end devices, slower after {part:.0%}", expected_s):
             await _one(run, run.profile.with_nodes(end=number), networks, part)

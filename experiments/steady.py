@@ -51,7 +51,7 @@ async def _measure(run: Run, *, minutes: float | None) -> None:
     minutes = minutes or (_QUICK_MINUTES if run.request.quick else _MINUTES)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"minutes": minutes, "nodes": _NODES, "jobs_at_once": _JOBS_AT_ONCE}
-    run.expected_s = _START_S + minutes * 60
+    run.expected_s += _START_S + minutes * 60
     heard: list[dict[str, Any]] = []
     listening = False
 
@@ -59,9 +59,9 @@ async def _measure(run: Run, *, minutes: float | None) -> None:
         if listening and name == SCHEDULER and (found := _HEALTH.search(line)):
             heard.append({"node": found[1], "health": found[2], "reason": found[3]})
 
+    networks = await run.networks(profile)
     async with AsyncExitStack() as stack:
         async with run.step("starting the fleet", _START_S):
-            networks = await asyncio.to_thread(run.networks, profile)
             _, client = await stack.enter_async_context(run.fleet(profile, networks, watch=watch))
         await stack.enter_async_context(_busy_cores())
         images = 0

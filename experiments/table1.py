@@ -70,7 +70,7 @@ async def _measure(run: Run) -> None:
     data = await asyncio.to_thread(lambda: run.images)
     turns = [(entry, tier) for entry in manifest.models for tier in Tier]
     # About what the networks that ship need on one core.
-    run.expected_s = len(turns) * run.tasks * 0.03
+    run.expected_s += len(turns) * run.tasks * 0.03
     for entry, tier in turns:
         async with run.step(f"{entry.name} as on the tier {tier}", run.tasks * 0.03):
             point = await asyncio.to_thread(_try_one, entry, tier, manifest, data)
@@ -228,7 +228,7 @@ TABLE1 = Experiment(
 
 
 async def _measure_encoders(run: Run) -> None:
-    run.expected_s = 1.0
+    run.expected_s += 1.0
     async with run.step("reading the networks", 1.0):
         for entry in load_manifest().models:
             if entry.tier == "end":

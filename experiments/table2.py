@@ -12,9 +12,9 @@ that its node measured.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -24,7 +24,7 @@ from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, Network
+from experiments.testbed import BATCH, about_task_s
 from tierkit.client import AsyncClient
 from tierkit.errors import UpstreamError
 from tierkit.types import Scheme, Tier
@@ -42,6 +42,7 @@ PAPER: Mapping[tuple[str, bool], tuple[float, float]] = {
 
 _SCHEMES = {Tier.END: Scheme.END, Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
 _TASKS, _QUICK_TASKS = 50, 10
+_START_S = 5.0
 _JOB_BUDGET_S = 900.0
 _METRICS_BUDGET_S = 10.0
 _COMPUTED = re.compile(r"^terrace_(compute_duration_seconds|batch_size)_sum\{.*\} (\S+)$", re.MULTILINE)
@@ -59,20 +60,24 @@ async def _measure(run: Run) -> None:
         (near.model_copy(update={"path": {}}), list(Tier)),
         (near, [tier for tier in (Tier.EDGE, Tier.CLOUD) if near.round_trip_s(f"end-{tier}")]),
     ]
-    networks = await asyncio.to_thread(run.networks, near)
-    task_s = {network.tier: _alone_s(network) for network in networks}
 
     def expected_s(machines: Profile, tier: Tier) -> float:
         """What the tasks of a row take until their last answers, without any overhead."""
-        upper_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}") + task_s[tier]
-        return tasks * (task_s[Tier.END] + upper_s)
+        upper_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}") + about_task_s(machines, tier)
+        return (tasks + 2) * (about_task_s(machines, Tier.END) + upper_s)
 
-    run.expected_s = sum(expected_s(machines, tier) for machines, tiers in fleets for tier in tiers)
+    run.expected_s += sum(
+        _START_S + sum(expected_s(machines, tier) for tier in tiers) for machines, tiers in fleets if tiers
+    )
+    networks = await run.networks(near)
     for machines, tiers in fleets:
         if not tiers:
             continue
         latency = bool(machines.path)
-        async with run.fleet(machines, networks, {"window": 1}) as (fleet, client):
+        async with AsyncExitStack() as stack:
+            async with run.step("starting the fleet", _START_S):
+                starting = run.fleet(machines, networks, {"window": 1})
+                fleet, client = await stack.enter_async_context(starting)
             for tier in tiers:
                 link_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}")
                 async with run.step(f"{tier}, {link_s:g} s of latency", expected_s(machines, tier)):
@@ -89,11 +94,6 @@ async def _measure(run: Run) -> None:
                     stage_ms=stages_ms,
                     between_ms=between_ms,
                 )
-
-
-def _alone_s(network: Network) -> float:
-    """About the inference time of a task."""
-    return (network.emulated_ms_per_image or network.real_ms_per_image) * BATCH / 1000
 
 
 async def _computed(url: str, before: Sequence[float] = (0.0, 0.0)) -> tuple[float, float]:

@@ -21,7 +21,6 @@ as well: it is an upper bound.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -36,7 +35,7 @@ from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, formula, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, Encoding, Network, task_s
+from experiments.testbed import BATCH, Encoding, Network, about_task_s
 from models.manifest import EncoderEntry, Manifest, load_manifest
 from tierkit.client import AsyncClient, FallbackResults, FineResults
 from tierkit.errors import InvalidInput, UpstreamError
@@ -64,7 +63,6 @@ _BANDWIDTHS_MBPS: tuple[float | None, ...] = (None, 100.0, 10.0)
 _TASKS, _QUICK_TASKS = 5, 2
 _START_S = 5.0
 _JOB_BUDGET_S = 900.0
-_REAL_TASK_S = 0.1
 """About what a task takes where the speed is real, for the progress bar."""
 _SCHEMES = {Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
 _FORM_BYTES = {FeatureForm.UINT8: 1, FeatureForm.FLOAT16: 2, FeatureForm.FLOAT32: 4}
@@ -111,12 +109,12 @@ async def _measure(
     def expected_s(way: _Way, latency_s: float, mbps: float | None) -> float:
         return (tasks + 1) * _task_s(run.profile, way, latency_s, mbps, encoders[way.upper], form)
 
-    run.expected_s = sum(
+    run.expected_s += sum(
         _START_S + sum(expected_s(way, latency_s, mbps) for way in _WAYS[upper]) for upper, latency_s, mbps in turns
     )
     names = {tier: encoder.network for tier, encoder in encoders.items()}
     machines = run.profile.with_nodes(end=1, edge=1, cloud=1)
-    networks = await asyncio.to_thread(run.networks, machines, names, Encoding(kind=kind, form=form))
+    networks = await run.networks(machines, names, Encoding(kind=kind, form=form))
     run.config["slowness"] = {network.tier: _slowness(network) for network in networks}
     run.note("the encoders' heads really run, at the speed of this machine; the links are emulated")
     if any(run.config["slowness"].values()):
@@ -239,10 +237,7 @@ def _task_s(
 ) -> float:
     """About how long a task takes, for the progress bar."""
 
-    def of(tier: Tier) -> float:
-        return task_s(profile, tier) if profile.compute_ms_per_image.of(tier) else _REAL_TASK_S
-
-    alone_s = of(Tier.END) + latency_s + of(way.upper)
+    alone_s = about_task_s(profile, Tier.END) + latency_s + about_task_s(profile, way.upper)
     if mbps is None:
         return alone_s
     pixels = BATCH * math.prod(load_manifest().entry(encoder.network).input_shape)

@@ -107,10 +107,10 @@ async def _measure(run: Run, *, runs: int | None, failures: Sequence[int] | None
     }
     turns = list(product(range(runs), failures, methods))
     expected = [_expected_s(method, run.tasks, devices, number, given, seconds) for _, number, method in turns]
-    run.expected_s = _START_S + sum(expected) + _BETWEEN_S * len(turns)
+    run.expected_s += _START_S + sum(expected) + _BETWEEN_S * len(turns)
+    networks = await run.networks(profile)
     async with AsyncExitStack() as stack:
         async with run.step("starting the fleet", _START_S):
-            networks = await asyncio.to_thread(run.networks, profile)
             settings = {"acknowledge_s": COMMUNICATION_S}
             silence = _Silence()
             starting = run.fleet(profile, networks, settings, watch=silence.watch)

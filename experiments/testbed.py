@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from encryption.serving import Head, Tail
 from experiments.profile import MAX_NODES, Profile, address_of, write_links
 from models.data import ImageSet, read_cifar100, read_sample
-from models.manifest import EncoderEntry, ModelEntry, Side, load_manifest
+from models.manifest import EncoderEntry, Manifest, ModelEntry, Side, load_manifest
 from models.session import OnnxModel, load_encoder, load_model
 from tierkit.emulation import Answers
 from tierkit.errors import InvalidInput
@@ -30,13 +30,26 @@ from tierkit.fleet import SCHEDULER, FleetPlan, ServicePlan
 from tierkit.model import Array, Model
 from tierkit.types import EncoderKind, FeatureForm, Tier
 
-__all__ = ["BATCH", "Encoding", "Network", "check_fleet", "plan_fleet", "prepare_networks", "read_tasks", "task_s"]
+__all__ = [
+    "BATCH",
+    "Encoding",
+    "Network",
+    "about_task_s",
+    "answers_s",
+    "check_fleet",
+    "measure_networks",
+    "plan_fleet",
+    "read_tasks",
+    "task_s",
+    "with_answers",
+]
 
 BATCH = 50
 """Images of a task, as in the paper."""
 
 _SPEED_RUNS = 5
 _THREADS = os.cpu_count() or 1
+_REAL_TASK_S = 0.1
 _TAIL_IMAGES = 1000
 """Whose features are held in memory at once."""
 
@@ -58,7 +71,7 @@ class Network:
     real_ms_per_image: float
     """On one core of this machine, now."""
     emulated_ms_per_image: float | None
-    answers: Path | None
+    answers: Path | None = None
     """Computed beforehand; None where the network really runs."""
 
     def __str__(self) -> str:
@@ -99,24 +112,64 @@ def task_s(profile: Profile, tier: Tier) -> float:
     return ms * BATCH / 1000
 
 
-def prepare_networks(
-    profile: Profile,
-    images: Callable[[], ImageSet],
-    folder: Path,
-    names: Mapping[Tier, str] | None = None,
-    encoding: Encoding | None = None,
-) -> list[Network]:
-    """The networks of the profile's tiers, with their answers where their speed is emulated; files go into `folder`.
+def about_task_s(profile: Profile, tier: Tier) -> float:
+    """The same for the progress bar: a guess where the speed is real."""
+    return _REAL_TASK_S if profile.compute_ms_per_image.of(tier) is None else task_s(profile, tier)
+
+
+def measure_networks(profile: Profile, names: Mapping[Tier, str] | None = None) -> list[Network]:
+    """The networks of the profile's tiers and how fast they are here, without answers.
 
     Args:
-        images: gives those that the fleet will be asked about; called where answers are needed.
         names: of networks where it shall not be the tier's first one.
-        encoding: in which images will also go to upper nodes; the tails' answers stand beside the networks' own.
     """
+    manifest, sample = load_manifest(), read_sample().images[:BATCH]
+    found = []
+    for tier in Tier:
+        if profile.nodes.of(tier):
+            name = (names or {}).get(tier)
+            entry = manifest.default_for(tier) if name is None else manifest.entry(name)
+            real_ms, emulated_ms = _real_ms(load_model(entry), sample), profile.compute_ms_per_image.of(tier)
+            found.append(
+                Network(tier=tier, name=entry.name, real_ms_per_image=real_ms, emulated_ms_per_image=emulated_ms)
+            )
+    return found
+
+
+def answers_s(network: Network, images: int, encoding: Encoding | None) -> float:
+    """About how long it takes to compute the answers to so many images, if the speed is emulated."""
+    if network.emulated_ms_per_image is None:
+        return 0.0
+    tails = 0 if encoding is None else len(_tails(load_manifest(), network.name, encoding))
+    return (1 + tails) * network.real_ms_per_image * images / 1000 / _THREADS
+
+
+def with_answers(network: Network, images: Array, folder: Path, encoding: Encoding | None) -> Network:
+    """The network with its answers to these images in a file in `folder`.
+
+    Args:
+        encoding: in which images will also go to upper nodes; the tail's answers stand beside the network's own.
+    """
+    manifest = load_manifest()
+    entry, path = manifest.entry(network.name), folder / f"{network.name}.npz"
+    if not path.exists():
+        distinct = images[list({image.tobytes(): index for index, image in enumerate(images)}.values())]
+        answers = Answers.compute(load_model(entry, threads=_THREADS), distinct, batch=BATCH)
+        if encoding is not None:
+            for encoder in _tails(manifest, network.name, encoding):
+                answers = _with_tail(answers, encoder, entry, encoding.form, distinct)
+        answers.save(path)
+    return replace(network, answers=path)
+
+
+def _tails(manifest: Manifest, network: str, encoding: Encoding) -> list[EncoderEntry]:
+    """Those whose answers can be computed beforehand: a tail in a file of its own really runs, and so does that of
+    features which are never the same."""
+    whole = manifest.entry(network).sha256
     return [
-        _prepare(profile, tier, (names or {}).get(tier), images, folder, encoding)
-        for tier in Tier
-        if profile.nodes.of(tier)
+        encoder
+        for encoder in manifest.encoders
+        if encoder.kind is encoding.kind and encoder.tail.sha256 == whole and not encoder.noise
     ]
 
 
@@ -132,36 +185,6 @@ def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:
     for number in ends:
         if not 1 <= number <= MAX_NODES:
             raise InvalidInput(f"a fleet has 1 to {MAX_NODES} end devices, not {number}")
-
-
-def _prepare(
-    profile: Profile,
-    tier: Tier,
-    name: str | None,
-    images: Callable[[], ImageSet],
-    folder: Path,
-    encoding: Encoding | None,
-) -> Network:
-    manifest = load_manifest()
-    entry = manifest.default_for(tier) if name is None else manifest.entry(name)
-    real_ms = _real_ms(load_model(entry), read_sample().images[:BATCH])
-    emulated_ms = profile.compute_ms_per_image.of(tier)
-    path: Path | None = None
-    if emulated_ms is not None:
-        path = folder / f"{entry.name}.npz"
-        if not path.exists():
-            asked = images().images
-            distinct = asked[list({image.tobytes(): index for index, image in enumerate(asked)}.values())]
-            answers = Answers.compute(load_model(entry, threads=_THREADS), distinct, batch=BATCH)
-            if encoding is not None:
-                for encoder in manifest.encoders:
-                    # A tail in a file of its own really runs, and so does that of features which are never the same.
-                    if encoder.kind is encoding.kind and encoder.tail.sha256 == entry.sha256 and not encoder.noise:
-                        answers = _with_tail(answers, encoder, entry, encoding.form, distinct)
-            answers.save(path)
-    return Network(
-        tier=tier, name=entry.name, real_ms_per_image=real_ms, emulated_ms_per_image=emulated_ms, answers=path
-    )
 
 
 def _with_tail(

@@ -81,7 +81,8 @@ async def _measure(run: Run, *, faults: int | None, jobs: int | None) -> None:
     count, least = faults or (QUICK_FAULTS if quick else FAULTS), jobs or (_QUICK_JOBS if quick else _JOBS)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"faults": count, "jobs": least, "nodes": _NODES, "images_per_job": len(run.images)}
-    run.expected_s = _START_S + count * _FAULT_S + _END_S
+    run.expected_s += _START_S + count * _FAULT_S + _END_S
+    networks = await run.networks(profile)
     state = run.folder / "disk"
     async with AsyncExitStack() as stack:
         async with run.step("starting the fleet", _START_S):
@@ -89,7 +90,6 @@ async def _measure(run: Run, *, faults: int | None, jobs: int | None) -> None:
             disk = stack.enter_context(small_disk(state))
             if not disk:
                 run.note("the disk was never full: a small disk of its own for the scheduler takes root")
-            networks = await asyncio.to_thread(run.networks, profile)
             folder = run.folder / "fleet"
             folder.mkdir()
             settings = {"state": str(state / "scheduler"), "n_map": "1", "max_unfinished_jobs": 10}

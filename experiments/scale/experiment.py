@@ -122,6 +122,7 @@ async def _measure(
     if sizes is None:
         wanted = [(replace(size, tasks=min(size.tasks, _MOST_OF[scheme])), scheme) for size, scheme in wanted]
     cases = [case_of(size, scheme, run.profile, run.request.seed) for size, scheme in wanted]
+    run.expected_s += sum(case.tasks for case in cases) * _MS_PER_TASK / 1000
     run.note(
         "simulated: the scheduler's own code on virtual time, with nodes that serve first come, first served; messages "
         "between machines cost no processor time"
@@ -160,7 +161,6 @@ async def _measure(
         )
         await shorter.measure(run)
     real = [point for point in run.points if "part" not in point]
-    run.expected_s += sum(case.tasks for case in cases) * _MS_PER_TASK / 1000
     for key in dict.fromkeys(_key(point) for point in real):
         n_maps = {point.get("n_map") for point in real if _key(point) == key}
         case = simulated_point(

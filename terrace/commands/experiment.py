@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import escalation, figure3, heartbeat, slow_edge, steady, table4, table5
 from experiments.catalog import ALL, EXPERIMENTS
@@ -419,23 +419,29 @@ def _execute(experiment: Experiment, request: Request, folder: Path, title: str)
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
         console=console,
         transient=True,
         # Into a file it would leave an empty line behind.
         disable=not console.is_terminal,
     )
     with progress:
-        bar = progress.add_task(title, total=None)
+        bar = progress.add_task(title, total=None, left="")
 
         def tell(label: str, done_s: float, all_s: float) -> None:
-            progress.update(bar, description=f"{title}: {label}", completed=done_s, total=all_s)
+            words = f"{title}: {label}"
+            progress.update(bar, description=words, completed=done_s, total=all_s, left=_left(all_s - done_s))
 
         outcome = run_stoppable(lambda: execute(experiment, request, folder, tell))
     if outcome is None:
         raise typer.Exit(_INTERRUPTED)
     return outcome
+
+
+def _left(seconds: float) -> str:
+    """How long it still takes. A step that takes longer than was expected holds the time, as it does the bar."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"about {minutes // 60}:{minutes % 60:02}:{rest:02} left" if minutes or rest else "nearly done"
 
 
 def _show(experiment: Experiment, outcome: Outcome) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,18 @@ import pytest
 from experiments import figure3, slow_edge
 from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
-from experiments.harness import RECORD, Experiment, Record, Request, Run, Table, execute, new_folder, publish
+from experiments.harness import (
+    RECORD,
+    Experiment,
+    Record,
+    Request,
+    Run,
+    Table,
+    _circumstances,
+    execute,
+    new_folder,
+    publish,
+)
 from experiments.heartbeat import HEARTBEAT
 from experiments.plots import Figures, bound, formula, measured, paper
 from experiments.profile import read_profile
@@ -21,7 +33,10 @@ from experiments.steady import STEADY
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import TABLE5
+from experiments.testbed import Network
 from tierkit.errors import DeadlineExceeded, InvalidInput, SetupError
+from tierkit.fleet import Exit
+from tierkit.types import Tier
 
 REQUEST = Request(profile_name="paper", profile=read_profile("paper"), seed=3, quick=True)
 
@@ -78,6 +93,40 @@ async def test_a_run_leaves_record_table_and_plots(tmp_path: Path) -> None:
     assert "| 2.0 | 4.0 |" in text
     assert "; n = 1 for each row (runs); a quick run: a fifth of the test set, fewer repeats and points." in text
     assert told[-1] == ("point 2.0", 2.0, 2.0)
+
+
+async def test_what_comes_before_the_first_figure_has_its_time_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks = [
+        Network(tier=Tier.END, name="slow", real_ms_per_image=4.0, emulated_ms_per_image=7.0),
+        Network(tier=Tier.EDGE, name="real", real_ms_per_image=4.0, emulated_ms_per_image=None),
+    ]
+    monkeypatch.setattr("experiments.harness.measure_networks", lambda *arguments: networks)
+    monkeypatch.setattr("experiments.harness.with_answers", lambda network, *arguments: network)
+
+    async def measure(run: Run) -> None:
+        run.expected_s += 100.0
+        assert [network.name for network in await run.networks(run.profile)] == ["slow", "real"]
+
+    told: list[tuple[str, float, float]] = []
+    await execute(replace(EXPERIMENT, measure=measure), REQUEST, tmp_path / "run", lambda *words: told.append(words))
+    label, done_s, all_s = told[-1]
+    assert label == "answers of slow, computed beforehand"
+    assert (told[0][0], told[0][2]) == ("reading the networks", 102.0)
+    assert all_s == 100.0 + done_s
+    assert all_s > 102.0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(-9, "end-1 was killed by SIGKILL"), (2, "end-1 stopped with exit code 2"), (0, "end-1 stopped with exit code 0")],
+)
+def test_the_end_of_a_service_is_told_with_what_it_said_of_it(code: int, words: str) -> None:
+    end = Exit(name="end-1", code=code, last_lines=("started", "the port is taken"))
+    said = "; it said: the port is taken" if code == 2 else ""
+    moment = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert f"{end}{_circumstances(end, moment)}" == f"{words}, at 03:04:05 UTC{said}"
 
 
 async def test_table_and_plots_come_from_the_record_alone(tmp_path: Path) -> None:
@@ -142,7 +191,7 @@ def test_a_folder_that_cannot_be_made_is_told_of_in_a_sentence(tmp_path: Path) -
 async def test_what_is_stopped_before_its_first_point_leaves_a_record_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experiment: Experiment
 ) -> None:
-    monkeypatch.setattr("experiments.harness.prepare_networks", lambda *arguments: [])
+    monkeypatch.setattr("experiments.harness.measure_networks", lambda *arguments: [])
     running = asyncio.create_task(execute(experiment, REQUEST, tmp_path / "run", ignore))
     asyncio.get_running_loop().call_soon(running.cancel)  # when it waits for the first time
     outcome = await running

@@ -1,13 +1,16 @@
 """The answers that stand in for networks which are too slow for their emulated speed."""
 
+import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from encryption.serving import Head, Tail
 from experiments.profile import read_profile
-from experiments.testbed import Encoding, prepare_networks
+from experiments.testbed import Encoding, Network, answers_s, measure_networks, with_answers
 from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_encoder, load_model
@@ -21,7 +24,9 @@ def test_a_network_that_serves_features_has_the_answers_to_these_as_well(tmp_pat
     manifest = load_manifest()
     entry, encoder = manifest.default_for(Tier.CLOUD), manifest.encoder("wrn-16-2.conv1")
     profile = read_profile("paper").with_nodes(end=1, edge=0, cloud=1)
-    prepared = prepare_networks(profile, lambda: IMAGES, tmp_path, None, Encoding(kind=EncoderKind.CONV1))
+    encoding = Encoding(kind=EncoderKind.CONV1)
+    measured = measure_networks(profile)
+    prepared = [with_answers(network, IMAGES.images, tmp_path, encoding) for network in measured]
     assert [(network.tier, network.name) for network in prepared] == [
         (Tier.END, "mobilenet-v1-0.5"),
         (Tier.CLOUD, entry.name),
@@ -44,3 +49,12 @@ def test_a_network_that_serves_features_has_the_answers_to_these_as_well(tmp_pat
         whole = answers.look_up(batch, ["probabilities"])
         assert whole is not None
         assert np.allclose(whole["probabilities"], network.run({"images": batch}, ["probabilities"])["probabilities"])
+
+
+def test_answers_take_as_long_as_the_networks_that_give_them() -> None:
+    network = Network(tier=Tier.CLOUD, name="wrn-16-2", real_ms_per_image=1.0, emulated_ms_per_image=7.36)
+    alone_s = answers_s(network, 10_000, None)
+    assert alone_s * (os.cpu_count() or 1) == pytest.approx(10.0)
+    # The tail's answers are computed as well.
+    assert answers_s(network, 10_000, Encoding(kind=EncoderKind.CONV1)) == 2 * alone_s
+    assert answers_s(replace(network, emulated_ms_per_image=None), 10_000, None) == 0.0

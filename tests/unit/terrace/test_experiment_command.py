@@ -110,6 +110,14 @@ def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["damaged.json"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(3725.4, "about 1:02:05 left"), (59.6, "about 0:01:00 left"), (0.4, "nearly done"), (-3.0, "nearly done")],
+)
+def test_the_time_left_is_that_of_the_steps_to_come(seconds: float, words: str) -> None:
+    assert command._left(seconds) == words
+
+
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, rows, said = run_all(monkeypatch, tmp_path / "all", well, stopped, failing)
     assert code == 130
