@@ -10,7 +10,7 @@ import pytest
 
 from encryption.serving import Head, Tail
 from experiments.profile import read_profile
-from experiments.testbed import Encoding, Network, answers_s, measure_networks, with_answers
+from experiments.testbed import Encoding, Network, answers_s, measure_networks, plan_fleet, with_answers
 from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_encoder, load_model
@@ -49,6 +49,19 @@ def test_a_network_that_serves_features_has_the_answers_to_these_as_well(tmp_pat
         whole = answers.look_up(batch, ["probabilities"])
         assert whole is not None
         assert np.allclose(whole["probabilities"], network.run({"images": batch}, ["probabilities"])["probabilities"])
+
+
+def test_every_service_gets_a_port_that_is_free(tmp_path: Path) -> None:
+    profile = read_profile("paper").with_nodes(end=2, edge=1, cloud=0)
+    networks = [Network(tier=tier, name="x", real_ms_per_image=1.0, emulated_ms_per_image=None) for tier in Tier]
+    scheduler, *nodes = plan_fleet(profile, networks, tmp_path).services
+    assert scheduler.settings["port"] == "0"
+    # The launcher's own choice for nodes is a free port as well, unless their settings name one.
+    assert [(node.settings["host"], "port" in node.settings) for node in nodes] == [
+        ("127.0.1.1", False),
+        ("127.0.1.2", False),
+        ("127.0.2.1", False),
+    ]
 
 
 def test_answers_take_as_long_as_the_networks_that_give_them() -> None:
