@@ -40,7 +40,7 @@ from scheduler.devices import Device, DeviceList
 from scheduler.escalation import asks, stages_of, without
 from scheduler.fleet import Fleet, in_words
 from scheduler.mapping import Node
-from scheduler.measures import ATTEMPTS, OUTSTANDING
+from scheduler.measures import count_attempt, count_outstanding
 from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
@@ -309,7 +309,7 @@ class Attempts:
             self._devices.sent(node.node_id, self._incarnation(node.node_id), now)
         self._outstanding[device.node_id] += 1
         self._counted(device.node_id)
-        OUTSTANDING.labels(node=device.node_id).inc()
+        count_outstanding(device.node_id, 1)
         if job.policy.recovery is Recovery.REASSIGN:
             job.sending = attempt.sending = True
         running = group.create_task(self._attempt(attempt), name=f"attempt {job.task_id(task)}")
@@ -535,7 +535,7 @@ class Attempts:
         self._counted(attempt.node_id)
         self._planned[attempt.node_id] -= job.policy.scheme is Scheme.ADAPTIVE
         self._pilot.ended(attempt)
-        OUTSTANDING.labels(node=attempt.node_id).dec()
+        count_outstanding(attempt.node_id, -1)
         self._follow(attempt, running, now)
         self._freed(job)
 
@@ -558,7 +558,7 @@ class Attempts:
         if attempt.told:
             return
         attempt.told = True
-        ATTEMPTS.labels(outcome=outcome).inc()
+        count_attempt(outcome)
         ended_at = attempt.started_at + self._clock() - attempt.started
         attempt.job.sink.attempted(_report(attempt, outcome=outcome, reason=reason, ended_at=ended_at))
 
@@ -617,11 +617,10 @@ class Attempts:
                 parts = (event,)
             case RoutedEvent():
                 parts = (*event.answers, *event.losses)
-        asked = {node.node_id for node in attempt.upstreams}
         blamed = attempt.task.wrong_above
         for part in parts:
             for answer in part.wrong:
-                if answer.node_id in asked:
+                if any(node.node_id == answer.node_id for node in attempt.upstreams):
                     incarnation = self._incarnation(answer.node_id)
                     self._wrong(blamed, answer.node_id, incarnation, answer.detail[:_MOST_SAID], now)
             if isinstance(part, FineEvent | StageAnswer):

@@ -56,6 +56,9 @@ class Device:
     """What the scheduler knows of one node."""
 
     registration: Registration
+    node_id: str = field(init=False)
+    tier: Tier = field(init=False)
+    incarnation: str = field(init=False)
     joined_at: float
     last_seen: float
     """Last sign of life: a heartbeat, or an answer to a task."""
@@ -92,17 +95,10 @@ class Device:
     listed: bool = False
     """Whether it is among those that may receive tasks."""
 
-    @property
-    def node_id(self) -> str:
-        return self.registration.node_id
-
-    @property
-    def tier(self) -> Tier:
-        return self.registration.tier
-
-    @property
-    def incarnation(self) -> str:
-        return self.registration.incarnation
+    def __post_init__(self) -> None:
+        # Each decision asks for them many times.
+        self.node_id, self.tier = self.registration.node_id, self.registration.tier
+        self.incarnation = self.registration.incarnation
 
     @property
     def ms_per_image(self) -> float:
@@ -671,6 +667,8 @@ class DeviceList:
             device.review_at = math.inf
             if device.epitaph is not None and now - device.last_seen > _FORGET_S:
                 self._forget(device)
+            elif device.listed and (at := min(self._moments(device))) > now:
+                self._review_again(device, at + _AGAIN_S)  # it has been heard since, and lives on by that
             else:
                 self._refresh(device, now)
 
@@ -690,20 +688,28 @@ class DeviceList:
             self._unlist(device)
         at = self._next_review(device, free_at, now)
         if at < device.review_at:
-            device.review_at = at
-            heapq.heappush(self._reviews, (at, device.node_id))
+            self._review_again(device, at)
+
+    def _review_again(self, device: Device, at: float) -> None:
+        device.review_at = at
+        heapq.heappush(self._reviews, (at, device.node_id))
 
     def _next_review(self, device: Device, free_at: float, now: float) -> float:
         """When time alone may change what `_judge` says, or `free_at` is over."""
         if device.epitaph is not None:
             return max(device.last_seen + _FORGET_S, now) + _AGAIN_S
+        at = min((moment for moment in self._moments(device) if moment > now), default=now) + _AGAIN_S
+        return min(at, free_at) if free_at > now else at
+
+    def _moments(self, device: Device) -> list[float]:
+        """When time alone may change what `_judge` says, as long as nothing is heard of it: before the first of them
+        nothing does."""
         moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
         if owed := device.owed:
             moments.append(device.progress_at + stalled_after_s(owed, device.ms_per_image, self.times))
         if device.wrong.count:
             moments.append(device.wrong.at + rest_s(device.wrong.count, self.times.set_aside_s))
-        at = min((moment for moment in moments if moment > now), default=now) + _AGAIN_S
-        return min(at, free_at) if free_at > now else at
+        return moments
 
     def _unlist(self, device: Device) -> None:
         if device.listed:

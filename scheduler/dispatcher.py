@@ -509,9 +509,7 @@ class Dispatcher:
         self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float
     ) -> tuple[tuple[Node, Upstream], ...]:
         """Those of an end device's upper nodes to which it may send the job's images in some form, and how."""
-        entries = self._fleet.upstreams(device, nodes, job.ways, now, content=job.content)
-        ways = {entry.node_id: entry for entry in entries}
-        return tuple((node, ways[node.node_id]) for node in nodes if node.node_id in ways)
+        return self._fleet.upstreams(device, nodes, job.ways, now, content=job.content)
 
     def _hedge(self, now: float) -> float:
         """Give stragglers a second attempt on devices that have nothing to do; returns after how many seconds the next

@@ -191,9 +191,9 @@ class Fleet:
 
     def trusts(self, device: Device) -> bool:
         """By the scheduler's own list, never by what the node says."""
+        trusted = self._settings.trusted
         # Names of tiers stand in the same list, and are no ids, whatever a node calls itself.
-        listed = device.node_id in self._settings.trusted and device.node_id not in _TIERS
-        return device.tier in self._settings.trusted or listed
+        return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
 
     def check_trust(self, scheme: Scheme, ways: Ways, now: float) -> None:
         """Whether a job may run without pixels getting to an untrusted node.
@@ -288,22 +288,25 @@ class Fleet:
 
     def upstreams(
         self, end: Device, nodes: Sequence[Node], ways: Ways, now: float, *, content: str
-    ) -> tuple[Upstream, ...]:
+    ) -> tuple[tuple[Node, Upstream], ...]:
         """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
-        the form in which they do. The last thing that is decided before a task is sent, whatever it is sent for.
+        its node and the form in which they do. The last thing that is decided before a task is sent, whatever it is
+        sent for.
 
         Args:
             content: digest of the job's images.
         """
-        entries: list[Upstream] = []
+        entries: list[tuple[Node, Upstream]] = []
+        plain = ways.privacy in _PLAIN
         for node in nodes:
             target = self._devices.find(node.node_id)
             if target is None:
                 continue
-            entry = self._entry(node, target)
-            if self._gets_pixels(target, ways):
-                entries.append(entry)
+            pair = self._entry(node, target)
+            if plain and self.trusts(target):
+                entries.append(pair)
                 continue
+            entry = pair[1]
             try:
                 encoder, relay = self._way(end, target, ways, now)
             except (Conflict, Forbidden):
@@ -317,11 +320,11 @@ class Fleet:
                     noise_key=job_key(self._secret, content) if encoder.noise else "",
                 )
                 entry = entry.model_copy(update={"model": encoder.name, "encoding": encoding, "relay": relay})
-            entries.append(entry)
+            entries.append((node, entry))
         return tuple(entries)
 
-    def _entry(self, node: Node, device: Device) -> Upstream:
-        """As it stands on the wire when it gets pixels."""
+    def _entry(self, node: Node, device: Device) -> tuple[Node, Upstream]:
+        """With what stands for it on the wire when it gets pixels."""
         known = self._entries.get(node.node_id)
         key = device.registration.key
         if known is None or known[0] is not node or known[1].key != key:
@@ -329,7 +332,7 @@ class Fleet:
                 node_id=node.node_id, url=node.url, tier=node.tier, model=node.model, encoding=None, key=key
             )
             known = self._entries[node.node_id] = node, entry
-        return known[1]
+        return known
 
     def _way(self, end: Device, target: Device, ways: Ways, now: float) -> tuple[EncoderEntry | None, Relay | None]:
         """How images get from an end device to an upper node: with which encoder, and who encodes in its place.

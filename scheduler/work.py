@@ -17,7 +17,7 @@ from typing import Protocol
 from scheduler.escalation import without
 from scheduler.fleet import Ways
 from scheduler.inputs import Pixels
-from scheduler.measures import TASKS
+from scheduler.measures import count_task
 from scheduler.policy import JobPolicy
 from scheduler.retry import RetryBudget, is_suspect
 from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, RoutedEvent, TaskEvent
@@ -382,9 +382,10 @@ class ActiveJob:
     def _close(self, task: ActiveTask, outcome: str, now: float) -> None:
         task.closed = True
         del self.open[task.index]
-        TASKS.labels(outcome=outcome).inc()
-        what = {"job": self.job_id, "task": task.index, "request_id": self.request_id(task), "outcome": outcome}
-        _log.info("task done", extra={**what, "ms": round(_elapsed_ms(task, now), 3)})
+        count_task(outcome)
+        if _log.isEnabledFor(logging.INFO):
+            what = {"job": self.job_id, "task": task.index, "request_id": self.request_id(task), "outcome": outcome}
+            _log.info("task done", extra={**what, "ms": round(_elapsed_ms(task, now), 3)})
 
     def _hand_over(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> None:
         self.sink.answer(

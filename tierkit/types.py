@@ -17,7 +17,13 @@ __all__ = [
 ]
 
 
-class Tier(StrEnum):
+class _Word(StrEnum):
+    """A string of a fixed set. Hashed as one: `Enum` does that in Python, and a decision looks up dozens."""
+
+    __hash__ = str.__hash__
+
+
+class Tier(_Word):
     """Where a node stands."""
 
     END = "end"
@@ -25,7 +31,7 @@ class Tier(StrEnum):
     CLOUD = "cloud"
 
 
-class Health(StrEnum):
+class Health(_Word):
     """The failure detector's opinion of a node. Only ALIVE nodes receive new tasks."""
 
     ALIVE = "alive"
@@ -34,7 +40,7 @@ class Health(StrEnum):
     DRAINING = "draining"
 
 
-class Scheme(StrEnum):
+class Scheme(_Word):
     """Who serves a task after the end device: the four of section 3.4 of the paper, and `adaptive`."""
 
     END = "end"
@@ -44,7 +50,7 @@ class Scheme(StrEnum):
     ADAPTIVE = "adaptive"
 
 
-class Escalate(StrEnum):
+class Escalate(_Word):
     """Which images go up a tier: all of them, or those whose answer is less sure than a threshold that was chosen for
     an accuracy or for a budget of images."""
 
@@ -53,7 +59,7 @@ class Escalate(StrEnum):
     BUDGET = "budget"
 
 
-class Privacy(StrEnum):
+class Privacy(_Word):
     """In which form a job's images may leave the end device: `auto` sends pixels to trusted nodes and features to the
     others; `none` pixels alone, and is refused where that breaks trust; `conv1` and `bottleneck` the features of that
     encoder, to every upper node."""
@@ -64,7 +70,7 @@ class Privacy(StrEnum):
     BOTTLENECK = "bottleneck"
 
 
-class EncoderKind(StrEnum):
+class EncoderKind(_Word):
     """Whose output a device sends in place of pixels: the upper network's own first convolution (section 3.5 of the
     paper), or a narrow encoder that was trained to be hard to invert."""
 
@@ -72,7 +78,7 @@ class EncoderKind(StrEnum):
     BOTTLENECK = "bottleneck"
 
 
-class FeatureForm(StrEnum):
+class FeatureForm(_Word):
     """How the features of an encoder are written."""
 
     UINT8 = "uint8"
@@ -80,7 +86,7 @@ class FeatureForm(StrEnum):
     FLOAT32 = "float32"
 
 
-class Recovery(StrEnum):
+class Recovery(_Word):
     """What happens to a task whose attempt failed (section 3.6 of the paper)."""
 
     NONE = "none"
@@ -88,7 +94,7 @@ class Recovery(StrEnum):
     MONITOR = "monitor"
 
 
-class UpstreamLoss(StrEnum):
+class UpstreamLoss(_Word):
     """What happens to the fine stage when no upper node answers."""
 
     FALLBACK = "fallback"

@@ -118,10 +118,25 @@ class _Node:
     """Tasks."""
     waiting: set[asyncio.Future[Any]] = field(default_factory=set)
     """Of tasks that it computes or passes on, so that its death can end them."""
+    beat: Heartbeat | None = None
+    """What it says of itself, as long as that is so."""
 
     @property
     def incarnation(self) -> str:
         return f"{self.node_id}#{self.life:08d}"
+
+    def heartbeat(self) -> Heartbeat:
+        if self.beat is None or self.beat.images_done != self.done * BATCH:
+            self.beat = _made(
+                Heartbeat,
+                incarnation=self.incarnation,
+                in_flight=0,
+                queued_images=0,
+                running_images=0,
+                images_done=self.done * BATCH,
+                draining=False,
+            )
+        return self.beat
 
 
 class _Sink:
@@ -416,17 +431,8 @@ class World:
             if node.down:
                 continue
             self.beats += 1
-            beat = _made(
-                Heartbeat,
-                incarnation=node.incarnation,
-                in_flight=0,
-                queued_images=0,
-                running_images=0,
-                images_done=node.done * BATCH,
-                draining=False,
-            )
             try:
-                self.devices.heartbeat(node.node_id, beat, now)
+                self.devices.heartbeat(node.node_id, node.heartbeat(), now)
             except NotFound:
                 self._register(node)
         self.loop.at(now + self.case.heartbeat_s, self._beat, group)
@@ -479,6 +485,7 @@ class World:
 
     def _return(self, node: _Node) -> None:
         node.life += 1
+        node.beat = None
         node.down = ""
         node.queue.clear()
         node.serving = False

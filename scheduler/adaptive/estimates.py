@@ -64,4 +64,4 @@ class Estimate:
         changed = may_change and not before / CHANGE <= observation <= before * CHANGE
         weight = CHANGE_WEIGHT if changed else WEIGHT
         after = (1 - weight) * before + weight * observation
-        return replace(self, learned=after - self.prior, samples=self.samples + 1, at=now)
+        return Estimate(prior=self.prior, learned=after - self.prior, samples=self.samples + 1, at=now)

@@ -94,7 +94,7 @@ def test_a_node_that_came_back_elsewhere_is_asked_there():
     (node,) = world.fleet.upper(Tier.EDGE, 0.0)
     assert (node.url, node.ms_per_image) == ("http://127.0.0.1:2", 2.0)
     end = world.devices.get("end-1")
-    assert [entry.url for entry in world.fleet.upstreams(end, [node], Ways(), 0.0, content="")] == [
+    assert [entry.url for _, entry in world.fleet.upstreams(end, [node], Ways(), 0.0, content="")] == [
         "http://127.0.0.1:2"
     ]
 
@@ -109,7 +109,7 @@ def test_an_untrusted_node_is_an_upper_node_while_somebody_can_encode_for_it():
     assert [node.node_id for node in world.fleet.upper(Tier.CLOUD, 0.0)] == ["cloud-1"]
     nodes = world.fleet.upper(Tier.CLOUD, 0.0)
     assert world.fleet.upstreams(world.devices.get("end-1"), nodes, Ways(), 0.0, content="") == ()
-    (entry,) = world.fleet.upstreams(world.devices.get("end-2"), nodes, Ways(), 0.0, content="")
+    ((_, entry),) = world.fleet.upstreams(world.devices.get("end-2"), nodes, Ways(), 0.0, content="")
     assert entry.encoding is not None
     assert world.fleet.upper(Tier.CLOUD, 0.0, Ways(privacy=Privacy.NONE)) == []
     world.devices.remove("end-2")
