@@ -266,15 +266,17 @@ def _draw(record: Record, figures: Figures) -> None:
         ylabel="fine accuracy",
     )
     axes.plot(promised["share"], promised["oracle"], label="oracle (held-out images)", **bound())
-    axes.plot(promised["share"], promised["accuracy"], label="margin, promised (held-out images)", **formula(2))
+    curve = {**formula(2), "marker": ""}
+    axes.plot(promised["share"], promised["accuracy"], label="margin, promised (held-out images)", **curve)
     if "test_share" in promised:
         kept = promised["test_share"], promised["test_accuracy"]
         axes.plot(*kept, label="margin, test set, no services", color="#009E73", linewidth=1.0)
     axes.plot(promised["share"], promised["random"], label="random", **{**formula(), "linestyle": ":"})
     for kind, label, look in _KINDS:
         shown = [row for row in rows if row["escalate"] == kind and row["fine_accuracy"] is not None]
-        at = [row["to_cloud"] for row in shown], [row["fine_accuracy"] for row in shown]
-        axes.plot(*at, label=f"{label}, measured", **_dots(look))
+        if shown:
+            at = [row["to_cloud"] for row in shown], [row["fine_accuracy"] for row in shown]
+            axes.plot(*at, label=f"{label}, measured", **_dots(look))
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     panels = figures.panels(
         "escalation-cost",

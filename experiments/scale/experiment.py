@@ -332,7 +332,7 @@ def _table(record: Record) -> Table:
         rows=[
             *(
                 [
-                    f"{row['ends']} ends, window {row['window']}",
+                    f"{row['ends']} end{'s' * (row['ends'] > 1)}, window {row['window']}",
                     row["series"],
                     str(record["config"]["compared_tasks"]),
                     f"{row['seconds']:.2f}",
@@ -368,22 +368,23 @@ def _table(record: Record) -> Table:
 def _draw(record: Record, figures: Figures) -> None:
     grown = [row for row in _rows(record) if row["part"] == "scale"]
     if grown:
-        panels = figures.panels(
-            "scale", ["processor time"], xlabel="nodes", ylabel="processor time for a task (ms), nodes included"
-        )
-        over = figures.panels(
-            "scale-makespan", ["time to finish"], xlabel="nodes", ylabel="simulated / pipelined bound"
-        )
-        for number, scheme in enumerate(dict.fromkeys(row["scheme"] for row in grown)):
-            shown = [row for row in grown if row["scheme"] == scheme]
-            nodes = [row["nodes"] for row in shown]
-            panels[0].plot(nodes, [row["cpu_ms_per_task"] for row in shown], label=scheme, **measured(number))
-            over[0].plot(nodes, [row["ratio"] for row in shown], label=scheme, **measured(number))
-        for axes in (panels[0], over[0]):
+        for plot, title, field, unit in (
+            ("scale", "processor time", "cpu_ms_per_task", "processor time for a task (ms), nodes included"),
+            ("scale-makespan", "time to finish", "ratio", "simulated / pipelined bound"),
+        ):
+            (axes,) = figures.panels(plot, [f"{title}; one simulation of each fleet"], xlabel="nodes", ylabel=unit)
+            for number, scheme in enumerate(dict.fromkeys(row["scheme"] for row in grown)):
+                shown = [row for row in grown if row["scheme"] == scheme]
+                values = [row[field] for row in shown]
+                axes.plot([row["nodes"] for row in shown], values, label=scheme, **measured(number))
             axes.set_xscale("log")
-            axes.set_ylim(bottom=0)
+            nodes = sorted({row["nodes"] for row in grown})
+            axes.set_xticks(nodes, [f"{number:,}" for number in nodes])
+            axes.minorticks_off()
+            axes.set_ylim(0, 1.15 * max(row[field] for row in grown))
+            if field == "ratio":
+                axes.axhline(1.0, label="pipelined bound", **bound())
             axes.legend(frameon=False, fontsize=8)
-        over[0].axhline(1.0, **bound())
     compared = _validated(record)
     if compared:
         (axes,) = figures.panels(

@@ -1,5 +1,6 @@
 """What a plot says of the runs that it shows."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,3 +45,19 @@ def test_lines_tell_apart_without_colours_and_one_legend_names_them(name: str) -
 def _curves(axes: Any) -> list[Any]:
     """Lines that show several figures; error bars have markers alone."""
     return [line for line in axes.get_lines() if len(set(line.get_ydata())) > 1 and line.get_linestyle() != "None"]
+
+
+MEASURED = [path for path in sorted(RECORDS.glob("*.json")) if read_record(path)["experiment"] in EXPERIMENTS]
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_nothing_that_was_measured_lies_outside_its_plot_or_on_its_edge(path: Path) -> None:
+    record = read_record(path)
+    figures = Figures()
+    EXPERIMENTS[record["experiment"]].draw(record, figures)
+    for axes in (axes for figure in figures._figures.values() for axes in figure.axes):
+        low, high = sorted(axes.transAxes.transform([(0, 0.01), (0, 0.99)])[:, 1])
+        for line in axes.get_lines():
+            if line.get_marker() not in ("None", "_"):
+                heights = axes.transData.transform(line.get_xydata())[:, 1] if len(line.get_xydata()) else []
+                assert all(low <= height <= high for height in heights), line.get_label()
