@@ -454,9 +454,9 @@ def _show(experiment: Experiment, outcome: Outcome) -> None:
         console.print(f"[dim]not shown for want of width, but in the table's file: {words}[/dim]")
     for note in outcome.record["notes"]:
         console.print(f"[dim]{note}[/dim]", soft_wrap=True)
-    plots = " and plots" if outcome.figures is not None and outcome.figures.shown() else ""
+    made = "record, table and plots" if outcome.figures is not None and outcome.figures.shown() else "record and table"
     console.print(f"[dim]{extent(experiment, outcome.record)}[/dim]", soft_wrap=True)
-    console.print(f"[dim]record, table{plots}: {outcome.folder}[/dim]", soft_wrap=True)
+    console.print(f"[dim]{made}: {outcome.folder}[/dim]", soft_wrap=True)
 
 
 def _numbers(text: str) -> list[int]:

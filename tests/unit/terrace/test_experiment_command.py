@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.harness import RECORD, Experiment, Run, Table
+from experiments.plots import Figures
 from terrace.cli import run as run_terrace
 from terrace.commands import experiment as command
 from tierkit.errors import DeadlineExceeded
@@ -65,6 +67,17 @@ def test_one_that_fails_does_not_keep_the_others_from_being_measured(
     assert "not measured: failing: the fleet was not ready within 30 s" in said
     assert "invalid: cut_off: the job was not done within [9 s]" in said
     assert sorted(path.parent.name for path in tmp_path.rglob(RECORD)) == ["cut_off", "well"]
+
+
+def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def draw(record: Any, figures: Figures) -> None:
+        figures.panels("one", ["title"], xlabel="x", ylabel="y")
+
+    plain = experiment("table3", well)
+    for one, made in ((plain, "record and table"), (replace(plain, draw=draw), "record, table and plots")):
+        monkeypatch.setattr(command, "TABLE3", one)
+        result = CliRunner().invoke(command.app, ["table3", "--out", str(tmp_path / made)])
+        assert result.stdout.splitlines()[-2:] == ["n = 1 for each row (runs)", f"{made}: {tmp_path / made}"]
 
 
 @pytest.mark.parametrize("name", ["table1", "table3"])
