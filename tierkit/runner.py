@@ -47,15 +47,16 @@ _MARGIN_S = 0.005
 _STALL_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
 
-_LOOP_S = 0.012
+_LOOP_S = 0.02
 """Longest inference on the event loop, by the measured rate: what else comes meanwhile waits for so long. 50 images of
-the smallest network take 6 to 10 ms on one core."""
+the smallest network take 6 to 10 ms on one core, and 14 when others use the memory; to hand such a batch to the thread
+and back costs that core 2 %."""
 
 _TURNS = 4
 """Of the event loop, between two batches that are computed on it: a connection is taken in one turn, what it says is
 read in the next, and the answer is made in the one or two after that. Each takes microseconds when nothing comes."""
 
-_OVERRUN = 2.5
+_OVERRUN = 2.0
 _LOOP_PAUSE_S = 1.0
 """After an inference on the event loop that took `_OVERRUN` times `_LOOP_S`, the thread has all of them for so long."""
 
@@ -251,7 +252,7 @@ class ModelRunner:
         """Compute one request, possibly in one batch with others. Cancelling it takes it out of the queue.
 
         A request that is `alone` is computed before this returns to the event loop if the inference thread has nothing
-        to do, the model is `steady`, and the measured rate says that it takes 12 ms at most.
+        to do, the model is `steady`, and the measured rate says that it takes 20 ms at most.
 
         Args:
             inputs: one array for each of the model's inputs, all with the same first axis n >= 1. They are read until

@@ -432,7 +432,7 @@ async def test_any_other_request_goes_to_the_inference_thread(why: str) -> None:
         if why != "never measured":
             await warm(runner)
         if why == "long":
-            runner._s_per_image = 0.0121
+            runner._s_per_image = 0.0201
         if why == "slow":
             runner._off_loop_until = math.inf
         await runner.infer(rows(*range(9 if why == "too many" else 1)), ["double"], alone=why != "in company")
@@ -497,7 +497,7 @@ async def test_at_once_means_now_or_not_at_all() -> None:
         async with busy(model, runner):
             assert runner.infer_at_once(rows(3), ("double",), 1) is None
         await wait_for(lambda: runner._thread.idle)
-        runner._s_per_image = 0.0121
+        runner._s_per_image = 0.0201
         assert runner.infer_at_once(rows(3), ("double",), 1) is None
         assert [record.images for record in records] == [2, 1]
         assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 1
@@ -557,7 +557,7 @@ async def test_on_a_single_core_what_comes_together_is_computed_together_on_the_
     model = Steady()
     async with ModelRunner(model, thread=InferenceThread(shares_core=True)) as runner:
         await warm(runner)
-        runner._s_per_image = 0.004  # so that three take 12 ms
+        runner._s_per_image = 0.006  # so that three take 18 ms
         values = (1, 2, 666, 4, 5)
         outcomes = await asyncio.gather(*(runner.infer(rows(at), ["double"]) for at in values), return_exceptions=True)
         batches = model.batches[-4:]
@@ -590,7 +590,7 @@ async def test_between_two_batches_on_the_event_loop_a_short_request_is_answered
     model = Watched()
     async with ModelRunner(model, thread=InferenceThread(shares_core=True)) as runner:
         await warm(runner)
-        runner._s_per_image = 0.012  # so that none of them has company
+        runner._s_per_image = 0.02  # so that none of them has company
 
         async def turn() -> None:
             while True:
@@ -615,7 +615,7 @@ async def test_on_a_single_core_too_what_may_take_long_goes_to_the_inference_thr
         if why != "never measured":
             await warm(runner)
         if why == "long":
-            runner._s_per_image = 0.0121
+            runner._s_per_image = 0.0201
         if why == "slow":
             runner._off_loop_until = math.inf
         await runner.infer(rows(*range(9 if why == "too many" else 1)), ["double"])
