@@ -115,23 +115,19 @@ class _Attempt:
     told: bool = False
     """Whether its row has been handed over."""
     running: asyncio.Task[Exception | None] | None = None
+    node_id: str = field(init=False)
+    first_asked: tuple[Node, ...] = field(init=False)
+    """The upper node that is asked first; of each tier, where images go up tier after tier."""
+    nodes: tuple[str, ...] = field(init=False)
+    """The end device, and the upper nodes that are asked first."""
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The end device, and the upper nodes that are asked first."""
-        return self.device.node_id, *(node.node_id for node in self.first_asked)
-
-    @property
-    def node_id(self) -> str:
-        return self.device.node_id
-
-    @property
-    def first_asked(self) -> tuple[Node, ...]:
-        """The upper node that is asked first; of each tier, where images go up tier after tier."""
-        if not self.stages:
-            return self.upstreams[:1]
-        first = {node.tier: node for node in reversed(self.upstreams)}
-        return tuple(first[stage.tier] for stage in self.stages if stage.tier in first)
+    def __post_init__(self) -> None:
+        self.node_id = self.device.node_id
+        self.first_asked = self.upstreams[:1]
+        if self.stages:
+            first = {node.tier: node for node in reversed(self.upstreams)}
+            self.first_asked = tuple(first[stage.tier] for stage in self.stages if stage.tier in first)
+        self.nodes = self.node_id, *(node.node_id for node in self.first_asked)
 
     @property
     def answered(self) -> bool:

@@ -137,6 +137,8 @@ class _Line:
     def __init__(self) -> None:
         self._keys: list[Order] = []
         self.devices: list[Device] = []
+        self._asked: tuple[Order, int] | None = None
+        """Whose place was asked for last, and what it is: for one decision it is asked several times."""
 
     def put(self, device: Device) -> None:
         """Add a device, in the place of an older record of the same node if there is one."""
@@ -144,16 +146,20 @@ class _Line:
         if at < len(self._keys) and self._keys[at] == device.order:
             self.devices[at] = device
         else:
+            self._asked = None
             self._keys.insert(at, device.order)
             self.devices.insert(at, device)
 
     def drop(self, device: Device) -> None:
         at = self.place(device.order)
+        self._asked = None
         del self._keys[at], self.devices[at]
 
     def place(self, order: Order) -> int:
         """Position of the node with this order, or where it would be."""
-        return bisect_left(self._keys, order)
+        if self._asked is None or self._asked[0] is not order:
+            self._asked = order, bisect_left(self._keys, order)
+        return self._asked[1]
 
 
 class DeviceList:
@@ -192,6 +198,7 @@ class DeviceList:
         self._all = _Line()
         self._alive = {tier: _Line() for tier in Tier}
         self._versions = dict.fromkeys(Tier, 0)
+        self._moves = 0
         self._reviews: list[tuple[float, str]] = []
         """A heap: when to judge whom anew."""
         self._untold: set[str] = set()
@@ -454,7 +461,8 @@ class DeviceList:
     def alive(self, tier: Tier, now: float) -> list[Device]:
         """Nodes of a tier that may receive new tasks, in the order of the list. Not to be changed, nor to be kept: it
         is the list itself, which changes with the next call."""
-        self._review(now)
+        if self._reviews and self._reviews[0][0] <= now:
+            self._review(now)
         return self._alive[tier].devices
 
     def place(self, tier: Tier, order: Order) -> int:
@@ -467,9 +475,9 @@ class DeviceList:
         return self._versions[tier]
 
     @property
-    def versions(self) -> tuple[int, ...]:
-        """Those of all tiers."""
-        return tuple(self._versions.values())
+    def changes(self) -> int:
+        """Another number whenever another set of nodes of any tier may receive tasks, by the last `alive`."""
+        return self._moves
 
     def last_resort(self, tier: Tier, now: float) -> list[Device]:
         """Nodes to try where all nodes of a tier that could work are set aside for wrong answers: it may be the tasks'
@@ -719,6 +727,7 @@ class DeviceList:
 
     def _moved(self, device: Device) -> None:
         self._versions[device.tier] += 1
+        self._moves += 1
         for follower in self._followers:
             follower(device.node_id)
 

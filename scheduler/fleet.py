@@ -111,8 +111,12 @@ class Fleet:
         """By node id, as long as it is of that incarnation."""
         self._entries: dict[str, tuple[Node, Upstream]] = {}
         """As upper nodes stand on the wire when they get pixels."""
-        self._uppers: dict[tuple[Tier, Ways], tuple[tuple[int, ...], list[Node]]] = {}
-        """As long as the device list has these versions."""
+        self._uppers: dict[tuple[Tier, Ways], tuple[int, list[Node]]] = {}
+        """As long as the device list has changed so often."""
+        self._aboves: dict[tuple[Scheme, Ways], tuple[int, tuple[list[Node], list[Node]]]] = {}
+        """Likewise: edge nodes and clouds."""
+        self._plain: tuple[int, dict[str, tuple[Node, Upstream]]] = 0, {}
+        """Likewise: the trusted nodes that are alive, as they stand on the wire when they get pixels."""
         self._n_map: tuple[tuple[int, int], MapCount] | None = None
 
     def route(self, scheme: Scheme, node_id: str, now: float, ways: Ways | None = None) -> Route:
@@ -155,10 +159,10 @@ class Fleet:
         if not alive:
             return self._able(self._devices.suspect(tier, now), ends, ways, now)
         # Who may get them in which form depends on the end devices and the edge nodes that encode as well.
-        versions = self._devices.versions
+        changes = self._devices.changes
         known = self._uppers.get((tier, ways))
-        if known is None or known[0] != versions:
-            known = self._uppers[tier, ways] = versions, self._able(alive, ends, ways, now)
+        if known is None or known[0] != changes:
+            known = self._uppers[tier, ways] = changes, self._able(alive, ends, ways, now)
         return known[1]
 
     def _able(self, devices: Sequence[Device], ends: Sequence[Device], ways: Ways, now: float) -> list[Node]:
@@ -171,9 +175,17 @@ class Fleet:
 
     def _above(self, scheme: Scheme, now: float, ways: Ways | None) -> tuple[list[Node], list[Node]]:
         """The edge nodes and the clouds for the routes of a scheme."""
+        # Which suspects there are, and who is set aside, is also a matter of time; who is alive is not.
+        alive = self._devices.alive(Tier.EDGE, now) and self._devices.alive(Tier.CLOUD, now)
+        key, changes = (scheme, ways or _DEFAULT), self._devices.changes
+        known = self._aboves.get(key) if alive else None
+        if known is not None and known[0] == changes:
+            return known[1]
         edges, clouds = self.upper(Tier.EDGE, now, ways), self.upper(Tier.CLOUD, now, ways)
         if len(_UPPER_TIERS[scheme]) > 1:
             edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
+        if alive:
+            self._aboves[key] = changes, (edges, clouds)
         return edges, clouds
 
     def _sound(self, nodes: list[Node], now: float, *, beside: Sequence[Node]) -> list[Node]:
@@ -298,13 +310,21 @@ class Fleet:
         """
         entries: list[tuple[Node, Upstream]] = []
         plain = ways.privacy in _PLAIN
+        if self._plain[0] != self._devices.changes:
+            self._plain = self._devices.changes, {}
+        pairs = self._plain[1]
         for node in nodes:
+            if plain and (known := pairs.get(node.node_id)) is not None and known[0] is node:
+                entries.append(known)
+                continue
             target = self._devices.find(node.node_id)
             if target is None:
                 continue
             pair = self._entry(node, target)
             if plain and self.trusts(target):
                 entries.append(pair)
+                if target.listed:  # if it leaves the list, that is another change
+                    pairs[node.node_id] = pair
                 continue
             entry = pair[1]
             try:

@@ -109,6 +109,7 @@ class _Node:
     model: str
     life: int = 0
     """Number of its incarnation."""
+    incarnation: str = field(init=False)
     down: str = ""
     """killed | silent; "" while it works."""
     queue: deque[tuple[float, float, asyncio.Future[_Served]]] = field(default_factory=deque)
@@ -121,9 +122,14 @@ class _Node:
     beat: Heartbeat | None = None
     """What it says of itself, as long as that is so."""
 
-    @property
-    def incarnation(self) -> str:
-        return f"{self.node_id}#{self.life:08d}"
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """As a new incarnation."""
+        self.life += 1
+        self.incarnation = f"{self.node_id}#{self.life:08d}"
+        self.beat = None
 
     def heartbeat(self) -> Heartbeat:
         if self.beat is None or self.beat.images_done != self.done * BATCH:
@@ -484,8 +490,7 @@ class World:
         self._plan_failure()
 
     def _return(self, node: _Node) -> None:
-        node.life += 1
-        node.beat = None
+        node.start()
         node.down = ""
         node.queue.clear()
         node.serving = False

@@ -477,3 +477,19 @@ def test_the_list_is_in_natural_order_whoever_came_first(devices):
     for node_id in ("end-10", "end-2", "cloud-0"):
         devices.register(registration(node_id), 0.0)
     assert [view.device.node_id for view in devices.view(0.0)] == ["cloud-0", "end-2", "end-10"]
+
+
+def test_a_place_in_the_list_follows_who_comes_and_goes(devices: DeviceList):
+    devices.register(registration("end-2"), 0.0)
+    order = devices.get("end-2").order
+
+    def place() -> int:
+        assert devices.alive(Tier.END, 0.0)
+        return devices.place(Tier.END, order)
+
+    assert (place(), place()) == (0, 0)
+    devices.register(registration("end-1"), 0.0)
+    devices.register(registration("end-10"), 0.0)
+    assert (place(), place()) == (1, 1)
+    devices.remove("end-1")
+    assert place() == 0

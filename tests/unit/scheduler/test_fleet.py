@@ -99,6 +99,21 @@ def test_a_node_that_came_back_elsewhere_is_asked_there():
     ]
 
 
+def test_what_is_remembered_of_an_upper_node_counts_as_long_as_it_is_on_the_list():
+    world = World()
+    world.add("end-1", 7.41)
+    world.add("edge-1", 5.99)
+    world.add("cloud-1", 7.36)
+    end = world.devices.get("end-1")
+    for _ in range(2):
+        nodes = world.fleet.route(Scheme.MAPPING, "end-1", 0.0).upstreams
+        assert [node.node_id for node in nodes] == ["edge-1", "cloud-1"]
+        assert [node for node, _ in world.fleet.upstreams(end, nodes, Ways(), 0.0, content="")] == list(nodes)
+    world.devices.remove("edge-1")
+    assert [node.node_id for node, _ in world.fleet.upstreams(end, nodes, Ways(), 0.0, content="")] == ["cloud-1"]
+    assert [node.node_id for node in world.fleet.route(Scheme.MAPPING, "end-1", 0.0).upstreams] == ["cloud-1"]
+
+
 def test_an_untrusted_node_is_an_upper_node_while_somebody_can_encode_for_it():
     world = World(trusted=("end", "edge"))
     world.add("end-1", 7.41)
