@@ -64,11 +64,14 @@ class Size:
         parts = text.split("/")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
             raise InvalidInput(f"{text!r} is no fleet: write end devices/edge nodes/clouds, such as 1000/50/2")
-        ends, edges, clouds = map(int, parts)
+        ends, edges, clouds = (int(part[:12]) for part in parts)
+        if ends + edges + clouds > _MOST_NODES:
+            raise InvalidInput(f"the fleet {text} has more than {_MOST_NODES:,} nodes, each of which takes memory")
         return cls(ends, edges, clouds, tasks or min(_MOST_TASKS, _TASKS_PER_END * ends))
 
 
 _TASKS_PER_END, _MOST_TASKS = 100, 1_000_000
+_MOST_NODES = 200_000
 _SIZES = (
     Size(100, 5, 1, 10_000),
     Size(1000, 50, 2, 100_000),
@@ -117,6 +120,8 @@ async def _measure(
     run: Run, *, sizes: Sequence[Size] | None, schemes: Sequence[Scheme], against: Path | None, validate: bool
 ) -> None:
     check_fleet(run.profile)
+    if against is not None and not validate:
+        raise InvalidInput("--against asks for a comparison and --no-validate for none: leave one of them out")
     usual = _QUICK_SIZES if run.request.quick else _SIZES
     wanted = [(size, scheme) for size in sizes or usual for scheme in schemes]
     if sizes is None:

@@ -190,11 +190,15 @@ def test_scale(tmp_path: Path) -> None:
     }
     (tmp_path / "figure3.json").write_text(json.dumps(record))
     options = ["--against", str(tmp_path / "figure3.json"), "--out", str(tmp_path / "run")]
-    compared, grown = run("scale", "--size", "40/2/1", "--tasks", "200", "--scheme", "mapping", *options)
+    chosen = ["--scheme", "mapping", "--scheme", "end", "--scheme", "adaptive"]
+    compared, grown, alone, planned = run("scale", "--size", "40/2/1", "--tasks", "200", *chosen, *options)
     assert (compared["series"], compared["seconds"]) == ("end-edge", 4.0)
     assert compared["simulated_seconds"] == pytest.approx(0.374 + 0.5 + 10 * 0.2995, rel=0.02)
     assert (grown["nodes"], grown["tasks"], grown["answers"]) == (43, 200, {"fine": 200})
     assert grown["seconds"] >= grown["bound_seconds"]
+    assert alone["answers"] == {"coarse": 200}
+    # With the best split of its fleet; the one that came about would say that the job was as quick as it could be.
+    assert planned["seconds"] > 1.005 * planned["bound_seconds"]
     assert {path.stem for path in (tmp_path / "run").glob("*.svg")} == {"scale", "scale-makespan", "scale-validation"}
 
 

@@ -90,3 +90,8 @@ def test_a_large_fleet_keeps_the_proportions_of_the_profile() -> None:
 def test_a_size_that_is_none_is_told_what_one_looks_like(text: str) -> None:
     with pytest.raises(InvalidInput, match="1000/50/2"):
         Size.read(text, None)
+
+
+def test_a_fleet_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="more than 200,000 nodes"):
+        Size.read("999999999999999999999/1/1", None)
