@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 
 from experiments.harness import Experiment, Record, Run, Table
-from experiments.plots import Figures, bound, counted, error_bars, formula, measured
+from experiments.plots import Figures, averaged, bound, error_bars, formula, measured
 from experiments.profile import Profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Encoding, check_fleet, task_s
@@ -48,7 +48,7 @@ from tierkit.client import AsyncClient, Job, JobState
 from tierkit.errors import DeadlineExceeded, InvalidInput
 from tierkit.types import EncoderKind, Health, Privacy, Scheme, Tier
 
-__all__ = ["FIGURE3", "SERIES", "Series", "bound_s", "busy_window", "configured", "formula_s", "times_of"]
+__all__ = ["FIGURE3", "LOOKS", "SERIES", "Series", "bound_s", "busy_window", "configured", "formula_s", "times_of"]
 
 _START_S = 12.0
 _BETWEEN_S = 1.0
@@ -79,6 +79,9 @@ SERIES: Sequence[Series] = (
     Series(scheme=Scheme.MAPPING, by_formula=True),
     Series(scheme=Scheme.ADAPTIVE),
 )
+
+LOOKS: Mapping[str, int] = {Scheme.MAPPING: 3} | {str(series): number for number, series in enumerate(SERIES)}
+"""Which of the looks (`experiments.plots`) a scheme has in all plots, by its name."""
 
 
 # --- formulas and bounds --------------------------------------------------------------------------------------------
@@ -396,16 +399,14 @@ def _draw(record: Record, figures: Figures) -> None:
     windows = sorted({row["window"] for row in rows})
     panels = figures.panels(
         "figure3",
-        [
-            f"window {window}; {counted(row['runs'] for row in rows if row['window'] == window)}, mean and range"
-            for window in windows
-        ],
+        [f"window {window}; {averaged(row['runs'] for row in rows if row['window'] == window)}" for window in windows],
         xlabel="end devices",
         ylabel=f"time to finish {record['config']['tasks']} tasks (s)",
     )
     names = list(dict.fromkeys(row["series"] for row in rows))
     for axes, window in zip(panels, windows, strict=True):
-        for number, name in enumerate(names):
+        for name in names:
+            number = LOOKS[name]
             shown = [row for row in rows if (row["series"], row["window"]) == (name, window)]
             ends = [row["ends"] for row in shown]
             axes.plot(ends, [row["bound_seconds"] for row in shown], **bound(number))
@@ -422,8 +423,9 @@ def _draw(record: Record, figures: Figures) -> None:
     low = min(min(row["bound_seconds"], row["seconds"] or math.inf) for row in rows)
     high = max(max(row["formula_seconds"] or 0, row["seconds"] or 0) for row in rows)
     panels[0].set_ylim(0.8 * low, 1.25 * high)
-    panels[0].plot([], [], label="pipelined bound", **bound())
-    panels[0].plot([], [], label="paper's formula", **{**formula(), "linestyle": ":"})
+    of_all = {"marker": "o", "markersize": 6}
+    panels[0].plot([], [], label="pipelined bound", **{**bound(), **of_all})
+    panels[0].plot([], [], label="paper's formula", **{**formula(), **of_all, "linestyle": ":"})
     figures.legend("figure3", 3)
 
 

@@ -1,8 +1,8 @@
 """How plots look: one style for all experiments, readable in grey and by colour-blind people. Needs the extra `plots`.
 
 Colours are those of Okabe and Ito (Color Universal Design, 2008), each with a marker of its own. What was measured is a
-full line with filled markers; the paper's figures are dotted, bounds dashed, formulas dash-dotted, with hollow markers
-where there are several.
+full line with filled markers; the paper's figures are dotted, bounds dashed with hollow markers, formulas dash-dotted
+with half-filled ones where there are several.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tierkit.errors import MissingExtra
 
-__all__ = ["Figures", "bound", "counted", "error_bars", "formula", "measured", "paper"]
+__all__ = ["Figures", "averaged", "bound", "counted", "error_bars", "formula", "measured", "paper"]
 
 _LOOKS = (
     ("#0072B2", "o"),
@@ -41,19 +41,19 @@ def paper(number: int) -> dict[str, Any]:
 
 def bound(number: int | None = None) -> dict[str, Any]:
     """What cannot be beaten, for one thing or for all."""
-    return {**_hollow(number, "#000000"), "linestyle": "--"}
+    return {**_thin(number, "#000000"), "markerfacecolor": "none", "linestyle": "--"}
 
 
 def formula(number: int | None = None) -> dict[str, Any]:
     """What a formula says, for one thing or for all."""
-    return {**_hollow(number, "#777777"), "linestyle": "-."}
+    return {**_thin(number, "#777777"), "fillstyle": "bottom", "markerfacecoloralt": "white", "linestyle": "-."}
 
 
-def _hollow(number: int | None, of_all: str) -> dict[str, Any]:
+def _thin(number: int | None, of_all: str) -> dict[str, Any]:
     if number is None:
         return {"color": of_all, "linewidth": 1.1}
     colour, marker = _LOOKS[number % len(_LOOKS)]
-    return {"color": colour, "linewidth": 1.1, "marker": marker, "markersize": 6, "markerfacecolor": "none"}
+    return {"color": colour, "linewidth": 1.1, "marker": marker, "markersize": 6}
 
 
 def error_bars(
@@ -72,6 +72,12 @@ def counted(runs: Iterable[int]) -> str:
     return (
         "n = " + " to ".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "n = 0"
     )
+
+
+def averaged(runs: Iterable[int]) -> str:
+    """As `counted`, for plots whose points are means with their ranges where there were several runs."""
+    numbers = list(runs)
+    return counted(numbers) + (", mean and range" if max(numbers, default=0) > 1 else "")
 
 
 class Figures:

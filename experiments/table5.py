@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 
 from experiments.harness import Experiment, Record, Run, Table
-from experiments.plots import Figures, bound, counted, error_bars, formula, measured, paper
+from experiments.plots import Figures, averaged, bound, error_bars, formula, measured, paper
 from experiments.record import spread
 from experiments.testbed import BATCH, task_s
 from models.data import ImageSet
@@ -308,8 +308,8 @@ def _seconds(row: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
 
 def _draw(record: Record, figures: Figures) -> None:
     rows, config = _rows(record), record["config"]
-    n = counted(row["runs"] for row in rows)
-    title = f"{config['tasks']} tasks on {config['devices']} end devices; {n}, mean and range"
+    n = averaged(row["runs"] for row in rows)
+    title = f"{config['tasks']} tasks on {config['devices']} end devices; {n}"
     (axes,) = figures.panels("figure4", [title], xlabel="end devices that fall silent", ylabel="time to finish (s)")
     for number, method in enumerate(PAPER_S):
         shown = [row for row in rows if row["method"] == method and row["seconds"] is not None]

@@ -378,10 +378,10 @@ def _draw(record: Record, figures: Figures) -> None:
             ("scale-makespan", "time to finish", "ratio", "simulated / pipelined bound"),
         ):
             (axes,) = figures.panels(plot, [f"{title}; one simulation of each fleet"], xlabel="nodes", ylabel=unit)
-            for number, scheme in enumerate(dict.fromkeys(row["scheme"] for row in grown)):
+            for scheme in dict.fromkeys(row["scheme"] for row in grown):
                 shown = [row for row in grown if row["scheme"] == scheme]
                 values = [row[field] for row in shown]
-                axes.plot([row["nodes"] for row in shown], values, label=scheme, **measured(number))
+                axes.plot([row["nodes"] for row in shown], values, label=scheme, **measured(figure3.LOOKS[scheme]))
             axes.set_xscale("log")
             nodes = sorted({row["nodes"] for row in grown})
             axes.set_xticks(nodes, [f"{number:,}" for number in nodes])
@@ -401,9 +401,9 @@ def _draw(record: Record, figures: Figures) -> None:
         most = 1.1 * max(max(row["seconds"], row["simulated_seconds"]) for row in compared)
         axes.plot([0, most], [0, most], label="equal", **bound())
         axes.fill_between([0, most], [0, 0.95 * most], [0, 1.05 * most], color="#999999", alpha=0.3, label="5 %")
-        for number, name in enumerate(dict.fromkeys(row["series"] for row in compared)):
+        for name in dict.fromkeys(row["series"] for row in compared):
             shown = [row for row in compared if row["series"] == name]
-            style = {**measured(number), "linestyle": ""}
+            style = {**measured(figure3.LOOKS[name]), "linestyle": ""}
             axes.plot(
                 [row["seconds"] for row in shown], [row["simulated_seconds"] for row in shown], label=name, **style
             )

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from experiments.catalog import EXPERIMENTS
-from experiments.plots import Figures, counted
+from experiments.figure3 import LOOKS, SERIES
+from experiments.plots import Figures, averaged, counted
 from experiments.record import read_record
 from experiments.tables import RECORDS
 
@@ -61,3 +62,43 @@ def test_nothing_that_was_measured_lies_outside_its_plot_or_on_its_edge(path: Pa
             if line.get_marker() not in ("None", "_"):
                 heights = axes.transData.transform(line.get_xydata())[:, 1] if len(line.get_xydata()) else []
                 assert all(low <= height <= high for height in heights), line.get_label()
+
+
+def test_a_scheme_looks_the_same_in_all_plots() -> None:
+    looks: dict[str, set[Any]] = {}
+    for path in MEASURED:
+        record = read_record(path)
+        if record["experiment"] in ("figure3", "scale"):
+            for axes in _drawn(record):
+                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                    line = handle[0] if isinstance(handle, tuple) else handle  # of curves with error bars
+                    if label in LOOKS:
+                        looks.setdefault(label, set()).add((line.get_color(), line.get_marker()))
+    assert len(looks) >= len(SERIES)
+    assert {name: len(ways) for name, ways in looks.items() if len(ways) > 1} == {}
+
+
+def _drawn(record: dict[str, Any]) -> list[Any]:
+    """The axes of all plots of a record."""
+    figures = Figures()
+    EXPERIMENTS[record["experiment"]].draw(record, figures)
+    return [axes for figure in figures._figures.values() for axes in figure.axes]
+
+
+@pytest.mark.parametrize("name", ["figure3-2026-11-22T011558Z"])
+def test_a_single_point_tells_bound_formula_and_measurement_apart(name: str) -> None:
+    record = read_record(RECORDS / f"{name}.json")
+    alone = {**record, "points": [point for point in record["points"] if point["ends"] == 2]}
+    for axes in _drawn(alone):
+        looks = [
+            (line.get_marker(), line.get_fillstyle(), line.get_markerfacecolor())
+            for line in axes.get_lines()
+            if line.get_marker() not in ("None", "_", "|") and len(line.get_xydata())
+        ]
+        assert len(looks) > 3
+        assert len(set(looks)) == len(looks)
+
+
+@pytest.mark.parametrize(("runs", "words"), [([1, 1], "n = 1"), ([1, 5], "n = 1 to 5, mean and range"), ([], "n = 0")])
+def test_means_and_ranges_need_several_runs(runs: list[int], words: str) -> None:
+    assert averaged(runs) == words
