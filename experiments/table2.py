@@ -6,8 +6,8 @@ the coarse to the fine answer. Inference and link are emulated; what is left is 
 task apart and putting it together, HTTP, the event loop, the hand-over to the inference thread. It is a task's time
 from dispatch to dispatch without what is emulated, shared among the services on its way.
 
-A tier whose speed is not emulated runs its network as fast as this machine does; the inference time is then the one
-that its node measured.
+A tier whose speed is not emulated runs its network as fast as this machine does; the inference time is then the mean
+that its node measured over the same tasks, for the median as well.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def _measure(run: Run) -> None:
     def expected_s(machines: Profile, tier: Tier) -> float:
         """What the tasks of a row take until their last answers, without any overhead."""
         upper_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}") + about_task_s(machines, tier)
-        return (tasks + 2) * (about_task_s(machines, Tier.END) + upper_s)
+        return (tasks + 1) * (about_task_s(machines, Tier.END) + upper_s)
 
     run.expected_s += sum(
         _START_S + sum(expected_s(machines, tier) for tier in tiers) for machines, tiers in fleets if tiers
@@ -82,7 +82,7 @@ async def _measure(run: Run) -> None:
                 link_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}")
                 async with run.step(f"{tier}, {link_s:g} s of latency", expected_s(machines, tier)):
                     node = fleet.services[f"{tier}-1"].url
-                    await _one_row(client, run, tier, 0)  # the first task opens the connections and allocates memory
+                    await _one_row(client, run, tier, 1)  # the first task opens the connections and allocates memory
                     before = await _computed(node)
                     stages_ms, between_ms = await _one_row(client, run, tier, tasks)
                     seconds, images = await _computed(node, before)
@@ -92,6 +92,7 @@ async def _measure(run: Run) -> None:
                     inference_ms_per_image=machines.compute_ms_per_image.of(tier) or seconds * 1000 / images,
                     link_s=link_s,
                     stage_ms=stages_ms,
+                    images=images,
                     between_ms=between_ms,
                 )
 
@@ -108,9 +109,8 @@ async def _computed(url: str, before: Sequence[float] = (0.0, 0.0)) -> tuple[flo
 
 
 async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tuple[list[float], float]:
-    """Milliseconds of this tier's stage for each task, and the mean between an answer and the next task's dispatch. One
-    task more goes before them."""
-    images = run.images.take(np.arange((tasks + 1) * BATCH) % len(run.images)).images
+    """Milliseconds of this tier's stage for each task, and the mean between an answer and the next task's dispatch."""
+    images = run.images.take(np.arange(tasks * BATCH) % len(run.images)).images
     job = await client.submit(images, scheme=_SCHEMES[tier], batch_size=BATCH, name=f"table2 {tier}")
     job = await client.wait(job, budget_s=_JOB_BUDGET_S)
     firsts = [result async for result in client.results(job) if result.index % BATCH == 0]
@@ -120,9 +120,9 @@ async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tup
     else:
         ends = [result.fine.ms for result in firsts if result.fine is not None]
         stages = [fine - coarse for fine, coarse in zip(ends, coarse_ms, strict=False)]
-    if len(stages) != tasks + 1 or job.elapsed_s is None:
-        raise UpstreamError(f"the job of {tasks + 1} tasks was not answered by the tier {tier}: {job.reason}")
-    return stages[1:], (job.elapsed_s * 1000 - sum(ends)) / len(ends)
+    if len(stages) != tasks or job.elapsed_s is None:
+        raise UpstreamError(f"the job of {tasks} tasks was not answered by the tier {tier}: {job.reason}")
+    return stages, (job.elapsed_s * 1000 - sum(ends)) / len(ends)
 
 
 # --- from the record ------------------------------------------------------------------------------------------------

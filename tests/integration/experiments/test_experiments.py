@@ -97,6 +97,10 @@ def test_table2(profile: str, tmp_path: Path) -> None:
     # At the speed of this machine: what the node measured is a part of what the scheduler saw.
     assert all(0 < row["inference_ms_per_image"] < row["max_processing_ms_per_image"] for row in (cloud, far_cloud))
     assert all(row["tasks"] == 2 for row in rows)
+    # And it measured the very tasks that the scheduler saw, so that no overhead is negative.
+    points = json.loads((tmp_path / "run" / RECORD).read_text())["points"]
+    assert all(point["images"] == len(point["stage_ms"]) * 50 for point in points)
+    assert all(row["overhead_ms_per_task"] > 0 for row in rows)
 
 
 def test_table3(tmp_path: Path) -> None:
