@@ -7,13 +7,14 @@ that is cut off leaves either a complete record or none.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -27,6 +28,7 @@ __all__ = [
     "Spread",
     "host_facts",
     "joined",
+    "not_finite",
     "origin",
     "read_record",
     "record_stem",
@@ -166,6 +168,8 @@ _SHAPE: Mapping[str, tuple[type, str]] = {
 }
 """What is read of a record."""
 
+_STATES = ("complete", "interrupted", "invalid")
+
 
 def record_stem(record: Mapping[str, Any]) -> str:
     """Name of the file of a record among others: the experiment and the time."""
@@ -176,7 +180,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """A record as its fields.
 
     Raises:
-        SetupError: the file cannot be read, is cut off, or is no record.
+        SetupError: the file cannot be read, is cut off, is no record, or says what no record can say.
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -190,7 +194,28 @@ def read_record(path: Path) -> dict[str, Any]:
     for name, (shape, what) in _SHAPE.items():
         if not isinstance(fields[name], shape):
             raise SetupError(f"the record {path} is damaged: {name} is no {what}")
+    if fields["state"] not in _STATES:
+        raise SetupError(
+            f"the record {path} is damaged: its state is {fields['state']!r}, none of {', '.join(_STATES)}"
+        )
+    if place := not_finite({name: fields[name] for name in ("config", "points", "results")}):
+        raise SetupError(f"the record {path} is damaged: {place} is no finite number")
     return {str(name): value for name, value in fields.items()}
+
+
+def not_finite(value: Any) -> str:
+    """Where in tables and lists the first number stands that is infinite or none, as `points.3.seconds`; else ""."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    for key, part in parts:
+        if isinstance(part, float) and not math.isfinite(part):
+            return str(key)
+        if place := not_finite(part):
+            return f"{key}.{place}"
+    return ""
 
 
 def origin(record: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,16 @@ from experiments.harness import RECORD, Record, extent
 from experiments.pages import fill
 from experiments.plots import Figures
 from experiments.record import joined, origin, read_record, record_stem
-from tierkit.errors import InvalidInput
+from tierkit.errors import InvalidInput, TerraceError
 
-__all__ = ["PLOTS", "RECORDS", "Place", "keep", "main", "places_of"]
+__all__ = ["PLOTS", "RECORDS", "Place", "keep", "main", "places_of", "run"]
 
 RECORDS = Path(__file__).parent / "records"
 
 PLOTS = "plots"
 """Folder beside a page."""
+
+_FAILED = 2
 
 _PLACE = re.compile(r"<!-- table: (.+?) -->")
 
@@ -87,16 +90,18 @@ def keep(run: Path, records: Path = RECORDS) -> Path:
     """Copy the record of a run folder to the others, under its experiment and time; returns the copy.
 
     Raises:
-        InvalidInput: the run is not complete.
+        InvalidInput: the run is not complete, or a quick one.
         SetupError: there is no whole record.
     """
     record = read_record(run / RECORD)
     if record["state"] != "complete":
         raise InvalidInput(f"the run in {run} is {record['state']}: only complete ones are kept")
+    if record["config"].get("quick"):
+        raise InvalidInput(f"the run in {run} is a quick one: only whole ones are kept, so run it without --quick")
     return Path(shutil.copyfile(run / RECORD, records / f"{record_stem(record)}.json"))
 
 
-def main(
+def run(
     pages: Annotated[list[Path], typer.Argument(help="Pages of the documentation.")],
     runs: Annotated[
         list[Path] | None,
@@ -104,8 +109,8 @@ def main(
     ] = None,
 ) -> None:
     """Write the tables and plots of these pages again, from the records."""
-    for run in runs or ():
-        typer.echo(str(keep(run)))
+    for folder in runs or ():
+        typer.echo(str(keep(folder)))
     for page in pages:
         for words, place in places_of(page.read_text(encoding="utf-8")).items():
             fill(page, words, place.markdown)
@@ -115,5 +120,14 @@ def main(
             typer.echo(f"{page}: {words}")
 
 
+def main() -> None:
+    """The command; what cannot be used is said in a sentence, with exit code 2."""
+    try:
+        typer.run(run)
+    except TerraceError as exc:
+        sys.stderr.write(f"experiments.tables: {exc}\n")
+        sys.exit(_FAILED)
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -1,6 +1,7 @@
 """The page of all runs, from records alone."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -83,6 +84,9 @@ async def test_a_record_of_an_unknown_experiment_is_told_of(tmp_path: Path) -> N
         ({"results": {"rows": 7}}, "results.rows is no list"),
         ({"results": 7}, "results is no table"),
         ({"points": {}}, "points is no list"),
+        ({"state": "splendid"}, "its state is 'splendid', none of complete, interrupted, invalid"),
+        ({"points": [{"network": "x", "shape": [1, math.nan]}]}, "points.0.shape.1 is no finite number"),
+        ({"config": {"factor": math.inf}}, "config.factor is no finite number"),
         ({"points": [{"network": "x"}]}, "its config and points are not those of table3 (KeyError: "),
         ({"host": {}}, "KeyError: 'cores'"),
         ({"measured_at": "yesterday"}, "ValueError"),
@@ -96,6 +100,14 @@ async def test_what_is_damaged_in_a_record_is_named(tmp_path: Path, change: dict
         write_report(tmp_path, EXPERIMENTS)
     assert f"the record {record} is damaged: " in str(caught.value)
     assert sentence in str(caught.value)
+
+
+def test_a_record_whose_figures_are_too_large_to_compute_with_is_damaged(tmp_path: Path) -> None:
+    record = json.loads((RECORDS / "table2-2026-11-22T022236Z.json").read_text())
+    record["points"][0]["inference_ms_per_image"] = 1e308
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    with pytest.raises(SetupError, match=r"they make rows\.0\.overhead_ms_per_task no finite number"):
+        write_report(tmp_path, EXPERIMENTS)
 
 
 def test_a_half_written_record_is_refused(tmp_path: Path) -> None:

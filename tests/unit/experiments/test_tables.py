@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.tables import PLOTS, keep, places_of
+from experiments.tables import PLOTS, keep, main, places_of
 from tierkit.errors import InvalidInput
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
@@ -105,4 +105,18 @@ def test_a_run_is_kept_under_its_experiment_and_time(tmp_path: Path) -> None:
     (run / "record.json").write_text(json.dumps(table3("02", state="interrupted")))
     with pytest.raises(InvalidInput, match=r"run is interrupted: only complete ones are kept"):
         keep(run, records)
+    (run / "record.json").write_text(json.dumps(table3("03", config={"quick": True})))
+    with pytest.raises(InvalidInput, match=r"is a quick one: only whole ones are kept, so run it without --quick"):
+        keep(run, records)
     assert len(list(records.iterdir())) == 1
+
+
+def test_a_run_that_cannot_be_kept_is_a_sentence_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["experiments.tables", "--keep", str(tmp_path), "docs/none.md"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    sentence = f"cannot read the record {tmp_path / 'record.json'}: No such file or directory"
+    assert capsys.readouterr().err == f"experiments.tables: {sentence}\n"
