@@ -89,6 +89,11 @@ async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: fl
         )
         job = await client.wait(job, budget_s=_JOB_BUDGET_S)
         assert job.started_at is not None
+        if not slower_at:
+            run.note(
+                f"with {profile.nodes.end} end devices and part {part:g} the edge node got too little to do and never "
+                "became slower: such runs say nothing of a slow edge node"
+            )
         run.add(
             ends=profile.nodes.end,
             part=part,
@@ -174,7 +179,11 @@ def _table(record: Record) -> Table:
 
 
 def _draw(record: Record, figures: Figures) -> None:
-    rows, config = [row for row in _rows(record) if row["seconds"] is not None], record["config"]
+    # Where nothing became slower there is nothing to show.
+    rows = [row for row in _rows(record) if row["seconds"] is not None and row["slower_after_s"] is not None]
+    if not rows:
+        return
+    config = record["config"]
     n = counted(row["runs"] for row in rows)
     title = f"{config['tasks']} tasks, one edge node {config['factor']:g} times slower; {n}"
     (axes,) = figures.panels("slow-edge", [title], xlabel="part of the job before", ylabel="time to finish (s)")

@@ -253,7 +253,7 @@ def _row(points: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict
         "eq9_seconds": round(unacknowledged * config["communication_s"], 3),
         "failed_after_seconds": round(times.mean, 3) if failed else None,
         "reason": failed[0]["reason"] if failed else "",
-        "paper_seconds": papers[failures] if failures < len(papers) else None,
+        "paper_seconds": papers[failures] if _is_papers(config) and failures < len(papers) else None,
     }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from experiments.figure3 import times_of
+from experiments.plots import Figures
 from experiments.profile import read_profile
 from experiments.slow_edge import SLOW_EDGE, images_until
 from scheduler.bound import NodeCounts, bound_with_slow_edge, least_bound
@@ -42,6 +43,17 @@ def test_a_node_that_had_too_little_to_do_never_became_slower() -> None:
     (row,) = SLOW_EDGE.rows(record(point(15.0, None)))
     assert row["bound_seconds"] == row["unchanged_bound_seconds"]
     assert SLOW_EDGE.table(record(point(15.0, None))).rows[0][1] == "never"
+
+
+def test_the_plot_shows_no_run_in_which_nothing_became_slower() -> None:
+    pytest.importorskip("matplotlib")
+    figures = Figures()
+    SLOW_EDGE.draw(record(point(15.0, None)), figures)
+    assert figures.shown() == {}
+    SLOW_EDGE.draw(record(point(15.0, None), {**point(16.0), "part": 0.75}), figures)
+    (axes,) = figures._figures["slow-edge"].axes
+    drawn = {x for line in axes.get_lines() for x in line.get_xdata()}
+    assert drawn == {0.75}
 
 
 def test_a_job_with_coarse_answers_where_fine_ones_were_wanted_has_no_time() -> None:

@@ -74,3 +74,8 @@ def test_another_job_than_the_papers_stands_alone() -> None:
     table = TABLE5.table({**RECORD, "config": {**CONFIG, "tasks": 40, "given": 2}})
     assert "(paper)" not in table.headings[1]
     assert "(" not in table.rows[1][2]
+
+
+def test_the_papers_seconds_stand_beside_the_papers_job_alone() -> None:
+    quick = TABLE5.rows({**RECORD, "config": {**CONFIG, "tasks": 40, "given": 2}})
+    assert {row["paper_seconds"] for row in quick} == {None}
