@@ -306,7 +306,8 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
         out: folder for the run; when it exists it is kept, and the run's stands beside it.
 
     Raises:
-        TerraceError: nothing could be measured; or `SetupError`, there is no place for the run's folder.
+        TerraceError: nothing could be measured, and not because a service died; or `SetupError`, there is no place for
+            the run's folder.
     """
     folder = new_folder(out)
     state = "complete"
@@ -321,11 +322,14 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
             assert current is not None
             current.uncancel()
         except (TerraceError, ExceptionGroup) as exc:
-            if not run.points:
+            cause = _cause(exc)
+            if not run.points and not isinstance(cause, ServiceFailed):
                 _drop_empty(folder, log)
                 raise
+            if not isinstance(cause, TerraceError):
+                raise cause
             state = "invalid"
-            run.note(_sentence(exc))
+            run.note(str(cause))
     config = {
         "profile": {"name": request.profile_name, **request.profile.model_dump(mode="json")},
         "quick": request.quick,
@@ -350,13 +354,11 @@ def _drop_empty(folder: Path, log: TextIO) -> None:
         folder.rmdir()
 
 
-def _sentence(error: Exception) -> str:
-    """What ended a run, out of the groups that it came in. Raises errors that are not Terrace's own."""
+def _cause(error: Exception) -> Exception:
+    """What ended a run, out of the groups that it came in."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    if not isinstance(error, TerraceError):
-        raise error
-    return str(error)
+    return error
 
 
 def present(experiment: Experiment, path: Path) -> Outcome:
@@ -393,7 +395,10 @@ def extent(experiment: Experiment, record: Record) -> str:
     for row in experiment.rows(record):
         count = row.get(field, 1)
         numbers += count.values() if isinstance(count, Mapping) else [count]
-    quick = "; a quick run: a fifth of the test set, fewer repeats and points" if record["config"]["quick"] else ""
+    config, quick = record["config"], ""
+    if config["quick"]:
+        share = "a fifth of the test set" if config["tasks"] == QUICK_TASKS else f"{config['tasks']} tasks"
+        quick = f"; a quick run: {share}, fewer repeats and points"
     return f"{counted(numbers)} for each row ({what}){quick}"
 
 
@@ -417,6 +422,10 @@ def new_folder(wanted: Path) -> Path:
     Raises:
         SetupError: none can be made there.
     """
+    if wanted.name in ("", ".."):  # only what it stands for has a name that a number can follow
+        wanted = wanted.resolve()
+        if not wanted.name:
+            raise SetupError(f"{wanted} is no folder for a run, and none can stand beside it: name another")
     folder, number = wanted, 1
     while True:
         try:

@@ -63,7 +63,7 @@ def screen(*, stderr: bool = False) -> Console:
 
     Into a file or a pipe lines are as long as they are, unless `COLUMNS` says how wide the reader is.
     """
-    console = _Screen(stderr=stderr, highlight=False)
+    console = _Screen(stderr=stderr, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _UNBOUNDED_WIDTH
     return console

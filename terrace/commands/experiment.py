@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,20 +53,38 @@ app = typer.Typer(
     help="Measure the paper's tables and figures, and other costs.",
 )
 
+_MOST_TASKS, _MOST_RUNS, _MOST_FAULTS, _MOST_JOBS, _MOST_MINUTES = 10_000, 1_000, 1_000_000, 10_000, 10_000
+
 ProfileName = Annotated[
     str, typer.Option("--profile", metavar="NAME|FILE", help="Machines and links: a name, or a TOML file of your own.")
 ]
+
+
+def _run_folder(text: str) -> Path:
+    if not text:  # as a path it would be the current folder
+        raise typer.BadParameter("an empty name is none for a folder")
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise typer.BadParameter(f"{text!r} is a file; a folder is expected")
+    return Path(text)
+
+
 Out = Annotated[
     Path | None,
-    typer.Option(help="Folder for the run; one that exists is kept, and the run's stands beside it.", file_okay=False),
+    typer.Option(
+        help="Folder for the run; one that exists is kept, and the run's stands beside it.",
+        parser=_run_folder,
+        metavar="DIRECTORY",
+    ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A fifth of the test set, fewer repeats.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")]
-Tasks = Annotated[int | None, typer.Option(min=8, help="Tasks of 50 images. Default: 200; 40 with --quick.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of all that is drawn by chance.")]
+Tasks = Annotated[
+    int | None, typer.Option(min=8, max=_MOST_TASKS, help="Tasks of 50 images. Default: 200; 40 with --quick.")
+]
 Data = Annotated[
     Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder with CIFAR-100; without it, the bundled sample.")
 ]
-Runs = Annotated[int | None, typer.Option(min=1, help="Runs of each cell. Default: 5; 1 with --quick.")]
+Runs = Annotated[int | None, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each cell. Default: 5; 1 with --quick.")]
 Failures = Annotated[
     str | None,
     typer.Option(metavar="N,N,...", help="How many devices fall silent. Default: 0 to 6.", show_default=False),
@@ -100,8 +119,8 @@ def report_command(
     """Make tables and plots of all records in a folder again, and one HTML page of them."""
     page, warnings = write_report(folder, EXPERIMENTS)
     for warning in warnings:
-        screen(stderr=True).print(f"[yellow]note[/yellow]  {warning}", soft_wrap=True)
-    screen().print(str(page), soft_wrap=True)
+        _note(warning)
+    screen().print(str(page), soft_wrap=True, markup=False)
 
 
 @app.command("figure4", help="The same as table5.")
@@ -137,7 +156,7 @@ def figure3_command(
     privacy: Annotated[
         Privacy, typer.Option(help="What goes up: pixels (none, auto), or the features of an encoder.")
     ] = Privacy.CONV1,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each point.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each point.")] = 1,
     profile: ProfileName = "paper",
     out: Out = None,
     quick: Quick = False,
@@ -165,7 +184,7 @@ def slow_edge_command(
             min=0, max=1, help="Part of the job before; may be repeated. Default: 0.25, 0.5, 0.75; 0.5 with --quick."
         ),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each point.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each point.")] = 1,
     profile: ProfileName = "paper",
     out: Out = None,
     quick: Quick = False,
@@ -182,13 +201,17 @@ def slow_edge_command(
 
 @app.command("chaos", help="Kill, stop and cut off services under load, and count what gets lost.")
 def chaos_command(
-    faults: Annotated[int | None, typer.Option(min=1, help="Default: 1,000; 60 with --quick.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="At least so many. Default: 20; 2 with --quick.")] = None,
+    faults: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_FAULTS, help="Default: 1,000; 60 with --quick.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_JOBS, help="At least so many. Default: 20; 2 with --quick.")
+    ] = None,
     profile: ProfileName = "native",
     out: Out = None,
     quick: Quick = False,
     seed: Seed = 0,
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks of 50 images in each job.")] = 20,
+    tasks: Annotated[int, typer.Option(min=1, max=_MOST_TASKS, help="Tasks of 50 images in each job.")] = 20,
     data: Data = None,
     json: Json = False,
 ) -> None:
@@ -197,7 +220,9 @@ def chaos_command(
 
 @app.command("steady", help="Nodes given up for no reason, under full load of the processor.")
 def steady_command(
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="Default: 30; 2 with --quick.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, max=_MOST_MINUTES, help="Default: 30; 2 with --quick.")
+    ] = None,
     profile: ProfileName = "native",
     out: Out = None,
     quick: Quick = False,
@@ -228,7 +253,9 @@ def table2_command(
     out: Out = None,
     quick: Quick = False,
     seed: Seed = 0,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of each row. Default: 50; 10 with --quick.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_TASKS, help="Tasks of each row. Default: 50; 10 with --quick.")
+    ] = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
@@ -254,13 +281,17 @@ def table4_command(
     ] = None,
     bandwidth: Annotated[
         list[float] | None,
-        typer.Option(min=0, help="Mbit/s of every link, 0: the profile's; may be repeated. Default: 0, 100, 10."),
+        typer.Option(
+            min=0, max=1_000_000, help="Mbit/s of every link, 0: the profile's; may be repeated. Default: 0, 100, 10."
+        ),
     ] = None,
     profile: ProfileName = "paper",
     out: Out = None,
     quick: Quick = False,
     seed: Seed = 0,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of each cell. Default: 5; 2 with --quick.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_TASKS, help="Tasks of each cell. Default: 5; 2 with --quick.")
+    ] = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
@@ -337,7 +368,10 @@ def scale_command(
 @app.command("heartbeat")
 def heartbeat_command(
     times: Annotated[
-        int | None, typer.Option(min=1, help="How often a node ends, for each interval. Default: 20; 5 with --quick.")
+        int | None,
+        typer.Option(
+            min=1, max=_MOST_RUNS, help="How often a node ends, for each interval. Default: 20; 5 with --quick."
+        ),
     ] = None,
     interval: Annotated[
         list[float] | None,
@@ -358,14 +392,17 @@ def heartbeat_command(
     _run([experiment], _request(profile, quick, seed, None, None), out, json=json)
 
 
+def _note(text: str) -> None:
+    screen(stderr=True).print(f"[yellow]note[/yellow]  {escape(text)}", soft_wrap=True)
+
+
 def _as_it_is(experiment: Experiment, profile: str) -> str:
     """The profile of an experiment that has nothing to emulate: `native`, and a word about it if another was wanted."""
     if profile != "native":
         read_profile(profile)  # one that does not exist is refused all the same
-        screen(stderr=True).print(
-            f"[yellow]note[/yellow]  {experiment.name} measures this machine and these networks as they are: "
-            f"the profile {escape(profile)} has no part in it",
-            soft_wrap=True,
+        _note(
+            f"{experiment.name} measures this machine and these networks as they are: "
+            f"the profile {profile} has no part in it"
         )
     return "native"
 
@@ -400,7 +437,7 @@ def _run(experiments: Sequence[Experiment], request: Request, out: Path | None, 
         if not json:
             _show(experiment, outcome)
         for warning in outcome.warnings:
-            screen(stderr=True).print(f"[yellow]note[/yellow]  {warning}")
+            _note(warning)
         states.add(state := outcome.record["state"])
         if state != "complete":
             why = escape(outcome.record["notes"][-1])
@@ -416,7 +453,7 @@ def _run(experiments: Sequence[Experiment], request: Request, out: Path | None, 
 def _execute(experiment: Experiment, request: Request, folder: Path, title: str) -> Outcome:
     console = screen(stderr=True)
     progress = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]}"),
@@ -453,15 +490,15 @@ def _show(experiment: Experiment, outcome: Outcome) -> None:
         words = escape("; ".join(left_out))
         console.print(f"[dim]not shown for want of width, but in the table's file: {words}[/dim]")
     for note in outcome.record["notes"]:
-        console.print(f"[dim]{note}[/dim]", soft_wrap=True)
+        console.print(note, style="dim", soft_wrap=True, markup=False)
     made = "record, table and plots" if outcome.figures is not None and outcome.figures.shown() else "record and table"
-    console.print(f"[dim]{extent(experiment, outcome.record)}[/dim]", soft_wrap=True)
-    console.print(f"[dim]{made}: {outcome.folder}[/dim]", soft_wrap=True)
+    console.print(extent(experiment, outcome.record), style="dim", soft_wrap=True, markup=False)
+    console.print(f"{made}: {outcome.folder}", style="dim", soft_wrap=True, markup=False)
 
 
 def _numbers(text: str) -> list[int]:
     """ "0,1,2" as numbers."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         raise InvalidInput(f"{text!r} is no list of numbers: write such as 0,1,6")
     return sorted({int(part) for part in parts})

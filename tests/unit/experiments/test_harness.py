@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,7 @@ from experiments.harness import (
     Table,
     _circumstances,
     execute,
+    extent,
     new_folder,
     publish,
 )
@@ -35,7 +39,7 @@ from experiments.table4 import TABLE4
 from experiments.table5 import TABLE5
 from experiments.testbed import Network
 from tierkit.errors import DeadlineExceeded, InvalidInput, SetupError
-from tierkit.fleet import Exit
+from tierkit.fleet import Exit, FleetPlan
 from tierkit.types import Tier
 
 REQUEST = Request(profile_name="paper", profile=read_profile("paper"), seed=3, quick=True)
@@ -181,6 +185,67 @@ def test_a_folder_that_cannot_be_made_is_told_of_in_a_sentence(tmp_path: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match=r"cannot make the folder .*file/run: Not a directory"):
         new_folder(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "stands"), [(".", "here-2"), ("..", "above-2"), ("../here", "here-2"), ("new/..", "here-2")]
+)
+def test_a_folder_that_is_meant_by_dots_is_kept_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, stands: str
+) -> None:
+    here = tmp_path / "above" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert new_folder(Path(name)).resolve() in {tmp_path / stands, tmp_path / "above" / stands}
+    assert list(here.iterdir()) == []
+
+
+def test_nothing_stands_beside_the_root() -> None:
+    with pytest.raises(SetupError, match="/ is no folder for a run, and none can stand beside it"):
+        new_folder(Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("quick", "tasks", "words"),
+    [
+        (True, None, "n = 1 for each row (runs); a quick run: a fifth of the test set, fewer repeats and points"),
+        (True, 8, "n = 1 for each row (runs); a quick run: 8 tasks, fewer repeats and points"),
+        (False, 8, "n = 1 for each row (runs)"),
+    ],
+)
+async def test_a_quick_run_says_how_much_of_the_test_set_it_took(
+    tmp_path: Path, quick: bool, tasks: int | None, words: str
+) -> None:
+    asked = replace(REQUEST, quick=quick, tasks=tasks)
+    assert extent(EXPERIMENT, (await execute(EXPERIMENT, asked, tmp_path / "run", ignore)).record) == words
+
+
+@pytest.mark.parametrize("beside_other_work", [False, True])
+async def test_a_service_that_dies_before_the_first_point_leaves_an_invalid_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside_other_work: bool
+) -> None:
+    @asynccontextmanager
+    async def dying(*arguments: Any, on_exit: Callable[[Exit], None], **others: Any) -> AsyncIterator[None]:
+        on_exit(Exit(name="end-1", code=-9, last_lines=()))
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr("experiments.harness.launch", dying)
+
+    async def launching(run: Run) -> None:
+        async with run.launched(FleetPlan(services=()), tmp_path):
+            run.add(x=1.0, seconds=1.0)
+
+    async def measure(run: Run) -> None:
+        if not beside_other_work:
+            await launching(run)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(launching(run))
+
+    record = (await execute(replace(EXPERIMENT, measure=measure), REQUEST, tmp_path / "run", ignore)).record
+    assert (record["state"], record["points"]) == ("invalid", [])
+    assert record["notes"][-1].startswith("end-1 was killed by SIGKILL during the measurement, at ")
+    assert "**This run is invalid.**" in (tmp_path / "run" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from experiments.harness import RECORD, Experiment, Run, Table
 from experiments.plots import Figures
 from terrace.cli import run as run_terrace
 from terrace.commands import experiment as command
-from tierkit.errors import DeadlineExceeded
+from tierkit.errors import DeadlineExceeded, MissingExtra
 
 
 def experiment(name: str, measure: Callable[[Run], Awaitable[None]]) -> Experiment:
@@ -80,6 +80,33 @@ def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_
         assert result.stdout.splitlines()[-2:] == ["n = 1 for each row (runs)", f"{made}: {tmp_path / made}"]
 
 
+def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def noting(run: Run) -> None:
+        run.add(seconds=1)
+        run.note("read from [red]here[/b] :cloud:")
+
+    def draw(record: Any, figures: Figures) -> None:
+        raise MissingExtra("plots", "drawing plots")
+
+    noted = replace(experiment("table3", noting), draw=draw)
+    monkeypatch.setattr(command, "TABLE3", noted)
+    monkeypatch.setattr(command, "EXPERIMENTS", {"table3": noted})
+    folder = tmp_path / "[red]a[" / "b] :cloud:"
+    result = CliRunner().invoke(command.app, ["table3", "--out", str(folder)])
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == f"record and table: {folder}"
+    assert "read from [red]here[/b] :cloud:" in result.stdout.splitlines()
+    assert result.stderr.endswith("pip install 'terrace[plots]'\n")
+
+    damaged = tmp_path / "[" / "z]"
+    damaged.mkdir(parents=True)
+    (damaged / RECORD).write_text("{")
+    result = CliRunner().invoke(command.app, ["report", str(tmp_path)])
+    assert result.exit_code == 0
+    assert f"{damaged / RECORD} is no whole record" in result.stderr
+    assert "pip install 'terrace[plots]'" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["table1", "table3"])
 def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
@@ -111,6 +138,21 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("table2 --data {tmp}/none --out {tmp}/run", "set TERRACE_DATA to the folder"),
         ("table2 --out {tmp}/damaged.json/run", "cannot make the folder"),
         ("report {tmp}", "there is no record of an experiment in"),
+        ("table3 --out /", "/ is no folder for a run, and none can stand beside it"),
+        ("table3 --out=", "an empty name is none for a folder"),
+        ("table3 --out {tmp}/damaged.json", "is a file; a folder is expected"),
+        ("table5 --runs 1000000000000000000000 --out {tmp}/run", "should be less than or equal to 1000. See"),
+        ("table5 --failures 1000000000000000000000 --out {tmp}/run", "is no list of numbers"),
+        ("figure3 --tasks 1000000000000000000000 --out {tmp}/run", "should be less than or equal to 10000. See"),
+        (
+            "table2 --seed 1000000000000000000000 --out {tmp}/run",
+            "should be less than or equal to 9223372036854775807. See",
+        ),
+        ("heartbeat --times 1000000000000000000000 --out {tmp}/run", "should be less than or equal to 1000. See"),
+        ("steady --minutes inf --out {tmp}/run", "should be less than or equal to 10000. See"),
+        ("chaos --faults 1000000000000000000000 --out {tmp}/run", "should be less than or equal to 1000000. See"),
+        ("steady --minutes nan --out {tmp}/run", "should be"),
+        ("table4 --bandwidth inf --out {tmp}/run", "should be less than or equal to 1000000. See"),
     ],
 )
 def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
