@@ -327,7 +327,7 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
                 _drop_empty(folder, log)
                 raise
             if not isinstance(cause, TerraceError):
-                raise cause
+                raise cause from exc
             state = "invalid"
             run.note(str(cause))
     config = {
