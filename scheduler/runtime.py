@@ -29,7 +29,7 @@ from scheduler.store.jobs import JobStore
 from scheduler.watch import Watch
 from tierkit.access import client_context
 from tierkit.errors import NotFound, SetupError, TerraceError, Unavailable, WeightsError
-from tierkit.http_client import open_client
+from tierkit.http_client import announce_links, open_client
 from tierkit.service import Lifecycle
 from tierkit.types import Health, Tier
 
@@ -48,9 +48,10 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
     """A running scheduler; on the way out its work is stopped and what has been answered is written.
 
     Raises:
-        SetupError: the state folder, the database or the manifest cannot be used.
+        SetupError: the state folder, the database, the manifest or the links file cannot be used.
     """
     manifest = load_manifest(settings.weights)
+    announce_links(settings.links)
     with _locked(settings.state) as state:
         engine = await open_database(settings.database_url)
         try:

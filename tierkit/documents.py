@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,14 @@ def read_document(path: Path, kind: type[M], *, what: str) -> M:
 
 def faults(error: ValidationError, kind: type[BaseModel]) -> str:
     """All that pydantic found wrong with a document of `kind`, in plain words."""
-    return "; ".join(_sentence(each, kind) for each in error.errors())
+    errors = error.errors()
+    # A part that is wrong in itself counts as none of a list: that the list is then too short is no fault of its own.
+    own = [each for each in errors if each["type"] != "too_short" or not _any_within(each["loc"], errors)]
+    return "; ".join(_sentence(each, kind) for each in own)
+
+
+def _any_within(place: tuple[int | str, ...], errors: Sequence[ErrorDetails]) -> bool:
+    return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
 
 
 def _sentence(error: ErrorDetails, kind: type[BaseModel]) -> str:
@@ -55,7 +62,11 @@ def _sentence(error: ErrorDetails, kind: type[BaseModel]) -> str:
         field = _fields_around(error["loc"], kind).get(str(error["loc"][-1]))
         meaning = " ".join((field.description if field and field.description else "").split()).rstrip(".")
         return f"{where} is missing" + (f" ({meaning[0].lower()}{meaning[1:]})" if meaning else "")
+    if error["type"] == "too_short":
+        return f"{where} has too few entries: {error['ctx']['actual_length']}, at least {error['ctx']['min_length']}"
     reason = error["msg"].removeprefix("Value error, ")
+    if where and isinstance(error["input"], dict | list):  # too much to be repeated in a sentence
+        return f"{where}: {reason}"
     return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason
 
 

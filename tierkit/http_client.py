@@ -15,7 +15,7 @@ from tierkit.errors import CertificateError, UpstreamError, UpstreamTimeout, Ups
 from tierkit.http1 import HttpTransport, ServiceClient
 from tierkit.links import LinkTransport, read_links
 
-__all__ = ["authorization", "calling", "open_client"]
+__all__ = ["announce_links", "authorization", "calling", "open_client"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,17 @@ def authorization(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
+def announce_links(links: Path | None) -> None:
+    """Say aloud, once for a service however many clients it opens, that its requests pass emulated links.
+
+    Raises:
+        SetupError: the file cannot be used.
+    """
+    if links is not None:
+        names = ", ".join(link.name for link in read_links(links).link)
+        log.warning("EMULATED LINKS are active: requests are delayed on purpose", extra={"links": names})
+
+
 def open_client(
     *, max_connections: int = 64, links: Path | None = None, tls_ca: Path | None = None
 ) -> httpx.AsyncClient:
@@ -43,7 +54,7 @@ def open_client(
 
     Args:
         max_connections: to each peer; more requests wait for a free one.
-        links: file of emulated links that the requests pass (`tierkit.links`).
+        links: file of emulated links that the requests pass (`tierkit.links`); `announce_links` says so.
         tls_ca: file with the certificates to trust, in place of the usual public authorities.
 
     Raises:
@@ -53,10 +64,7 @@ def open_client(
         client_context(tls_ca), max_connections=max_connections, keepalive_s=_KEEPALIVE_S
     )
     if links is not None:
-        emulated = read_links(links)
-        transport = LinkTransport(emulated, transport)
-        names = ", ".join(link.name for link in emulated.link)
-        log.warning("EMULATED LINKS are active: requests are delayed on purpose", extra={"links": names})
+        transport = LinkTransport(read_links(links), transport)
     return ServiceClient(transport, timeout=httpx.Timeout(None, connect=_CONNECT_S))
 
 

@@ -18,7 +18,7 @@ from tierkit import http_errors
 from tierkit.asgi import DirectRoutes
 from tierkit.emulation import Answers, Slowdown, emulate
 from tierkit.heartbeat import HeartbeatSender, LoadFigures
-from tierkit.http_client import open_client
+from tierkit.http_client import announce_links, open_client
 from tierkit.inference_thread import InferenceThread
 from tierkit.metrics import ModelMetrics
 from tierkit.model import Model
@@ -96,6 +96,7 @@ class InferenceNode:
             ready = emulate(ready, ms_per_image, answers, slowdown)
             standby = {like: emulate(others, ms_per_image, answers, slowdown) for like, others in standby.items()}
         self._like = {model.name: like for like, others in standby.items() for model in others}
+        announce_links(settings.links)
         self.guards = served.guards
         self.encoders = encoders
         self.settings = settings

@@ -14,16 +14,29 @@ would without the file.
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    field_validator,
+    model_validator,
+)
 
 from tierkit.documents import read_document
 
 __all__ = ["LinkSpec", "LinkTo", "Links", "read_links"]
+
+_NAME = re.compile(r"(?![\d.]+$)[A-Za-z0-9._-]+")
+"""Of a host; numbers and dots alone are an address."""
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -61,6 +74,14 @@ class LinkTo(LinkSpec):
     """For the log, and for the seed: links of different names draw different random numbers."""
     to: Annotated[tuple[str, ...], Field(min_length=1)]
     """Addresses, networks (10.0.9.0/24) or host names that requests over this link go to."""
+
+    @field_validator("to")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if _network(text) is None and not _NAME.fullmatch(text):
+                raise ValueError(f"{text!r} is no address, network (10.0.9.0/24) or host name")
+        return value
 
     @cached_property
     def _networks(self) -> tuple[IPv4Network | IPv6Network, ...]:

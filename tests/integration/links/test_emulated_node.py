@@ -32,12 +32,16 @@ async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path)
         "--host": "127.0.2.1",
         "--port": "0",
         "--models": entry.name,
+        "--scheduler": "http://127.0.0.1:9",  # none there: heartbeats fail meanwhile
+        "--links": f"{links}",
         "--emulate-ms-per-image": f"{MS_PER_IMAGE}",
         "--emulate-answers": f"{tmp_path / 'answers.npz'}",
     }
     command = ["-m", "edge_node", *(word for flag in flags.items() for word in flag)]
     async with service_process(command, ready_file=tmp_path / "ready") as service, open_client(links=links) as http:
         assert "EMULATED COMPUTE is active" in service.log
+        # Once, though the node has two clients: for heartbeats, and for inference.
+        assert service.log.count("EMULATED LINKS are active") == 1
         metadata = (await http.get(f"{service.url}/v2/models/{entry.name}")).json()
         assert metadata["parameters"]["emulated_ms_per_image"] == MS_PER_IMAGE
         request = InferRequest(inputs=(Tensor("images", images),), outputs=(RequestedOutput("logits"),))

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tierkit.errors import UpstreamTimeout, UpstreamUnavailable
-from tierkit.http_client import calling, open_client
+from tierkit.http_client import announce_links, calling, open_client
 from tierkit.testing import serve_app
 
 BUSY_S = 0.5
@@ -111,9 +111,8 @@ async def test_a_connection_that_was_lost_can_be_used_no_more_but_others_can(tmp
 
 
 async def test_the_log_says_aloud_that_a_link_is_emulated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with open_client(links=links(tmp_path, "delay_s = 0.02")):
-        (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
-        assert "EMULATED LINKS are active" in record.getMessage()
-    caplog.clear()
-    async with open_client():
-        assert caplog.records == []
+    announce_links(None)
+    assert caplog.records == []
+    announce_links(links(tmp_path, "delay_s = 0.02"))
+    (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
+    assert "EMULATED LINKS are active" in record.getMessage()

@@ -33,14 +33,18 @@ def test_a_link_leads_to_addresses_networks_and_names(tmp_path: Path) -> None:
         ("[[link]]\nname='a'\nto=['x']\nzzz = 1", "link.0.zzz is unknown; known are delay_s, jitter_s"),
         ("[[link]]\nname='a'\nto=['x']\ndelay_s = inf", "link.0.delay_s is inf: input should be a finite number"),
         ("[[link]]\nname='a'\nto=['x']\nreset = 1.5", "link.0.reset is 1.5: input should be less"),
-        ("[[link]]\nname='a'\nto=['x']\njitter_s = 1", "jitter_s (1) must be at most delay_s (0)"),
+        ("[[link]]\nname='a'\nto=['x']\njitter_s = 1", ": link.0: jitter_s (1) must be at most delay_s (0)"),
         ("[[link]]\nname='a'\nto=['x']\nreset = 0.6\nstall = 0.6", "reset and stall add up to 1.2"),
         (
             "[[link]]\nname='a'\nto=['x']\nbandwidth_bps = 0",
             "link.0.bandwidth_bps is 0: input should be greater than 0",
         ),
         ("[[link]]\nto=['x']", "link.0.name is missing"),
-        ("[[link]]\nname='a'\nto=[]", "link.0.to is []"),
+        ("[[link]]\nname='a'\nto=[]", "link.0.to has too few entries: 0, at least 1"),
+        ("link = []", "link has too few entries: 0, at least 1"),
+        ("[[link]]\nname='a'\nto=['x', '127.0.0.300/40']", ": link.0.to: '127.0.0.300/40' is no address, network"),
+        ("[[link]]\nname='a'\nto=['127.0.0.300']", "'127.0.0.300' is no address, network"),
+        ("[[link]]\nname='a'\nto=['http://node-1:8000']", "'http://node-1:8000' is no address, network"),
         ("[[link]]\nname='a'\nto=['x']\n[[link]]\nname='a'\nto=['y']", "several links are called a"),
         ("sed = 1\n[[link]]\nname='a'\nto=['x']", "sed is unknown; did you mean seed?"),
     ],
@@ -50,6 +54,9 @@ def test_a_wrong_file_is_refused_in_a_sentence(tmp_path: Path, text: str, senten
         read_links(written(tmp_path, text))
     assert sentence in str(caught.value)
     assert "links.toml" in str(caught.value)
+    # That the wrong link does not count, and all else that it says, is no news.
+    assert "tuple should" not in str(caught.value)
+    assert "{" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
