@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from experiments.bench.inputs import InputPlan
 from experiments.bench.levels import MAX_CONNECTIONS, MAX_RATE, Closed, Level, Load, Open, Plan
@@ -187,10 +188,10 @@ def bench(
     if json:
         print_json(document(target, levels))
     elif levels:
-        screen().print(f"[bold]{target.name}[/bold], {target.images} per request; latencies in ms")
+        screen().print(f"[bold]{escape(target.name)}[/bold], {target.images} per request; latencies in ms")
         screen().print(_listing(target, levels, with_goodput=deadline is not None))
     for caution in cautions(levels):
-        progress.print(f"[yellow]note[/yellow]  {caution}")
+        progress.print(f"[yellow]note[/yellow]  {escape(caution)}")
     answered = any(level.summary.answered for level in levels)
     if plot is not None and answered:
         plot_levels(levels, plot, title=f"{target.name}, {target.images} per request")

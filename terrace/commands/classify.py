@@ -160,7 +160,7 @@ def _show(job: Job, results: list[ImageResult], out: Path | None) -> None:
     if out is not None:
         console.print(f"results in {out}", soft_wrap=True, markup=False)
     else:
-        console.print(f"[dim]results: terrace jobs results {job.id}[/dim]", soft_wrap=True)
+        console.print(f"results: terrace jobs results {job.id}", style="dim", soft_wrap=True, markup=False)
 
 
 def answers_table(results: list[ImageResult]) -> Listing:

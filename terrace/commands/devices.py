@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from terrace.console import Column, Listing, health_text, node_order, print_json, screen, tier_text
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
@@ -27,7 +28,9 @@ def list_devices(
         print_json({"devices": devices})
         return
     if not devices:
-        screen().print(f"no node has registered; start one with [bold]terrace end --scheduler {scheduler}[/bold]")
+        screen().print(
+            f"no node has registered; start one with [bold]terrace end --scheduler {escape(scheduler)}[/bold]"
+        )
         return
     table = Listing(
         Column(title="node"),

@@ -72,7 +72,9 @@ def list_jobs(
         )
     screen().print(table, crop=False)
     if page.next_cursor:
-        screen().print(f"[dim]older ones: terrace jobs list --cursor {page.next_cursor}[/dim]", soft_wrap=True)
+        screen().print(
+            f"older ones: terrace jobs list --cursor {page.next_cursor}", style="dim", soft_wrap=True, markup=False
+        )
 
 
 @app.command()
@@ -129,7 +131,7 @@ def attempts(
     screen().print(table, crop=False)
     if page.next_cursor:
         more = f"more: terrace jobs attempts {job} --cursor {page.next_cursor}"
-        screen().print(f"[dim]{more}[/dim]", soft_wrap=True)
+        screen().print(more, style="dim", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -161,10 +163,10 @@ def explain(
         table.add_row(str(each.task), str(each.attempt), each.node, each.upstream or "", each.outcome, each.why)
     screen().print(table, crop=False)
     if page.now:
-        screen().print(f"now: {page.now}", soft_wrap=True)
+        screen().print(f"now: {page.now}", soft_wrap=True, markup=False)
     if page.next_cursor:
         more = f"more: terrace jobs explain {job} --cursor {page.next_cursor}"
-        screen().print(f"[dim]{more}[/dim]", soft_wrap=True)
+        screen().print(more, style="dim", soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
+from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
@@ -106,7 +107,7 @@ def list_models(weights: Weights = None, json: Json = False) -> None:
         _print_encoders(manifest.encoders)
     for entry in manifest.models:
         if entry.stands_in_for:
-            screen().print(f"[dim]{entry.name}: {entry.stands_in_for}[/dim]")
+            screen().print(f"{entry.name}: {entry.stands_in_for}", style="dim", markup=False)
 
 
 @app.command()
@@ -120,7 +121,7 @@ def show(name: Name, weights: Weights = None, json: Json = False) -> None:
     training = content.pop("training")
     table = plain_table("fact", "value")
     for key, value in [*content.items(), *((f"training {key}", value) for key, value in training.items())]:
-        table.add_row(key.replace("_", " "), _plain(value))
+        table.add_row(escape(key.replace("_", " ")), escape(_plain(value)))
     screen().print(table)
 
 
@@ -142,7 +143,9 @@ def verify(weights: Weights = None, provider: Provider = Processor.CPU, json: Js
         # A path that is longer than the terminal is wide goes on in the next line: its end names the file.
         table.add_column(overflow="fold")
         for verdict in verdicts:
-            table.add_row("[green]ok[/green]" if verdict.ok else "[red]wrong[/red]", verdict.name, verdict.detail)
+            table.add_row(
+                "[green]ok[/green]" if verdict.ok else "[red]wrong[/red]", escape(verdict.name), escape(verdict.detail)
+            )
         screen().print(table)
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(1)
@@ -368,7 +371,7 @@ def export(
     if json:
         print_json({"name": name, "file": str(path), "size_bytes": path.stat().st_size})
         return
-    screen().print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+    screen().print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -397,7 +400,7 @@ def quantize(
         weights,
         records=place,
         stands_in_for=stands_in_for or None,
-        say=lambda text: err.print(f"[dim]{text}[/dim]"),
+        say=lambda text: err.print(text, style="dim", markup=False),
     )
     if entry.target == "fine":
         err.print("[dim]cutting its encoder off[/dim]")
@@ -448,7 +451,7 @@ def _print_tuning(report: TuningReport) -> None:
             percent(row["accuracy"]),
             f"{row['accuracy'] / row['upper_accuracy']:.4f}",
         )
-    out.print(f"[bold]Chosen on[/bold] {report.tuning.data}")
+    out.print(f"[bold]Chosen on[/bold] {escape(report.tuning.data)}")
     out.print(table)
     if report.test:
         tiers = ("end", "edge", "cloud")
@@ -467,7 +470,7 @@ def _print_tuning(report: TuningReport) -> None:
         out.print(f"\n[bold]Measured on[/bold] {report.test[0].images:,} test images, which had no part in the choice")
         out.print(table)
     for path in report.files:
-        out.print(f"[dim]{path}[/dim]", soft_wrap=True)
+        out.print(str(path), style="dim", soft_wrap=True, markup=False)
     if not report.plot:
         out.print("[dim]no plot: that needs the extra 'plots' (pip install 'terrace\\[plots]')[/dim]")
 

@@ -183,7 +183,7 @@ def _hand_over(token: str, out: Path | None) -> None:
 
 
 def _say(text: str) -> None:
-    screen(stderr=True).print(text, soft_wrap=True)
+    screen(stderr=True).print(text, soft_wrap=True, markup=False)
 
 
 def _now() -> datetime:

@@ -94,4 +94,5 @@ def tell_end(record: Any, folder: Path, *, json: bool) -> None:
         f"{folder.name}: {done} after {record.steps:,} of {record.planned_steps:,} steps, {record.minutes:.1f} min; "
         f"see {folder}",
         soft_wrap=True,
+        markup=False,
     )

@@ -154,10 +154,14 @@ async def _run(plan: FleetPlan, *, raw: bool, token: str | None, tls_ca: Path | 
 
     def show_ready(service: RunningService) -> None:
         if service.plan.kind == SCHEDULER:
-            notes.print(f"the scheduler is at {plan.scheduler_url or service.url}; nodes are joining", soft_wrap=True)
+            notes.print(
+                f"the scheduler is at {plan.scheduler_url or service.url}; nodes are joining",
+                soft_wrap=True,
+                markup=False,
+            )
 
     if plan.scheduler is None:
-        notes.print(f"nodes register with the scheduler at {plan.scheduler_url}", soft_wrap=True)
+        notes.print(f"nodes register with the scheduler at {plan.scheduler_url}", soft_wrap=True, markup=False)
     with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
         async with (
             launch(

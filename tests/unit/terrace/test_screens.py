@@ -279,3 +279,11 @@ def test_lines_of_results_come_whole_whatever_the_pieces() -> None:
 
 def test_one_is_an_image() -> None:
     assert [image_count(count) for count in (0, 1, 2000)] == ["0 images", "1 image", "2,000 images"]
+
+
+def test_a_scheduler_at_an_ipv6_address_is_named_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Client, "devices", lambda self: [])
+    assert run(["devices", "list", "--scheduler", "http://[fe80::1]:8070"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("terrace end --scheduler http://[fe80::1]:8070")

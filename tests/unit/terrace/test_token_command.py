@@ -141,3 +141,9 @@ def test_every_command_that_talks_to_a_scheduler_can_show_a_token() -> None:
         for path, flags in leaves(name, _load(name)):
             if "--scheduler" in flags:
                 assert {"--token-file", "--tls-ca"} <= flags, path
+
+
+def test_a_file_with_brackets_is_named_as_it_is(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert run([*ALICE, "--out", "[red]a]"]) == 0
+    assert "it is in [red]a] and nowhere else" in capsys.readouterr().err
+    assert (folder / "[red]a]").exists()
