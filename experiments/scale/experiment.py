@@ -334,6 +334,7 @@ def _table(record: Record) -> Table:
             "memory, MiB",
             "CPU, s",
         ),
+        spare=("messages/s", "decisions per CPU s", "cores"),
         rows=[
             *(
                 [

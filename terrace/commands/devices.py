@@ -29,7 +29,8 @@ def list_devices(
         return
     if not devices:
         screen().print(
-            f"no node has registered; start one with [bold]terrace end --scheduler {escape(scheduler)}[/bold]"
+            f"no node has registered; start one with [bold]terrace end --scheduler {escape(scheduler)}[/bold]",
+            soft_wrap=True,  # a command to copy
         )
         return
     table = Listing(
