@@ -49,8 +49,8 @@ _STALL_S = 30.0
 
 _LOOP_S = 0.02
 """Longest inference on the event loop, by the measured rate: what else comes meanwhile waits for so long. 50 images of
-the smallest network take 6 to 10 ms on one core, and 14 when others use the memory; to hand such a batch to the thread
-and back costs that core 2 %."""
+the smallest network take 6 to 10 ms on one core, and more when others use the memory; to hand such a batch to the
+thread and back costs that core time as well."""
 
 _TURNS = 4
 """Of the event loop, between two batches that are computed on it: a connection is taken in one turn, what it says is

@@ -28,13 +28,11 @@ while True:
 """
 
 POLITE = """
-import time
-try:
-    print("up", flush=True)
-    while True:
-        time.sleep(0.05)  # a signal that comes just before signal.pause() would be noticed only after it
-except KeyboardInterrupt:
-    raise SystemExit(7)
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # so that none is missed that comes before it is waited for
+print("up", flush=True)
+signal.sigwait([signal.SIGINT])
+raise SystemExit(7)
 """
 
 
