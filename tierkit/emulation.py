@@ -28,8 +28,8 @@ __all__ = ["SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
 log = logging.getLogger(__name__)
 
 _TOLERANCE = 0.03
-_SLACK_S = 0.001
-"""A real run may exceed the emulated time by 3 % and the millisecond that a busy system takes to wake a thread."""
+_SLACK_S = 0.002
+"""A real run may exceed the emulated time by 3 % and the milliseconds that a busy system takes to wake a thread."""
 
 SLOWER = "EMULATED COMPUTE is slower from now on"
 """What the log says when a model slows down."""
