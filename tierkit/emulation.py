@@ -28,8 +28,10 @@ __all__ = ["SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
 log = logging.getLogger(__name__)
 
 _TOLERANCE = 0.03
-_SLACK_S = 0.002
-"""A real run may exceed the emulated time by 3 % and the milliseconds that a busy system takes to wake a thread."""
+_SLACK_S = 0.1
+"""All real runs together may exceed their emulated time by 3 %, and by the moments in which a busy system gave the core
+to somebody else. Such a moment makes what is measured slower, never faster; a network that is too slow here uses up
+both within a second."""
 
 SLOWER = "EMULATED COMPUTE is slower from now on"
 """What the log says when a model slows down."""
@@ -145,6 +147,8 @@ class EmulatedModel:
         self._answers = answers
         self._slowdown = slowdown
         self._images_done = 0
+        self._emulated_s = 0.0
+        self._overrun_s = 0.0
         self._slow = False
         self._clock = clock
         self._sleep = sleep
@@ -186,7 +190,7 @@ class EmulatedModel:
         """The model's answers, after exactly the emulated time.
 
         Raises:
-            SetupError: they took longer than that.
+            SetupError: they took longer than that, and this was no moment of a busy machine.
         """
         started = self._clock()
         images = len(inputs[self.inputs[0].name])
@@ -195,7 +199,9 @@ class EmulatedModel:
         if answers is None:
             answers = self._model.run(inputs, outputs)
         real_s = self._clock() - started
-        if real_s > emulated_s * (1 + _TOLERANCE) + _SLACK_S:
+        self._emulated_s += emulated_s
+        self._overrun_s += max(0.0, real_s - emulated_s)
+        if self._overrun_s > self._emulated_s * _TOLERANCE + _SLACK_S:
             raise SetupError(
                 f"the model '{self.name}' took {real_s * 1000:.1f} ms for {images} images, which is longer than the "
                 f"emulated {emulated_s * 1000:.1f} ms: free the machine, or compute its answers beforehand "
