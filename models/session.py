@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from models.fusion import fuse_pooling
 from models.manifest import EncoderEntry, ModelEntry, Side, WeightsFile, load_manifest, weights_folder
 from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
@@ -268,7 +269,7 @@ def _load(
             f"'{'gpu' if provider == 'cuda' else 'cpu'}' and its drivers"
         )
     place = folder or weights_folder()
-    path, content = _read_verified(entry, place)
+    path, network = _read_verified(entry, place)
     names = tuple(labels) if labels is not None else _labels(entry, place)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -278,7 +279,10 @@ def _load(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     try:
-        session = runtime.InferenceSession(extract_part(content, cut), options, providers=[wanted])
+        network = extract_part(network, cut)
+        if provider == "cpu":
+            network = fuse_pooling(network)
+        session = runtime.InferenceSession(network, options, providers=[wanted])
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from error
     except Exception as error:  # the runtime's own classes share no base but Exception
