@@ -14,4 +14,7 @@ __all__ = ["create_app"]
 
 def create_app(node: EndNode) -> Starlette:
     """The task route, and the Open Inference Protocol for the node's own models."""
-    return node_app(node, [Route("/v1/tasks/{task_id}", TaskEndpoint(node), methods=["POST"])])
+    tasks = TaskEndpoint(node)
+    return node_app(
+        node, [Route("/v1/tasks/{task_id}", tasks, methods=["POST"])], below={"/v1/tasks": (tasks, "task_id")}
+    )

@@ -7,6 +7,7 @@ exist, or from a node that was not asked, is an `UpstreamError`, and so is a str
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from scheduler.escalation import check_routed
 from scheduler.inputs import Pixels
 from tierkit.errors import Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http1 import Pieces
+from tierkit.http1 import Answer, Fields, ServiceClient
 from tierkit.http_client import authorization, calling
 from tierkit.oip import InferRequest, Tensor, encode_request
 from tierkit.protocol import (
@@ -99,7 +100,7 @@ class Wire(Protocol):
 class HttpWire:
     """HTTP on real sockets."""
 
-    http: httpx.AsyncClient
+    http: ServiceClient
 
     def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
         return _send_task(self.http, order, budget_s=budget_s)
@@ -113,10 +114,10 @@ class HttpWire:
 
 
 async def _send_task(
-    http: httpx.AsyncClient, order: Order, *, budget_s: float
+    http: ServiceClient, order: Order, *, budget_s: float
 ) -> AsyncGenerator[tuple[TaskEvent, str], None]:
     # Views of the mapped input file go down to the transport as they are.
-    chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),), id=order.request_id))
+    chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),)))
     headers = {
         **headers,
         REQUEST_ID_HEADER: order.request_id,
@@ -133,16 +134,13 @@ async def _send_task(
     if order.coarse_known:
         headers[STAGE_HEADER] = "fine"
     url = f"{order.url}/v1/tasks/{order.task_id}"
-    async with (
-        calling(order.node_id, budget_s=None),
-        http.stream("POST", url, content=Pieces(chunks), headers=headers) as response,
-    ):
-        if response.status_code != 200:
-            raise await _refusal(response, order)
-        if response.headers.get("content-type", "").partition(";")[0].strip() != _NDJSON:
+    async with calling(order.node_id, budget_s=None), aclosing(await http.ask(url, chunks, headers)) as answer:
+        if answer.status != 200:
+            raise await _refusal(answer, order)
+        if Fields(answer.headers).get("content-type", "").partition(";")[0].strip() != _NDJSON:
             raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
         expected = _Expected(order)
-        async for line in _lines(response, order.node_id):
+        async for line in _lines(answer, order.node_id):
             if expected.complete:
                 return  # it goes on after the end; leaving closes the connection
             yield expected.check(line), line
@@ -156,26 +154,26 @@ def may_have_held(error: Exception | None) -> bool:
     return isinstance(error, UpstreamUnavailable) and not isinstance(error.__cause__, refused)
 
 
-async def _refusal(response: httpx.Response, order: Order) -> Exception:
+async def _refusal(answer: Answer, order: Order) -> Exception:
     body = b""
-    async for chunk in response.aiter_raw():
+    async for chunk in answer:
         body += chunk
         if len(body) > _MAX_REFUSAL_BYTES:
             break
     said = body[:_MAX_REFUSAL_BYTES].decode("utf-8", "replace")
-    message = f"{order.node_id} answered {response.status_code}: {said}"
-    if response.status_code == 503:
+    message = f"{order.node_id} answered {answer.status}: {said}"
+    if answer.status == 503:
         try:
-            wait_s = float(response.headers.get("retry-after", "1"))
+            wait_s = float(Fields(answer.headers).get("retry-after", "1"))
         except ValueError:
             wait_s = 1.0
         return Overloaded(message, retry_after_s=min(30.0, max(0.1, wait_s)))
-    return UpstreamError(message, status_code=response.status_code)
+    return UpstreamError(message, status_code=answer.status)
 
 
-async def _lines(response: httpx.Response, node_id: str) -> AsyncIterator[str]:
+async def _lines(answer: Answer, node_id: str) -> AsyncIterator[str]:
     rest = b""
-    async for chunk in response.aiter_raw():
+    async for chunk in answer:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line.strip():

@@ -15,25 +15,40 @@ __all__ = ["DirectRoutes", "HeadAsGet", "cancelled_on_disconnect", "read_body"]
 
 
 class DirectRoutes:
-    """ASGI middleware: POST requests for some exact paths go straight to their endpoint, past the framework's routing
-    and exception handling, which take as long as decoding the request.
+    """ASGI middleware: POST requests for some paths go straight to their endpoint, past the framework's routing and
+    exception handling, which take as long as decoding the request.
 
     Args:
         app: answers all other requests.
         endpoints: by path, each with its path parameters. They answer their own errors.
+        below: endpoints of all paths that are one of these and one more segment, each with the name of the path
+            parameter that this segment is. Likewise.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, tuple[ASGIApp, Mapping[str, str]]]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        endpoints: Mapping[str, tuple[ASGIApp, Mapping[str, str]]],
+        below: Mapping[str, tuple[ASGIApp, str]],
+    ) -> None:
         self._app = app
         self._endpoints = endpoints
+        self._below = below
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if found is None:
-            await self._app(scope, receive, send)
-            return
-        endpoint, scope["path_params"] = found
-        await endpoint(scope, receive, send)
+        endpoint = self._find(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (endpoint or self._app)(scope, receive, send)
+
+    def _find(self, scope: Scope) -> ASGIApp | None:
+        if found := self._endpoints.get(scope["path"]):
+            endpoint, scope["path_params"] = found
+            return endpoint
+        above, _, last = scope["path"].rpartition("/")
+        if last and (known := self._below.get(above)):
+            endpoint, name = known
+            scope["path_params"] = {name: last}
+            return endpoint
+        return None
 
 
 class HeadAsGet:

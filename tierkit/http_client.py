@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from types import TracebackType
 
 import httpx
 
 from tierkit.access import client_context, tls_trouble
-from tierkit.errors import CertificateError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http1 import HttpTransport, ServiceClient
+from tierkit.errors import CertificateError, TerraceError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.http1 import HttpTransport, ServiceClient, Way
 from tierkit.links import LinkTransport, read_links
 
 __all__ = ["announce_links", "authorization", "calling", "open_client"]
@@ -43,9 +42,7 @@ def announce_links(links: Path | None) -> None:
         log.warning("EMULATED LINKS are active: requests are delayed on purpose", extra={"links": names})
 
 
-def open_client(
-    *, max_connections: int = 64, links: Path | None = None, tls_ca: Path | None = None
-) -> httpx.AsyncClient:
+def open_client(*, max_connections: int = 64, links: Path | None = None, tls_ca: Path | None = None) -> ServiceClient:
     """A client for a service to share among its calls; close it with `async with`.
 
     Phases are bounded here (connecting 3 s; reading, writing and waiting for a free connection by the call's total
@@ -60,17 +57,16 @@ def open_client(
     Raises:
         SetupError: one of the files cannot be used.
     """
-    transport: httpx.AsyncBaseTransport = HttpTransport(
-        client_context(tls_ca), max_connections=max_connections, keepalive_s=_KEEPALIVE_S
-    )
+    way: Way = HttpTransport(client_context(tls_ca), max_connections=max_connections, keepalive_s=_KEEPALIVE_S)
     if links is not None:
-        transport = LinkTransport(read_links(links), transport)
-    return ServiceClient(transport, timeout=httpx.Timeout(None, connect=_CONNECT_S))
+        way = LinkTransport(read_links(links), way)
+    return ServiceClient(way, timeout=httpx.Timeout(None, connect=_CONNECT_S))
 
 
-@asynccontextmanager
-async def calling(who: str, *, budget_s: float | None) -> AsyncIterator[None]:
+class calling:
     """What runs inside is one call to `who`, at most `budget_s` seconds in total.
+
+    A class, for a generator takes several times as long to enter and leave, which counts when it is done per request.
 
     Raises:
         UpstreamTimeout: no complete answer within the budget.
@@ -78,18 +74,40 @@ async def calling(who: str, *, budget_s: float | None) -> AsyncIterator[None]:
         CertificateError: the two sides do not agree on TLS, or the certificate does not prove who it is.
         UpstreamError: an answer that is none.
     """
-    try:
-        async with asyncio.timeout(budget_s):
-            yield
-    except httpx.ConnectTimeout as exc:
-        raise UpstreamUnavailable(f"{who} takes no connection") from exc
-    except (TimeoutError, httpx.TimeoutException) as exc:
-        raise UpstreamTimeout(f"{who} did not answer within its budget") from exc
-    except httpx.UnsupportedProtocol as exc:
-        raise UpstreamError(f"{who} has no usable address: {exc}") from exc
-    except httpx.TransportError as exc:
-        if trouble := tls_trouble(exc, who):
-            raise CertificateError(trouble) from exc
-        raise UpstreamUnavailable(f"{who} cannot be reached: {str(exc) or type(exc).__name__}") from exc
-    except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise UpstreamError(f"{who} gave no usable answer: {exc}") from exc
+
+    def __init__(self, who: str, *, budget_s: float | None) -> None:
+        self._who = who
+        self._limit = None if budget_s is None else asyncio.timeout(budget_s)
+
+    async def __aenter__(self) -> None:
+        if self._limit is not None:
+            await self._limit.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._limit is not None:
+            try:
+                await self._limit.__aexit__(kind, error, traceback)
+            except TimeoutError as exc:
+                error = exc
+        if error is not None and (known := _translated(error, self._who)) is not None:
+            raise known from error
+
+
+def _translated(error: BaseException, who: str) -> TerraceError | None:
+    """What the error of another library means here; None for what is not its."""
+    match error:
+        case httpx.ConnectTimeout():
+            return UpstreamUnavailable(f"{who} takes no connection")
+        case TimeoutError() | httpx.TimeoutException():
+            return UpstreamTimeout(f"{who} did not answer within its budget")
+        case httpx.UnsupportedProtocol():
+            return UpstreamError(f"{who} has no usable address: {error}")
+        case httpx.TransportError():
+            if trouble := tls_trouble(error, who):
+                return CertificateError(trouble)
+            return UpstreamUnavailable(f"{who} cannot be reached: {str(error) or type(error).__name__}")
+        case httpx.HTTPError() | httpx.InvalidURL():
+            return UpstreamError(f"{who} gave no usable answer: {error}")
+    return None

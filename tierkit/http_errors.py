@@ -35,7 +35,7 @@ from tierkit.errors import (
 from tierkit.logs import current_request_id
 from tierkit.service.responses import Answer, error_answer, send_answer
 
-__all__ = ["answer", "answer_to", "install", "retry_after_s", "status_of"]
+__all__ = ["Answering", "answer", "answer_to", "install", "retry_after_s", "status_of"]
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +76,12 @@ def install(app: Starlette) -> None:
         app.add_exception_handler(RequestValidationError, _on_validation_error)
     # Not as exception handlers: a handler for Exception stands outside all middleware and raises the error once more
     # after it has answered, which the server then logs a second time.
-    app.add_middleware(_Errors)
+    app.add_middleware(Answering)
 
 
-class _Errors:
+class Answering:
+    """ASGI middleware: what `app` raises becomes the answer."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 

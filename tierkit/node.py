@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol, Self
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from tierkit import http_errors
 from tierkit.asgi import DirectRoutes
@@ -199,8 +200,14 @@ class InferenceNode:
         )
 
 
-def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own."""
+def node_app(
+    node: InferenceNode, routes: Sequence[BaseRoute] = (), below: Mapping[str, tuple[ASGIApp, str]] | None = None
+) -> Starlette:
+    """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own.
+
+    Args:
+        below: endpoints among those of `routes` that POST requests reach without the framework; see `DirectRoutes`.
+    """
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -220,5 +227,6 @@ def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette
     direct = {f"/v2/models/{name}/infer": (infer, {"model": name}) for name in node.runners}
     http_errors.install(app)
     # Around the framework's own middleware as well, of which each layer costs some microseconds a request.
-    app.middleware_stack = DirectRoutes(app.build_middleware_stack(), direct)
+    answering = {path: (http_errors.Answering(endpoint), name) for path, (endpoint, name) in (below or {}).items()}
+    app.middleware_stack = DirectRoutes(app.build_middleware_stack(), direct, answering)
     return app

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from urllib.parse import quote
 
-import httpx
-
 from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http1 import Pieces
+from tierkit.http1 import Answer, Fields, ServiceClient
 from tierkit.http_client import authorization, calling
 from tierkit.oip import (
     BINARY_HEADER,
@@ -39,7 +38,7 @@ class OipClient:
     The caller owns `http`, closes it, and chooses its pool; its timeouts apply besides the budget of each call.
     """
 
-    def __init__(self, http: httpx.AsyncClient, *, limits: Limits | None = None) -> None:
+    def __init__(self, http: ServiceClient, *, limits: Limits | None = None) -> None:
         self._http = http
         self._limits = limits or Limits()
 
@@ -89,30 +88,26 @@ class OipClient:
             chunks = [await compress(b"".join(chunks))]
             own |= {"Content-Encoding": CODING, "Content-Length": str(len(chunks[0]))}
         target = f"{url}{prefix}/{quote(model, safe='')}/infer"
-        async with (
-            calling(url, budget_s=budget_s),
-            self._http.stream("POST", target, content=Pieces(chunks), headers=own) as answer,
-        ):
+        async with calling(url, budget_s=budget_s), aclosing(await self._http.ask(target, chunks, own)) as answer:
             body = await self._read(answer, url)
-        if answer.status_code != 200:
-            raise _refusal(url, answer, body)
+        fields = Fields(answer.headers)
+        if answer.status != 200:
+            raise _refusal(url, answer.status, fields, body)
         try:
-            response = decode_response(
-                body, parse_header_length(answer.headers.get(BINARY_HEADER)), limits=self._limits
-            )
+            response = decode_response(body, parse_header_length(fields.get(BINARY_HEADER)), limits=self._limits)
         except InvalidInput as exc:
             raise UpstreamError(f"{url} gave an answer that cannot be read: {exc}") from exc
         _check_answers(response, request, url)
         return replace(
             response,
-            timing=_timing(answer.headers.get("Server-Timing", "")),
+            timing=_timing(fields.get("Server-Timing", "")),
             request_bytes=sum(map(len, chunks)),
-            headers=answer.headers,
+            headers=fields,
         )
 
-    async def _read(self, answer: httpx.Response, url: str) -> bytes:
+    async def _read(self, answer: Answer, url: str) -> bytes:
         body = bytearray()
-        async for piece in answer.aiter_raw():
+        async for piece in answer:
             body += piece
             if len(body) > self._limits.max_body_bytes:
                 raise UpstreamError(f"{url} answers with more than {self._limits.max_body_bytes} bytes")
@@ -137,11 +132,10 @@ def _timing(header: str) -> Timing | None:
     return Timing(queue_s=float(queue_ms) / 1000, compute_s=float(compute_ms) / 1000, batch_images=int(images))
 
 
-def _refusal(url: str, answer: httpx.Response, body: bytes) -> Exception:
-    status = answer.status_code
+def _refusal(url: str, status: int, fields: Mapping[str, str], body: bytes) -> Exception:
     message = f"{url} answered {status}: {_sentence(body)}"
     if status == 503:
-        return UpstreamUnavailable(message, retry_after_s=_seconds(answer.headers.get("Retry-After", "")))
+        return UpstreamUnavailable(message, retry_after_s=_seconds(fields.get("Retry-After", "")))
     if status == 504:
         return UpstreamTimeout(message)
     return UpstreamError(message, status_code=status)

@@ -8,7 +8,8 @@ thousand requests a second. Here a request leaves no objects in a circle, where 
 with (`tierkit.client`) is plain httpx.
 """
 
-from tierkit.http1.client import Pieces, ServiceClient
+from tierkit.http1.client import ServiceClient
 from tierkit.http1.transport import HttpTransport
+from tierkit.http1.way import Answer, Fields, Question, Way
 
-__all__ = ["HttpTransport", "Pieces", "ServiceClient"]
+__all__ = ["Answer", "Fields", "HttpTransport", "Question", "ServiceClient", "Way"]

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
-__all__ = ["Pieces", "ServiceClient"]
+from tierkit.http1.way import Answer, Timeouts, Way, question_of, response_of, to_post
 
-
-class Pieces(httpx.AsyncByteStream):
-    """A body that lies in memory in several places. Its length goes in a header of the request."""
-
-    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
-        self._pieces = pieces
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            yield piece  # type: ignore[misc]  # httpx says bytes; all that is done with them works on views
+__all__ = ["ServiceClient"]
 
 
 class ServiceClient(httpx.AsyncClient):
@@ -29,14 +20,29 @@ class ServiceClient(httpx.AsyncClient):
     how long it took keeps all objects of the exchange in a circle, for the garbage collector to find.
 
     Args:
-        transport: closed with the client.
+        way: closed with the client.
         timeout: of the phases, where a request names none.
     """
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, *, timeout: httpx.Timeout) -> None:
-        super().__init__(transport=transport, timeout=timeout, follow_redirects=False, trust_env=False)
-        self._way = transport
+    def __init__(self, way: Way, *, timeout: httpx.Timeout) -> None:
+        super().__init__(transport=_Closing(way), timeout=timeout, follow_redirects=False, trust_env=False)
+        self._way = way
         self._phases = timeout.as_dict()
+        self._timeouts = Timeouts(**self._phases)
+
+    async def ask(self, url: str, pieces: Sequence[bytes | memoryview], headers: Mapping[str, str]) -> Answer:
+        """POST a body that lies in memory in several places, with these headers and no others, past all of httpx.
+
+        Returns:
+            The answer as soon as its head is there; to be closed (`contextlib.aclosing`).
+
+        Raises:
+            httpx.TransportError: there is no answer.
+            httpx.InvalidURL: no such address.
+        """
+        if self.is_closed:
+            raise RuntimeError("the client has been closed")
+        return await self._way.ask(to_post(url, pieces, headers, self._timeouts))
 
     def build_request(self, method: str, url: httpx.URL | str, **parts: Any) -> httpx.Request:
         """See `httpx.AsyncClient.build_request`, but for the headers: those given, and those of the body, are all.
@@ -54,7 +60,7 @@ class ServiceClient(httpx.AsyncClient):
         """See `httpx.AsyncClient.send`; `auth` and `follow_redirects` are for its callers, and mean nothing here."""
         if self.is_closed:
             raise RuntimeError("the client has been closed")
-        response = await self._way.handle_async_request(request)
+        response = response_of(await self._way.ask(question_of(request)))
         response.request = request
         if not stream:
             try:
@@ -63,3 +69,13 @@ class ServiceClient(httpx.AsyncClient):
                 await response.aclose()
                 raise
         return response
+
+
+class _Closing(httpx.AsyncBaseTransport):
+    """Lets httpx close the way that it is not asked to take."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
+    async def aclose(self) -> None:
+        await self._way.aclose()

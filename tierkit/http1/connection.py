@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import select
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Protocol, cast
 
 import httptools
 import httpx
+
+from tierkit.http1.way import Answer, Pieces
 
 __all__ = ["Connection", "Exchange", "Owner"]
 
@@ -82,7 +84,7 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         self._barren_bytes = 0
 
-    def write(self, pieces: list[bytes]) -> None:
+    def write(self, pieces: list[bytes | memoryview]) -> None:
         """Send these bytes, or views, without a copy where the event loop makes none."""
         assert self._transport is not None
         if len(pieces) == 1:
@@ -241,7 +243,7 @@ class Connection(asyncio.Protocol):
         raise ValueError(to)
 
 
-class Exchange(httpx.AsyncByteStream):
+class Exchange(Answer):
     """A request, and its answer as the stream of its body.
 
     The connection is free for the next exchange as soon as the answer has come whole, read or not.
@@ -291,19 +293,26 @@ class Exchange(httpx.AsyncByteStream):
                     return not value.rstrip().lower().endswith(b"chunked")
         return True
 
-    async def send(self, head: bytes, body: AsyncIterable[bytes], length: int | None) -> None:
+    async def send(
+        self, head: bytes, body: Sequence[bytes | memoryview] | AsyncIterable[bytes], length: int | None
+    ) -> None:
         """Send the request, or as much of it as the server wants: an answer, or the end of the connection, ends it.
 
         Args:
             head: with its empty line.
-            body: views of bytes will do.
+            body: what lies in memory goes out at once.
             length: of the body in bytes; None to send it in chunks.
 
         Raises:
             LocalProtocolError: the body has another length.
             WriteTimeout: the server did not take it in.
         """
-        pieces = [head]
+        if isinstance(body, Sequence):
+            if length is not None:
+                await self._write([head, *body], last=True)
+                return
+            body = Pieces(body)
+        pieces: list[bytes | memoryview] = [head]
         gathered = 0
         left = length
         parts = aiter(body)
@@ -335,7 +344,7 @@ class Exchange(httpx.AsyncByteStream):
         if pieces:
             await self._write(pieces, last=True)
 
-    async def _write(self, pieces: list[bytes], *, last: bool) -> bool:
+    async def _write(self, pieces: list[bytes | memoryview], *, last: bool) -> bool:
         """Whether more is wanted."""
         if self.connection is None or self.answered:
             return False

@@ -1,4 +1,4 @@
-"""The transport that gives httpx these connections."""
+"""The way that leads over these connections."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import httpx
 
 from tierkit.http1.connection import Exchange
 from tierkit.http1.pool import Pool
+from tierkit.http1.way import Answer, Origin, Question
 
 __all__ = ["HttpTransport"]
 
@@ -18,13 +19,9 @@ _MAX_KEPT = 1024
 
 _PORTS = {b"http": 80, b"https": 443}
 
-Origin = tuple[bytes, bytes, int | None]
 
-
-class HttpTransport(httpx.AsyncBaseTransport):
+class HttpTransport:
     """HTTP/1.1 over connections that stay open, with a pool for each origin (scheme, host, port).
-
-    Of the extensions of a request it knows `timeout`; the answer's are `http_version` and `reason_phrase`.
 
     Args:
         context: for https.
@@ -38,38 +35,26 @@ class HttpTransport(httpx.AsyncBaseTransport):
         self._keepalive_s = keepalive_s
         self._pools: dict[Origin, Pool] = {}
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        head, length = _encode_head(request)
-        assert isinstance(request.stream, httpx.AsyncByteStream)
-        timeouts = request.extensions.get("timeout", {})
-        pool = self._pool_of(request.url)
-        connection = await pool.take(wait_s=timeouts.get("pool"), connect_s=timeouts.get("connect"))
-        exchange = Exchange(
-            connection,
-            bodiless=request.method == "HEAD",
-            read_s=timeouts.get("read"),
-            write_s=timeouts.get("write"),
-        )
+    async def ask(self, question: Question) -> Answer:
+        """See `Way.ask`."""
+        timeouts = question.timeouts
+        connection = await self._pool_of(question.origin).take(wait_s=timeouts.pool, connect_s=timeouts.connect)
+        exchange = Exchange(connection, bodiless=question.bodiless, read_s=timeouts.read, write_s=timeouts.write)
         try:
-            await exchange.send(head, request.stream, length)
+            await exchange.send(question.head, question.body, question.length)
             await exchange.receive_head()
         except BaseException:
             exchange.close()
             raise
-        return httpx.Response(
-            exchange.status,
-            headers=exchange.headers,
-            stream=exchange,
-            extensions={"http_version": exchange.version, "reason_phrase": exchange.reason},
-        )
+        return exchange
 
-    def _pool_of(self, url: httpx.URL) -> Pool:
-        origin = (url.raw_scheme, url.raw_host, url.port)
+    def _pool_of(self, origin: Origin) -> Pool:
         pool = self._pools.get(origin)
         if pool is None:
             scheme, host, port = origin
             if scheme not in _PORTS or not host:
-                raise httpx.UnsupportedProtocol(f"{str(url)!r:.200} is no http:// or https:// URL with a host")
+                address = f"{scheme.decode('latin-1')}://{host.decode('latin-1')}"
+                raise httpx.UnsupportedProtocol(f"{address!r:.200} is no http:// or https:// URL with a host")
             pool = self._pools[origin] = Pool(
                 host.decode("ascii"),
                 port or _PORTS[scheme],
@@ -85,25 +70,3 @@ class HttpTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await asyncio.gather(*(pool.aclose() for pool in list(self._pools.values())))
-
-
-def _encode_head(request: httpx.Request) -> tuple[bytes, int | None]:
-    """Request line and headers, and the length of the body; None where it goes in chunks.
-
-    Raises:
-        LocalProtocolError: a header that would end its line, or no proper length.
-    """
-    lines = [b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), request.url.raw_path)]
-    length: int | None = 0
-    for name, value in request.headers.raw:
-        lines.append(b"%b: %b\r\n" % (name, value))
-        if len(name) == 14 and name.lower() == b"content-length":
-            if not value.isdigit():
-                raise httpx.LocalProtocolError(f"{value!r} is no Content-Length")
-            length = int(value)
-        elif len(name) == 17 and name.lower() == b"transfer-encoding":
-            length = None
-    head = b"".join(lines)
-    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
-        raise httpx.LocalProtocolError("a header of the request holds a line break")
-    return head + b"\r\n", length

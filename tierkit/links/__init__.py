@@ -1,6 +1,6 @@
 """Emulated links: delay, bandwidth, jitter and loss between services, applied where their HTTP clients send.
 
-    client = httpx.AsyncClient(transport=LinkTransport(read_links(path), httpx.AsyncHTTPTransport()))
+    client = ServiceClient(LinkTransport(read_links(path), HttpTransport(...)), timeout=httpx.Timeout(5.0))
 
 No service knows of it: `tierkit.http_client.open_client` puts the transport in when the setting `links` names a file.
 """

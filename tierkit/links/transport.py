@@ -1,4 +1,4 @@
-"""An httpx transport whose requests pass emulated links.
+"""A way to servers that leads over emulated links.
 
 The question is held back until its last byte would have arrived, then really sent; each piece of the answer is held
 back from the moment at which it really came. Both are waits without occupancy: while an exchange is on the wire it
@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Protocol
 
 import httpx
 
+from tierkit.http1 import Answer, Question, Way
 from tierkit.links.profile import Links, LinkTo
 from tierkit.links.schedule import Fate, Fault, draw_fate, transmitted_at
 from tierkit.waiting import wait_until
@@ -46,45 +48,47 @@ class WallClock:
     wait_until = staticmethod(wait_until)
 
 
-class LinkTransport(httpx.AsyncBaseTransport):
+class LinkTransport:
     """Sends requests over the links that lead to their hosts, and the others as they are.
 
     Args:
         links: which there are.
-        inner: the transport that really sends; closed with this one.
+        inner: the way that really sends; closed with this one.
         clock: for tests.
     """
 
-    def __init__(self, links: Links, inner: httpx.AsyncBaseTransport, *, clock: Clock | None = None) -> None:
+    def __init__(self, links: Links, inner: Way, *, clock: Clock | None = None) -> None:
         self._inner = inner
         self._clock = clock or WallClock()
         self._links = [_Link(link, Random(f"{links.seed}/{link.name}")) for link in links.link]
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        link = next((link for link in self._links if link.spec.leads_to(request.url.host)), None)
+    async def ask(self, question: Question) -> Answer:
+        """See `tierkit.http1.Way.ask`."""
+        host = question.origin[1].decode()
+        link = next((link for link in self._links if link.spec.leads_to(host)), None)
         if link is None:
-            return await self._inner.handle_async_request(request)
+            return await self._inner.ask(question)
         fate = draw_fate(link.spec, link.random)
-        size = len(await request.aread()) + _head_bytes(request.headers)
+        body = question.body
+        pieces = body if isinstance(body, Sequence) else [piece async for piece in body]
+        size = len(question.head) + sum(map(len, pieces))
         await self._clock.wait_until(link.there.send(size, self._clock.now()) + fate.there_s)
         if fate.fault is not None and not fate.in_answer:
-            await _lose(fate.fault, request)
+            await _lose(fate.fault, question.timeouts.read)
         try:
-            response = await self._inner.handle_async_request(request)
+            answer = await self._inner.ask(replace(question, body=pieces))
         except httpx.TransportError:
             await self._clock.wait_until(self._clock.now() + fate.back_s)
             raise
-        arrives = link.back.send(_head_bytes(response.headers), self._clock.now()) + fate.back_s
+        arrives = link.back.send(_head_bytes(answer), self._clock.now()) + fate.back_s
         # From now on, not from when the head has arrived: what the other side sends meanwhile is on its way as well.
-        answer = _Answer(request, response, link, fate, self._clock)
+        late = _Late(answer, link, fate, self._clock, question.timeouts.read)
         try:
             await self._clock.wait_until(arrives)
         except BaseException:
-            await answer.aclose()
+            await late.aclose()
             raise
-        return httpx.Response(
-            response.status_code, headers=response.headers, stream=answer, extensions=response.extensions
-        )
+        return late
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -113,16 +117,18 @@ class _Link:
         self.back = _Queue(spec)
 
 
-class _Answer(httpx.AsyncByteStream):
-    """The body of an answer, each piece at its time. A task takes the pieces as they really come and notes when they
+class _Late(Answer):
+    """An answer, each piece of its body at its time. A task takes the pieces as they really come and notes when they
     are due; who reads waits for that."""
 
-    def __init__(self, request: httpx.Request, response: httpx.Response, link: _Link, fate: Fate, clock: Clock) -> None:
-        self._request = request
-        self._response = response
+    def __init__(self, answer: Answer, link: _Link, fate: Fate, clock: Clock, read_s: float | None) -> None:
+        self.status, self.headers = answer.status, answer.headers
+        self.reason, self.version = answer.reason, answer.version
+        self._answer = answer
         self._link = link
         self._fate = fate
         self._clock = clock
+        self._read_s = read_s
         self._due: asyncio.Queue[tuple[float, bytes | Exception | None]] = asyncio.Queue(_MAX_PIECES)
         self._closing: asyncio.Task[None] | None = None
         self._taking = asyncio.create_task(self._take(), name="emulated link")
@@ -136,7 +142,7 @@ class _Answer(httpx.AsyncByteStream):
             if self._fate.fault is not None and self._fate.in_answer:
                 if piece:
                     yield piece[: len(piece) // 2]
-                await _lose(self._fate.fault, self._request)
+                await _lose(self._fate.fault, self._read_s)
             if piece is None:
                 return
             yield piece
@@ -150,15 +156,13 @@ class _Answer(httpx.AsyncByteStream):
         """Close the real answer, once and to the end, whoever is cancelled meanwhile: a connection that is half given
         back is lost to its pool."""
         if self._closing is None:
-            self._closing = asyncio.create_task(self._response.aclose(), name="emulated link, closing")
+            self._closing = asyncio.create_task(self._answer.aclose(), name="emulated link, closing")
         await asyncio.shield(self._closing)
 
     async def _take(self) -> None:
         last: Exception | None = None
         try:
-            stream = self._response.stream
-            assert isinstance(stream, httpx.AsyncByteStream)
-            async for piece in stream:
+            async for piece in self._answer:
                 due = self._link.back.send(len(piece), self._clock.now()) + self._fate.back_s
                 await self._due.put((due, piece))
         except Exception as exc:
@@ -169,17 +173,17 @@ class _Answer(httpx.AsyncByteStream):
         await self._due.put((ends, last))
 
 
-async def _lose(fault: Fault, request: httpx.Request) -> None:
+async def _lose(fault: Fault, read_s: float | None) -> None:
     """End an exchange as a broken connection, or as one that says nothing any more, does for its caller."""
     if fault is Fault.RESET:
-        raise httpx.ReadError("connection reset (emulated link)", request=request)
+        raise httpx.ReadError("connection reset (emulated link)")
     try:
-        async with asyncio.timeout(request.extensions.get("timeout", {}).get("read")):
+        async with asyncio.timeout(read_s):
             await asyncio.Event().wait()
     except TimeoutError as exc:
-        raise httpx.ReadTimeout("nothing arrives any more (emulated link)", request=request) from exc
+        raise httpx.ReadTimeout("nothing arrives any more (emulated link)") from exc
 
 
-def _head_bytes(headers: httpx.Headers) -> int:
+def _head_bytes(answer: Answer) -> int:
     """About the size of a head: its fields, and their separators."""
-    return sum(len(name) + len(value) + 4 for name, value in headers.raw)
+    return sum(len(name) + len(value) + 4 for name, value in answer.headers)

@@ -44,6 +44,16 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
     Raises:
         MalformedMessage: a tensor that the protocol, or JSON, cannot carry.
     """
+    if binary and not (request.id or request.parameters):
+        datatypes = [tensor.datatype for tensor in request.inputs]
+        if _is_usual(request.inputs, datatypes) and not any(output.parameters for output in request.outputs):
+            outputs = tuple((output.name, output.binary, output.classification) for output in request.outputs)
+            text, headers = _usual_request_head(outputs, request.binary_output, _shapes(request.inputs, datatypes))
+            return [text, *map(_raw, request.inputs, datatypes)], headers.copy()
+    return _encode(_request_head(request), "inputs", request.inputs, lambda _name: binary)
+
+
+def _request_head(request: InferRequest) -> dict[str, Any]:
     head: dict[str, Any] = {"id": request.id} if request.id else {}
     parameters = dict(request.parameters)
     if request.binary_output:
@@ -52,15 +62,18 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
         head["parameters"] = parameters
     if request.outputs:
         head["outputs"] = [_requested(output) for output in request.outputs]
-    return _encode(head, "inputs", request.inputs, lambda _name: binary)
+    return head
 
 
 def encode_response(response: InferResponse, *, binary: bool | Collection[str] = True) -> tuple[Chunks, dict[str, str]]:
     """Write a response; as `encode_request`, where `binary` may also be the names of the outputs to send as binary."""
     if binary is True and not (response.id or response.parameters):
         datatypes = [tensor.datatype for tensor in response.outputs]
-        if BYTES not in datatypes and not any(tensor.parameters for tensor in response.outputs):
-            return _encode_usual(response, datatypes)
+        if _is_usual(response.outputs, datatypes):
+            text, headers = _usual_head(
+                response.model_name, response.model_version, _shapes(response.outputs, datatypes)
+            )
+            return [text, *map(_raw, response.outputs, datatypes)], headers.copy()
     head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
         head["id"] = response.id
@@ -70,23 +83,38 @@ def encode_response(response: InferResponse, *, binary: bool | Collection[str] =
     return _encode(head, "outputs", response.outputs, choose)
 
 
-def _encode_usual(response: InferResponse, datatypes: Collection[str]) -> tuple[Chunks, dict[str, str]]:
-    """A response of numbers, all binary, with nothing else to say."""
-    tensors = [
-        (tensor.name, tensor.data.shape, datatype) for tensor, datatype in zip(response.outputs, datatypes, strict=True)
-    ]
-    text, headers = _usual_head(response.model_name, response.model_version, tuple(tensors))
-    return [text, *map(_raw, response.outputs, datatypes)], headers.copy()
+_Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
+"""Name, shape and datatype of tensors."""
+
+
+def _is_usual(tensors: Iterable[Tensor], datatypes: Collection[str]) -> bool:
+    """Whether these are numbers, with nothing else to say of them."""
+    return BYTES not in datatypes and not any(tensor.parameters for tensor in tensors)
+
+
+def _shapes(tensors: Iterable[Tensor], datatypes: Iterable[str]) -> _Shapes:
+    return tuple((tensor.name, tensor.data.shape, kind) for tensor, kind in zip(tensors, datatypes, strict=True))
 
 
 @lru_cache(maxsize=256)
-def _usual_head(
-    name: str, version: str, tensors: tuple[tuple[str, tuple[int, ...], str], ...]
+def _usual_head(name: str, version: str, tensors: _Shapes) -> tuple[bytes, dict[str, str]]:
+    """The JSON part and the HTTP headers of such a response, all binary: the same for all batches of one size. Writing
+    them costs more than the rest of the answer."""
+    return _head({"model_name": name, "model_version": version}, "outputs", tensors)
+
+
+@lru_cache(maxsize=256)
+def _usual_request_head(
+    outputs: tuple[tuple[str, bool | None, int], ...], binary_output: bool, tensors: _Shapes
 ) -> tuple[bytes, dict[str, str]]:
-    """The JSON part and the HTTP headers of such a response: the same for all batches of one size. Writing them costs
-    more than the rest of the answer."""
+    """The same for a request."""
+    wanted = tuple(RequestedOutput(name, binary, best) for name, binary, best in outputs)
+    return _head(_request_head(InferRequest((), wanted, binary_output=binary_output)), "inputs", tensors)
+
+
+def _head(head: dict[str, Any], key: str, tensors: _Shapes) -> tuple[bytes, dict[str, str]]:
     blanks = (Tensor(tensor, np.broadcast_to(np.zeros((), DATATYPES[kind]), shape)) for tensor, shape, kind in tensors)
-    chunks, headers = _encode({"model_name": name, "model_version": version}, "outputs", blanks, lambda _name: True)
+    chunks, headers = _encode(head, key, blanks, lambda _name: True)
     return bytes(chunks[0]), headers
 
 

@@ -10,7 +10,7 @@ import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 import trustme
 
 from tierkit.access import client_context
-from tierkit.http1 import HttpTransport, Pieces, ServiceClient, transport as transport_module
+from tierkit.http1 import Fields, HttpTransport, ServiceClient, transport as transport_module
 from tierkit.http1.connection import Connection
 from tierkit.testing import listening, wait_for
 
@@ -294,9 +294,53 @@ async def test_the_head_and_a_small_body_arrive_together(body: list[Any]) -> Non
         arrived.extend(await reader.read(1 << 20))
         writer.write(OK)
 
-    async with listening(handler) as url, client() as http:
-        await http.post(url, content=Pieces(body), headers={"Content-Length": "5"})
-    assert arrived.endswith(b"\r\n\r\nfirst")
+    async with listening(handler) as url, client() as http, aclosing(await http.ask(url + "/", body, {})) as answer:
+        assert b"".join([piece async for piece in answer]) == b"ok"
+    assert arrived.endswith(b"\r\nContent-Length: 5\r\n\r\nfirst")
+
+
+async def test_a_question_past_httpx_is_the_same_to_the_server() -> None:
+    """Also where the server closes the connection, in the middle of a large body, and where there is no server."""
+    async with serving(OK) as server, client() as http:
+        for path in ("/v1/tasks/a-1?x=%20y", "/größe/1"):
+            said = {"X-One": "1", "Content-Length": "3"}
+            async with aclosing(await http.ask(server.url + path, [b"ab", memoryview(b"c")], said)) as answer:
+                assert (answer.status, Fields(answer.headers).get("content-LENGTH")) == (200, "2")
+                assert [piece async for piece in answer] == [b"ok"]
+            assert (await http.post(server.url + path, content=b"abc", headers={"X-One": "1"})).content == b"ok"
+        plain, same, spelled, same_spelled = server.asked
+        assert set(plain.head.split(b"\r\n")) == set(same.head.split(b"\r\n"))
+        assert set(spelled.head.split(b"\r\n")) == set(same_spelled.head.split(b"\r\n"))
+        assert [asked.body for asked in server.asked] == [b"abc"] * 4
+        assert {asked.connection for asked in server.asked} == {0}
+    with pytest.raises(httpx.ConnectError):
+        async with client() as http:
+            await http.ask(server.url + "/", [b""], {})
+    with pytest.raises(RuntimeError, match="has been closed"):
+        await http.ask(server.url + "/", [b""], {})
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "error", "says"),
+    [
+        ("/path", {"X": "1\r\nY: 2"}, httpx.LocalProtocolError, "holds a line break"),
+        ("/path", {"X\n": "1"}, httpx.LocalProtocolError, "holds a line break"),
+        ("/path", {"X": "\0"}, httpx.LocalProtocolError, "holds a line break"),
+        ("/path", {"X": "ä"}, httpx.LocalProtocolError, "no ASCII"),
+        ("/path", {"Content-Length": "4"}, httpx.LocalProtocolError, "is 4, and the body has 3 bytes"),
+        ("/a\r\nb", {}, httpx.InvalidURL, "non-printable"),
+        ("ftp://127.0.0.1/", {}, httpx.UnsupportedProtocol, "ftp"),
+        ("http:///path", {}, httpx.UnsupportedProtocol, "host"),
+        ("path", {}, httpx.UnsupportedProtocol, "host"),
+    ],
+)
+async def test_questions_past_httpx_that_cannot_be_sent(
+    url: str, headers: dict[str, str], error: type[Exception], says: str
+) -> None:
+    async with serving(OK) as server, client() as http:
+        with pytest.raises(error, match=says):
+            await http.ask(server.url + url if url.startswith("/") else url, [b"abc"], headers)
+        assert server.asked == []
 
 
 async def test_a_large_body_goes_out_as_it_comes() -> None:

@@ -106,6 +106,12 @@ async def test_an_error_inside_comes_out_as_it_is() -> None:
         ({"type": "http", "method": "POST", "path": "/v2/models/m/infer"}, ("endpoint", {"model": "m"})),
         ({"type": "http", "method": "GET", "path": "/v2/models/m/infer"}, ("app", None)),
         ({"type": "http", "method": "POST", "path": "/v2/models/n/infer"}, ("app", None)),
+        ({"type": "http", "method": "POST", "path": "/v1/tasks/a-1"}, ("below", {"task_id": "a-1"})),
+        ({"type": "http", "method": "GET", "path": "/v1/tasks/a-1"}, ("app", None)),
+        ({"type": "http", "method": "POST", "path": "/v1/tasks/"}, ("app", None)),
+        ({"type": "http", "method": "POST", "path": "/v1/tasks"}, ("app", None)),
+        ({"type": "http", "method": "POST", "path": "/v1/tasks/a/b"}, ("app", None)),
+        ({"type": "http", "method": "POST", "path": "/other/a-1"}, ("app", None)),
         ({"type": "lifespan"}, ("app", None)),
     ],
 )
@@ -115,10 +121,14 @@ async def test_direct_routes(scope: Scope, answered_by: tuple[str, object]) -> N
     async def endpoint(scope: Scope, _receive: Receive, _send: Send) -> None:
         asked.append(("endpoint", scope["path_params"]))
 
+    async def below(scope: Scope, _receive: Receive, _send: Send) -> None:
+        asked.append(("below", scope["path_params"]))
+
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
         asked.append(("app", scope.get("path_params")))
 
     async def send(_message: Message) -> None: ...
 
-    await DirectRoutes(app, {"/v2/models/m/infer": (endpoint, {"model": "m"})})(scope, sends([]), send)
+    exact = {"/v2/models/m/infer": (endpoint, {"model": "m"})}
+    await DirectRoutes(app, exact, {"/v1/tasks": (below, "task_id")})(scope, sends([]), send)
     assert asked == [answered_by]

@@ -1,12 +1,14 @@
 """Requests over emulated links, on a clock that jumps to whatever is waited for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
+from tierkit.http1 import Answer, Question, ServiceClient
 from tierkit.links import Links, LinkTo, LinkTransport
 
 BODY = b"x" * 1000
@@ -50,20 +52,52 @@ def clock() -> JumpingClock:
     return JumpingClock()
 
 
-Handler = Callable[[httpx.Request], Any]
+Handler = Callable[[bytes], httpx.Response]
 
 
-def client(clock: JumpingClock, handler: Handler, seed: int = 0, **spec: Any) -> httpx.AsyncClient:
+class Handled(Answer):
+    """What a handler says."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.status, self.headers = response.status_code, response.headers.raw
+        self.reason, self.version = b"", b"HTTP/1.1"
+        self.stream = response.stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        assert isinstance(self.stream, httpx.AsyncByteStream)
+        async for piece in self.stream:
+            yield piece
+
+    async def aclose(self) -> None:
+        assert isinstance(self.stream, httpx.AsyncByteStream)
+        await self.stream.aclose()
+
+
+@dataclass
+class Inner:
+    """Lets a handler answer."""
+
+    handler: Handler
+
+    async def ask(self, question: Question) -> Handled:
+        assert isinstance(question.body, Sequence)
+        return Handled(self.handler(b"".join(question.body)))
+
+    async def aclose(self) -> None:
+        pass
+
+
+def client(clock: JumpingClock, handler: Handler, seed: int = 0, **spec: Any) -> ServiceClient:
     links = Links(seed=seed, link=(LinkTo(name="up", to=("10.0.9.0/24",), **spec),))
-    return httpx.AsyncClient(transport=LinkTransport(links, httpx.MockTransport(handler), clock=clock), timeout=5)
+    return ServiceClient(LinkTransport(links, Inner(handler), clock=clock), timeout=httpx.Timeout(5))
 
 
 async def test_question_and_answer_each_take_the_delay(clock: JumpingClock) -> None:
     asked_at = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(body: bytes) -> httpx.Response:
         asked_at.append(clock.now())
-        return httpx.Response(200, content=request.content)
+        return httpx.Response(200, content=body)
 
     async with client(clock, answer, delay_s=0.5) as http:
         response = await http.post(URL, content=BODY)
@@ -73,13 +107,13 @@ async def test_question_and_answer_each_take_the_delay(clock: JumpingClock) -> N
 
 
 async def test_other_hosts_are_asked_at_once(clock: JumpingClock) -> None:
-    async with client(clock, lambda request: httpx.Response(200), delay_s=0.5) as http:
+    async with client(clock, lambda _body: httpx.Response(200), delay_s=0.5) as http:
         await http.get("http://127.0.0.1:8073/")
     assert clock.now() == 0.0
 
 
 async def test_bytes_take_the_time_of_the_bandwidth_each_way(clock: JumpingClock) -> None:
-    async with client(clock, lambda request: httpx.Response(200, content=BODY), bandwidth_bps=8000) as http:
+    async with client(clock, lambda _body: httpx.Response(200, content=BODY), bandwidth_bps=8000) as http:
         await http.post(URL, content=BODY)
     # 1,000 bytes there and back at 1,000 bytes a second, and two heads of about 150 and 30 bytes.
     assert 2.0 < clock.now() < 2.4
@@ -88,7 +122,7 @@ async def test_bytes_take_the_time_of_the_bandwidth_each_way(clock: JumpingClock
 async def test_pieces_of_an_answer_keep_their_distance(clock: JumpingClock) -> None:
     """The coarse answer comes before the fine one is there: the delay shifts both and does not add up."""
     body = Pieces(clock, b"coarse\n", b"fine\n", pause_s=2.0)
-    async with client(clock, lambda request: httpx.Response(200, stream=body), delay_s=0.5) as http:
+    async with client(clock, lambda _body: httpx.Response(200, stream=body), delay_s=0.5) as http:
         arrived = []
         async with http.stream("POST", URL, content=BODY) as response:
             async for piece in response.aiter_raw():
@@ -103,13 +137,13 @@ async def test_a_body_that_is_streamed_up_arrives_whole(clock: JumpingClock) -> 
         for _ in range(3):
             yield BODY
 
-    async with client(clock, lambda request: httpx.Response(200, content=request.content), delay_s=0.1) as http:
+    async with client(clock, lambda body: httpx.Response(200, content=body), delay_s=0.1) as http:
         assert (await http.post(URL, content=body())).content == 3 * BODY
 
 
 async def test_a_peer_that_cannot_be_reached_is_known_after_both_ways(clock: JumpingClock) -> None:
-    def refuse(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused", request=request)
+    def refuse(body: bytes) -> httpx.Response:
+        raise httpx.ConnectError("refused")
 
     async with client(clock, refuse, delay_s=0.5) as http:
         with pytest.raises(httpx.ConnectError):
@@ -120,7 +154,7 @@ async def test_a_peer_that_cannot_be_reached_is_known_after_both_ways(clock: Jum
 @pytest.mark.parametrize("error", [httpx.ReadError("cut"), RuntimeError("odd")])
 async def test_an_answer_that_breaks_off_does_so_here_too(clock: JumpingClock, error: Exception) -> None:
     body = Pieces(clock, b"half", error)
-    async with client(clock, lambda request: httpx.Response(200, stream=body), delay_s=0.5) as http:
+    async with client(clock, lambda _body: httpx.Response(200, stream=body), delay_s=0.5) as http:
         with pytest.raises(type(error)):
             await http.get(URL)
     assert body.closed == 1
@@ -130,7 +164,7 @@ async def test_resets_are_the_same_in_every_run(clock: JumpingClock) -> None:
     async def run(seed: int) -> list[str]:
         reached = 0
 
-        def answer(request: httpx.Request) -> httpx.Response:
+        def answer(body: bytes) -> httpx.Response:
             nonlocal reached
             reached += 1
             return httpx.Response(200, content=BODY)
@@ -154,7 +188,7 @@ async def test_resets_are_the_same_in_every_run(clock: JumpingClock) -> None:
 async def test_a_lost_answer_breaks_in_its_middle(clock: JumpingClock) -> None:
     body = Pieces(clock, BODY, BODY)
     read = b""
-    async with client(clock, lambda request: httpx.Response(200, stream=body), seed=1, reset=1.0) as http:
+    async with client(clock, lambda _body: httpx.Response(200, stream=body), seed=1, reset=1.0) as http:
         with pytest.raises(httpx.ReadError):  # noqa: PT012  # an answer comes now and then; ask until one does
             while True:
                 try:
@@ -169,7 +203,7 @@ async def test_a_lost_answer_breaks_in_its_middle(clock: JumpingClock) -> None:
 
 
 async def test_a_stall_lasts_until_the_caller_has_had_enough(clock: JumpingClock) -> None:
-    async with client(clock, lambda request: httpx.Response(200, content=BODY), stall=1.0) as http:
+    async with client(clock, lambda _body: httpx.Response(200, content=BODY), stall=1.0) as http:
         for _ in range(4):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
@@ -187,7 +221,7 @@ async def test_who_stops_waiting_leaves_nothing_behind(clock: JumpingClock) -> N
             if when > 0.5:
                 await asyncio.Event().wait()
 
-    async with client(Frozen(), lambda request: httpx.Response(200, stream=body), delay_s=0.5) as http:
+    async with client(Frozen(), lambda _body: httpx.Response(200, stream=body), delay_s=0.5) as http:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await http.get(URL)
