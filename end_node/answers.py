@@ -129,7 +129,7 @@ def check_probabilities(response: InferResponse, *, images: int, classes: int) -
             f"where [{images}, {classes}] were asked for"
         )
     # NaN fails each comparison, so it is refused as well.
-    if not ((probabilities >= 0).all() and (abs(probabilities.sum(axis=1) - 1) <= _SUM_TOLERANCE).all()):
+    if not (probabilities.min() >= 0 and abs(probabilities.sum(axis=1) - 1).max() <= _SUM_TOLERANCE):
         raise UpstreamError("the answer's 'probabilities' are no probabilities: they must be positive and add up to 1")
     return np.asarray(probabilities, dtype=np.float32)
 

@@ -18,7 +18,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,15 @@ class Hierarchy:
         """
         if fine.ndim != 2 or fine.shape[1] != len(self.fine):
             raise DataError(f"hierarchy {self.name!r} has {len(self.fine)} classes, the model gave shape {fine.shape}")
-        membership = np.zeros((len(self.fine), len(self.coarse)), dtype=fine.dtype)
-        membership[np.arange(len(self.fine)), self.parent] = 1
-        return np.asarray(fine @ membership)
+        return np.asarray(fine @ _membership(self.parent, len(self.coarse), fine.dtype))
+
+
+@lru_cache(maxsize=16)
+def _membership(parent: tuple[int, ...], superclasses: int, dtype: np.dtype[Any]) -> Array:
+    """`[F, C]`: 1 where a class is in a superclass, else 0. Needed for each answer, and always the same."""
+    found = np.zeros((len(parent), superclasses), dtype)
+    found[np.arange(len(parent)), parent] = 1
+    return found
 
 
 @cache

@@ -32,8 +32,8 @@ _MAX_STRINGS = 2**16
 """Elements of a BYTES tensor, each of which becomes a Python object; class names are the only strings here."""
 
 _REMEMBERED_BYTES = 1024
-"""JSON parts of requests up to this length are remembered, the last 256 of them: a client sends the same one with all
-its requests of one size, and reading it costs several times what reading the tensors behind it does."""
+"""JSON parts up to this length are remembered, the last 256 of requests and of responses: a client sends the same one
+with all its requests of one size, and reading it costs several times what reading the tensors behind it does."""
 
 _UNSUPPORTED = {"sequence_": "sequences", "shared_memory_": "tensors in shared memory"}
 """By the beginning of their parameters' names: who asks for them would take an answer for something that it is not."""
@@ -110,13 +110,14 @@ def decode_response(
 ) -> InferResponse:
     """Read a response; arguments and errors as for `decode_request`."""
     text, payload = _split(body, header_length, limits)
-    head = _json_object(text)
+    read = _remembered_response_head if len(payload) and len(text) <= _REMEMBERED_BYTES else _response_head
+    head = read(text, limits.max_tensors)
     return InferResponse(
-        model_name=_text(head.get("model_name", ""), "model_name"),
-        model_version=_text(head.get("model_version", ""), "model_version"),
-        outputs=_tensors(_tensor_heads(head, "outputs", limits.max_tensors), payload),
-        id=_text(head.get("id", ""), "id"),
-        parameters=_parameters(head, "the response"),
+        model_name=head.model_name,
+        model_version=head.model_version,
+        outputs=_tensors(head.outputs, payload),
+        id=head.id,
+        parameters=head.parameters,
     )
 
 
@@ -228,6 +229,31 @@ def _request_head(text: bytes, max_tensors: int) -> _RequestHead:
 
 
 _remembered_request_head = lru_cache(maxsize=256)(_request_head)
+
+
+@dataclass(frozen=True, slots=True)
+class _ResponseHead:
+    """The JSON part of a response. Shared as that of requests is."""
+
+    model_name: str
+    model_version: str
+    outputs: tuple[_TensorHead, ...]
+    id: str
+    parameters: Parameters
+
+
+def _response_head(text: bytes, max_tensors: int) -> _ResponseHead:
+    head = _json_object(text)
+    return _ResponseHead(
+        model_name=_text(head.get("model_name", ""), "model_name"),
+        model_version=_text(head.get("model_version", ""), "model_version"),
+        outputs=_tensor_heads(head, "outputs", max_tensors),
+        id=_text(head.get("id", ""), "id"),
+        parameters=_parameters(head, "the response"),
+    )
+
+
+_remembered_response_head = lru_cache(maxsize=256)(_response_head)
 
 
 # --- small values ---
