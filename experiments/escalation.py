@@ -329,4 +329,5 @@ ESCALATION = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    quick="{share}, fewer points unless chosen",
 )

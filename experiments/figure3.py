@@ -460,4 +460,5 @@ FIGURE3 = Experiment(
     table=_table,
     draw=_draw,
     repeats=("runs", "runs"),
+    quick="{share}, fewer points unless chosen",
 )

@@ -102,6 +102,9 @@ class Experiment:
     """Whether the profile has a part in it; else it measures this machine as it is."""
     repeats: tuple[str, str] = ("", "runs")
     """The field of a row that counts what its figures were made of, and what that is; without a field it is one."""
+    quick: str = ""
+    """What a quick run took, in a template that knows the configuration, and as `share` how much of the test set; empty
+    where quick and whole runs are the same."""
     one_row: bool = False
     """Whether there is a single row, which `--json` then prints bare."""
 
@@ -396,9 +399,9 @@ def extent(experiment: Experiment, record: Record) -> str:
         count = row.get(field, 1)
         numbers += count.values() if isinstance(count, Mapping) else [count]
     config, quick = record["config"], ""
-    if config["quick"]:
+    if config["quick"] and experiment.quick:
         share = "a fifth of the test set" if config["tasks"] == QUICK_TASKS else f"{config['tasks']} tasks"
-        quick = f"; a quick run: {share}, fewer repeats and points"
+        quick = f"; a quick run: {experiment.quick.format(**config, share=share)}"
     return f"{counted(numbers)} for each row ({what}){quick}"
 
 

@@ -301,5 +301,6 @@ HEARTBEAT = Experiment(
     table=_table,
     draw=_draw,
     repeats=("n", "nodes"),
+    quick="{times} times for each interval, fewer intervals unless chosen, costs over {cost_s:g} s",
     emulates=False,
 )

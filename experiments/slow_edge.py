@@ -217,4 +217,5 @@ SLOW_EDGE = Experiment(
     table=_table,
     draw=_draw,
     repeats=("runs", "runs"),
+    quick="{share}, fewer points unless chosen",
 )

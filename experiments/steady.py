@@ -137,6 +137,7 @@ STEADY = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    quick="{minutes:g} minutes",
     emulates=False,
     one_row=True,
 )

@@ -220,6 +220,7 @@ TABLE1 = Experiment(
     table=_table,
     draw=_draw,
     repeats=("runs", f"batches of {BATCH} images"),
+    quick="{share}",
     emulates=False,
 )
 
@@ -276,4 +277,5 @@ TABLE3 = replace(
     table=_encoder_table,
     draw=_draw_nothing,
     repeats=("", "readings of the files"),
+    quick="",
 )

@@ -213,4 +213,5 @@ TABLE2 = Experiment(
     table=_table,
     draw=_draw,
     repeats=("tasks", "tasks"),
+    quick="{tasks_per_row} tasks for each row",
 )

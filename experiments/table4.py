@@ -420,4 +420,5 @@ TABLE4 = Experiment(
     table=_table,
     draw=_draw,
     repeats=("tasks", "tasks"),
+    quick="{tasks_per_cell} tasks for each cell, fewer links unless chosen",
 )

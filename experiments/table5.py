@@ -357,5 +357,6 @@ TABLE5 = Experiment(
     table=_table,
     draw=_draw,
     repeats=("runs", "runs"),
+    quick="{share}",
 )
 FIGURE4 = replace(TABLE5, name="figure4")

@@ -353,6 +353,7 @@ CHAOS = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    quick="{faults} faults, at least {jobs} jobs",
     emulates=False,
     one_row=True,
 )

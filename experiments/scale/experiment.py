@@ -436,4 +436,5 @@ SCALE = Experiment(
     rows=_rows,
     table=_table,
     draw=_draw,
+    quick="fewer and smaller fleets unless chosen",
 )

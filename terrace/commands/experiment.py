@@ -76,7 +76,7 @@ Out = Annotated[
         metavar="DIRECTORY",
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A fifth of the test set, fewer repeats.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A short run, to see that it works: the smaller defaults.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of all that is drawn by chance.")]
 Tasks = Annotated[
     int | None, typer.Option(min=8, max=_MOST_TASKS, help="Tasks of 50 images. Default: 200; 40 with --quick.")
@@ -276,7 +276,9 @@ def table4_command(
     latency: Annotated[
         list[float] | None,
         typer.Option(
-            min=0, max=60, help="Seconds to the upper node and back; may be repeated. Default: 0.5, 1, 1.5, 2."
+            min=0,
+            max=60,
+            help="Seconds to the upper node and back; may be repeated. Default: 0.5, 1, 1.5, 2; 0.5, 2 with --quick.",
         ),
     ] = None,
     bandwidth: Annotated[
@@ -305,12 +307,18 @@ def table4_command(
 def escalation_command(
     budget: Annotated[
         list[float] | None,
-        typer.Option(min=0, max=1, help="Share of the images that may go up; may be repeated. Default: 0.1 to 0.75."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the images that may go up; may be repeated. Default: 0.1 to 0.75, quick 0.25 and 0.5.",
+        ),
     ] = None,
     accuracy: Annotated[
         list[float] | None,
         typer.Option(
-            min=0, max=1, help="Share of the upper network's accuracy to keep; may be repeated. Default: 0.95 to 0.99."
+            min=0,
+            max=1,
+            help="Share of the upper network's accuracy to keep; may be repeated. Default: 0.95 to 0.99, quick 0.99.",
         ),
     ] = None,
     profile: ProfileName = "paper",
@@ -335,7 +343,8 @@ def scale_command(
     size: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ENDS/EDGES/CLOUDS", help="Simulated fleet; may be repeated. Default: up to 100000/2000/50."
+            metavar="ENDS/EDGES/CLOUDS",
+            help="Simulated fleet; may be repeated. Default: up to 100000/2000/50; 1000/50/2 with --quick.",
         ),
     ] = None,
     scheme: Annotated[
@@ -375,7 +384,11 @@ def heartbeat_command(
     ] = None,
     interval: Annotated[
         list[float] | None,
-        typer.Option(min=0.01, max=60, help="Heartbeat interval in seconds; may be repeated. Default: 0.05 to 2."),
+        typer.Option(
+            min=0.01,
+            max=60,
+            help="Heartbeat interval in seconds; may be repeated. Default: 0.05 to 2; 0.05, 0.2, 1 with --quick.",
+        ),
     ] = None,
     mode: Annotated[
         list[heartbeat.Mode] | None, typer.Option(help="stop: SIGSTOP, it falls silent (default); kill: SIGKILL.")

@@ -34,6 +34,7 @@ from experiments.profile import read_profile
 from experiments.record import read_record
 from experiments.slow_edge import SLOW_EDGE
 from experiments.steady import STEADY
+from experiments.table1 import TABLE3
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import TABLE5
@@ -70,7 +71,15 @@ def draw(record: Record, figures: Figures) -> None:
     right.plot(xs, xs, label="formula", **formula(1))
 
 
-EXPERIMENT = Experiment(name="two", summary="two points", measure=measure_two, rows=rows, table=table, draw=draw)
+EXPERIMENT = Experiment(
+    name="two",
+    summary="two points",
+    measure=measure_two,
+    rows=rows,
+    table=table,
+    draw=draw,
+    quick="{share}, fewer points",
+)
 
 
 def ignore(label: str, done_s: float, all_s: float) -> None: ...
@@ -95,7 +104,7 @@ async def test_a_run_leaves_record_table_and_plots(tmp_path: Path) -> None:
     assert record["results"]["rows"][1] == {"x": 2.0, "twice": 4.0}
     text = (outcome.folder / "table.md").read_text()
     assert "| 2.0 | 4.0 |" in text
-    assert "; n = 1 for each row (runs); a quick run: a fifth of the test set, fewer repeats and points." in text
+    assert "; n = 1 for each row (runs); a quick run: a fifth of the test set, fewer points." in text
     assert told[-1] == ("point 2.0", 2.0, 2.0)
 
 
@@ -208,8 +217,8 @@ def test_nothing_stands_beside_the_root() -> None:
 @pytest.mark.parametrize(
     ("quick", "tasks", "words"),
     [
-        (True, None, "n = 1 for each row (runs); a quick run: a fifth of the test set, fewer repeats and points"),
-        (True, 8, "n = 1 for each row (runs); a quick run: 8 tasks, fewer repeats and points"),
+        (True, None, "n = 1 for each row (runs); a quick run: a fifth of the test set, fewer points"),
+        (True, 8, "n = 1 for each row (runs); a quick run: 8 tasks, fewer points"),
         (False, 8, "n = 1 for each row (runs)"),
     ],
 )
@@ -218,6 +227,29 @@ async def test_a_quick_run_says_how_much_of_the_test_set_it_took(
 ) -> None:
     asked = replace(REQUEST, quick=quick, tasks=tasks)
     assert extent(EXPERIMENT, (await execute(EXPERIMENT, asked, tmp_path / "run", ignore)).record) == words
+
+
+@pytest.mark.parametrize(
+    ("experiment", "config", "words"),
+    [
+        (TABLE2, {"tasks_per_row": 10}, "10 tasks for each row"),
+        (TABLE3, {}, ""),
+        (TABLE4, {"tasks_per_cell": 2}, "2 tasks for each cell, fewer links unless chosen"),
+        (FIGURE3, {}, "a fifth of the test set, fewer points unless chosen"),
+        (
+            HEARTBEAT,
+            {"times": 5, "cost_s": 2.0},
+            "5 times for each interval, fewer intervals unless chosen, costs over 2 s",
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Experiment) else "",
+)
+def test_a_quick_run_says_what_it_took_of_its_own_experiment(
+    experiment: Experiment, config: dict[str, Any], words: str
+) -> None:
+    profile = REQUEST.profile.model_dump(mode="json")
+    record = {"config": {**config, "profile": profile, "quick": True, "tasks": 40}, "points": []}
+    assert extent(experiment, record).partition("; ")[2] == (f"a quick run: {words}" if words else "")
 
 
 @pytest.mark.parametrize("beside_other_work", [False, True])
