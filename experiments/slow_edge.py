@@ -3,7 +3,8 @@
 Each point is one job of 50-image tasks on a fresh fleet of the profile, whose first edge node takes `FACTOR` times as
 long per image from about a given part of the job on. When that really began is read off the node's log. The time is
 held against the bound of the changed fleet (`scheduler.bound.bound_with_slow_edge`), which knows of the change
-beforehand; the scheduler does not.
+beforehand; the scheduler does not. A run whose edge node gets too little to do, and so never becomes slower, says
+nothing of a slow one: it is named and left out.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ async def _measure(run: Run, *, ends: Sequence[int] | None, parts: Sequence[floa
     each = [_START_S + _least_s(run.profile.with_nodes(end=number), run.tasks) for number, _, _ in turns]
     run.expected_s += sum(each)
     networks = await run.networks(run.profile)
-    for (number, part, _), expected_s in zip(turns, each, strict=True):
+    for (number, part, repeat), expected_s in zip(turns, each, strict=True):
         async with run.step(f"{number} end devices, slower after {part:.0%}", expected_s):
-            await _one(run, run.profile.with_nodes(end=number), networks, part)
+            await _one(run, run.profile.with_nodes(end=number), networks, part, repeat)
 
 
 def _least_s(profile: Profile, tasks: int) -> float:
@@ -73,7 +74,7 @@ def _counts(profile: Profile) -> NodeCounts:
     return NodeCounts(end=profile.nodes.end, edge=profile.nodes.edge, cloud=profile.nodes.cloud)
 
 
-async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: float) -> None:
+async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: float, repeat: int) -> None:
     slower_at: list[datetime] = []
 
     def watch(name: str, line: str) -> None:
@@ -91,8 +92,8 @@ async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: fl
         assert job.started_at is not None
         if not slower_at:
             run.note(
-                f"with {profile.nodes.end} end devices and part {part:g} the edge node got too little to do and never "
-                "became slower: such runs say nothing of a slow edge node"
+                f"left out: {profile.nodes.end} end devices, part {part:g}, run {repeat + 1}: the edge node got too "
+                "little to do and never became slower"
             )
         run.add(
             ends=profile.nodes.end,
@@ -122,21 +123,37 @@ def _rows(record: Record) -> list[dict[str, Any]]:
 
 
 def _row(points: Sequence[Mapping[str, Any]], profile: Profile, config: Mapping[str, Any]) -> dict[str, Any]:
-    """One cell; `ratio` and the bounds are means over its runs, each against the bound for its own moment."""
+    """One cell, of the `runs` in which the edge node became slower; `never_slower` counts the others. `ratio` and the
+    bounds are means over its runs, each against the bound for its own moment."""
     ends, part = points[0]["ends"], points[0]["part"]
     profile = profile.with_nodes(end=ends)
-    unchanged_s = _least_s(profile, config["tasks"])
-    bounds_s = [_bound_s(point["slower_after_s"], profile, config) for point in points]
-    whole = all(point["state"] == JobState.COMPLETED and not point["fallback"] for point in points)
-    seconds = spread([point["seconds"] for point in points])
-    ratios = spread([point["seconds"] / bound_s for point, bound_s in zip(points, bounds_s, strict=True)])
-    moments = [point["slower_after_s"] for point in points if point["slower_after_s"] is not None]
-    return {
+    slowed = [point for point in points if point["slower_after_s"] is not None]
+    row: dict[str, Any] = {
         "ends": ends,
         "part": part,
-        "runs": len(points),
-        "slower_after_s": round(spread(moments).mean, 3) if moments else None,
-        "unchanged_bound_seconds": round(unchanged_s, 3),
+        "runs": len(slowed),
+        "never_slower": len(points) - len(slowed),
+        "slower_after_s": None,
+        "unchanged_bound_seconds": round(_least_s(profile, config["tasks"]), 3),
+        **dict.fromkeys(("bound_seconds", "seconds", "min_seconds", "max_seconds", "ratio", "max_ratio")),
+    }
+    if not slowed:
+        return row
+    bounds_s = [
+        bound_with_slow_edge(
+            config["tasks"],
+            _counts(profile),
+            times_of(profile),
+            factor=config["factor"],
+            after_s=point["slower_after_s"],
+        )
+        for point in slowed
+    ]
+    whole = all(point["state"] == JobState.COMPLETED and not point["fallback"] for point in slowed)
+    seconds = spread([point["seconds"] for point in slowed])
+    ratios = spread([point["seconds"] / bound_s for point, bound_s in zip(slowed, bounds_s, strict=True)])
+    return row | {
+        "slower_after_s": round(spread([point["slower_after_s"] for point in slowed]).mean, 3),
         "bound_seconds": round(spread(bounds_s).mean, 3),
         "seconds": round(seconds.mean, 3) if whole else None,
         "min_seconds": seconds.minimum,
@@ -144,14 +161,6 @@ def _row(points: Sequence[Mapping[str, Any]], profile: Profile, config: Mapping[
         "ratio": round(ratios.mean, 3) if whole else None,
         "max_ratio": round(ratios.maximum, 3) if whole else None,
     }
-
-
-def _bound_s(slower_after_s: float | None, profile: Profile, config: Mapping[str, Any]) -> float:
-    if slower_after_s is None:
-        return _least_s(profile, config["tasks"])
-    return bound_with_slow_edge(
-        config["tasks"], _counts(profile), times_of(profile), factor=config["factor"], after_s=slower_after_s
-    )
 
 
 def _table(record: Record) -> Table:
@@ -167,20 +176,34 @@ def _table(record: Record) -> Table:
         rows=[
             [
                 str(row["ends"]),
-                "never" if row["slower_after_s"] is None else f"{row['slower_after_s']:.1f}",
+                _moment(row),
                 f"{row['unchanged_bound_seconds']:.1f}",
-                f"{row['bound_seconds']:.1f}",
-                "not whole" if row["seconds"] is None else f"{row['seconds']:.1f}",
-                "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+                *_measured(row),
             ]
             for row in _rows(record)
         ],
     )
 
 
+def _moment(row: Mapping[str, Any]) -> str:
+    if not row["runs"]:
+        return "never"
+    of = f" ({row['runs']} of {row['runs'] + row['never_slower']} runs)" if row["never_slower"] else ""
+    return f"{row['slower_after_s']:.1f}{of}"
+
+
+def _measured(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Bound, time, and the time's ratio to it."""
+    if not row["runs"]:
+        return "-", "-", "-"
+    if row["seconds"] is None:
+        return f"{row['bound_seconds']:.1f}", "not whole", "-"
+    return f"{row['bound_seconds']:.1f}", f"{row['seconds']:.1f}", f"{row['ratio']:.3f}"
+
+
 def _draw(record: Record, figures: Figures) -> None:
     # Where nothing became slower there is nothing to show.
-    rows = [row for row in _rows(record) if row["seconds"] is not None and row["slower_after_s"] is not None]
+    rows = [row for row in _rows(record) if row["seconds"] is not None]
     if not rows:
         return
     config = record["config"]

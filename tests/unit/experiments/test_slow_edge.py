@@ -1,14 +1,21 @@
 """When the edge node becomes slower, and what the time is held against."""
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from experiments.figure3 import times_of
+from experiments.harness import Request, Run, execute
 from experiments.plots import Figures
 from experiments.profile import read_profile
-from experiments.slow_edge import SLOW_EDGE, images_until
+from experiments.slow_edge import SLOW_EDGE, configured, images_until
 from scheduler.bound import NodeCounts, bound_with_slow_edge, least_bound
+from tierkit.emulation import SLOWER
 
 PAPER = read_profile("paper")
 EIGHT = NodeCounts(end=8, edge=4, cloud=1)
@@ -39,10 +46,47 @@ def test_each_run_is_held_against_the_bound_for_its_own_moment() -> None:
     assert row["max_ratio"] == pytest.approx(15.5 / bounds[1], abs=1e-3)
 
 
-def test_a_node_that_had_too_little_to_do_never_became_slower() -> None:
+def test_a_run_in_which_nothing_became_slower_is_in_no_average() -> None:
+    (alone,) = SLOW_EDGE.rows(record(point(15.0)))
+    mixed = record(point(15.0), point(11.0, None), point(90.0, None, fallback=50))
+    (row,) = SLOW_EDGE.rows(mixed)
+    assert row == {**alone, "never_slower": 2}
+    assert SLOW_EDGE.table(mixed).rows[0][1] == "7.0 (1 of 3 runs)"
+
+
+def test_a_point_at_which_nothing_became_slower_has_no_time() -> None:
     (row,) = SLOW_EDGE.rows(record(point(15.0, None)))
-    assert row["bound_seconds"] == row["unchanged_bound_seconds"]
-    assert SLOW_EDGE.table(record(point(15.0, None))).rows[0][1] == "never"
+    assert (row["runs"], row["never_slower"], row["bound_seconds"], row["seconds"]) == (0, 1, None, None)
+    assert SLOW_EDGE.table(record(point(15.0, None))).rows == [["8", "never", "13.4", "-", "-", "-"]]
+
+
+async def test_the_record_names_the_runs_in_which_nothing_became_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Client:
+        async def submit(self, images: Any, **options: Any) -> None: ...
+
+        async def wait(self, job: None, *, budget_s: float) -> Any:
+            facts = {"state": "completed", "reason": "", "elapsed_s": 15.0, "fallback": 0, "fine_accuracy": 1.0}
+            return SimpleNamespace(started_at=datetime.now(UTC), by_node={}, **facts)
+
+    fleets = []
+
+    @asynccontextmanager
+    async def fleet(run: Run, *arguments: Any, watch: Callable[[str, str], None], **options: Any) -> AsyncIterator[Any]:
+        fleets.append(run)
+        if len(fleets) == 1:
+            watch("edge-1", f"now {SLOWER}")
+        yield None, Client()
+
+    monkeypatch.setattr(Run, "fleet", fleet)
+    monkeypatch.setattr("experiments.harness.measure_networks", lambda *arguments: [])
+    request = Request(profile_name="paper", profile=PAPER, quick=True)
+    outcome = await execute(configured(runs=2), request, tmp_path / "run", lambda *words: None)
+    assert [point["slower_after_s"] is None for point in outcome.record["points"]] == [False, True]
+    assert outcome.record["notes"][-1] == (
+        "left out: 8 end devices, part 0.5, run 2: the edge node got too little to do and never became slower"
+    )
 
 
 def test_the_plot_shows_no_run_in_which_nothing_became_slower() -> None:
