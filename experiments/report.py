@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,18 @@ REPORT = "report.html"
 
 _KEPT = re.compile(r".+-\d{4}-\d\d-\d\dT\d{6}Z(-\d+)?")
 """Names of records without their ending, as `experiments.record` gives them."""
+
+_REPORTED = "whose tables `{command} --report --out {folder}` prints"
+_IN_RESULTS = "whose figures stand in `results` of the record"
+_OTHERS = {
+    "peers": ("python -m experiments.peers", _REPORTED),
+    "duel": ("python -m experiments.peers", _REPORTED),
+    "overload": ("python -m experiments.overload", _REPORTED),
+    "durability": ("python -m experiments.durability", f"{_IN_RESULTS}; docs/fault-tolerance.md has such a table"),
+    "main-job": ("python -m experiments.main_job", f"{_IN_RESULTS}; docs/experiments.md has such a table"),
+    "privacy-audit": ("terrace privacy audit", "which wrote its table beside it, as table.md"),
+}
+"""Records that other commands make, by the first words of their names: the command, and where their tables are."""
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -47,12 +60,12 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
         raise InvalidInput(f"there is no record of an experiment in {folder} or below it ({RECORD}, or NAME-TIME.json)")
     sections: list[tuple[str, str]] = []
     warnings: list[str] = []
-    others: list[str] = []
+    others: dict[str, list[str]] = {}
     for path in paths:
         try:
             name = read_record(path)["experiment"]
             if name not in experiments:
-                others.append(str(path.relative_to(folder)))
+                others.setdefault(_of_others(name, path.parent), []).append(str(path.relative_to(folder)))
                 continue
             make = _again if path.name == RECORD else present
             outcome = make(experiments[name], path)
@@ -64,8 +77,7 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
         warnings += outcome.warnings
         title = f"{name}: {experiments[name].summary} ({_name(path, folder)})"
         sections.append((title, _section(outcome)))
-    if others:
-        warnings.append(f"left out, for no experiment of this version made them: {', '.join(others)}")
+    warnings += [f"left out: {', '.join(names)}: {why}" for why, names in others.items()]
     page = folder / REPORT
     page.write_text(_page(sections), encoding="utf-8")
     return page, warnings
@@ -80,6 +92,14 @@ def _records(folder: Path) -> Iterator[Path]:
     for path in folder.rglob("*.json"):
         if path.name == RECORD or _KEPT.fullmatch(path.stem):
             yield path
+
+
+def _of_others(name: str, folder: Path) -> str:
+    """Who made a record that no experiment of the catalog made, and where its table is."""
+    for first, (command, where) in _OTHERS.items():
+        if f"{name}-".startswith(f"{first}-"):
+            return f"made by `{command}`, {where.format(command=command, folder=shlex.quote(str(folder)))}"
+    return "made by no experiment of this version"
 
 
 def _name(path: Path, folder: Path) -> str:

@@ -49,17 +49,16 @@ async def test_one_page_without_other_files(tmp_path: Path) -> None:
 
 def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
-    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-22T050959Z.json", "durability-2026-11-22T014644Z.json"]
+    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-22T050959Z.json"]
     for name in kept:
         shutil.copyfile(RECORDS / name, tmp_path / name)
     (tmp_path / "package.json").write_text("{}")
     (tmp_path / "table3-2030-01-01T010203Z.json").write_text('{"experiment": "ta')
-    page, warnings = write_report(tmp_path, EXPERIMENTS)
+    page, (warning,) = write_report(tmp_path, EXPERIMENTS)
     text = page.read_text()
     assert "(steady-2026-11-22T021744Z)</h2>" in text
     assert "(table2-2026-11-22T050959Z)</h2>" in text
-    assert "table3-2030-01-01T010203Z.json is no whole record" in warnings[0]
-    assert warnings[1:] == [f"left out, for no experiment of this version made them: {kept[2]}"]
+    assert "table3-2030-01-01T010203Z.json is no whole record" in warning
     # Nothing is written but the page.
     assert len(list(tmp_path.iterdir())) == len(kept) + 3
 
@@ -75,7 +74,30 @@ async def test_a_record_of_an_unknown_experiment_is_told_of(tmp_path: Path) -> N
     record = await table3(tmp_path / "old") / RECORD
     record.write_text(record.read_text().replace('"experiment": "table3"', '"experiment": "table9"'))
     _, warnings = write_report(tmp_path, EXPERIMENTS)
-    assert warnings == [f"left out, for no experiment of this version made them: old/{RECORD}"]
+    assert warnings == [f"left out: old/{RECORD}: made by no experiment of this version"]
+
+
+def test_records_of_other_commands_are_told_of_with_where_their_tables_are(tmp_path: Path) -> None:
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    kinds = ("durability", "main-job", "privacy-audit", "overload", "peers", "duel")
+    for path in RECORDS.glob("*.json"):
+        if path.name.startswith(kinds):
+            shutil.copyfile(path, folder / path.name)
+    _, warnings = write_report(folder, EXPERIMENTS)
+    told = {
+        warning.removeprefix("left out: ").partition("-2026")[0]: warning.partition(": made by ")[2]
+        for warning in warnings
+    }
+    assert {kind for kind in kinds if not any(kind in warning for warning in warnings)} == set()
+    figures = "whose figures stand in `results` of the record; docs"
+    assert told["durability"] == f"`python -m experiments.durability`, {figures}/fault-tolerance.md has such a table"
+    assert told["main-job"] == f"`python -m experiments.main_job`, {figures}/experiments.md has such a table"
+    assert told["privacy-audit"] == "`terrace privacy audit`, which wrote its table beside it, as table.md"
+    for name in ("overload", "peers"):
+        command = f"python -m experiments.{name}"
+        assert f"`{command}`, whose tables `{command} --report --out '{folder}'` prints" in told.values()
+    assert len(told) == 5
 
 
 @pytest.mark.parametrize(
