@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from experiments import escalation, figure3, heartbeat, slow_edge, steady, table
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
 from experiments.harness import Experiment, Outcome, Request, execute, extent, new_folder
-from experiments.profile import read_profile
+from experiments.profile import MAX_NODES, read_profile
 from experiments.report import write_report
 from experiments.scale import experiment as scale
 from experiments.table1 import TABLE1, TABLE3
@@ -53,6 +54,8 @@ app = typer.Typer(
     help="Measure the paper's tables and figures, and other costs.",
 )
 
+_NUMBERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
 _MOST_TASKS, _MOST_RUNS, _MOST_FAULTS, _MOST_JOBS, _MOST_MINUTES = 10_000, 1_000, 1_000_000, 10_000, 10_000
 
 ProfileName = Annotated[
@@ -87,7 +90,7 @@ Data = Annotated[
 Runs = Annotated[int | None, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each cell. Default: 5; 1 with --quick.")]
 Failures = Annotated[
     str | None,
-    typer.Option(metavar="N,N,...", help="How many devices fall silent. Default: 0 to 6.", show_default=False),
+    typer.Option(metavar="N,N-N,...", help="How many devices fall silent. Default: 0 to 6.", show_default=False),
 ]
 Methods = Annotated[list[Recovery] | None, typer.Option("--method", help="Only this method; may be repeated.")]
 
@@ -146,7 +149,7 @@ def table5_command(
 @app.command("figure3")
 def figure3_command(
     ends: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Numbers of end devices. Default: 1 to 8; 4,8 with --quick.")
+        str | None, typer.Option(metavar="N,N-N,...", help="Numbers of end devices. Default: 1 to 8; 4,8 with --quick.")
     ] = None,
     window: Annotated[
         list[int] | None,
@@ -176,7 +179,7 @@ def figure3_command(
 @app.command("slow-edge")
 def slow_edge_command(
     ends: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Numbers of end devices. Default: 4,6,8; 8 with --quick.")
+        str | None, typer.Option(metavar="N,N-N,...", help="Numbers of end devices. Default: 4,6,8; 8 with --quick.")
     ] = None,
     after: Annotated[
         list[float] | None,
@@ -510,8 +513,18 @@ def _show(experiment: Experiment, outcome: Outcome) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    """ "0,1,2" as numbers."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise InvalidInput(f"{text!r} is no list of numbers: write such as 0,1,6")
-    return sorted({int(part) for part in parts})
+    """ "0,2-4" as numbers of end devices: 0, 2, 3, 4. What they may be is up to the experiment."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        found = _NUMBERS.fullmatch(part.strip())
+        if found is None:
+            raise InvalidInput(f"{text!r} is no list of numbers: write such as 0,1,6 or 1-8")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise InvalidInput(
+                f"{part.strip()!r} is no range: its first number is the smaller one, as in {last}-{first}"
+            )
+        if last > MAX_NODES:
+            raise InvalidInput(f"{part.strip()!r}: a fleet has at most {MAX_NODES} end devices")
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)

@@ -130,7 +130,13 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("figure3 --scheme adaptve", "'adaptive'. Did you mean 'adaptive'?"),
         ("heartbeat --mode stahp", "'stahp' is not one of 'stop', 'kill'. Did you mean 'stop'?"),
         ("table4 --form xyz", "'xyz' is not one of 'uint8', 'float16', 'float32'. See"),
-        ("figure3 --ends 1,x --out {tmp}/run", "'1,x' is no list of numbers"),
+        ("figure3 --ends 1,x --out {tmp}/run", "'1,x' is no list of numbers: write such as 0,1,6 or 1-8"),
+        ("figure3 --ends 1- --out {tmp}/run", "'1-' is no list of numbers"),
+        ("figure3 --ends 2,8-1 --out {tmp}/run", "'8-1' is no range: its first number is the smaller one, as in 1-8"),
+        ("figure3 --ends 0-3 --out {tmp}/run", "a fleet has 1 to 254 end devices, not 0"),
+        ("slow-edge --ends 0-3 --out {tmp}/run", "a fleet has 1 to 254 end devices, not 0"),
+        ("slow-edge --ends 1-999999999 --out {tmp}/run", "'1-999999999': a fleet has at most 254 end devices"),
+        ("table5 --failures 5-8 --out {tmp}/run", "of 8 end devices at most 7 can fail, not 8"),
         ("figure3 --ends 99 --out {tmp}/run", "the profile has 8 end devices"),
         ("figure3 --profile native --out {tmp}/run", "says nothing of the tier end"),
         ("scale --size 10x3 --out {tmp}/run", "'10x3' is no fleet"),
@@ -180,3 +186,11 @@ def test_ctrl_c_keeps_what_was_measured_and_ends_the_rest(monkeypatch: pytest.Mo
     assert "interrupted: stopped: stopped before its end" in said
     states = {path.parent.name: json.loads(path.read_text())["state"] for path in tmp_path.rglob(RECORD)}
     assert states == {"well": "complete", "stopped": "interrupted"}
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("1-8", list(range(1, 9))), ("0, 2-4,3,254", [0, 2, 3, 4, 254]), ("5-5", [5]), ("6,1", [1, 6])],
+)
+def test_ranges_and_numbers_are_read_in_order_and_once(text: str, numbers: list[int]) -> None:
+    assert command._numbers(text) == numbers
