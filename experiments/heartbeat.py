@@ -273,8 +273,9 @@ def _scale(axes: Any, intervals: Sequence[float]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(intervals, [f"{interval:g}" for interval in intervals])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
+    if axes.get_lines():  # there may be no point yet
+        axes.set_ylim(0, 1.1 * axes.dataLim.y1 or None)
+        axes.legend(frameon=False, fontsize=8)
 
 
 def _is(point: Mapping[str, Any], row: Mapping[str, Any]) -> bool:

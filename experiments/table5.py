@@ -308,6 +308,8 @@ def _seconds(row: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
 
 def _draw(record: Record, figures: Figures) -> None:
     rows, config = _rows(record), record["config"]
+    if not rows:  # every run was left out
+        return
     n = averaged(row["runs"] for row in rows)
     title = f"{config['tasks']} tasks on {config['devices']} end devices; {n}"
     (axes,) = figures.panels("figure4", [title], xlabel="end devices that fall silent", ylabel="time to finish (s)")
@@ -323,8 +325,10 @@ def _draw(record: Record, figures: Figures) -> None:
         sums = [row["ideal_seconds"] + row["eq9_seconds"] for row in reassigned]
         axes.plot([row["failures"] for row in reassigned], sums, label="ideal + Eq. 9", **formula(1))
     alone = {row["failures"]: row["ideal_seconds"] for row in rows}
-    axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **bound())
-    axes.set_xticks(sorted(alone))
+    # A line through one point would not be seen.
+    looks = bound() if len(alone) > 1 else {**bound(), "marker": "D", "markersize": 6}
+    axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **looks)
+    axes.set_xticks(sorted(alone | dict.fromkeys(range(len(PAPER_S["none"])) if _is_papers(config) else ())))
     low, high = axes.dataLim.intervaly
     if high > _LOG_FROM * low:
         axes.set_yscale("log")
