@@ -37,23 +37,27 @@ def read_document(path: Path, kind: type[M], *, what: str) -> M:
     try:
         return kind.model_validate(document)
     except ValidationError as exc:
-        raise SetupError(f"the {what} {path}: {faults(exc, kind)}") from exc
+        raise SetupError(f"the {what} {path}: {faults(exc, kind, document)}") from exc
 
 
-def faults(error: ValidationError, kind: type[BaseModel]) -> str:
-    """All that pydantic found wrong with a document of `kind`, in plain words."""
+def faults(error: ValidationError, kind: type[BaseModel], document: Any = None) -> str:
+    """All that pydantic found wrong with a document of `kind`, in plain words.
+
+    Args:
+        document: as it was read, if parts of lists shall be called by their names where they have one.
+    """
     errors = error.errors()
     # A part that is wrong in itself counts as none of a list: that the list is then too short is no fault of its own.
     own = [each for each in errors if each["type"] != "too_short" or not _any_within(each["loc"], errors)]
-    return "; ".join(_sentence(each, kind) for each in own)
+    return "; ".join(_sentence(each, kind, document) for each in own)
 
 
 def _any_within(place: tuple[int | str, ...], errors: Sequence[ErrorDetails]) -> bool:
     return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
 
 
-def _sentence(error: ErrorDetails, kind: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in error["loc"] if part != "[key]")
+def _sentence(error: ErrorDetails, kind: type[BaseModel], document: Any) -> str:
+    where = _where([part for part in error["loc"] if part != "[key]"], document)
     if error["type"] == "extra_forbidden":
         known = list(_fields_around(error["loc"], kind))
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
@@ -68,6 +72,28 @@ def _sentence(error: ErrorDetails, kind: type[BaseModel]) -> str:
     if where and isinstance(error["input"], dict | list):  # too much to be repeated in a sentence
         return f"{where}: {reason}"
     return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason
+
+
+def _where(location: Sequence[int | str], document: Any) -> str:
+    """A place in a document: `delay_s of link 'up'`, or `link.0.delay_s` where the link has no name of its own."""
+    named, rest = "", 0
+    for number, part in enumerate(location):
+        parent = document
+        try:
+            document = parent[part]
+        except (LookupError, TypeError):  # what is missing
+            break
+        if isinstance(part, int) and (name := _own_name(document, parent)):
+            named, rest = f"{location[number - 1]} {name!r}", number + 1
+    inner = ".".join(str(part) for part in location[rest:])
+    return f"{inner} of {named}" if inner and named else inner or named
+
+
+def _own_name(part: Any, siblings: Sequence[Any]) -> str | None:
+    """What a part of a list is called, if nothing beside it is called so, too."""
+    names = [each.get("name") for each in siblings if isinstance(each, dict)]
+    name = part.get("name") if isinstance(part, dict) else None
+    return name if isinstance(name, str) and name and names.count(name) == 1 else None
 
 
 def _fields_around(location: tuple[int | str, ...], kind: type[BaseModel]) -> Mapping[str, FieldInfo]:

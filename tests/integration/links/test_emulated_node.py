@@ -68,4 +68,4 @@ async def test_links_that_are_wrong_stop_the_node_with_a_sentence(tmp_path: Path
     command = ["-m", "end_node", "--port", "0", "--links", str(links)]
     async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as service:
         assert await service.exit_code() == 2
-    assert "link.0.delay is unknown; did you mean delay_s?" in service.log
+    assert "delay of link 'up' is unknown; did you mean delay_s?" in service.log
