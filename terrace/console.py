@@ -208,7 +208,7 @@ def progress_bars(unit: str) -> Progress:
     """Bars for long work, with the time left; each task counts `unit`s."""
     console = screen(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(f"{unit}s"),

@@ -413,6 +413,7 @@ def quantize(
         f"fine {percent(entry.fine_accuracy)} (FP32 {percent(entry.fp32_fine_accuracy)}), "
         f"ECE {entry.ece_before:.3f} before and {entry.ece_after:.3f} after temperature {entry.temperature:.2f}",
         soft_wrap=True,
+        markup=False,
     )
     for path in (weights / entry.file, weights / MANIFEST_NAME, place / entry.training.record):
         screen().print(str(path), style="dim", markup=False, soft_wrap=True)

@@ -102,6 +102,7 @@ def export(
         f"{entry.name} from {name}: fine {percent(entry.fine_accuracy)} as sent, "
         f"{percent(entry.fp32_fine_accuracy)} without noise and rounding",
         soft_wrap=True,
+        markup=False,
     )
     for file in (entry.head.file, entry.tail.file, MANIFEST_NAME):
         screen().print(str(place / file), style="dim", markup=False, soft_wrap=True)
@@ -168,6 +169,7 @@ def front(
         f"{network} on pixels: fine {percent(found.plain_accuracy)}; {found.end_network} takes "
         f"{found.end_ms_per_image:.3f} ms per image here",
         soft_wrap=True,
+        markup=False,
     )
     for path in written:
         screen().print(str(path), style="dim", markup=False, soft_wrap=True)

@@ -81,6 +81,7 @@ class Display:
                 f"epoch {row.epoch}: loss {row.loss:.3f}, {self._measured(row)}, fine {percent(row.held_out_fine)}, "
                 f"{row.seconds:.0f} s, {step.seconds_left / 60:.0f} min left",
                 soft_wrap=True,
+                markup=False,
             )
 
 

@@ -4,11 +4,12 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from encryption.audit.rows import Row
-from models.manifest import Manifest, load_manifest
+from models.manifest import MANIFEST_NAME, Manifest, load_manifest
 from terrace.cli import run
 from terrace.commands.privacy import _show, _subjects, _table
 from tierkit.types import EncoderKind
@@ -120,6 +121,19 @@ def test_the_screen_names_the_strongest_attack_and_says_what_does_not_count(caps
     shown = capsys.readouterr().out
     assert "conv1 of resnet-34: least-squares gets most, SSIM 0.99; wrn-16-2 recognises 61.0 %" in shown
     assert "it does not count" in shown
+
+
+def test_the_name_of_a_run_is_no_markup(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = load_manifest().encoder("resnet-34.conv1")
+    made = SimpleNamespace(export_encoder=lambda *arguments, **options: entry)
+    monkeypatch.setitem(sys.modules, "encryption.training.export", made)
+    name, out = "runs[/red][bold]1", tmp_path / "[bold]"
+    assert run(["privacy", "export", name, "--out", str(out)]) == 0
+    said, *files = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"{entry.name} from {name}: fine ")
+    assert files[-1] == str(out / MANIFEST_NAME)
 
 
 def test_the_kept_record_holds_what_the_page_shows() -> None:

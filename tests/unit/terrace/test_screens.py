@@ -1,5 +1,6 @@
 """What people see: numbers in the right places, nothing lost in a narrow terminal."""
 
+import io
 import json
 import re
 import sys
@@ -16,7 +17,7 @@ from terrace import console as console_module
 from terrace.cli import run
 from terrace.commands.classify import answers_table
 from terrace.commands.jobs import _event_json, _event_lines, _lines
-from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent
+from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent, progress_bars
 from terrace.demo_screen import DemoScreen
 from terrace.loglines import LogPainter
 from terrace.report import job_summary
@@ -287,3 +288,12 @@ def test_a_scheduler_at_an_ipv6_address_is_named_as_it_is(
     monkeypatch.setattr(Client, "devices", lambda self: [])
     assert run(["devices", "list", "--scheduler", "http://[fe80::1]:8070"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("terrace end --scheduler http://[fe80::1]:8070")
+
+
+def test_what_a_bar_counts_is_no_markup() -> None:
+    progress = progress_bars("step")
+    progress.add_task("run[/red][bold]1", total=2)
+    shown = Console(file=io.StringIO(), width=80)
+    shown.print(progress.get_renderable())
+    assert isinstance(shown.file, io.StringIO)
+    assert shown.file.getvalue().startswith("run[/red][bold]1 ")
