@@ -41,6 +41,10 @@ _CHUNK_BYTES = 32
 _READ_AHEAD_BYTES = 256 * 1024
 """So much of a body is taken in before the application has asked for it. A batch of 50 images fits."""
 
+_MAX_AHEAD = 1024
+"""Requests that may wait on a connection for the answer to an earlier one. They come in one piece: nothing is read
+while one waits."""
+
 _HOLD_S = 0.005
 """How long the rest of a repeated request may take, before it is read like any other: a body of 150 kB comes in two
 pieces."""
@@ -288,9 +292,12 @@ class _HttpProtocol(asyncio.Protocol):
         )
         if self._answering is None:
             self._answer(exchange)
-        else:
+        elif len(self._pipelined) < _MAX_AHEAD:
             self._pipelined.append(exchange)
             self._pause_reading()
+        else:
+            self._refuse(429, f"more than {_MAX_AHEAD} requests sent ahead")
+            return
         if int(headers.get(b"content-length", 0)) > self.limits.max_body_bytes:
             self._refuse(413, self._too_large())
 
@@ -333,8 +340,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._opening = b""
         if self._pipelined:
             self._answer(self._pipelined.popleft())
-        if not self._pipelined:
-            self.resume_reading()
+        self.resume_reading()
 
     def shutdown(self) -> None:
         """Called by uvicorn when it stops: end the connection as soon as nothing is being answered."""
@@ -467,7 +473,8 @@ class _HttpProtocol(asyncio.Protocol):
         return len(self._server_state.tasks) == 1 and not self._pipelined and self.repetitions.none_but(None)
 
     def resume_reading(self) -> None:
-        if self._paused:
+        # With requests that wait for their turn there is nothing to read for: what is being answered has come whole.
+        if self._paused and (self._deaf or not self._pipelined):
             self._paused = False
             self._transport.resume_reading()
 

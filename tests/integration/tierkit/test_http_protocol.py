@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tierkit.service import Lifecycle, protocol
-from tierkit.service.exchange import ALONE, head_bytes
+from tierkit.service.exchange import ALONE, Exchange, head_bytes
 from tierkit.testing import connected, serve_app, wait_for
 
 
@@ -346,3 +347,40 @@ async def test_a_stopping_service_ends_idle_connections_at_once_and_busy_ones_af
         assert await busy.answer() == (200, b"waited")
         closing = asyncio.gather(busy.closed(), idle.closed())
     assert list(await closing) == [b"", b""]
+
+
+async def test_requests_sent_far_ahead_wait_in_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one connection has under way is bounded, however fast its client writes and whether it reads or not."""
+    made = 0
+
+    class Counted(Exchange):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            nonlocal made
+            made += 1
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(protocol, "Exchange", Counted)
+    request = b"POST /alone HTTP/1.1\r\nHost: x\r\nContent-Length: 6000\r\n\r\n" + bytes(6000)
+    one_read = 256 * 1024 // len(request) + 1
+    async with wire() as (client, sample):
+        client.send(request * 3000)
+        for _ in range(600):
+            assert await client.answer() == (200, b"False")
+            assert made - sample.asked <= 2 * one_read
+        client.writer.transport.abort()
+
+
+async def test_too_many_requests_in_one_piece_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is being answered is answered."""
+    monkeypatch.setattr(protocol, "_MAX_AHEAD", 8)
+    request = b"GET /echo?a HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with wire() as (client, _):
+        client.send(request * 9)
+        for _ in range(9):
+            assert await client.answer() == (200, b"a")
+        client.send(request * 10)
+        assert await client.answer() == (200, b"a")
+        assert await client.closed() == b""
+    async with wire() as (client, _):
+        client.send(request)
+        assert await client.answer() == (200, b"a")
