@@ -140,7 +140,7 @@ def is_urgent(headers: Mapping[bytes, bytes]) -> bool:
 
 def _number(value: str | float | bool, what: str) -> float:
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, str) and "_" in value else float(value)  # 1_000 is Python
     except (ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf or isinstance(value, bool):

@@ -168,7 +168,7 @@ async def test_images_of_another_kind_are_refused(end: RunningEnd, upper: Runnin
     assert "input 'images' of model 'coarse' is UINT8 [-1, 2, 2, 3]" in response.json()["error"]
 
 
-@pytest.mark.parametrize("budget", ["soon", "-1", "nan"])
+@pytest.mark.parametrize("budget", ["soon", "-1", "nan", "1_000"])
 async def test_a_budget_that_is_none_is_refused(end: RunningEnd, budget: str) -> None:
     async with end.stream(images(1), budget_s=None) as response:
         await response.aread()
