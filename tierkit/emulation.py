@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 
 _TOLERANCE = 0.03
 _SLACK_S = 0.1
+_MOMENT_S = 0.05
 """All real runs together may exceed their emulated time by 3 %, and by the moments in which a busy system gave the core
-to somebody else. Such a moment makes what is measured slower, never faster; a network that is too slow here uses up
-both within a second."""
+to somebody else, or stopped the process; each counts with so much at most. Such a moment makes what is measured slower,
+never faster; a network that is too slow here uses all of it up within a few batches."""
 
 SLOWER = "EMULATED COMPUTE is slower from now on"
 """What the log says when a model slows down."""
@@ -200,8 +201,8 @@ class EmulatedModel:
             answers = self._model.run(inputs, outputs)
         real_s = self._clock() - started
         self._emulated_s += emulated_s
-        self._overrun_s += max(0.0, real_s - emulated_s)
-        if self._overrun_s > self._emulated_s * _TOLERANCE + _SLACK_S:
+        self._overrun_s += min(_MOMENT_S, max(0.0, real_s - emulated_s))
+        if real_s > emulated_s and self._overrun_s > self._emulated_s * _TOLERANCE + _SLACK_S:
             raise SetupError(
                 f"the model '{self.name}' took {real_s * 1000:.1f} ms for {images} images, which is longer than the "
                 f"emulated {emulated_s * 1000:.1f} ms: free the machine, or compute its answers beforehand "
