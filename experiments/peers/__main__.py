@@ -144,12 +144,13 @@ def _duel(
 
 
 def _print_tables(records: Sequence[Record], out: Path, page: Path | None) -> None:
+    pairs = duels.newest_records(out)
     if records:
-        tables = as_markdown(records)
+        tables = as_markdown(records, pairs)
         sys.stdout.write(tables)
         if page is not None:
             fill(page, EXPERIMENT, tables)
-    if pairs := duels.newest_records(out):
+    if pairs:
         table = duels.as_markdown(pairs)
         sys.stdout.write(table)
         if page is not None:

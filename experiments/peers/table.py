@@ -30,8 +30,8 @@ def newest_records(folder: Path) -> list[Record]:
     return sorted(found.values(), key=lambda record: order.get(record["config"]["contender"], len(order)))
 
 
-def as_markdown(records: Sequence[Record]) -> str:
-    """All tables. Servers without figures stand in them with the reason."""
+def as_markdown(records: Sequence[Record], duels: Sequence[Record] = ()) -> str:
+    """All tables. Servers without figures stand in them with the reason. Of `duels` only the targets know."""
     parts: list[str] = []
     for network in dict.fromkeys(record["config"]["network"] for record in records):
         chosen = [record for record in records if record["config"]["network"] == network]
@@ -40,11 +40,12 @@ def as_markdown(records: Sequence[Record]) -> str:
         )
         parts += [_load_table(network, Row(batch=batch, concurrency=number), chosen) for batch, number in loads]
         parts.append(_cost_table(network, chosen))
-    return "\n\n".join([_targets_table(records), *parts]) + "\n"
+    return "\n\n".join([_targets_table(records, duels), *parts]) + "\n"
 
 
-def _targets_table(records: Sequence[Record]) -> str:
-    rows = [(one.what, one.target, one.measured, "yes" if one.reached else "**no**") for one in verdicts(records)]
+def _targets_table(records: Sequence[Record], duels: Sequence[Record]) -> str:
+    found = verdicts(records, duels)
+    rows = [(one.what, one.target, one.measured, "yes" if one.reached else "**no**") for one in found]
     return "### Targets\n\n" + _table(["what", "target", "measured", "reached"], rows)
 
 

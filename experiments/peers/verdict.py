@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.peers.contenders import TERRACE
@@ -34,14 +34,16 @@ class Verdict:
     reached: bool
 
 
-def verdicts(records: Sequence[Record]) -> list[Verdict]:
+def verdicts(records: Sequence[Record], duels: Sequence[Record] = ()) -> list[Verdict]:
     """One verdict for each target whose figures are there.
 
     Other servers are compared round by round, and the median of these ratios counts: rounds lie minutes apart, in which
-    the machine's speed drifts.
+    the machine's speed drifts. Within a round it drifts as well, from server to server: where there is a duel with the
+    best of them, whose windows take turns, that ratio counts, and the other one is told with it.
 
     Args:
         records: the newest of each contender and network, as `experiments.peers.table.newest_records` gives them.
+        duels: likewise, of `experiments.peers.duel.newest_records`.
     """
     found: list[Verdict] = []
     for network in dict.fromkeys(record["config"]["network"] for record in records):
@@ -49,7 +51,8 @@ def verdicts(records: Sequence[Record]) -> list[Verdict]:
         own = next((record for record in chosen if record["config"]["contender"] == TERRACE.name), None)
         if own is not None:
             peers = [record for record in chosen if record is not own]
-            found += [*_beside_the_bare_loop(network, own), *_beside_peers(network, own, peers)]
+            fought = {duel["config"]["title"]: duel for duel in duels if duel["config"]["network"] == network}
+            found += [*_beside_the_bare_loop(network, own), *_beside_peers(network, own, peers, fought)]
     return found
 
 
@@ -74,7 +77,9 @@ def _beside_the_bare_loop(network: str, own: Record) -> Iterator[Verdict]:
         yield _most(f"{network}, one image, concurrency 1: p50", given[0], _MOST_LONE_MS, "ms")
 
 
-def _beside_peers(network: str, own: Record, peers: Sequence[Record]) -> Iterator[Verdict]:
+def _beside_peers(
+    network: str, own: Record, peers: Sequence[Record], fought: Mapping[str, Record]
+) -> Iterator[Verdict]:
     for entry in own["config"]["rows"]:
         row = Row(**entry)
         ratios = {peer["config"]["title"]: _ratio(own, peer, row) for peer in peers}
@@ -85,7 +90,12 @@ def _beside_peers(network: str, own: Record, peers: Sequence[Record]) -> Iterato
         least = _LEAST_OF_BEST_PEER if row == _SINGLES else 1.0
         images = "one image" if row.batch == 1 else f"batches of {row.batch}"
         where = f"{network}, {images}, concurrency {row.concurrency}"
-        yield _least(f"{where}: images/s", known[best], least, f"times the best other server ({best})")
+        verdict = _least(f"{where}: images/s", known[best], least, f"times the best other server ({best})")
+        if best in fought and (duel := fought[best]["results"].get(row.key)):
+            decided = _least(verdict.what, duel["ratio"], least, f"times the best other server ({best})")
+            told = f"{decided.measured} in a duel of {duel['rounds']} windows; {verdict.measured} in rounds"
+            verdict = replace(decided, measured=told)
+        yield verdict
         if row == _SINGLES:
             p99_ms = {peer["config"]["title"]: peer["results"].get(f"{row.key}.p99_ms") for peer in peers}
             quick = min((title for title in known if p99_ms[title]), key=lambda title: p99_ms[title])

@@ -70,6 +70,24 @@ def test_the_best_of_the_other_servers_is_the_one_that_counts() -> None:
     assert found.endswith("concurrency 64: images/s 1.20, at least 1.50 times the best other server (B)")
 
 
+@pytest.mark.parametrize(("ratio", "reached"), [(1.6, True), (1.4, False)])
+def test_a_duel_with_the_best_other_server_decides(ratio: float, reached: bool) -> None:
+    def duel(title: str, network: str, value: float) -> Any:
+        return {
+            "config": {"title": title, "network": network},
+            "results": {SINGLES: {"ratio": value, "rounds": 40}},
+        }
+
+    peers = [record(name, [speed], {f"{SINGLES}.p99_ms": 80.0}) for name, speed in (("a", 1000.0), ("b", 2000.0))]
+    duels = [duel("A", "net", 9.0), duel("B", "other", 9.0), duel("B", "net", ratio)]
+    found = verdicts([record("terrace", [3000.0], OWN), *peers], duels)
+    (one,) = [one for one in found if "best other server" in one.target]
+    assert one.measured == f"{ratio:.2f} in a duel of 40 windows; 1.50 in rounds"
+    assert one.reached is reached
+    (plain,) = [one for one in verdicts([record("terrace", [3000.0], OWN), *peers], duels[:2]) if "best" in one.target]
+    assert (plain.measured, plain.reached) == ("1.50", True)
+
+
 def test_a_large_network_has_a_target_of_its_own() -> None:
     [one] = verdicts([record("terrace", [], {f"{BATCHES}.ratio_to_bare": 0.96}, "large")])
     assert (one.target, one.reached) == ("at least 0.97 of the bare loop", False)
