@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from random import Random
 from typing import Protocol
 
@@ -27,6 +28,10 @@ __all__ = ["Clock", "LinkTransport", "WallClock"]
 
 _MAX_PIECES = 256
 """Pieces of an answer under way, some 64 kB each: the flow control of a real connection has such a bound as well."""
+
+
+_MAX_HOSTS = 1024
+"""Names may come from outside."""
 
 
 class Clock(Protocol):
@@ -61,11 +66,12 @@ class LinkTransport:
         self._inner = inner
         self._clock = clock or WallClock()
         self._links = [_Link(link, Random(f"{links.seed}/{link.name}")) for link in links.link]
+        # Remembered: reading an address takes longer than all else that is done here for a request.
+        self._link_to = lru_cache(maxsize=_MAX_HOSTS)(self._find)
 
     async def ask(self, question: Question) -> Answer:
         """See `tierkit.http1.Way.ask`."""
-        host = question.origin[1].decode()
-        link = next((link for link in self._links if link.spec.leads_to(host)), None)
+        link = self._link_to(question.origin[1])
         if link is None:
             return await self._inner.ask(question)
         fate = draw_fate(link.spec, link.random)
@@ -92,6 +98,9 @@ class LinkTransport:
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+    def _find(self, host: bytes) -> _Link | None:
+        return next((link for link in self._links if link.spec.leads_to(host.decode())), None)
 
 
 class _Queue:
