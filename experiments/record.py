@@ -186,7 +186,7 @@ def read_record(path: Path) -> dict[str, Any]:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise SetupError(f"cannot read the record {path}: {exc.strerror}") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise SetupError(f"{path} is no whole record: {exc}") from exc
     missing = _SHAPE.keys() - set(fields if isinstance(fields, dict) else ())
     if missing:
@@ -194,6 +194,8 @@ def read_record(path: Path) -> dict[str, Any]:
     for name, (shape, what) in _SHAPE.items():
         if not isinstance(fields[name], shape):
             raise SetupError(f"the record {path} is damaged: {name} is no {what}")
+    if not all(isinstance(note, str) for note in fields["notes"]):
+        raise SetupError(f"the record {path} is damaged: a note is no text")
     if fields["state"] not in _STATES:
         raise SetupError(
             f"the record {path} is damaged: its state is {fields['state']!r}, none of {', '.join(_STATES)}"

@@ -119,7 +119,7 @@ class Fleet:
 
         Raises:
             DeadlineExceeded: it did not within the budget.
-            ServiceFailed: a node stopped.
+            ServiceFailed: a node stopped, or the scheduler that runs here.
             Unauthenticated, Forbidden, CertificateError: the scheduler does not tell us.
         """
         deadline = time.monotonic() + budget_s
@@ -139,8 +139,8 @@ class Fleet:
                     listed = set()
                 if wanted <= listed:
                     return
-                for node in wanted - listed:
-                    self._check_alive(self.services[node])
+                for name in (wanted - listed) | (self.services.keys() & {SCHEDULER}):
+                    self._check_alive(self.services[name])
                 if time.monotonic() > deadline:
                     late = ", ".join(sorted(wanted - listed))
                     raise DeadlineExceeded(f"not in the device list after {budget_s:g} s: {late}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tierkit.client import AsyncClient
-from tierkit.errors import SetupError
+from tierkit.errors import ServiceFailed, SetupError
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch, local_plan
 from tierkit.testing import wait_for
 from tierkit.types import Health, Tier
@@ -79,6 +79,15 @@ async def test_a_node_that_dies_is_told_of_and_the_others_go_on(fleet: Fleet, ea
             return health["end-1"] is Health.DEAD and health["end-2"] is Health.ALIVE
 
         await wait_for(noticed, what="the scheduler to give the node up")
+
+
+async def test_a_scheduler_that_dies_before_its_nodes_have_joined_is_named_at_once(tmp_path: Path) -> None:
+    async with launch(plan(tmp_path, end=1, edge=0), tmp_path) as fleet:
+        scheduler = fleet.services["scheduler"].process
+        scheduler.kill()
+        await scheduler.wait()
+        with pytest.raises(ServiceFailed, match="scheduler was killed by SIGKILL"):
+            await fleet.join(budget_s=20)
 
 
 async def test_a_service_that_cannot_start_stops_all_and_says_why(tmp_path: Path) -> None:

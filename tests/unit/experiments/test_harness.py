@@ -333,6 +333,7 @@ def test_a_folder_that_exists_is_kept_and_the_run_stands_beside_it(tmp_path: Pat
     ("text", "sentence"),
     [
         ('{"experiment": "two", "con', "is no whole record"),
+        pytest.param("[" * 100_000, "is no whole record", id="brackets"),
         ("[]", "is no record of an experiment: it has no command, config, experiment, host, measured_at"),
         (json.dumps({"experiment": "x", "config": {}, "state": "complete"}), "measured_at, notes, points, results"),
     ],

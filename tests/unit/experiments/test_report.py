@@ -49,7 +49,7 @@ async def test_one_page_without_other_files(tmp_path: Path) -> None:
 
 def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
-    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-22T050959Z.json"]
+    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-22T081216Z.json"]
     for name in kept:
         shutil.copyfile(RECORDS / name, tmp_path / name)
     (tmp_path / "package.json").write_text("{}")
@@ -57,7 +57,7 @@ def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
     page, (warning,) = write_report(tmp_path, EXPERIMENTS)
     text = page.read_text()
     assert "(steady-2026-11-22T021744Z)</h2>" in text
-    assert "(table2-2026-11-22T050959Z)</h2>" in text
+    assert "(table2-2026-11-22T081216Z)</h2>" in text
     assert "table3-2030-01-01T010203Z.json is no whole record" in warning
     # Nothing is written but the page.
     assert len(list(tmp_path.iterdir())) == len(kept) + 3
@@ -106,6 +106,7 @@ def test_records_of_other_commands_are_told_of_with_where_their_tables_are(tmp_p
         ({"results": {"rows": 7}}, "results.rows is no list"),
         ({"results": 7}, "results is no table"),
         ({"points": {}}, "points is no list"),
+        ({"notes": [{"a": 1}]}, "a note is no text"),
         ({"state": "splendid"}, "its state is 'splendid', none of complete, interrupted, invalid"),
         ({"points": [{"network": "x", "shape": [1, math.nan]}]}, "points.0.shape.1 is no finite number"),
         ({"config": {"factor": math.inf}}, "config.factor is no finite number"),
@@ -125,7 +126,7 @@ async def test_what_is_damaged_in_a_record_is_named(tmp_path: Path, change: dict
 
 
 def test_a_record_whose_figures_are_too_large_to_compute_with_is_damaged(tmp_path: Path) -> None:
-    record = json.loads((RECORDS / "table2-2026-11-22T050959Z.json").read_text())
+    record = json.loads((RECORDS / "table2-2026-11-22T081216Z.json").read_text())
     record["points"][0]["inference_ms_per_image"] = 1e308
     (tmp_path / RECORD).write_text(json.dumps(record))
     with pytest.raises(SetupError, match=r"they make rows\.0\.overhead_ms_per_task no finite number"):
