@@ -3,8 +3,8 @@
 One node of each tier, one task of 50 images at a time (window 1), through the scheduler as any job. The processing time
 is what the scheduler sees: for an end device from the dispatch of a task to its coarse answer, for an upper node from
 the coarse to the fine answer. Inference and link are emulated; what is left is the services' own overhead: taking a
-task apart and putting it together, HTTP, the event loop, the hand-over to the inference thread. It is a task's time
-from dispatch to dispatch without what is emulated, shared among the services on its way.
+task apart and putting it together, HTTP, the event loop, the hand-over to the inference thread. The time from an answer
+to the dispatch of the next task stands apart.
 
 A tier whose speed is not emulated runs its network as fast as this machine does; the inference time is then the mean
 that its node measured over the same tasks, for the median as well.

@@ -3,7 +3,7 @@
 The real network runs and the rest of the time is slept, so the inference thread is occupied for exactly as long as on
 the emulated machine while the core is free for the other processes of an experiment. A network that is slower here
 than there needs its answers beforehand (`Answers`): they are looked up by the digest of each image. Where neither is
-possible the run fails; it is never silently slower than it says.
+possible the run fails, once it is slower than it says by more than moments of a busy machine explain.
 """
 
 from __future__ import annotations
