@@ -69,6 +69,9 @@ def retry_after_s(error: TerraceError) -> int | None:
 
 def install(app: Starlette) -> None:
     """Answer every error of `app`, its own and the framework's, in Terrace's form. Call once, before it serves."""
+    # The framework would send whoever adds a slash to a route on to it: an answer that many clients do not follow with
+    # a POST, and whose address is the name that the client sent as Host.
+    app.router.redirect_slashes = False
     app.add_exception_handler(HTTPException, _on_http_exception)
     if "fastapi" in sys.modules:  # nodes do without it: it would be a third of their start-up time
         from fastapi.exceptions import RequestValidationError

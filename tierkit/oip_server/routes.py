@@ -68,6 +68,7 @@ def oip_routes(
         Route(f"{model}/infer", infer, methods=["POST"]),
         Route(f"{version_of}/infer", infer, methods=["POST"]),
         Route("/v2", server_metadata),
+        Route("/v2/", server_metadata),  # some descriptions of the protocol write it so
         Route("/v2/health/live", live),
         Route("/v2/health/ready", server_ready),
         Route("/v2/models/stats", all_statistics),

@@ -185,6 +185,8 @@ async def test_a_task_id_that_is_none_is_refused(end: RunningEnd) -> None:
     answer = await post(end, task_id="a%20b")
     assert answer.status_code == 400
     assert "task id" in answer.json()["error"]
+    answer = await post(end, task_id="a/")
+    assert (answer.status_code, answer.json()) == (404, {"error": "no such route: /v1/tasks/a/"})
 
 
 async def test_an_upper_node_outside_the_allowed_ones_is_refused(start_end: StartEnd, upper: RunningUpper) -> None:

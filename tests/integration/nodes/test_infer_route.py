@@ -80,6 +80,13 @@ async def test_routes_with_and_without_a_version(running: Any, version: str) -> 
         assert (await running.http.get(path + suffix)).status_code == 200
 
 
+async def test_only_the_servers_own_route_may_end_with_a_slash(running: Any) -> None:
+    assert (await running.http.get("/v2/")).json() == (await running.http.get("/v2")).json()
+    for path in (f"{running.infer_path}/", "/v2/models/pixel/", "/v2/health/live/", "/livez/", "/metrics/"):
+        answer = await running.http.request("POST" if path.endswith("infer/") else "GET", path)
+        assert (answer.status_code, answer.json()) == (404, {"error": f"no such route: {path}"})
+
+
 async def test_a_batch_larger_than_the_largest_comes_back_whole(start_node: Any) -> None:
     async with start_node(max_batch_size=7) as running:
         pixels = [(value, value % 7, 0) for value in range(100)]

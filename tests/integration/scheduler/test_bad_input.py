@@ -236,7 +236,9 @@ async def test_what_does_not_exist(scheduler):
     assert (await scheduler.http.delete("/v1/jobs/none")).status_code == 404
     assert (await scheduler.http.get("/v1/models/none/file")).status_code == 404
     assert (await scheduler.http.post("/v1/devices/none/drain")).status_code == 404
-    assert (await scheduler.http.get("/v1/nothing")).json() == {"error": "no such route: /v1/nothing"}
+    for path in ("/v1/nothing", "/v1/jobs/", "/docs/"):
+        response = await scheduler.http.get(path)
+        assert (response.status_code, response.json()) == (404, {"error": f"no such route: {path}"})
     assert (await scheduler.http.get("/v1/jobs", params={"state": "odd"})).status_code == 422
 
 

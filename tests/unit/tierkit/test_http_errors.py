@@ -113,7 +113,9 @@ async def test_the_frameworks_own_errors_have_the_same_form() -> None:
         missing = await http.get("/nowhere")
         method = await http.delete("/items/1")
         value = await http.get("/items/x")
+        slash = await http.put("/items/1/")
     assert (missing.status_code, missing.json()) == (404, {"error": "no such route: /nowhere"})
+    assert (slash.status_code, slash.json()) == (404, {"error": "no such route: /items/1/"})
     assert (method.status_code, method.json()) == (405, {"error": "DELETE is not allowed on /items/1"})
     assert method.headers["allow"] == "GET, HEAD, PUT"
     assert value.status_code == 422
