@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tierkit.errors import Forbidden, InvalidInput
 from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Upstream
+from tierkit.types import Tier
 
 __all__ = ["MAX_UPSTREAMS", "read_header", "read_upstreams"]
 
@@ -36,7 +37,7 @@ def read_upstreams(header: str | None, allowed: tuple[str, ...]) -> tuple[Upstre
         allowed: URLs below which each of them must lie; none for any.
 
     Raises:
-        InvalidInput: it cannot be read, or names too many nodes, or a URL is not a plain http(s) one.
+        InvalidInput: it cannot be read, or names too many nodes or an end device, or a URL is not a plain http(s) one.
         Forbidden: a URL outside `allowed`.
     """
     if header is None:
@@ -48,6 +49,12 @@ def _read(header: str, allowed: tuple[str, ...]) -> tuple[Upstream, ...]:
     upstreams = read_header(UPSTREAMS, UPSTREAM_HEADER, header)
     if len(upstreams) > MAX_UPSTREAMS:
         raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")
+    for upstream in upstreams:
+        if upstream.tier is Tier.END:
+            raise InvalidInput(
+                f"{UPSTREAM_HEADER}: {upstream.node_id} is of the tier 'end', and no end device is an upper node; "
+                "the tier must be 'edge' or 'cloud'"
+            )
     for url in [url for upstream in upstreams for url in (upstream.url, upstream.relay and upstream.relay.url) if url]:
         parts = _plain(url)
         if allowed and not any(_is_below(parts, urlsplit(prefix)) for prefix in allowed):

@@ -33,6 +33,7 @@ def test_the_order_is_kept() -> None:
         ("{}", "cannot be read"),
         ('[{"node_id": "a"}]', "0.url: Field required"),
         (header("http://a:1").replace("edge", "moon"), "0.tier"),
+        (header("http://a:1").replace("edge", "end"), "n0 is of the tier 'end', and no end device is an upper node"),
         (header("http://a:1")[:-2] + ', "extra": 1}]', "0.extra"),
         (header("ftp://a"), "0.url"),
         (header("http://a:1").replace(', "encoding": null', ""), "0.encoding: Field required"),
