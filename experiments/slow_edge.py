@@ -31,8 +31,7 @@ __all__ = ["FACTOR", "SLOW_EDGE", "configured", "images_until"]
 
 FACTOR = 4.0
 _SLOW = f"{Tier.EDGE}-1"
-_ENDS, _PARTS = (4, 6, 8), (0.25, 0.5, 0.75)
-_QUICK_ENDS, _QUICK_PARTS = (8,), (0.5,)
+_PARTS, _QUICK_PARTS = (0.25, 0.5, 0.75), (0.5,)
 _WARM_UP_IMAGES = 102
 """What a node computes at its start."""
 _START_S = 12.0
@@ -52,8 +51,10 @@ def images_until(part: float, tasks: int, counts: NodeCounts, profile: Profile) 
 
 
 async def _measure(run: Run, *, ends: Sequence[int] | None, parts: Sequence[float] | None, runs: int) -> None:
-    quick = run.request.quick
-    ends, parts = ends or (_QUICK_ENDS if quick else _ENDS), parts or (_QUICK_PARTS if quick else _PARTS)
+    quick, most = run.request.quick, run.profile.nodes.end
+    # Without a choice half, three quarters and all of the end devices.
+    ends = ends or ((most,) if quick else sorted({(most + 1) // 2, (3 * most + 3) // 4, most}))
+    parts = parts or (_QUICK_PARTS if quick else _PARTS)
     check_fleet(run.profile, ends)
     run.config |= {"ends": list(ends), "parts": list(parts), "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
     run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
@@ -225,7 +226,7 @@ def configured(*, ends: Sequence[int] | None = None, parts: Sequence[float] | No
     """The experiment with other numbers.
 
     Args:
-        ends: numbers of end devices.
+        ends: numbers of end devices, at most those of the profile; None for half, three quarters and all of them.
         parts: of the job after which the edge node becomes slower, 0 to 1.
         runs: of each point.
     """

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from encryption.serving import Head, Tail
-from experiments.profile import MAX_NODES, Profile, address_of, write_links
+from experiments.profile import Profile, address_of, write_links
 from models.data import ImageSet, read_cifar100, read_sample
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side, load_manifest
 from models.session import OnnxModel, load_encoder, load_model
@@ -177,14 +177,17 @@ def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:
     """Whether all schemes can run on a profile, and with so many end devices of it.
 
     Raises:
-        InvalidInput: an upper tier has no node, or there is no such number of end devices.
+        InvalidInput: an upper tier has no node, or it has not so many end devices.
     """
     for tier in (Tier.EDGE, Tier.CLOUD):
         if not profile.nodes.of(tier):
             raise InvalidInput(f"this experiment needs nodes of every tier, and nodes.{tier} of the profile is 0")
+    most = profile.nodes.end
     for number in ends:
-        if not 1 <= number <= MAX_NODES:
-            raise InvalidInput(f"a fleet has 1 to {MAX_NODES} end devices, not {number}")
+        if not 1 <= number <= most:
+            raise InvalidInput(
+                f"the profile has {most} end devices (nodes.end), so a point is for 1 to {most}, not for {number}"
+            )
 
 
 def _with_tail(

@@ -149,7 +149,11 @@ def table5_command(
 @app.command("figure3")
 def figure3_command(
     ends: Annotated[
-        str | None, typer.Option(metavar="N,N-N,...", help="Numbers of end devices. Default: 1 to 8; 4,8 with --quick.")
+        str | None,
+        typer.Option(
+            metavar="N,N-N,...",
+            help="Numbers of end devices, up to the profile's. Default: 1 to all; half and all with --quick.",
+        ),
     ] = None,
     window: Annotated[
         list[int] | None,
@@ -179,7 +183,11 @@ def figure3_command(
 @app.command("slow-edge")
 def slow_edge_command(
     ends: Annotated[
-        str | None, typer.Option(metavar="N,N-N,...", help="Numbers of end devices. Default: 4,6,8; 8 with --quick.")
+        str | None,
+        typer.Option(
+            metavar="N,N-N,...",
+            help="Numbers of end devices, up to the profile's. Default: half, three quarters, all; all with --quick.",
+        ),
     ] = None,
     after: Annotated[
         list[float] | None,

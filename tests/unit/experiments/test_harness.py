@@ -315,10 +315,14 @@ async def test_a_profile_without_upper_nodes_is_refused_where_they_are_needed(
         await execute(experiment, lone, tmp_path / "run", ignore)
 
 
-@pytest.mark.parametrize("experiment", [figure3.configured(ends=[0]), slow_edge.configured(ends=[255])])
-async def test_impossible_numbers_of_end_devices_are_refused(tmp_path: Path, experiment: Experiment) -> None:
-    with pytest.raises(InvalidInput, match="a fleet has 1 to 254 end devices, not"):
-        await execute(experiment, REQUEST, tmp_path / "run", ignore)
+@pytest.mark.parametrize("ends", [[0], [8, 9], [255]], ids=str)
+@pytest.mark.parametrize("module", [figure3, slow_edge], ids=lambda module: module.__name__)
+async def test_a_point_for_end_devices_that_the_profile_has_not_is_refused(
+    tmp_path: Path, module: Any, ends: list[int]
+) -> None:
+    words = rf"8 end devices \(nodes\.end\), so a point is for 1 to 8, not for {ends[-1]}$"
+    with pytest.raises(InvalidInput, match=words):
+        await execute(module.configured(ends=ends), REQUEST, tmp_path / "run", ignore)
 
 
 def test_a_folder_that_exists_is_kept_and_the_run_stands_beside_it(tmp_path: Path) -> None:

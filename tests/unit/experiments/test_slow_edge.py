@@ -60,9 +60,10 @@ def test_a_point_at_which_nothing_became_slower_has_no_time() -> None:
     assert SLOW_EDGE.table(record(point(15.0, None))).rows == [["8", "never", "13.4", "-", "-", "-"]]
 
 
-async def test_the_record_names_the_runs_in_which_nothing_became_slower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """Fleets that were started, none of them real; the edge node becomes slower in the first one alone."""
+
     class Client:
         async def submit(self, images: Any, **options: Any) -> None: ...
 
@@ -70,23 +71,38 @@ async def test_the_record_names_the_runs_in_which_nothing_became_slower(
             facts = {"state": "completed", "reason": "", "elapsed_s": 15.0, "fallback": 0, "fine_accuracy": 1.0}
             return SimpleNamespace(started_at=datetime.now(UTC), by_node={}, **facts)
 
-    fleets = []
+    started: list[Run] = []
 
     @asynccontextmanager
     async def fleet(run: Run, *arguments: Any, watch: Callable[[str, str], None], **options: Any) -> AsyncIterator[Any]:
-        fleets.append(run)
-        if len(fleets) == 1:
+        started.append(run)
+        if len(started) == 1:
             watch("edge-1", f"now {SLOWER}")
         yield None, Client()
 
     monkeypatch.setattr(Run, "fleet", fleet)
     monkeypatch.setattr("experiments.harness.measure_networks", lambda *arguments: [])
+    return started
+
+
+async def test_the_record_names_the_runs_in_which_nothing_became_slower(tmp_path: Path, fleets: list[Run]) -> None:
     request = Request(profile_name="paper", profile=PAPER, quick=True)
     outcome = await execute(configured(runs=2), request, tmp_path / "run", lambda *words: None)
     assert [point["slower_after_s"] is None for point in outcome.record["points"]] == [False, True]
     assert outcome.record["notes"][-1] == (
         "left out: 8 end devices, part 0.5, run 2: the edge node got too little to do and never became slower"
     )
+
+
+@pytest.mark.parametrize(
+    ("quick", "most", "ends"), [(False, 8, [4, 6, 8]), (True, 8, [8]), (False, 3, [2, 3]), (False, 1, [1])]
+)
+async def test_without_a_choice_there_are_no_more_end_devices_than_the_profile_has(
+    tmp_path: Path, fleets: list[Run], quick: bool, most: int, ends: list[int]
+) -> None:
+    request = Request(profile_name="paper", profile=PAPER.with_nodes(end=most), quick=quick)
+    outcome = await execute(configured(parts=[0.5]), request, tmp_path / "run", lambda *words: None)
+    assert [point["ends"] for point in outcome.record["points"]] == ends
 
 
 def test_the_plot_shows_no_run_in_which_nothing_became_slower() -> None:
