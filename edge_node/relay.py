@@ -13,7 +13,7 @@ from tierkit.asgi import cancelled_on_disconnect, read_body
 from tierkit.errors import InvalidInput
 from tierkit.logs import current_request_id
 from tierkit.oip import Limits, encode_response
-from tierkit.oip_server.request import RequestReader, budget_s, headers_of, is_urgent
+from tierkit.oip_server.request import RequestReader, budget_s, is_urgent
 from tierkit.protocol import ENCODED_HEADER, UPSTREAM_HEADER
 from tierkit.upstreams import read_upstreams
 
@@ -31,7 +31,7 @@ class RelayEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.monotonic()
-        headers = headers_of(scope)
+        headers = dict(scope["headers"])
         to = self._target(headers.get(_UPSTREAM), scope["path_params"]["model"])
         request = await self._reader.read(headers, await read_body(receive))
         if [tensor.name for tensor in request.inputs] != ["images"]:

@@ -16,7 +16,7 @@ from tierkit.errors import InvalidInput
 from tierkit.logs import current_request_id
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Limits
-from tierkit.oip_server.request import RequestReader, announced_images, budget_s, headers_of, is_urgent
+from tierkit.oip_server.request import RequestReader, announced_images, budget_s, is_urgent
 from tierkit.protocol import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, ErrorEvent, TaskEvent, Upstream
 from tierkit.upstreams import read_upstreams
 
@@ -44,7 +44,7 @@ class TaskEndpoint:
         arrived = self._node.clock()
         body = b""
         try:
-            headers = headers_of(scope)
+            headers = dict(scope["headers"])
             task_id = _task_id(scope)
             upstreams = read_upstreams(_text(headers, _UPSTREAM), self._settings.allowed_upstreams)
             wants_coarse = _wants_coarse(_text(headers, _STAGE), upstreams)

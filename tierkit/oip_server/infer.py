@@ -27,7 +27,7 @@ from tierkit.oip import (
 from tierkit.oip_server.classification import best_classes
 from tierkit.oip_server.lookup import Models
 from tierkit.oip_server.repetition import RAW_NAMES, Repetition, server_timing
-from tierkit.oip_server.request import MUCH_JSON, RequestReader, announced_images, budget_s, headers_of, is_urgent
+from tierkit.oip_server.request import MUCH_JSON, RequestReader, announced_images, budget_s, is_urgent
 from tierkit.runner import ModelRunner, RunResult
 from tierkit.service.exchange import ALONE, REPEATABLE, Again
 
@@ -73,7 +73,7 @@ class InferEndpoint:
         metrics = self._metrics[runner.model.name]
         body = b""
         try:
-            request_headers = headers_of(scope)
+            request_headers = dict(scope["headers"])
             runner.check_room(announced_images(request_headers, runner.model.inputs[0]))
             body = await read_body(receive)
             result, chunks, headers = await self._answer(runner, body, request_headers, scope)

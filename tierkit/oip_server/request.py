@@ -6,16 +6,14 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 
-from starlette.types import Scope
-
-from tierkit.errors import InvalidInput, MalformedMessage, UnsupportedMedia
+from tierkit.errors import InvalidInput, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
 from tierkit.oip.compression import CODING, content_bytes, decompress
 from tierkit.oip.datatypes import dtype_of
 from tierkit.protocol import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
 
-__all__ = ["MUCH_JSON", "RequestReader", "announced_images", "budget_s", "headers_of", "is_urgent"]
+__all__ = ["MUCH_JSON", "RequestReader", "announced_images", "budget_s", "is_urgent"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 _BUDGET = BUDGET_HEADER.lower().encode()
@@ -28,21 +26,6 @@ MUCH_JSON = 64 * 1024
 
 _BREATH_S = 0.002
 """Time for everything else before so much JSON is read."""
-
-
-def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """The headers of a request, names in lower case; the last one where a name stands twice.
-
-    Raises:
-        MalformedMessage: two of them disagree about where the tensors begin.
-    """
-    headers = dict(scope["headers"])
-    # Cheap, for it is done for each request; hardly any repeats a header.
-    if len(headers) != len(scope["headers"]):
-        lengths = {value for name, value in scope["headers"] if name == _BINARY}
-        if len(lengths) > 1:
-            raise MalformedMessage(f"{BINARY_HEADER} stands twice, with different values")
-    return headers
 
 
 class RequestReader:

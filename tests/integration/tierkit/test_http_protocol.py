@@ -281,6 +281,7 @@ async def test_a_body_in_chunks_of_one_byte_is_read() -> None:
         (b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n", 501, "only 'chunked' is known"),
         (b"GET /echo HTTP/1.1\r\n", 400, "no header Host"),
         (b"GET /echo HTTP/1.1\r\nhost: x\r\nhost: x\r\n", 400, "Host stands twice"),
+        (b"GET /echo HTTP/1.1\r\nhost: x\r\nTerrace-Stage: all\r\nterrace-stage: all\r\n", 400, "Stage stands twice"),
     ],
 )
 async def test_a_head_that_no_application_can_answer_is_refused(head: bytes, status: int, sentence: str) -> None:

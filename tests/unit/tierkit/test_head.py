@@ -2,6 +2,7 @@
 
 import pytest
 
+from tierkit.protocol import BUDGET_HEADER, ESCALATION_HEADER, PRIORITY_HEADER, STAGE_HEADER, UPSTREAM_HEADER
 from tierkit.service.head import refusal_of, without_upgrade
 
 HOST = (b"host", b"x")
@@ -16,6 +17,7 @@ HOST = (b"host", b"x")
         ("1.1", [], 400),
         ("1.1", [HOST, HOST], 400),
         ("1.0", [], None),
+        ("1.0", [HOST, HOST], 400),
         ("1.1", [HOST, (b"transfer-encoding", b"Chunked")], None),
         ("1.1", [HOST, (b"transfer-encoding", b"gzip, chunked")], 501),
         ("1.1", [HOST, (b"transfer-encoding", b"gzip"), (b"transfer-encoding", b"chunked")], 501),
@@ -26,6 +28,28 @@ HOST = (b"host", b"x")
 def test_refusals(version: str, headers: list[tuple[bytes, bytes]], status: int | None) -> None:
     refusal = refusal_of(version, headers, dict(headers))
     assert (refusal and refusal[0]) == status
+
+
+@pytest.mark.parametrize(
+    ("name", "once"),
+    [
+        ("Accept", False),
+        ("X-Request-Id", False),
+        ("Authorization", True),
+        ("Content-Encoding", True),
+        ("Content-Type", True),
+        ("Idempotency-Key", True),
+        ("Last-Event-Id", True),
+        ("Inference-Header-Content-Length", True),
+        *((name, True) for name in (BUDGET_HEADER, ESCALATION_HEADER, PRIORITY_HEADER, STAGE_HEADER, UPSTREAM_HEADER)),
+    ],
+)
+@pytest.mark.parametrize("second", [b"1", b"2"])
+def test_a_header_of_one_value_stands_once(name: str, once: bool, second: bytes) -> None:
+    raw = name.lower().encode()
+    headers = [HOST, (raw, b"1"), (b"accept", b"*/*"), (raw, second)]
+    refusal = refusal_of("1.1", headers, dict(headers))
+    assert refusal == ((400, f"the header {name} stands twice; it has one value, so send it once") if once else None)
 
 
 def test_an_offer_of_another_protocol_is_left_out() -> None:

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from tierkit.errors import MalformedMessage, TooLarge, UnsupportedMedia
+from tierkit.errors import TooLarge, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import InferRequest, Limits
 from tierkit.oip.compression import compress
 from tierkit.oip_server import request as reading
-from tierkit.oip_server.request import RequestReader, announced_images, headers_of
+from tierkit.oip_server.request import RequestReader, announced_images
 
 IMAGES = TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3))
 FEATURES = TensorSpec(name="features", datatype="FP32", shape=(-1, 2, 3))
@@ -34,17 +34,6 @@ FEATURES = TensorSpec(name="features", datatype="FP32", shape=(-1, 2, 3))
 def test_announced_images(length: bytes | None, json_length: bytes | None, spec: TensorSpec, images: int) -> None:
     named = {b"content-length": length, b"inference-header-content-length": json_length}
     assert announced_images({name: value for name, value in named.items() if value is not None}, spec) == images
-
-
-@pytest.mark.parametrize(("second", "fine"), [(b"12", True), (b"13", False)])
-def test_two_lengths_of_the_json_must_agree(second: bytes, fine: bool) -> None:
-    name = b"inference-header-content-length"
-    scope = {"headers": [(b"accept", b"a"), (name, b"12"), (b"accept", b"b"), (name, second)]}
-    if fine:
-        assert headers_of(scope) == {b"accept": b"b", name: b"12"}
-    else:
-        with pytest.raises(MalformedMessage, match="stands twice"):
-            headers_of(scope)
 
 
 def as_json(elements: int) -> bytes:
