@@ -23,7 +23,7 @@ from tierkit.errors import SetupError
 from tierkit.model import Array, Model, TensorSpec
 from tierkit.waiting import sleep_precisely
 
-__all__ = ["SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
+__all__ = ["LATE", "SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ never faster; a network that is too slow here uses all of it up within a few bat
 
 SLOWER = "EMULATED COMPUTE is slower from now on"
 """What the log says when a model slows down."""
+
+LATE = "EMULATED COMPUTE is late: a batch took longer than its emulated time, and further ones are not told of"
+"""What the log says when a model first takes longer than it shall."""
 
 _DIGEST_BYTES = 16
 _MODEL_KEY = "model_sha256"
@@ -201,16 +204,30 @@ class EmulatedModel:
             answers = self._model.run(inputs, outputs)
         real_s = self._clock() - started
         self._emulated_s += emulated_s
-        self._overrun_s += min(_MOMENT_S, max(0.0, real_s - emulated_s))
-        if real_s > emulated_s and self._overrun_s > self._emulated_s * _TOLERANCE + _SLACK_S:
+        if real_s > emulated_s:
+            self._overrun(real_s, emulated_s, images)
+        self._sleep(max(0.0, started + emulated_s - self._clock()))
+        self._images_done += images
+        return answers
+
+    def _overrun(self, real_s: float, emulated_s: float, images: int) -> None:
+        """Count a batch that took too long. The first one is told of, for those that are forgiven fail nothing."""
+        if not self._overrun_s:
+            log.warning(
+                LATE,
+                extra={
+                    "model": self.name,
+                    "real_ms": round(real_s * 1000, 1),
+                    "emulated_ms": round(emulated_s * 1000, 1),
+                },
+            )
+        self._overrun_s += min(_MOMENT_S, real_s - emulated_s)
+        if self._overrun_s > self._emulated_s * _TOLERANCE + _SLACK_S:
             raise SetupError(
                 f"the model '{self.name}' took {real_s * 1000:.1f} ms for {images} images, which is longer than the "
                 f"emulated {emulated_s * 1000:.1f} ms: free the machine, or compute its answers beforehand "
                 "(--emulate-answers)"
             )
-        self._sleep(max(0.0, started + emulated_s - self._clock()))
-        self._images_done += images
-        return answers
 
     def _factor(self) -> float:
         """How much slower than at first it is now; the log says when that begins."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tierkit.emulation import SLOWER, Answers, EmulatedModel, Slowdown, emulate
+from tierkit.emulation import LATE, SLOWER, Answers, EmulatedModel, Slowdown, emulate
 from tierkit.errors import SetupError
 from tierkit.model import Array, Model, TensorSpec
 from tierkit.testing import FakeClock
@@ -101,6 +101,23 @@ def test_a_moment_in_which_the_machine_does_something_else_is_forgiven_but_not_a
     real.cost_s = 0.012
     with pytest.raises(SetupError, match="free the machine"):
         run(model, IMAGES)
+
+
+def test_the_first_batch_that_is_late_is_told_of_once_also_where_it_is_forgiven(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    real = SumModel(clock, 0.002)
+    model = EmulatedModel(real, 7.41, clock=clock, sleep=clock.advance)
+    run(model, IMAGES)
+    assert caplog.records == []
+    real.cost_s = 0.0075
+    for _ in range(3):
+        run(model, IMAGES)
+    (told,) = caplog.records
+    assert (told.levelname, told.getMessage()) == ("WARNING", LATE)
+    said = vars(told)
+    assert (said["model"], said["real_ms"], said["emulated_ms"]) == ("sum", 75.0, 74.1)
 
 
 def test_a_process_that_was_stopped_amid_a_run_goes_on_as_before() -> None:
