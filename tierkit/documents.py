@@ -68,7 +68,8 @@ def _sentence(error: ErrorDetails, kind: type[BaseModel], document: Any) -> str:
         return f"{where} is missing" + (f" ({meaning[0].lower()}{meaning[1:]})" if meaning else "")
     if error["type"] == "too_short":
         return f"{where} has too few entries: {error['ctx']['actual_length']}, at least {error['ctx']['min_length']}"
-    reason = error["msg"].removeprefix("Value error, ")
+    # Files have lists, whatever becomes of them.
+    reason = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     if where and isinstance(error["input"], dict | list):  # too much to be repeated in a sentence
         return f"{where}: {reason}"
     return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason

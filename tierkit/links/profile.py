@@ -18,7 +18,7 @@ import re
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -73,7 +73,12 @@ class LinkTo(LinkSpec):
     name: str
     """For the log, and for the seed: links of different names draw different random numbers."""
     to: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Addresses, networks (10.0.9.0/24) or host names that requests over this link go to."""
+    """Addresses, networks (10.0.9.0/24) or host names that requests over this link go to; one alone needs no list."""
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _single(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("to")
     @classmethod

@@ -22,6 +22,11 @@ def test_a_link_leads_to_addresses_networks_and_names(tmp_path: Path) -> None:
     assert [link.leads_to(host) for host in hosts] == [True, True, True, False, False, False]
 
 
+def test_a_single_place_needs_no_list(tmp_path: Path) -> None:
+    (link,) = read_links(written(tmp_path, '[[link]]\nname = "up"\nto = "10.0.9.0/24"\n')).link
+    assert link.to == ("10.0.9.0/24",)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -47,6 +52,8 @@ def test_a_link_leads_to_addresses_networks_and_names(tmp_path: Path) -> None:
         ("[[link]]\nname='a'\nto=[]", "to of link 'a' has too few entries: 0, at least 1"),
         ("link = []", "link has too few entries: 0, at least 1"),
         ("[[link]]\nname='a'\nto=['x', '127.0.0.300/40']", ": to of link 'a': '127.0.0.300/40' is no address, network"),
+        ("[[link]]\nname='a'\nto=''", "to of link 'a' is '': '' is no address, network"),
+        ("[[link]]\nname='a'\nto=7", "to of link 'a' is 7: input should be a list"),
         ("[[link]]\nname='a'\nto=['127.0.0.300']", "'127.0.0.300' is no address, network"),
         ("[[link]]\nname='a'\nto=['http://node-1:8000']", "'http://node-1:8000' is no address, network"),
         ("[[link]]\nname='a'\nto=['x']\n[[link]]\nname='a'\nto=['y']", "several links are called a"),
