@@ -168,6 +168,7 @@ def _table(record: Record) -> Table:
     return Table(
         headings=(
             "end devices",
+            "part of the job before",
             "one edge node slower after, s",
             "bound without that, s",
             "bound of the changed fleet, s",
@@ -177,6 +178,7 @@ def _table(record: Record) -> Table:
         rows=[
             [
                 str(row["ends"]),
+                f"{row['part']:g}",
                 _moment(row),
                 f"{row['unchanged_bound_seconds']:.1f}",
                 *_measured(row),
