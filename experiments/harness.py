@@ -9,7 +9,8 @@ time. A run folder holds
     *.png, *.svg   the plots
     services.log   what the services wrote
 
-A run that is stopped keeps what it has measured; one in which a service died unasked is marked invalid.
+A run that is stopped keeps what it has measured; one in which a service died unasked, or of which nothing could be
+used, is marked invalid.
 """
 
 from __future__ import annotations
@@ -343,6 +344,9 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
     rows: list[dict[str, Any]] = []
     try:
         rows = experiment.rows(fields)
+        if state == "complete" and not any(_counts(experiment, rows)):
+            fields["state"] = "invalid"
+            run.note("every run was left out, so that there are no figures; the notes before this one say why")
     finally:  # should the analysis fail, what was measured is not lost
         results = {"rows": rows}
         record = RunRecord(experiment=experiment.name, samples={}, results=results, seed=request.seed, **fields)
@@ -393,16 +397,23 @@ def present(experiment: Experiment, path: Path) -> Outcome:
 
 def extent(experiment: Experiment, record: Record) -> str:
     """How often each figure of a record was measured, and whether it was a quick run."""
-    field, what = experiment.repeats
-    numbers: list[int] = []
-    for row in experiment.rows(record):
-        count = row.get(field, 1)
-        numbers += count.values() if isinstance(count, Mapping) else [count]
+    _, what = experiment.repeats
+    numbers = _counts(experiment, experiment.rows(record))
     config, quick = record["config"], ""
     if config["quick"] and experiment.quick:
         share = "a fifth of the test set" if config["tasks"] == QUICK_TASKS else f"{config['tasks']} tasks"
         quick = f"; a quick run: {experiment.quick.format(**config, share=share)}"
     return f"{counted(numbers)} for each row ({what}){quick}"
+
+
+def _counts(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """How often each figure of these rows was measured."""
+    field, _ = experiment.repeats
+    numbers: list[int] = []
+    for row in rows:
+        count = row.get(field, 1)
+        numbers += count.values() if isinstance(count, Mapping) else [count]
+    return numbers
 
 
 def publish(experiment: Experiment, folder: Path) -> Outcome:

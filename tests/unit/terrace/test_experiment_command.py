@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from experiments.harness import RECORD, Experiment, Run, Table
 from experiments.plots import Figures
+from experiments.slow_edge import SLOW_EDGE
+from experiments.table5 import TABLE5
 from terrace.cli import run as run_terrace
 from terrace.commands import experiment as command
 from tierkit.errors import DeadlineExceeded, MissingExtra
@@ -50,6 +52,9 @@ async def stopped(run: Run) -> None:
         await asyncio.Event().wait()
 
 
+NEVER_SLOWER = {"ends": 8, "part": 0.5, "slower_after_s": None}
+
+
 def run_all(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *measures: Callable[[Run], Awaitable[None]]
 ) -> tuple[int, dict[str, Any], str]:
@@ -67,6 +72,27 @@ def test_one_that_fails_does_not_keep_the_others_from_being_measured(
     assert "not measured: failing: the fleet was not ready within 30 s" in said
     assert "invalid: cut_off: the job was not done within [9 s]" in said
     assert sorted(path.parent.name for path in tmp_path.rglob(RECORD)) == ["cut_off", "well"]
+
+
+@pytest.mark.parametrize(
+    ("one", "point"), [(TABLE5, {"valid": False}), (SLOW_EDGE, NEVER_SLOWER)], ids=["table5", "slow-edge"]
+)
+def test_a_run_of_which_nothing_could_be_used_is_invalid_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one: Experiment, point: dict[str, Any]
+) -> None:
+    async def left_out(run: Run) -> None:
+        run.config |= {"devices": 8, "task_s": 0.3705}
+        run.note("left out: the first and only run")
+        run.add(**point)
+
+    monkeypatch.setattr(command, "TABLE2", replace(one, measure=left_out))
+    result = CliRunner().invoke(command.app, ["table2", "--json", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 1
+    (said,) = result.stderr.splitlines()
+    assert said.startswith(f"invalid: {one.name}: every run was left out, so that there are no figures; ")
+    record = json.loads((tmp_path / "run" / RECORD).read_text())
+    assert (record["state"], record["points"]) == ("invalid", [point])
+    assert record["notes"][0] == "left out: the first and only run"
 
 
 def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
