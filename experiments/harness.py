@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from experiments.plots import Figures, counted
 from experiments.profile import Profile
-from experiments.record import RunRecord, not_finite, origin, read_record
+from experiments.record import LARGEST, RunRecord, origin, outside, read_record
 from experiments.testbed import (
     BATCH,
     Encoding,
@@ -379,8 +379,8 @@ def present(experiment: Experiment, path: Path) -> Outcome:
         raise SetupError(f"the record {path} is damaged: results.rows is no list")
     figures, warnings = None, []
     try:
-        if place := not_finite(experiment.rows(record)):
-            raise ValueError(f"they make rows.{place} no finite number")
+        if place := outside(experiment.rows(record), -LARGEST, LARGEST):
+            raise ValueError(f"they make rows.{place} no number of at most {LARGEST:g}")
         table, source = experiment.table(record), f"Measured by {origin(record)}; {extent(experiment, record)}."
         figures = Figures(record["state"])
         if record["points"]:

@@ -7,7 +7,6 @@ that is cut off leaves either a complete record or none.
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import shlex
@@ -24,12 +23,14 @@ from typing import Any
 from tierkit.errors import InvalidInput, SetupError
 
 __all__ = [
+    "LARGEST",
     "RunRecord",
     "Spread",
     "host_facts",
     "joined",
     "not_finite",
     "origin",
+    "outside",
     "read_record",
     "record_stem",
     "source_commit",
@@ -155,6 +156,9 @@ class RunRecord:
         return path
 
 
+LARGEST = 1e12
+"""Of all figures, in any unit of ours: a terabyte, or 30 years in milliseconds."""
+
 _SHAPE: Mapping[str, tuple[type, str]] = {
     "experiment": (str, "text"),
     "config": (dict, "table"),
@@ -202,20 +206,30 @@ def read_record(path: Path) -> dict[str, Any]:
         )
     if place := not_finite({name: fields[name] for name in ("config", "points", "results")}):
         raise SetupError(f"the record {path} is damaged: {place} is no finite number")
+    # What a profile says may be as large as its author likes: what comes of it is looked at.
+    chosen = {name: value for name, value in fields["config"].items() if name != "profile"}
+    if place := outside({"config": chosen, "points": fields["points"]}, 0, LARGEST):
+        raise SetupError(f"the record {path} is damaged: {place} is not from 0 to {LARGEST:g}, as all that is measured")
     return {str(name): value for name, value in fields.items()}
 
 
 def not_finite(value: Any) -> str:
-    """Where in tables and lists the first number stands that is infinite or none, as `points.3.seconds`; else ""."""
+    """As `outside`, of the numbers that are infinite or none."""
+    return outside(value, -sys.float_info.max, sys.float_info.max)
+
+
+def outside(value: Any, least: float, most: float) -> str:
+    """Where in tables and lists the first number stands that is not from `least` to `most`, as `points.3.seconds`;
+    else ""."""
     parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, list):
         parts = enumerate(value)
     for key, part in parts:
-        if isinstance(part, float) and not math.isfinite(part):
+        if isinstance(part, float | int) and not least <= part <= most:
             return str(key)
-        if place := not_finite(part):
+        if place := outside(part, least, most):
             return f"{key}.{place}"
     return ""
 

@@ -110,6 +110,10 @@ def test_records_of_other_commands_are_told_of_with_where_their_tables_are(tmp_p
         ({"state": "splendid"}, "its state is 'splendid', none of complete, interrupted, invalid"),
         ({"points": [{"network": "x", "shape": [1, math.nan]}]}, "points.0.shape.1 is no finite number"),
         ({"config": {"factor": math.inf}}, "config.factor is no finite number"),
+        ({"points": [{"network": "x", "shape": [1, -0.5]}]}, "points.0.shape.1 is not from 0 to 1e+12, as all that is"),
+        ({"points": [{"seconds": 1e300}]}, "points.0.seconds is not from 0 to 1e+12"),
+        ({"points": [{"seconds": 10**400}]}, "points.0.seconds is no finite number"),
+        ({"config": {"task_s": -1}}, "config.task_s is not from 0 to 1e+12"),
         ({"points": [{"network": "x"}]}, "its config and points are not those of table3 (KeyError: "),
         ({"host": {}}, "KeyError: 'cores'"),
         ({"measured_at": "yesterday"}, "ValueError"),
@@ -125,12 +129,23 @@ async def test_what_is_damaged_in_a_record_is_named(tmp_path: Path, change: dict
     assert sentence in str(caught.value)
 
 
-def test_a_record_whose_figures_are_too_large_to_compute_with_is_damaged(tmp_path: Path) -> None:
-    record = json.loads((RECORDS / "table2-2026-11-22T081216Z.json").read_text())
-    record["points"][0]["inference_ms_per_image"] = 1e308
+def test_a_record_whose_profile_makes_figures_without_measure_is_damaged(tmp_path: Path) -> None:
+    record = json.loads((RECORDS / "slow-edge-2026-11-22T012434Z.json").read_text())
+    record["config"]["profile"]["path"]["end-edge"]["delay_s"] = 1e200
     (tmp_path / RECORD).write_text(json.dumps(record))
-    with pytest.raises(SetupError, match=r"they make rows\.0\.overhead_ms_per_task no finite number"):
+    with pytest.raises(SetupError, match=r"they make rows\.0\.\w+ no number of at most 1e\+12"):
         write_report(tmp_path, EXPERIMENTS)
+
+
+async def test_a_record_with_an_impossible_figure_is_named_and_left_out(tmp_path: Path) -> None:
+    await table3(tmp_path / "table3")
+    record = json.loads((RECORDS / "table2-2026-11-22T081216Z.json").read_text())
+    record["points"][0]["stage_ms"][3] = -4.0
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / RECORD).write_text(json.dumps(record))
+    page, (warning,) = write_report(tmp_path, EXPERIMENTS)
+    assert f"the record {tmp_path / 'odd' / RECORD} is damaged: points.0.stage_ms.3 is not from 0 to" in warning
+    assert "table2: " not in page.read_text()
 
 
 def test_a_half_written_record_is_refused(tmp_path: Path) -> None:
