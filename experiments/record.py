@@ -28,7 +28,6 @@ __all__ = [
     "Spread",
     "host_facts",
     "joined",
-    "not_finite",
     "origin",
     "outside",
     "read_record",
@@ -204,30 +203,26 @@ def read_record(path: Path) -> dict[str, Any]:
         raise SetupError(
             f"the record {path} is damaged: its state is {fields['state']!r}, none of {', '.join(_STATES)}"
         )
-    if place := not_finite({name: fields[name] for name in ("config", "points", "results")}):
+    finite = sys.float_info.max
+    if place := outside({name: fields[name] for name in ("config", "points", "results")}, -finite, finite):
         raise SetupError(f"the record {path} is damaged: {place} is no finite number")
     # What a profile says may be as large as its author likes: what comes of it is looked at.
-    chosen = {name: value for name, value in fields["config"].items() if name != "profile"}
+    chosen = {name: value for name, value in fields["config"].items() if not name.endswith("profile")}
     if place := outside({"config": chosen, "points": fields["points"]}, 0, LARGEST):
         raise SetupError(f"the record {path} is damaged: {place} is not from 0 to {LARGEST:g}, as all that is measured")
     return {str(name): value for name, value in fields.items()}
 
 
-def not_finite(value: Any) -> str:
-    """As `outside`, of the numbers that are infinite or none."""
-    return outside(value, -sys.float_info.max, sys.float_info.max)
-
-
 def outside(value: Any, least: float, most: float) -> str:
     """Where in tables and lists the first number stands that is not from `least` to `most`, as `points.3.seconds`;
-    else ""."""
+    else "". Seeds are no figures, and not looked at."""
     parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, list):
         parts = enumerate(value)
     for key, part in parts:
-        if isinstance(part, float | int) and not least <= part <= most:
+        if isinstance(part, float | int) and key != "seed" and not least <= part <= most:
             return str(key)
         if place := outside(part, least, most):
             return f"{key}.{place}"
