@@ -45,6 +45,7 @@ from tierkit.fleet import Exit, Fleet, FleetPlan, launch
 from tierkit.types import Tier
 
 __all__ = [
+    "MOST_TASKS",
     "RECORD",
     "Experiment",
     "Outcome",
@@ -62,6 +63,9 @@ RECORD = "record.json"
 
 TASKS, QUICK_TASKS = 200, 40
 """The CIFAR-100 test set in tasks of 50, and a fifth of it."""
+
+MOST_TASKS = 10_000
+"""Of a run."""
 
 _TICK_S = 0.5
 _NETWORKS_S = 2.0
@@ -119,7 +123,7 @@ class Request:
     quick: bool = False
     seed: int = 0
     tasks: int | None = None
-    """Of 50 images; None for the whole test set, or a fifth of it when it shall be quick."""
+    """Of 50 images, `MOST_TASKS` at most; None for the whole test set, or a fifth of it when it shall be quick."""
     data: Path | None = None
 
 
@@ -379,6 +383,8 @@ def present(experiment: Experiment, path: Path) -> Outcome:
         raise SetupError(f"the record {path} is damaged: results.rows is no list")
     figures, warnings = None, []
     try:
+        if record["config"].get("tasks", 0) > MOST_TASKS:  # bounds are computed task by task
+            raise ValueError(f"config.tasks is more than the {MOST_TASKS:,} that a run can have")
         if place := outside(experiment.rows(record), -LARGEST, LARGEST):
             raise ValueError(f"they make rows.{place} no number of at most {LARGEST:g}")
         table, source = experiment.table(record), f"Measured by {origin(record)}; {extent(experiment, record)}."

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from experiments import escalation, figure3, heartbeat, slow_edge, steady, table4, table5
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
-from experiments.harness import Experiment, Outcome, Request, execute, extent, new_folder
+from experiments.harness import MOST_TASKS, Experiment, Outcome, Request, execute, extent, new_folder
 from experiments.profile import MAX_NODES, read_profile
 from experiments.report import write_report
 from experiments.scale import experiment as scale
@@ -56,7 +56,7 @@ app = typer.Typer(
 
 _NUMBERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
-_MOST_TASKS, _MOST_RUNS, _MOST_FAULTS, _MOST_JOBS, _MOST_MINUTES = 10_000, 1_000, 1_000_000, 10_000, 10_000
+_MOST_RUNS, _MOST_FAULTS, _MOST_JOBS, _MOST_MINUTES = 1_000, 1_000_000, 10_000, 10_000
 
 ProfileName = Annotated[
     str, typer.Option("--profile", metavar="NAME|FILE", help="Machines and links: a name, or a TOML file of your own.")
@@ -82,7 +82,7 @@ Out = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="A short run, to see that it works: the smaller defaults.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of all that is drawn by chance.")]
 Tasks = Annotated[
-    int | None, typer.Option(min=8, max=_MOST_TASKS, help="Tasks of 50 images. Default: 200; 40 with --quick.")
+    int | None, typer.Option(min=8, max=MOST_TASKS, help="Tasks of 50 images. Default: 200; 40 with --quick.")
 ]
 Data = Annotated[
     Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder with CIFAR-100; without it, the bundled sample.")
@@ -222,7 +222,7 @@ def chaos_command(
     out: Out = None,
     quick: Quick = False,
     seed: Seed = 0,
-    tasks: Annotated[int, typer.Option(min=1, max=_MOST_TASKS, help="Tasks of 50 images in each job.")] = 20,
+    tasks: Annotated[int, typer.Option(min=1, max=MOST_TASKS, help="Tasks of 50 images in each job.")] = 20,
     data: Data = None,
     json: Json = False,
 ) -> None:
@@ -265,7 +265,7 @@ def table2_command(
     quick: Quick = False,
     seed: Seed = 0,
     tasks: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_TASKS, help="Tasks of each row. Default: 50; 10 with --quick.")
+        int | None, typer.Option(min=1, max=MOST_TASKS, help="Tasks of each row. Default: 50; 10 with --quick.")
     ] = None,
     data: Data = None,
     json: Json = False,
@@ -303,7 +303,7 @@ def table4_command(
     quick: Quick = False,
     seed: Seed = 0,
     tasks: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_TASKS, help="Tasks of each cell. Default: 5; 2 with --quick.")
+        int | None, typer.Option(min=1, max=MOST_TASKS, help="Tasks of each cell. Default: 5; 2 with --quick.")
     ] = None,
     data: Data = None,
     json: Json = False,

@@ -113,6 +113,7 @@ def test_records_of_other_commands_are_told_of_with_where_their_tables_are(tmp_p
         ({"points": [{"network": "x", "shape": [1, -0.5]}]}, "points.0.shape.1 is not from 0 to 1e+12, as all that is"),
         ({"points": [{"seconds": 1e300}]}, "points.0.seconds is not from 0 to 1e+12"),
         ({"points": [{"seconds": 10**400}]}, "points.0.seconds is no finite number"),
+        ({"config": {"tasks": 10**9}}, "config.tasks is more than the 10,000 that a run can have"),
         ({"config": {"task_s": -1}}, "config.task_s is not from 0 to 1e+12"),
         ({"points": [{"network": "x"}]}, "its config and points are not those of table3 (KeyError: "),
         ({"host": {}}, "KeyError: 'cores'"),
