@@ -45,6 +45,9 @@ under way consist of."""
 _LAG_PERIOD_S = 0.05
 """What blocks the event loop for longer than this cannot hide between two looks."""
 
+_LOOK_S = 0.01
+"""Between two looks whether the last connections have gone."""
+
 _event_loop_lag = Histogram(
     "terrace_event_loop_lag_seconds",
     "How late the event loop ran a timer that was due, 20 times a second; above 0.1 something blocks it.",
@@ -254,6 +257,27 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._stopped.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, which sleeps a tenth of a second before it looks whether the connections are gone, and between
+        two looks: nearly all of the time that a service takes to stop."""
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        # One that was accepted a moment ago is not among them yet.
+        await asyncio.sleep(_LOOK_S)
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110  # uvicorn's sets
+                    await asyncio.sleep(_LOOK_S)
+                for server in self.servers:
+                    await server.wait_closed()
+        except TimeoutError:
+            left = len(self.server_state.tasks)
+            log.warning("cutting off answers that are still being read", extra={"answers": left})
+            for task in self.server_state.tasks:
+                task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

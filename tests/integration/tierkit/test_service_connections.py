@@ -292,6 +292,18 @@ async def test_metrics_keep_each_lag_of_the_event_loop() -> None:
         await wait_for(seen, what="the block among the lags")
 
 
+async def test_a_service_whose_connections_wait_for_nothing_stops_at_once() -> None:
+    async def seconds_to_stop() -> float:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            async with serve_app(Starlette()) as service:
+                assert (await http.get(f"{service.url}/livez")).status_code == 200
+                told = time.monotonic()
+            return time.monotonic() - told
+
+    # The quickest of some: this machine may do other things meanwhile.
+    assert min([await seconds_to_stop() for _ in range(5)]) < 0.08
+
+
 async def test_an_endless_answer_can_end_itself_when_the_service_drains() -> None:
     def build(lifecycle: Lifecycle) -> Starlette:
         async def events(request: Request) -> Response:
