@@ -269,9 +269,9 @@ def measure(*, tasks: int, repeats: int, nodes: int, schemes: list[Scheme]) -> l
 
 
 def main(
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks of each run, 50 images each.")] = 1000,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 5,
-    nodes: Annotated[int, typer.Option(min=1, help="Null end nodes.")] = 8,
+    tasks: Annotated[int, typer.Option(min=1, max=10_000, help="Tasks of each run, 50 images each.")] = 1000,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each kind.")] = 5,
+    nodes: Annotated[int, typer.Option(min=1, max=1000, help="Null end nodes.")] = 8,
     out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
 ) -> None:
     """Measure how many tasks per second the scheduler dispatches, with and without durability."""

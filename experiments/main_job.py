@@ -35,7 +35,7 @@ from models.manifest import load_manifest
 from models.session import OnnxModel, load_model
 from tierkit.client import AsyncClient, ImageResult
 from tierkit.errors import SetupError
-from tierkit.fleet import launch, local_plan
+from tierkit.fleet import MAX_NODES, launch, local_plan
 from tierkit.types import Scheme, Tier
 
 __all__ = ["bare_run", "compare", "main", "routes_of"]
@@ -207,10 +207,12 @@ def main(
     data: Annotated[
         Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder with cifar-100-python; without it, the sample.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often the job runs through the fleet and bare.")] = 3,
-    end: Annotated[int, typer.Option(min=1)] = 2,
-    edge: Annotated[int, typer.Option(min=1)] = 1,
-    cloud: Annotated[int, typer.Option(min=1)] = 1,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1000, help="How often the job runs through the fleet and bare.")
+    ] = 3,
+    end: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 2,
+    edge: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 1,
+    cloud: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
 ) -> None:
     """Measure makespan, agreement with the bare networks, and the cost of an idle end node."""

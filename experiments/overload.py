@@ -266,7 +266,7 @@ _LINES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def run(
-    seconds: Annotated[float, typer.Option(min=1, help="Length of the overload.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Length of the overload.")] = 60.0,
     only: Annotated[
         list[str] | None, typer.Option(metavar="MODEL=FACTOR", help="This case in place of the two; may be repeated.")
     ] = None,

@@ -132,7 +132,7 @@ def run(arguments: Sequence[str]) -> int:
     except UsageError as exc:
         called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
         path = exc.ctx.command_path if exc.ctx else called
-        message = _with_closest(exc.format_message().replace("Value error, ", ""))
+        message = _with_closest(_with_value(exc).replace("Value error, ", ""))
         if not message:
             return 2  # a group without a command: its help page has been printed
         typer.echo(harmless(f"{path}: {_sentence(message)} See '{path} --help'."), err=True)
@@ -154,6 +154,20 @@ def run(arguments: Sequence[str]) -> int:
         typer.echo("stopped", err=True)
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _with_value(error: Any) -> str:
+    """What a usage error says, with the value that was given and its whole range: typer, which reads options with
+    pydantic, passes on the bound that was missed alone, and that says little of `nan`."""
+    message = str(error.format_message())
+    faults = getattr(error.__cause__, "errors", None)
+    if faults is None:
+        return message
+    fault, low, high = faults()[0], getattr(error.param, "min", None), getattr(error.param, "max", None)
+    given = repr(fault["input"])
+    if fault["type"] in ("less_than_equal", "greater_than_equal") and low is not None and high is not None:
+        return message.replace(fault["msg"], f"{given} is no number from {low} to {high}")
+    return message.replace("Input should be", f"{given} should be", 1)
 
 
 def _with_closest(message: str) -> str:

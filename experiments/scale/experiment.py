@@ -62,9 +62,9 @@ class Size:
     def read(cls, text: str, tasks: int | None) -> Size:
         """ "1000/50/2": end devices, edge nodes, clouds."""
         parts = text.split("/")
-        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and part.strip("0") for part in parts):
             raise InvalidInput(f"{text!r} is no fleet: write end devices/edge nodes/clouds, such as 1000/50/2")
-        ends, edges, clouds = (int(part[:12]) for part in parts)
+        ends, edges, clouds = (int(part.lstrip("0")[:12]) for part in parts)
         if ends + edges + clouds > _MOST_NODES:
             raise InvalidInput(f"the fleet {text} has more than {_MOST_NODES:,} nodes, each of which takes memory")
         return cls(ends, edges, clouds, tasks or min(_MOST_TASKS, _TASKS_PER_END * ends))

@@ -54,9 +54,11 @@ app = typer.Typer(
     help="Measure the paper's tables and figures, and other costs.",
 )
 
-_NUMBERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_NUMBERS = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
+"""Of so many digits, which are too many for a fleet, but not for a sentence that says so."""
 
 _MOST_RUNS, _MOST_FAULTS, _MOST_JOBS, _MOST_MINUTES = 1_000, 1_000_000, 10_000, 10_000
+_MOST_SIMULATED = 10_000_000
 
 ProfileName = Annotated[
     str, typer.Option("--profile", metavar="NAME|FILE", help="Machines and links: a name, or a TOML file of your own.")
@@ -362,7 +364,12 @@ def scale_command(
         list[Scheme] | None, typer.Option(help="Only this scheme; may be repeated. Default: mapping and adaptive.")
     ] = None,
     tasks: Annotated[
-        int | None, typer.Option(min=1, help="Of each fleet of --size. Default: 100 per end device, 1,000,000 at most.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MOST_SIMULATED,
+            help="Of each fleet of --size. Default: 100 per end device, 1,000,000 at most.",
+        ),
     ] = None,
     against: Annotated[
         Path | None,
