@@ -3,8 +3,25 @@
 from collections.abc import Generator
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 import models.manifest
+
+_ACCEPTANCE = "tests/acceptance"
+
+
+class _FilesAndOneFleet(LoadFileScheduling):  # type: ignore[misc]  # without types
+    """As `--dist loadfile`, the tests of a file stay in one worker; and so do all that share the fleet of the
+    acceptance tests, which takes six seconds of a core to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return _ACCEPTANCE if file.startswith(f"{_ACCEPTANCE}/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    return _FilesAndOneFleet(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""A fleet that all acceptance tests of a run share, and a folder with pictures as the documentation has them."""
+"""A fleet that the acceptance tests share, all in one worker (`tests/conftest.py`), and a folder with pictures."""
 
 import io
 import os
@@ -20,9 +20,10 @@ from models.hierarchy import bundled_hierarchy
 PICTURES = ("apple", "ray", "bicycle")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of the scheduler of a running `terrace up`."""
+    """URL of the scheduler of a running `terrace up`. It ends with the tests of this folder, for six processes are a
+    burden to those that come after, even while they rest."""
     folder = tmp_path_factory.mktemp("fleet")
     log = folder / "log"
     with log.open("w") as output:

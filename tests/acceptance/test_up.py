@@ -4,6 +4,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,9 +146,11 @@ def test_a_fleet_file_starts_the_part_of_a_machine(tmp_path: Path) -> None:
             assert fleet.running(within_s=0) == 0
 
 
-def test_a_taken_port_is_one_sentence(fleet_url: str) -> None:
-    port = fleet_url.rpartition(":")[2]
-    again = subprocess.run([sys.executable, "-m", "terrace", "up", "--port", port], capture_output=True, text=True)
+def test_a_taken_port_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "terrace", "up", "--port", str(port)]
+        again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 2
     (sentence,) = again.stderr.splitlines()
     assert f"port {port} on 127.0.0.1 is in use" in sentence
