@@ -14,7 +14,8 @@ TRAIN  ?= .venv-train
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 DEMO   ?=
 # Tests that start services wait more than they compute: three workers keep two cores busy. The tests of a file stay in
-# one worker, for they share its services; files are handed out in their order, those with many processes first.
+# one worker, for they share its services, and so do those of tests/acceptance, which share a fleet; files are handed out
+# in their order, those with many processes first.
 WORKERS ?= 3
 SHARED  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -1,7 +1,9 @@
 """What holds for the whole suite."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
+import certifi
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
@@ -33,3 +35,15 @@ def pytest_collection() -> Generator[None, object, object]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models.manifest, "__file__", "/where/nothing/is")
         return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For each of its clients httpx reads all public authorities, which takes 24 ms, and no test asks for one."""
+    everybody = Path(certifi.where()).read_text(encoding="utf-8")
+    first = tmp_path_factory.mktemp("authorities") / "first.pem"
+    end = "-----END CERTIFICATE-----\n"
+    first.write_text(everybody.partition(end)[0] + end, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(first))
+        yield

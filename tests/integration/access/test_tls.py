@@ -31,6 +31,7 @@ from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import CertificateError, SetupError, UpstreamUnavailable
 from tierkit.http_client import calling, open_client
 from tierkit.protocol import ModelOffer, Registration
+from tierkit.service import protocol
 from tierkit.settings import ServiceSettings
 from tierkit.testing import connected, serve_app, wait_for
 from tierkit.types import Tier
@@ -74,8 +75,11 @@ async def test_emulated_links_carry_tls(good: dict[str, Path], certificates: Any
         assert time.perf_counter() - began >= 0.1
 
 
-async def test_answers_before_the_body_and_closed_connections(good: dict[str, Path], certificates: Any) -> None:
+async def test_answers_before_the_body_and_closed_connections(
+    good: dict[str, Path], certificates: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the server does by half-closing a plain connection must work where TLS cannot."""
+    monkeypatch.setattr(protocol, "_LINGER_S", 0.05)
     async with serve_app(APP, settings(good, max_body_bytes=1000, header_timeout_s=0.3)) as service:
         for sent, status in (
             (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", b"413"),

@@ -141,6 +141,8 @@ async def test_the_end_of_a_connection_counts_as_death_once_the_node_is_known_to
                 beats[f"http://127.0.0.1:{port}"].cancel()
             writer.close()
 
+        # Somebody who is heard: otherwise the scheduler would doubt itself for ten seconds first.
+        await nodes.enter_async_context(kit.uppers(scheduler, "edge-0"))
         for number in range(3):
             url = await nodes.enter_async_context(listening(die))
             incarnation = await scheduler.register(f"end-{number}", "end", url=url)

@@ -194,7 +194,7 @@ async def test_a_live_node_under_full_load_is_not_given_up(kit, pair):
     ]
     try:
         incarnation = (await pair.device())["incarnation"]
-        for _ in range(40):
+        for _ in range(20):
             device = await pair.device()
             assert device["health"] != "dead", device["reason"]
             assert device["incarnation"] == incarnation
