@@ -43,6 +43,10 @@ $(TRAIN)/.ready: pyproject.toml
 demo: $(VENV)/.light
 	$(VENV)/bin/terrace demo $(DEMO)
 
+# Where the environment forbids Python to keep what it has compiled, each process that a test starts compiles our modules
+# again, and each worker all the tests.
+test test-train: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest $(SHARED)
 
