@@ -43,7 +43,6 @@ class RelayEndpoint:
                 request.inputs[0].data,
                 Call(
                     outputs=tuple(output.name for output in request.outputs),
-                    task_id=request.id,
                     request_id=current_request_id(),
                     urgent=is_urgent(headers),
                     budget_s=None if budget is None else arrived + budget - time.monotonic(),

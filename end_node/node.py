@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import TracebackType
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ from encryption.sending import (
     ThroughRelay,
     destination,
 )
-from end_node.answers import check_probabilities, coarse_event, fine_event, stage_answer
+from end_node.answers import Event, check_probabilities, coarse_event, fine_event, stage_answer
 from end_node.routing import Below, going_up
 from end_node.settings import EndSettings
 from models.hierarchy import Hierarchy
@@ -33,11 +34,9 @@ from tierkit.node import InferenceNode
 from tierkit.oip import Timing
 from tierkit.oip_client import OipClient
 from tierkit.protocol import (
-    CoarseEvent,
     Encoding,
     FallbackEvent,
     FallbackReason,
-    FineEvent,
     RoutedEvent,
     Sent,
     Stage,
@@ -65,6 +64,7 @@ _escalation_duration = Histogram(
     ["to", "outcome"],
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
+_escalations = cache(_escalation_duration.labels)  # to find the metric of a label takes longer than to count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class EndNode(InferenceNode):
         await super().__aexit__(kind, error, traceback)
         await self._http.aclose()
 
-    async def coarse(self, task: Task) -> tuple[CoarseEvent, Array]:
+    async def coarse(self, task: Task) -> tuple[Event, Array]:
         """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.
 
         Raises:
@@ -188,7 +188,7 @@ class EndNode(InferenceNode):
         (images,) = self.default_runner.model.inputs
         self.default_runner.check_request({images.name: task.images})
 
-    async def fine(self, task: Task) -> FineEvent | FallbackEvent:
+    async def fine(self, task: Task) -> Event | FallbackEvent:
         """The fine answer of the first upper node that gives one, or why the coarse one has to stand.
 
         Each attempt may take an equal share of what is left for it and those after it, so that one node that hangs
@@ -320,7 +320,7 @@ class EndNode(InferenceNode):
             raise
         finally:
             round_trip_s = self.clock() - started
-            _escalation_duration.labels(upstream.tier, outcome).observe(round_trip_s)
+            _escalations(upstream.tier, outcome).observe(round_trip_s)
         return _Got(
             upstream=upstream,
             probabilities=probabilities,
@@ -337,7 +337,6 @@ class EndNode(InferenceNode):
         def call() -> Call:
             return Call(
                 outputs=(_OUTPUT,),
-                task_id=task.task_id,
                 request_id=task.request_id,
                 budget_s=until - self.clock(),
                 urgent=task.urgent,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+import orjson
 from starlette.types import Receive, Scope, Send
 
+from end_node.answers import Event
 from end_node.node import EndNode, Task
 from end_node.stages import read_stages
 from tierkit.asgi import cancelled_on_disconnect, read_body
@@ -28,6 +32,9 @@ _ESCALATION = ESCALATION_HEADER.lower().encode()
 _STAGE = STAGE_HEADER.lower().encode()
 _UPSTREAM = UPSTREAM_HEADER.lower().encode()
 _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+_LOG_AFTER_S = 0.01
+"""A line in the log takes longer than to send an answer, and who waits for that may be waiting for this very core."""
 
 
 class TaskEndpoint:
@@ -92,18 +99,18 @@ class TaskEndpoint:
         answered = ""
         if wants_coarse:
             await _send_line(send, coarse, more=bool(task.upstreams))
-            answered = coarse.event
+            answered = "coarse"
         if task.upstreams:
             # Only the upper node's time: when the client hangs up, the question to it is dropped as well.
             with cancelled_on_disconnect(scope):
                 event = await self._fine(task, probabilities)
             await _send_line(send, event, more=False)
-            answered = event.event
+            answered = event["event"] if isinstance(event, dict) else event.event
         elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
         what = {"task": task_id, "images": len(task.images), "answer": answered, "ms": elapsed_ms}
-        log.info("task done", extra=what)
+        asyncio.get_running_loop().call_later(_LOG_AFTER_S, partial(log.info, "task done", extra=what))
 
-    async def _fine(self, task: Task, coarse: Array | None) -> TaskEvent:
+    async def _fine(self, task: Task, coarse: Array | None) -> Event | TaskEvent:
         try:
             if task.stages:
                 return await self._node.escalated(task, coarse)
@@ -114,8 +121,8 @@ class TaskEndpoint:
             return ErrorEvent(task_id=task.task_id, error=f"internal error; request id {task.request_id}")
 
 
-async def _send_line(send: Send, event: TaskEvent, *, more: bool) -> None:
-    line = event.model_dump_json().encode() + b"\n"
+async def _send_line(send: Send, event: Event | TaskEvent, *, more: bool) -> None:
+    line = (orjson.dumps(event) if isinstance(event, dict) else event.model_dump_json().encode()) + b"\n"
     await send({"type": "http.response.body", "body": line, "more_body": more})
 
 

@@ -58,12 +58,11 @@ async def wait_until(when: float) -> None:
     The event loop stands still for the last 0.15 ms.
     """
     await asyncio.sleep(max(0.0, when - time.perf_counter() - _LOOP_S))
-    if time.perf_counter() >= when:
-        return
-    due = asyncio.Event()
-    with precise_timer(due.set) as timer:
-        timer.arm(when - _AWAKE_ON_LOOP_S)
-        await due.wait()
+    if when - time.perf_counter() > _AWAKE_ON_LOOP_S:  # less is not worth a timer, which takes about as long to make
+        due = asyncio.Event()
+        with precise_timer(due.set) as timer:
+            timer.arm(when - _AWAKE_ON_LOOP_S)
+            await due.wait()
     while time.perf_counter() < when:
         pass
 

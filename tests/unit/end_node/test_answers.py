@@ -1,14 +1,15 @@
 """From probabilities to answers, and what is no answer."""
 
 import numpy as np
+import orjson
 import pytest
 
-from end_node.answers import check_probabilities, coarse_event, fine_event
+from end_node.answers import Event, check_probabilities, coarse_event, fine_event
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.model import Array
-from tierkit.oip import InferResponse, Tensor
-from tierkit.protocol import Upstream
+from tierkit.oip import InferResponse, Tensor, Timing
+from tierkit.protocol import TASK_EVENTS, CoarseEvent, FineEvent, Sent, TaskEvent, UpperTiming, Upstream, WrongAnswer
 from tierkit.runner import RunResult
 from tierkit.types import Tier
 
@@ -21,8 +22,14 @@ def response(data: Array, name: str = "probabilities") -> InferResponse:
     return InferResponse("m", "1", (Tensor(name, data),))
 
 
+def read(event: Event) -> TaskEvent:
+    """As the receiver reads it."""
+    return TASK_EVENTS.validate_json(orjson.dumps(event))
+
+
 def test_the_superclass_is_that_of_the_most_probable_sum() -> None:
-    event = fine_event("t", UPSTREAM, GOOD, HIERARCHY, round_trip_s=0.25)
+    event = read(fine_event("t", UPSTREAM, GOOD, HIERARCHY, round_trip_s=0.25))
+    assert isinstance(event, FineEvent)
     assert event.labels == (0, 2)
     assert event.coarse_labels == (1, 1)
     assert event.coarse_confidences == pytest.approx((0.6, 1.0))
@@ -32,16 +39,42 @@ def test_the_superclass_is_that_of_the_most_probable_sum() -> None:
 def test_a_confidence_is_at_most_one_whatever_the_rounding() -> None:
     just_above = np.array([[1.0000001, 0.0, 0.0]], np.float32)
     assert just_above.max() > 1
-    event = fine_event("t", UPSTREAM, just_above, HIERARCHY, round_trip_s=0.0)
+    event = read(fine_event("t", UPSTREAM, just_above, HIERARCHY, round_trip_s=0.0))
+    assert isinstance(event, FineEvent)
     assert event.confidences == (1.0,)
     assert event.coarse_confidences == (1.0,)
 
 
 def test_a_coarse_event_tells_what_it_cost() -> None:
     cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
-    event = coarse_event("t", "end-1", "m", np.array([[0.25, 0.75]], np.float32), cost)
+    event = read(coarse_event("t", "end-1", "m", np.array([[0.25, 0.75]], np.float32), cost))
+    assert isinstance(event, CoarseEvent)
     assert (event.labels, event.confidences) == ((1,), (0.75,))
     assert (event.queue_ms, event.compute_ms) == (1.0, 2.0)
+
+
+def test_a_coarse_event_names_the_unsure_images() -> None:
+    cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
+    probabilities = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
+    event = read(coarse_event("t", "end-1", "m", probabilities, cost, below=0.2))
+    assert isinstance(event, CoarseEvent)
+    assert event.unsure == (1,)
+
+
+def test_a_network_that_gives_nan_has_no_coarse_answer() -> None:
+    cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
+    with pytest.raises(RuntimeError, match="'m' gave probabilities that are no numbers"):
+        coarse_event("t", "end-1", "m", np.array([[0.25, 0.75], [np.nan, 0.5]], np.float32), cost)
+
+
+def test_a_fine_event_tells_how_it_was_had() -> None:
+    sent = Sent(form="bottleneck", upload_bytes=17, encode_ms=1.5, encoded_by="end-1")
+    wrong = (WrongAnswer(node_id="edge-2", detail="nonsense"),)
+    timing = Timing(queue_s=0.001, compute_s=0.002, batch_images=3)
+    event = read(fine_event("t", UPSTREAM, GOOD, HIERARCHY, round_trip_s=0.25, timing=timing, sent=sent, wrong=wrong))
+    assert isinstance(event, FineEvent)
+    assert (event.sent, event.wrong) == (sent, wrong)
+    assert event.timing == UpperTiming(queue_ms=1.0, compute_ms=2.0, batch_images=3)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
