@@ -7,7 +7,7 @@ makes, from a route that asks for no encoding. So there is no call that sends pi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from prometheus_client import Counter
 from pydantic import ValidationError
@@ -195,4 +195,9 @@ class PixelClient:
 def _request(tensor: Tensor, call: Call) -> InferRequest:
     # Without an id in its JSON part, which is then the same for all batches of one size: both sides have it at hand.
     # What tells one request from another is in a header.
-    return InferRequest(inputs=(tensor,), outputs=tuple(map(RequestedOutput, call.outputs)))
+    return InferRequest(inputs=(tensor,), outputs=_wanted(call.outputs))
+
+
+@lru_cache(maxsize=64)
+def _wanted(names: tuple[str, ...]) -> tuple[RequestedOutput, ...]:
+    return tuple(map(RequestedOutput, names))

@@ -6,11 +6,12 @@ import json
 import struct
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tierkit.errors import MalformedMessage
+from tierkit.model import Array
 from tierkit.oip.datatypes import BYTES, DATATYPES
 from tierkit.oip.messages import InferRequest, InferResponse, RequestedOutput, Tensor
 
@@ -44,12 +45,13 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
     Raises:
         MalformedMessage: a tensor that the protocol, or JSON, cannot carry.
     """
-    if binary and not (request.id or request.parameters):
-        datatypes = [tensor.datatype for tensor in request.inputs]
-        if _is_usual(request.inputs, datatypes) and not any(output.parameters for output in request.outputs):
-            outputs = tuple((output.name, output.binary, output.classification) for output in request.outputs)
-            text, headers = _usual_request_head(outputs, request.binary_output, _shapes(request.inputs, datatypes))
-            return [text, *map(_raw, request.inputs, datatypes)], headers.copy()
+    if binary and _is_usual(request, request.inputs):
+        outputs = request.outputs
+        if not any([output.parameters for output in outputs]):
+            wanted = tuple([(output.name, output.binary, output.classification) for output in outputs])
+            (tensor,) = request.inputs
+            head = _usual_request_head(wanted, request.binary_output, tensor.name, tensor.data.shape, tensor.data.dtype)
+            return head.before(tensor.data)
     return _encode(_request_head(request), "inputs", request.inputs, lambda _name: binary)
 
 
@@ -67,13 +69,11 @@ def _request_head(request: InferRequest) -> dict[str, Any]:
 
 def encode_response(response: InferResponse, *, binary: bool | Collection[str] = True) -> tuple[Chunks, dict[str, str]]:
     """Write a response; as `encode_request`, where `binary` may also be the names of the outputs to send as binary."""
-    if binary is True and not (response.id or response.parameters):
-        datatypes = [tensor.datatype for tensor in response.outputs]
-        if _is_usual(response.outputs, datatypes):
-            text, headers = _usual_head(
-                response.model_name, response.model_version, _shapes(response.outputs, datatypes)
-            )
-            return [text, *map(_raw, response.outputs, datatypes)], headers.copy()
+    if binary is True and _is_usual(response, response.outputs):
+        (tensor,) = response.outputs
+        return _usual_response_head(
+            response.model_name, response.model_version, tensor.name, tensor.data.shape, tensor.data.dtype
+        ).before(tensor.data)
     head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
         head["id"] = response.id
@@ -83,39 +83,49 @@ def encode_response(response: InferResponse, *, binary: bool | Collection[str] =
     return _encode(head, "outputs", response.outputs, choose)
 
 
-_Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
-"""Name, shape and datatype of tensors."""
+def _is_usual(message: InferRequest | InferResponse, tensors: Collection[Tensor]) -> bool:
+    """Whether it has one tensor of numbers, and nothing else to say."""
+    if len(tensors) != 1 or message.id or message.parameters:
+        return False
+    (tensor,) = tensors
+    return not tensor.parameters and tensor.data.dtype.kind != "O"
 
 
-def _is_usual(tensors: Iterable[Tensor], datatypes: Collection[str]) -> bool:
-    """Whether these are numbers, with nothing else to say of them."""
-    return BYTES not in datatypes and not any(tensor.parameters for tensor in tensors)
+class _Head(NamedTuple):
+    """What comes before the numbers of a message with one tensor: the same for all batches of one size. Writing it takes
+    longer than all else that sending does."""
 
+    text: bytes
+    headers: dict[str, str]
+    dtype: np.dtype[Any]
+    """In which the numbers follow."""
 
-def _shapes(tensors: Iterable[Tensor], datatypes: Iterable[str]) -> _Shapes:
-    return tuple((tensor.name, tensor.data.shape, kind) for tensor, kind in zip(tensors, datatypes, strict=True))
+    @classmethod
+    def of(cls, head: dict[str, Any], key: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Head:
+        blank = Tensor(name, np.broadcast_to(np.zeros((), dtype), shape))
+        chunks, headers = _encode(head, key, [blank], lambda _name: True)
+        return cls(bytes(chunks[0]), headers, DATATYPES[blank.datatype])
+
+    def before(self, data: Array) -> tuple[Chunks, dict[str, str]]:
+        return [self.text, np.ascontiguousarray(data, self.dtype).data.cast("B")], self.headers.copy()
 
 
 @lru_cache(maxsize=256)
-def _usual_head(name: str, version: str, tensors: _Shapes) -> tuple[bytes, dict[str, str]]:
-    """The JSON part and the HTTP headers of such a response, all binary: the same for all batches of one size. Writing
-    them costs more than the rest of the answer."""
-    return _head({"model_name": name, "model_version": version}, "outputs", tensors)
+def _usual_response_head(model: str, version: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Head:
+    return _Head.of({"model_name": model, "model_version": version}, "outputs", name, shape, dtype)
 
 
 @lru_cache(maxsize=256)
 def _usual_request_head(
-    outputs: tuple[tuple[str, bool | None, int], ...], binary_output: bool, tensors: _Shapes
-) -> tuple[bytes, dict[str, str]]:
-    """The same for a request."""
-    wanted = tuple(RequestedOutput(name, binary, best) for name, binary, best in outputs)
-    return _head(_request_head(InferRequest((), wanted, binary_output=binary_output)), "inputs", tensors)
-
-
-def _head(head: dict[str, Any], key: str, tensors: _Shapes) -> tuple[bytes, dict[str, str]]:
-    blanks = (Tensor(tensor, np.broadcast_to(np.zeros((), DATATYPES[kind]), shape)) for tensor, shape, kind in tensors)
-    chunks, headers = _encode(head, key, blanks, lambda _name: True)
-    return bytes(chunks[0]), headers
+    outputs: tuple[tuple[str, bool | None, int], ...],
+    binary_output: bool,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> _Head:
+    wanted = tuple(RequestedOutput(output, binary, best) for output, binary, best in outputs)
+    head = _request_head(InferRequest((), wanted, binary_output=binary_output))
+    return _Head.of(head, "inputs", name, shape, dtype)
 
 
 def _requested(output: RequestedOutput) -> dict[str, Any]:
