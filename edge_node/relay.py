@@ -11,6 +11,7 @@ from edge_node.node import EdgeNode
 from encryption.sending import Call, TakesFeatures, destination
 from tierkit.asgi import cancelled_on_disconnect, read_body
 from tierkit.errors import InvalidInput
+from tierkit.events import written
 from tierkit.logs import current_request_id
 from tierkit.oip import Limits, encode_response
 from tierkit.oip_server.request import RequestReader, budget_s, is_urgent
@@ -50,7 +51,7 @@ class RelayEndpoint:
             )
         response = replace(reply.response, id=request.id)
         chunks, answer = encode_response(response)
-        answer[ENCODED_HEADER] = reply.sent.model_dump_json()
+        answer[ENCODED_HEADER] = written(reply.sent).decode()
         if timing := response.headers.get("Server-Timing"):
             answer["Server-Timing"] = timing
         raw = [(name.lower().encode(), value.encode()) for name, value in answer.items()]

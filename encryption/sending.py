@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from msgspec.structs import replace
 from prometheus_client import Counter
-from pydantic import ValidationError
 
 from encryption.features import Features, features_tensor
 from tierkit.errors import UpstreamError
+from tierkit.events import Sent, read_sent
 from tierkit.model import Array
 from tierkit.oip import InferRequest, InferResponse, RequestedOutput, Tensor
 from tierkit.oip_client import OipClient
-from tierkit.protocol import ENCODED_HEADER, UPSTREAM_HEADER, UPSTREAMS, Encoding, Relay, Sent, Upstream
+from tierkit.protocol import ENCODED_HEADER, UPSTREAM_HEADER, UPSTREAMS, Encoding, Relay, Upstream
 from tierkit.types import FeatureForm
 
 __all__ = [
@@ -186,10 +187,10 @@ class PixelClient:
         )
         _uploads("relay", PIXELS).inc(response.request_bytes)
         try:
-            sent = Sent.model_validate_json(response.headers.get(ENCODED_HEADER, ""))
-        except ValidationError as exc:
+            sent = read_sent(response.headers.get(ENCODED_HEADER, ""))
+        except ValueError as exc:
             raise UpstreamError(f"{to.relay.node_id} does not say what it sent on") from exc
-        return Reply(response=response, sent=sent.model_copy(update={"relay_bytes": response.request_bytes}))
+        return Reply(response=response, sent=replace(sent, relay_bytes=response.request_bytes))
 
 
 def _request(tensor: Tensor, call: Call) -> InferRequest:

@@ -1,8 +1,4 @@
-"""From class probabilities to answers: labels, confidences, superclasses. Pure, arrays in, events out.
-
-The two events that nearly all answers consist of are made as they stand in the stream, without the classes of
-`tierkit.protocol` that read them: to check numbers that were computed here takes longer than to compute them.
-"""
+"""From class probabilities to answers: labels, confidences, superclasses. Pure, arrays in, events out."""
 
 from __future__ import annotations
 
@@ -14,15 +10,13 @@ import numpy as np
 from models.escalation import unsure
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
+from tierkit.events import CoarseEvent, FineEvent, Sent, StageAnswer, UpperTiming, WrongAnswer
 from tierkit.model import Array
 from tierkit.oip import InferResponse, Timing
-from tierkit.protocol import Sent, StageAnswer, UpperTiming, Upstream, WrongAnswer
+from tierkit.protocol import Upstream
 from tierkit.runner import RunResult
 
-__all__ = ["Event", "check_probabilities", "coarse_event", "fine_event", "stage_answer"]
-
-Event = dict[str, Any]
-"""The fields of an event of `tierkit.protocol`, to be written as JSON."""
+__all__ = ["check_probabilities", "coarse_event", "fine_event", "stage_answer"]
 
 _SUM_TOLERANCE = 1e-3
 """A float32 softmax over 100 classes is within 1e-5 of 1; half precision would be within 1e-3."""
@@ -30,8 +24,8 @@ _SUM_TOLERANCE = 1e-3
 
 def coarse_event(
     task_id: str, node_id: str, model: str, probabilities: Array, cost: RunResult, *, below: float | None = None
-) -> Event:
-    """The first line of an answer (`CoarseEvent`), from the probabilities of the superclasses, `[n, C]`.
+) -> CoarseEvent:
+    """The first line of an answer, from the probabilities of the superclasses, `[n, C]`.
 
     Args:
         below: the threshold by which its images go up; None for none.
@@ -42,18 +36,17 @@ def coarse_event(
     labels, confidences = _best(probabilities)
     if not 0 <= sum(confidences) < math.inf:
         raise RuntimeError(f"the model '{model}' gave probabilities that are no numbers")
-    return {
-        "event": "coarse",
-        "task_id": task_id,
-        "node_id": node_id,
-        "model": model,
-        "labels": labels,
-        "confidences": confidences,
-        "queue_ms": cost.queue_s * 1000,
-        "compute_ms": cost.compute_s * 1000,
-        "batch_images": cost.batch_images,
-        "unsure": None if below is None else np.flatnonzero(unsure(probabilities, below)).tolist(),
-    }
+    return CoarseEvent(
+        task_id=task_id,
+        node_id=node_id,
+        model=model,
+        labels=labels,
+        confidences=confidences,
+        queue_ms=cost.queue_s * 1000,
+        compute_ms=cost.compute_s * 1000,
+        batch_images=cost.batch_images,
+        unsure=None if below is None else tuple(np.flatnonzero(unsure(probabilities, below)).tolist()),
+    )
 
 
 def fine_event(
@@ -66,21 +59,20 @@ def fine_event(
     timing: Timing | None = None,
     sent: Sent | None = None,
     wrong: tuple[WrongAnswer, ...] = (),
-) -> Event:
-    """The finer answer (`FineEvent`), from an upper node's class probabilities, `[n, F]`; the superclass is the one
-    whose classes' probabilities add up to the most, which need not be that of the best class."""
-    return {
-        "event": "fine",
-        "task_id": task_id,
-        "node_id": upstream.node_id,
-        "tier": upstream.tier,
-        "model": upstream.model,
+) -> FineEvent:
+    """The finer answer, from an upper node's class probabilities, `[n, F]`; the superclass is the one whose classes'
+    probabilities add up to the most, which need not be that of the best class."""
+    return FineEvent(
+        task_id=task_id,
+        node_id=upstream.node_id,
+        tier=upstream.tier,
+        model=upstream.model,
+        round_trip_ms=round_trip_s * 1000,
+        timing=_upper_timing(timing),
+        sent=sent,
+        wrong=wrong,
         **_both_levels(probabilities, hierarchy),
-        "round_trip_ms": round_trip_s * 1000,
-        "timing": None if timing is None else _upper_timing(timing),
-        "sent": None if sent is None else dict(sent),
-        "wrong": [dict(answer) for answer in wrong],
-    }
+    )
 
 
 def stage_answer(
@@ -101,19 +93,19 @@ def stage_answer(
         model=upstream.model,
         indices=tuple(indices.tolist()),
         round_trip_ms=round_trip_s * 1000,
-        timing=None if timing is None else UpperTiming(**_upper_timing(timing)),
+        timing=_upper_timing(timing),
         sent=sent,
         wrong=wrong,
         **_both_levels(probabilities, hierarchy),
     )
 
 
-def _upper_timing(timing: Timing) -> dict[str, Any]:
-    return {
-        "queue_ms": timing.queue_s * 1000,
-        "compute_ms": timing.compute_s * 1000,
-        "batch_images": timing.batch_images,
-    }
+def _upper_timing(timing: Timing | None) -> UpperTiming | None:
+    if timing is None:
+        return None
+    return UpperTiming(
+        queue_ms=timing.queue_s * 1000, compute_ms=timing.compute_s * 1000, batch_images=timing.batch_images
+    )
 
 
 def _both_levels(probabilities: Array, hierarchy: Hierarchy) -> dict[str, Any]:
@@ -149,7 +141,7 @@ def check_probabilities(response: InferResponse, *, images: int, classes: int) -
     return np.asarray(probabilities, dtype=np.float32)
 
 
-def _best(probabilities: Array) -> tuple[list[int], list[float]]:
+def _best(probabilities: Array) -> tuple[tuple[int, ...], tuple[float, ...]]:
     # A float32 sum may exceed 1 in its last digit.
     confidences = np.minimum(probabilities.max(axis=1), 1.0)
-    return probabilities.argmax(axis=1).tolist(), confidences.tolist()
+    return tuple(probabilities.argmax(axis=1).tolist()), tuple(confidences.tolist())

@@ -23,28 +23,28 @@ from encryption.sending import (
     ThroughRelay,
     destination,
 )
-from end_node.answers import Event, check_probabilities, coarse_event, fine_event, stage_answer
+from end_node.answers import check_probabilities, coarse_event, fine_event, stage_answer
 from end_node.routing import Below, going_up
 from end_node.settings import EndSettings
 from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.events import (
+    CoarseEvent,
+    FallbackEvent,
+    FallbackReason,
+    FineEvent,
+    RoutedEvent,
+    Sent,
+    StageAnswer,
+    StageLoss,
+    WrongAnswer,
+)
 from tierkit.http_client import open_client
 from tierkit.model import Array, Model
 from tierkit.node import InferenceNode
 from tierkit.oip import Timing
 from tierkit.oip_client import OipClient
-from tierkit.protocol import (
-    Encoding,
-    FallbackEvent,
-    FallbackReason,
-    RoutedEvent,
-    Sent,
-    Stage,
-    StageAnswer,
-    StageLoss,
-    Upstream,
-    WrongAnswer,
-)
+from tierkit.protocol import Encoding, Stage, Upstream
 from tierkit.service import Lifecycle
 from tierkit.types import Tier
 
@@ -160,7 +160,7 @@ class EndNode(InferenceNode):
         await super().__aexit__(kind, error, traceback)
         await self._http.aclose()
 
-    async def coarse(self, task: Task) -> tuple[Event, Array]:
+    async def coarse(self, task: Task) -> tuple[CoarseEvent, Array]:
         """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.
 
         Raises:
@@ -188,7 +188,7 @@ class EndNode(InferenceNode):
         (images,) = self.default_runner.model.inputs
         self.default_runner.check_request({images.name: task.images})
 
-    async def fine(self, task: Task) -> Event | FallbackEvent:
+    async def fine(self, task: Task) -> FineEvent | FallbackEvent:
         """The fine answer of the first upper node that gives one, or why the coarse one has to stand.
 
         Each attempt may take an equal share of what is left for it and those after it, so that one node that hangs

@@ -9,19 +9,18 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import orjson
 from starlette.types import Receive, Scope, Send
 
-from end_node.answers import Event
 from end_node.node import EndNode, Task
 from end_node.stages import read_stages
 from tierkit.asgi import cancelled_on_disconnect, read_body
 from tierkit.errors import InvalidInput
+from tierkit.events import ErrorEvent, TaskEvent, written
 from tierkit.logs import current_request_id
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Limits
 from tierkit.oip_server.request import RequestReader, announced_images, budget_s, is_urgent
-from tierkit.protocol import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, ErrorEvent, TaskEvent, Upstream
+from tierkit.protocol import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Upstream
 from tierkit.upstreams import read_upstreams
 
 __all__ = ["TaskEndpoint"]
@@ -105,12 +104,12 @@ class TaskEndpoint:
             with cancelled_on_disconnect(scope):
                 event = await self._fine(task, probabilities)
             await _send_line(send, event, more=False)
-            answered = event["event"] if isinstance(event, dict) else event.event
+            answered = event.event
         elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
         what = {"task": task_id, "images": len(task.images), "answer": answered, "ms": elapsed_ms}
         asyncio.get_running_loop().call_later(_LOG_AFTER_S, partial(log.info, "task done", extra=what))
 
-    async def _fine(self, task: Task, coarse: Array | None) -> Event | TaskEvent:
+    async def _fine(self, task: Task, coarse: Array | None) -> TaskEvent:
         try:
             if task.stages:
                 return await self._node.escalated(task, coarse)
@@ -121,9 +120,8 @@ class TaskEndpoint:
             return ErrorEvent(task_id=task.task_id, error=f"internal error; request id {task.request_id}")
 
 
-async def _send_line(send: Send, event: Event | TaskEvent, *, more: bool) -> None:
-    line = (orjson.dumps(event) if isinstance(event, dict) else event.model_dump_json().encode()) + b"\n"
-    await send({"type": "http.response.body", "body": line, "more_body": more})
+async def _send_line(send: Send, event: TaskEvent, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": written(event) + b"\n", "more_body": more})
 
 
 def _images(request: InferRequest) -> Array:

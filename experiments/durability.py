@@ -41,8 +41,9 @@ from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.errors import ServiceFailed
+from tierkit.events import CoarseEvent, FineEvent, written
 from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import UPSTREAM_HEADER, CoarseEvent, FineEvent, Heartbeat, ModelOffer, Registration
+from tierkit.protocol import UPSTREAM_HEADER, Heartbeat, ModelOffer, Registration
 from tierkit.service import Lifecycle
 from tierkit.types import Scheme, Tier
 
@@ -107,7 +108,7 @@ class _Null:
             coarse_confidences=sure,
             round_trip_ms=0.0,
         )
-        self._coarse, self._fine = (event.model_dump_json().encode() + b"\n" for event in (coarse, fine))
+        self._coarse, self._fine = (written(event) + b"\n" for event in (coarse, fine))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):

@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import httpx
-from pydantic import ValidationError
 
 from scheduler.escalation import check_routed
 from scheduler.inputs import Pixels
 from tierkit.errors import Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.events import (
+    CoarseEvent,
+    ErrorEvent,
+    FallbackEvent,
+    FineEvent,
+    RoutedEvent,
+    StageAnswer,
+    TaskEvent,
+    read_event,
+)
 from tierkit.http1 import Answer, Fields, ServiceClient
 from tierkit.http_client import authorization, calling
 from tierkit.oip import InferRequest, Tensor, encode_request
@@ -28,17 +37,9 @@ from tierkit.protocol import (
     PRIORITY_HEADER,
     REQUEST_ID_HEADER,
     STAGE_HEADER,
-    TASK_EVENTS,
     UPSTREAM_HEADER,
     UPSTREAMS,
-    CoarseEvent,
-    ErrorEvent,
-    FallbackEvent,
-    FineEvent,
-    RoutedEvent,
     Stage,
-    StageAnswer,
-    TaskEvent,
     Upstream,
 )
 
@@ -207,9 +208,9 @@ class _Expected:
     def check(self, line: str) -> TaskEvent:
         order = self._order
         try:
-            event = TASK_EVENTS.validate_json(line)
-        except ValidationError as exc:
-            raise self._wrong(f"a line that is no answer ({exc.errors()[0]['msg']})") from exc
+            event = read_event(line)
+        except ValueError as exc:
+            raise self._wrong(f"a line that is no answer ({exc})") from exc
         if event.task_id != order.task_id:
             raise self._wrong(f"an answer for another task, {event.task_id!r}")
         match event:

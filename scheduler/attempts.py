@@ -45,18 +45,9 @@ from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
 from tierkit.errors import NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
+from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss, TaskEvent
 from tierkit.oip import Timing
-from tierkit.protocol import (
-    CoarseEvent,
-    FallbackEvent,
-    FineEvent,
-    RoutedEvent,
-    Stage,
-    StageAnswer,
-    StageLoss,
-    TaskEvent,
-    Upstream,
-)
+from tierkit.protocol import Stage, Upstream
 from tierkit.types import Health, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["Attempts"]

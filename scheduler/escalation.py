@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from models.escalation import Gate, Point, Tuning
 from scheduler.mapping import Node
 from tierkit.errors import InvalidInput, NotFound, TerraceError
-from tierkit.protocol import RoutedEvent, Stage, StageAnswer, StageLoss
+from tierkit.events import RoutedEvent, StageAnswer, StageLoss
+from tierkit.protocol import Stage
 from tierkit.types import Escalate, Scheme, Tier
 
 __all__ = ["JobGate", "asks", "check_routed", "choose_gates", "final_answers", "stages_of", "upstreams_of", "without"]

@@ -9,16 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.escalation import asks, final_answers, without
-from tierkit.protocol import (
-    CoarseEvent,
-    ErrorEvent,
-    FallbackEvent,
-    FineEvent,
-    RoutedEvent,
-    Sent,
-    StageAnswer,
-    TaskEvent,
-)
+from tierkit.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, Sent, StageAnswer, TaskEvent
 from tierkit.types import Tier
 
 __all__ = ["Progress", "sent_of"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from models.escalation import Tuning
@@ -48,7 +49,7 @@ from scheduler.views import (
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.access import Allowance
 from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, Unavailable
-from tierkit.protocol import CoarseEvent
+from tierkit.events import CoarseEvent
 from tierkit.types import Health, Scheme, Tier
 
 __all__ = ["CLASSIFY_MAX_IMAGES", "Scheduler", "Submission"]
@@ -605,7 +606,7 @@ def _attempt_cursor(text: str) -> tuple[int, int]:
 
 
 def _group(answer: Answer, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    sent = [found.model_dump(mode="json") for found in sent_of(answer.event)]
+    sent = [msgspec.to_builtins(found) for found in sent_of(answer.event)]
     return {"task": answer.task, "first_index": answer.first_image, "sent": sent, "results": rows}
 
 

@@ -20,7 +20,7 @@ from scheduler.escalation import final_answers, without
 from scheduler.policy import JobPolicy
 from scheduler.store.jobs import ImageFacts, JobRow
 from scheduler.work import Answer, AttemptReport
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
+from tierkit.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
 from tierkit.types import Privacy, Scheme, Tier
 
 __all__ = [

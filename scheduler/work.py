@@ -20,7 +20,16 @@ from scheduler.inputs import Pixels
 from scheduler.measures import count_task
 from scheduler.policy import JobPolicy
 from scheduler.retry import RetryBudget, is_suspect
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, RoutedEvent, TaskEvent
+from tierkit.events import (
+    CoarseEvent,
+    ErrorEvent,
+    FallbackEvent,
+    FallbackReason,
+    FineEvent,
+    RoutedEvent,
+    TaskEvent,
+    written,
+)
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["FAILED_OUTCOMES", "ActiveJob", "ActiveTask", "Answer", "AttemptReport", "Sink"]
@@ -370,14 +379,14 @@ class ActiveJob:
         named = reason in ("deadline", "quarantined")
         event = ErrorEvent(task_id=self.task_id(task), error=f"{reason}: {detail}" if named else detail)
         self._close(task, "failed", now)
-        self._hand_over(task, "final", "failed", event, event.model_dump_json(), now)
+        self._hand_over(task, "final", "failed", event, written(event).decode(), now)
 
     def _fall_back(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
         if task.partial is not None and reason != "quarantined":
             self.stand(task, *task.partial, now)
             return
         event = FallbackEvent(task_id=self.task_id(task), reason=reason, detail=detail, tried=())
-        self.stand(task, event, event.model_dump_json(), now)
+        self.stand(task, event, written(event).decode(), now)
 
     def _close(self, task: ActiveTask, outcome: str, now: float) -> None:
         task.closed = True

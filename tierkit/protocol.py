@@ -9,17 +9,15 @@ error at once and not a silent default.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     TypeAdapter,
     model_validator,
 )
@@ -37,31 +35,18 @@ __all__ = [
     "PRIORITY_HEADER",
     "REQUEST_ID_HEADER",
     "STAGE_HEADER",
-    "TASK_EVENTS",
     "UPSTREAMS",
     "UPSTREAM_HEADER",
-    "CoarseEvent",
     "EncoderOffer",
     "Encoding",
-    "ErrorEvent",
-    "FallbackEvent",
-    "FallbackReason",
-    "FineEvent",
     "Heartbeat",
     "Lease",
     "ModelOffer",
     "NodeId",
     "Registration",
     "Relay",
-    "RoutedEvent",
-    "Sent",
     "Stage",
-    "StageAnswer",
-    "StageLoss",
-    "TaskEvent",
-    "UpperTiming",
     "Upstream",
-    "WrongAnswer",
     "checked_node_id",
 ]
 
@@ -261,150 +246,6 @@ class Stage(_Message):
     """Positions of the images that go up, rising, where the sender knows them: they are `CoarseEvent.unsure` of the
     answer that it has already. None: as `below` says."""
 
-
-FallbackReason = Literal[
-    "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline", "quarantined"
-]
-
-
-class CoarseEvent(_Message):
-    """First line of an answer: one superclass per image."""
-
-    event: Literal["coarse"] = "coarse"
-    task_id: str
-    node_id: NodeId
-    model: str
-    labels: tuple[NonNegativeInt, ...]
-    confidences: tuple[Confidence, ...]
-    queue_ms: NonNegativeFloat
-    compute_ms: NonNegativeFloat
-    """Of the whole batch."""
-    batch_images: PositiveInt | None = None
-    """Images of the batch that the task was computed in; None where the node does not say."""
-    unsure: tuple[NonNegativeInt, ...] | None = None
-    """Positions of the images that go up by the first stage's threshold, rising; None where there is none."""
-
-
-class UpperTiming(_Message):
-    """How long a task waited in an upper node, and how long its batch was computed there."""
-
-    queue_ms: NonNegativeFloat
-    compute_ms: NonNegativeFloat
-    """Of the whole batch."""
-    batch_images: PositiveInt
-
-
-class Sent(_Message):
-    """In which form images went to an upper node, and what that cost."""
-
-    form: Annotated[str, Field(max_length=32)]
-    """`pixels`, or the kind of the encoder whose features went there."""
-    upload_bytes: NonNegativeInt
-    """Body of the request to that node, as it went over the wire."""
-    encode_ms: NonNegativeFloat = 0.0
-    """Time of the head for these images."""
-    encoded_by: NodeId | None = None
-    """The node that ran the head; None for pixels."""
-    relay_bytes: NonNegativeInt = 0
-    """Body of the request to the node that encoded, where the end node sent pixels to it."""
-
-
-class WrongAnswer(_Message):
-    """An upper node that was asked and answered with an error or with nonsense."""
-
-    node_id: NodeId
-    detail: str
-
-
-class FineEvent(_Message):
-    """The finer answer of an upper node: one class per image, and the superclass that its probabilities add up to."""
-
-    event: Literal["fine"] = "fine"
-    task_id: str
-    node_id: NodeId
-    """The upper node that answered."""
-    tier: Tier
-    model: str
-    labels: tuple[NonNegativeInt, ...]
-    confidences: tuple[Confidence, ...]
-    coarse_labels: tuple[NonNegativeInt, ...]
-    coarse_confidences: tuple[Confidence, ...]
-    round_trip_ms: NonNegativeFloat
-    timing: UpperTiming | None = None
-    """What the upper node says of its own part in `round_trip_ms`; None where it says nothing."""
-    sent: Sent | None = None
-    wrong: tuple[WrongAnswer, ...] = ()
-    """Of the nodes that were asked before it."""
-
-
-class StageAnswer(_Message):
-    """What one upper node answered of a task: as `FineEvent`, for the images at `indices`."""
-
-    tier: Tier
-    node_id: NodeId
-    model: str
-    indices: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
-    """Positions in the task, rising."""
-    labels: tuple[NonNegativeInt, ...]
-    confidences: tuple[Confidence, ...]
-    coarse_labels: tuple[NonNegativeInt, ...]
-    coarse_confidences: tuple[Confidence, ...]
-    round_trip_ms: NonNegativeFloat
-    timing: UpperTiming | None = None
-    sent: Sent | None = None
-    wrong: tuple[WrongAnswer, ...] = ()
-
-
-class StageLoss(_Message):
-    """Images that should have gone up to a tier of which no node answered: the answer from below stands."""
-
-    tier: Tier
-    indices: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
-    reason: FallbackReason
-    detail: str
-    tried: tuple[NodeId, ...]
-    wrong: tuple[WrongAnswer, ...] = ()
-    """Of those that were tried."""
-
-
-class RoutedEvent(_Message):
-    """The finer answers of a task whose images went up one by one, as sure as they were.
-
-    The answer of an image is the one of the highest tier that has it in its `indices`. Images in none of them stay with
-    their coarse answer: because it was sure, or (where a loss names them) because no node of the tier answered.
-    """
-
-    event: Literal["routed"] = "routed"
-    task_id: str
-    answers: tuple[StageAnswer, ...]
-    """By tier, rising."""
-    losses: tuple[StageLoss, ...]
-    """By tier, rising."""
-
-
-class FallbackEvent(_Message):
-    """In place of the fine answer: the coarse one stands, and this is why."""
-
-    event: Literal["fallback"] = "fallback"
-    task_id: str
-    reason: FallbackReason
-    detail: str
-    tried: tuple[NodeId, ...]
-    wrong: tuple[WrongAnswer, ...] = ()
-    """Of those that were tried."""
-
-
-class ErrorEvent(_Message):
-    """Last line when the end node itself failed after it had begun to answer."""
-
-    event: Literal["error"] = "error"
-    task_id: str
-    error: str
-
-
-TaskEvent = Annotated[CoarseEvent | FineEvent | RoutedEvent | FallbackEvent | ErrorEvent, Field(discriminator="event")]
-TASK_EVENTS: TypeAdapter[TaskEvent] = TypeAdapter(TaskEvent)
-"""Reads one line of an answer stream."""
 
 ESCALATION: TypeAdapter[tuple[Stage, ...]] = TypeAdapter(tuple[Stage, ...])
 """Reads and writes the escalation header."""

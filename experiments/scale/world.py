@@ -38,7 +38,8 @@ from scheduler.policy import PolicyRequest, settle
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.errors import NotFound, UpstreamUnavailable
-from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent, Heartbeat, ModelOffer, Registration, UpperTiming
+from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, UpperTiming
+from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Health, Scheme, Tier
 
 __all__ = ["BATCH", "Case", "simulate"]
@@ -302,8 +303,9 @@ class World:
             end.done += 1
             self.messages += 1
             yield (
-                _made(
-                    CoarseEvent,
+                CoarseEvent(
+                    labels=(),
+                    confidences=(),
                     task_id=order.task_id,
                     node_id=order.node_id,
                     model=end.model,
@@ -332,15 +334,17 @@ class World:
             await self._while_up(end, loop.until(ready_at + link_s / 2 + half_s))
             self.messages += 1
             yield (
-                _made(
-                    FineEvent,
+                FineEvent(
+                    labels=(),
+                    confidences=(),
+                    coarse_labels=(),
+                    coarse_confidences=(),
                     task_id=order.task_id,
                     node_id=upper.node_id,
                     tier=upper.tier,
                     model=upper.model,
                     round_trip_ms=(ready_at + link_s / 2 - asked_at) * 1000,
-                    timing=_made(
-                        UpperTiming,
+                    timing=UpperTiming(
                         queue_ms=(begun - asked_at - link_s / 2) * 1000,
                         compute_ms=tasks * upper.seconds * 1000,
                         batch_images=tasks * BATCH,

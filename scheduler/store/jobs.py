@@ -23,7 +23,7 @@ from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, jobs, results, tasks
 from scheduler.work import FAILED_OUTCOMES, Answer, AttemptReport
 from tierkit.errors import Conflict, NotFound, Unavailable
-from tierkit.protocol import TASK_EVENTS
+from tierkit.events import read_event
 from tierkit.types import Tier
 
 __all__ = [
@@ -355,7 +355,7 @@ class JobStore:
                     kind=row.kind,
                     ms=row.ms,
                     request_id=row.request_id,
-                    event=TASK_EVENTS.validate_json(row.payload),
+                    event=read_event(row.payload),
                     line=row.payload,
                 ),
             )

@@ -47,7 +47,7 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
     """
     if binary and _is_usual(request, request.inputs):
         outputs = request.outputs
-        if not any([output.parameters for output in outputs]):
+        if not any(output.parameters for output in outputs):
             wanted = tuple([(output.name, output.binary, output.classification) for output in outputs])
             (tensor,) = request.inputs
             head = _usual_request_head(wanted, request.binary_output, tensor.name, tensor.data.shape, tensor.data.dtype)
@@ -92,8 +92,8 @@ def _is_usual(message: InferRequest | InferResponse, tensors: Collection[Tensor]
 
 
 class _Head(NamedTuple):
-    """What comes before the numbers of a message with one tensor: the same for all batches of one size. Writing it takes
-    longer than all else that sending does."""
+    """What comes before the numbers of a message with one tensor: the same for all batches of one size. Writing it
+    takes longer than all else that sending does."""
 
     text: bytes
     headers: dict[str, str]

@@ -13,9 +13,10 @@ from edge_node.app import create_app as create_edge_app
 from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
 from models.hierarchy import Hierarchy
+from tierkit.events import TaskEvent, read_event
 from tierkit.model import Array, TensorSpec
 from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import ESCALATION, TASK_EVENTS, UPSTREAMS, Stage, TaskEvent, Upstream
+from tierkit.protocol import ESCALATION, UPSTREAMS, Stage, Upstream
 from tierkit.service import Lifecycle
 from tierkit.testing import serve_app
 from tierkit.types import Tier
@@ -114,7 +115,7 @@ class RunningEnd:
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/x-ndjson"
         assert response.headers["x-request-id"] == "request-1"
-        return [TASK_EVENTS.validate_json(line) for line in response.text.splitlines()]
+        return [read_event(line) for line in response.text.splitlines()]
 
 
 StartEnd = Callable[..., AbstractAsyncContextManager[RunningEnd]]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, StartEnd, serve_upper, to
+from tierkit.events import CoarseEvent, RoutedEvent
 from tierkit.model import Array
-from tierkit.protocol import CoarseEvent, RoutedEvent, Stage, Upstream
+from tierkit.protocol import Stage, Upstream
 from tierkit.types import Tier
 
 END, EDGE, CLOUD = 0, 1, 2

@@ -12,9 +12,10 @@ from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_model
 from tests.integration.end_node.aids import never, to
+from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent, read_event
 from tierkit.model import Array
 from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import TASK_EVENTS, UPSTREAMS, CoarseEvent, FallbackEvent, FineEvent, TaskEvent, Upstream
+from tierkit.protocol import UPSTREAMS, Upstream
 from tierkit.service import free_port
 from tierkit.testing import ServiceProcess, listening, service_process, wait_for
 
@@ -31,7 +32,7 @@ async def answer(end: ServiceProcess, batch: Array, *upstreams: Upstream, budget
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         response = await http.post(f"{end.url}/v1/tasks/task-1", content=b"".join(chunks), headers=headers)
     assert response.status_code == 200, response.text
-    return [TASK_EVENTS.validate_json(line) for line in response.text.splitlines()]
+    return [read_event(line) for line in response.text.splitlines()]
 
 
 async def test_real_images_get_the_answers_that_the_networks_give(

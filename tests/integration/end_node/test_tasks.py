@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, StartEnd, images, to
+from tierkit.events import CoarseEvent, ErrorEvent, FineEvent, read_event
 from tierkit.logs import current_request_id
 from tierkit.oip import InferResponse, Tensor, encode_response
-from tierkit.protocol import TASK_EVENTS, CoarseEvent, ErrorEvent, FineEvent
 from tierkit.testing import serve_app, wait_for
 
 
@@ -39,9 +39,9 @@ async def test_the_coarse_line_does_not_wait_for_the_fine_one(end: RunningEnd, u
     upper.model.gate.clear()
     async with end.stream(images(3), to(upper.url)) as response:
         lines = response.aiter_lines()
-        assert isinstance(TASK_EVENTS.validate_json(await anext(lines)), CoarseEvent)
+        assert isinstance(read_event(await anext(lines)), CoarseEvent)
         upper.model.gate.set()
-        assert isinstance(TASK_EVENTS.validate_json(await anext(lines)), FineEvent)
+        assert isinstance(read_event(await anext(lines)), FineEvent)
 
 
 async def test_without_upper_nodes_the_coarse_answer_is_all(end: RunningEnd) -> None:

@@ -23,9 +23,10 @@ from tests.integration.end_node.aids import (
     serve_upper,
     to,
 )
+from tierkit.events import CoarseEvent, FallbackEvent, FineEvent
 from tierkit.model import Array
 from tierkit.oip import InferResponse, Tensor, encode_response
-from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent, Upstream
+from tierkit.protocol import Upstream
 from tierkit.service import free_port
 from tierkit.testing import FakeClock, listening, serve_app, wait_for
 

@@ -27,8 +27,9 @@ from models.manifest import load_manifest
 from models.serving import load_models
 from scheduler.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
+from tierkit.events import CoarseEvent, FallbackEvent, read_event
 from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import TASK_EVENTS, UPSTREAM_HEADER, UPSTREAMS, CoarseEvent, Encoding, FallbackEvent, Upstream
+from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Encoding, Upstream
 from tierkit.service import Lifecycle
 from tierkit.testing import listening, serve_app
 from tierkit.types import Tier
@@ -145,7 +146,7 @@ async def test_an_end_node_that_lacks_the_encoder_sends_nothing_in_its_place():
     ):
         for change, _, words in MISSING:
             answer = await post(http, "/v1/tasks/a", Tensor("images", IMAGES), **route(url, Tier.CLOUD, **change))
-            coarse, last = map(TASK_EVENTS.validate_json, answer.text.splitlines())
+            coarse, last = map(read_event, answer.text.splitlines())
             assert isinstance(coarse, CoarseEvent)
             assert isinstance(last, FallbackEvent)
             assert last.reason == "upstream_unavailable"

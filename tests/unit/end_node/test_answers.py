@@ -1,15 +1,15 @@
 """From probabilities to answers, and what is no answer."""
 
 import numpy as np
-import orjson
 import pytest
 
-from end_node.answers import Event, check_probabilities, coarse_event, fine_event
+from end_node.answers import check_probabilities, coarse_event, fine_event
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
+from tierkit.events import CoarseEvent, FineEvent, Sent, TaskEvent, UpperTiming, WrongAnswer, read_event, written
 from tierkit.model import Array
 from tierkit.oip import InferResponse, Tensor, Timing
-from tierkit.protocol import TASK_EVENTS, CoarseEvent, FineEvent, Sent, TaskEvent, UpperTiming, Upstream, WrongAnswer
+from tierkit.protocol import Upstream
 from tierkit.runner import RunResult
 from tierkit.types import Tier
 
@@ -22,9 +22,9 @@ def response(data: Array, name: str = "probabilities") -> InferResponse:
     return InferResponse("m", "1", (Tensor(name, data),))
 
 
-def read(event: Event) -> TaskEvent:
+def read(event: TaskEvent) -> TaskEvent:
     """As the receiver reads it."""
-    return TASK_EVENTS.validate_json(orjson.dumps(event))
+    return read_event(written(event).decode())
 
 
 def test_the_superclass_is_that_of_the_most_probable_sum() -> None:

@@ -21,7 +21,8 @@ from scheduler.escalation import (
 from scheduler.mapping import Node
 from scheduler.policy import PolicyRequest, settle
 from tierkit.errors import InvalidInput, NotFound, TerraceError, WeightsError
-from tierkit.protocol import RoutedEvent, Stage, StageAnswer, StageLoss
+from tierkit.events import RoutedEvent, StageAnswer, StageLoss
+from tierkit.protocol import Stage
 from tierkit.types import Escalate, Privacy, Scheme, Tier
 
 B = 0.351562  # 45/128: one standard error below half of 100 images

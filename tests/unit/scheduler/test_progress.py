@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler.progress import Progress
-from tierkit.protocol import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
+from tierkit.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
 from tierkit.types import Tier
 
 PARENTS = np.array([0, 0, 1, 1], np.int32)  # four fine classes, two superclasses

@@ -24,7 +24,7 @@ from scheduler.store.jobs import ImageFacts, JobStore, NewJob, new_job_id
 from scheduler.store.tables import properties
 from scheduler.work import Answer, AttemptReport
 from tierkit.errors import Conflict, NotFound, SetupError, Unavailable
-from tierkit.protocol import CoarseEvent
+from tierkit.events import CoarseEvent, written
 from tierkit.testing import wait_for
 from tierkit.types import Scheme, Tier
 
@@ -90,7 +90,7 @@ def answer(task: int, stage: str = "coarse") -> Answer:
     coarse = CoarseEvent(
         task_id=f"t-{task}", node_id="end-0", model="m", labels=(1,), confidences=(0.5,), queue_ms=0, compute_ms=1
     )
-    line = coarse.model_dump_json()
+    line = written(coarse).decode()
     return Answer(
         task=task,
         first_image=50 * task,

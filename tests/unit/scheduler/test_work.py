@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from scheduler.policy import JobPolicy
 from scheduler.progress import Progress
 from scheduler.sinks import DurableSink
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.errors import Unavailable
-from tierkit.protocol import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
+from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
 
 
@@ -128,8 +129,8 @@ EDGE = StageAnswer(
     round_trip_ms=1,
 )
 NO_CLOUD = StageLoss(tier=Tier.CLOUD, indices=(0,), reason="upstream_timeout", detail="slow", tried=("cloud-0",))
-NO_TIME = NO_CLOUD.model_copy(update={"reason": "deadline"})
-NO_EDGE = NO_CLOUD.model_copy(update={"tier": Tier.EDGE})
+NO_TIME = replace(NO_CLOUD, reason="deadline")
+NO_EDGE = replace(NO_CLOUD, tier=Tier.EDGE)
 
 
 def routed(*answers: StageAnswer, losses: tuple[StageLoss, ...] = ()) -> RoutedEvent:
@@ -146,7 +147,7 @@ def routed(*answers: StageAnswer, losses: tuple[StageLoss, ...] = ()) -> RoutedE
         (routed(EDGE, losses=(NO_TIME,)), Recovery.MONITOR, True, "fine"),
         (routed(losses=(NO_EDGE,)), Recovery.MONITOR, False, None),
         (routed(losses=(NO_EDGE,)), Recovery.NONE, True, "fallback"),
-        (routed(EDGE.model_copy(update={"tier": Tier.CLOUD}), losses=(NO_EDGE,)), Recovery.MONITOR, True, "fine"),
+        (routed(replace(EDGE, tier=Tier.CLOUD), losses=(NO_EDGE,)), Recovery.MONITOR, True, "fine"),
     ],
 )
 def test_images_that_went_up_one_by_one(event: RoutedEvent, recovery: Recovery, done: bool, kind: str | None):
