@@ -64,12 +64,14 @@ def test_a_point_at_which_nothing_became_slower_has_no_time() -> None:
 def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     """Fleets that were started, none of them real; the edge node becomes slower in the first one alone."""
 
+    began = datetime.now(UTC)
+
     class Client:
         async def submit(self, images: Any, **options: Any) -> None: ...
 
         async def wait(self, job: None, *, budget_s: float) -> Any:
             facts = {"state": "completed", "reason": "", "elapsed_s": 15.0, "fallback": 0, "fine_accuracy": 1.0}
-            return SimpleNamespace(started_at=datetime.now(UTC), by_node={}, **facts)
+            return SimpleNamespace(started_at=began, by_node={}, **facts)
 
     started: list[Run] = []
 
