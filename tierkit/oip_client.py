@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from urllib.parse import quote
 
 from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
@@ -98,8 +97,12 @@ class OipClient:
         except InvalidInput as exc:
             raise UpstreamError(f"{url} gave an answer that cannot be read: {exc}") from exc
         _check_answers(response, request, url)
-        return replace(
-            response,
+        return InferResponse(
+            response.model_name,
+            response.model_version,
+            response.outputs,
+            response.id,
+            response.parameters,
             timing=_timing(fields.get("Server-Timing", "")),
             request_bytes=sum(map(len, chunks)),
             headers=fields,
