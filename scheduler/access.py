@@ -24,7 +24,7 @@ class WhoAmI(BaseModel):
     expires: datetime | None
 
 
-def _caller(request: Request) -> Caller | None:
+async def _caller(request: Request) -> Caller | None:
     return caller_of(request.scope)
 
 
@@ -32,13 +32,13 @@ CallerOf = Annotated[Caller | None, Depends(_caller)]
 """Who has sent the request; None where everybody may."""
 
 
-def for_users(caller: CallerOf) -> None:
+async def for_users(caller: CallerOf) -> None:
     """A route for people and their programs. Raises Forbidden for others."""
     if caller is not None:
         caller.need("user")
 
 
-def for_nodes(caller: CallerOf) -> None:
+async def for_nodes(caller: CallerOf) -> None:
     """A route for nodes. Raises Forbidden for others."""
     if caller is not None:
         caller.need("node")
