@@ -82,7 +82,7 @@ class LinkTransport:
         if fate.fault is not None and not fate.in_answer:
             await _lose(fate.fault, question.timeouts.read)
         try:
-            answer = await self._inner.ask(replace(question, body=pieces))
+            answer = await self._inner.ask(question if pieces is body else replace(question, body=pieces))
         except httpx.TransportError:
             await self._clock.wait_until(self._clock.now() + fate.back_s)
             raise
@@ -145,7 +145,8 @@ class _Late(Answer):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
             due, piece = await self._due.get()
-            await self._clock.wait_until(due)
+            if due > self._clock.now():
+                await self._clock.wait_until(due)
             if isinstance(piece, Exception):
                 raise piece
             if self._fate.fault is not None and self._fate.in_answer:
@@ -157,8 +158,9 @@ class _Late(Answer):
             yield piece
 
     async def aclose(self) -> None:
-        self._taking.cancel()
-        await asyncio.gather(self._taking, return_exceptions=True)
+        if not self._taking.done():
+            self._taking.cancel()
+            await asyncio.gather(self._taking, return_exceptions=True)
         await self._give_back()
 
     async def _give_back(self) -> None:
@@ -166,7 +168,8 @@ class _Late(Answer):
         back is lost to its pool."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._answer.aclose(), name="emulated link, closing")
-        await asyncio.shield(self._closing)
+        if not self._closing.done():
+            await asyncio.shield(self._closing)
 
     async def _take(self) -> None:
         last: Exception | None = None
