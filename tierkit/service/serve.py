@@ -8,7 +8,6 @@ import gc
 import inspect
 import json
 import logging
-import math
 import os
 import secrets
 import signal
@@ -218,8 +217,7 @@ async def _drain(lifecycle: Lifecycle, server: _Server, http: asyncio.Task[None]
     except TimeoutError:
         log.warning("drain time is over; giving up work under way", extra={"in_flight": lifecycle.in_flight})
     # What is left are answers that are being read (downloads, event streams): they have the rest of the time.
-    server.config.timeout_graceful_shutdown = math.ceil(max(0.0, deadline - loop.time()))
-    server.stop()
+    server.stop(deadline)
     await http
 
 
@@ -229,6 +227,7 @@ class _Server(uvicorn.Server):
         self._settings = settings
         self._tls = tls
         self._stopped = asyncio.Event()
+        self._deadline: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, but for TLS, whose handshakes uvicorn neither counts nor hurries."""
@@ -247,7 +246,9 @@ class _Server(uvicorn.Server):
         ]
         self.started = True
 
-    def stop(self) -> None:
+    def stop(self, deadline: float | None = None) -> None:
+        """Stop; answers that are still being read may end until then (time of the event loop), or in their own time."""
+        self._deadline = self._deadline if deadline is None else deadline
         self.should_exit = True
         self._stopped.set()
 
@@ -268,7 +269,7 @@ class _Server(uvicorn.Server):
         # One that was accepted a moment ago is not among them yet.
         await asyncio.sleep(_LOOK_S)
         try:
-            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+            async with asyncio.timeout_at(self._deadline):
                 while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110  # uvicorn's sets
                     await asyncio.sleep(_LOOK_S)
                 for server in self.servers:

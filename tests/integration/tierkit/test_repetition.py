@@ -194,7 +194,7 @@ async def test_more_than_one_that_is_held_is_read_like_any_other(repetitions: li
 async def test_one_that_is_held_when_the_service_stops_is_refused(repetitions: list[Repetitions]) -> None:
     sample = Sample()
     async with AsyncExitStack() as clients:
-        async with serve_app(sample.app) as service:
+        async with serve_app(sample.app, ServiceSettings(drain_s=0.2)) as service:
             client = await clients.enter_async_context(wire_to(service))
             await held(service, client, repetitions)
         status, _ = await client.answer()

@@ -304,6 +304,15 @@ async def test_a_service_whose_connections_wait_for_nothing_stops_at_once() -> N
     assert min([await seconds_to_stop() for _ in range(5)]) < 0.08
 
 
+async def test_an_answer_that_is_still_being_read_has_the_drain_time_and_no_more() -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        async with serve_app(Sample().app, ServiceSettings(drain_s=0.2)) as service:
+            answer = await http.send(http.build_request("GET", f"{service.url}/endless"), stream=True)
+            told = time.monotonic()
+        assert 0.2 <= time.monotonic() - told < 1.0
+        await answer.aclose()
+
+
 async def test_an_endless_answer_can_end_itself_when_the_service_drains() -> None:
     def build(lifecycle: Lifecycle) -> Starlette:
         async def events(request: Request) -> Response:
