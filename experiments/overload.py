@@ -15,7 +15,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from experiments.bench.levels import Closed, Level, Load, Open, Plan, measure
 from experiments.bench.summary import OK, percentile
 from experiments.bench.targets import Target, oip_target
 from experiments.pages import fill
-from experiments.peers.processes import check_cores, cpu_s, on_core, running
+from experiments.peers.processes import check_cores, cpu_s, on_core, serving
 from experiments.record import RunRecord
 from models.manifest import load_manifest, weights_folder
 from tierkit.errors import InvalidInput, SetupError, TerraceError
@@ -42,7 +41,6 @@ __all__ = ["Case", "Outcome", "Targets", "as_markdown", "judge", "main", "newest
 BATCH = 50
 _CONCURRENCY = 8
 _START_S = 60.0
-_POLL_S = 0.02
 _WATCH_S = 0.25
 _REFUSED = "503"
 _EXPERIMENT = "overload"
@@ -130,17 +128,8 @@ class _Node:
 
 @contextlib.contextmanager
 def _node(model: str, weights: Path, core: int) -> Iterator[_Node]:
-    with tempfile.TemporaryDirectory(prefix="terrace-overload-") as folder:
-        ready = Path(folder, "ready.json")
-        command = [sys.executable, "-m", "edge_node", "--port", "0", "--models", model, "--weights", str(weights)]
-        flags = ["--ready-file", str(ready), "--log-level", "warning"]
-        with running([*command, *flags], {}, core=core) as server:
-            deadline = time.monotonic() + _START_S
-            while not ready.exists():
-                if not server.alive or time.monotonic() > deadline:
-                    raise SetupError(f"the node did not become ready: {server.log_tail()}")
-                time.sleep(_POLL_S)
-            yield _Node(json.loads(ready.read_text())["url"], server.process.pid)
+    with serving(["edge_node", "--models", model, "--weights", str(weights)], core=core) as (url, server):
+        yield _Node(url, server.process.pid)
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ _OTHERS = {
     "peers": ("python -m experiments.peers", _REPORTED),
     "duel": ("python -m experiments.peers", _REPORTED),
     "overload": ("python -m experiments.overload", _REPORTED),
+    "beats": ("python -m experiments.beats", f"{_IN_RESULTS}; docs/scheduling.md has such a figure"),
     "durability": ("python -m experiments.durability", f"{_IN_RESULTS}; docs/fault-tolerance.md has such a table"),
     "main-job": ("python -m experiments.main_job", f"{_IN_RESULTS}; docs/experiments.md has such a table"),
     "privacy-audit": ("terrace privacy audit", "which wrote its table beside it, as table.md"),

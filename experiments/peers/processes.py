@@ -7,10 +7,12 @@ environment, so a variable with an unguessable value tells which processes are w
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +20,13 @@ from pathlib import Path
 
 from tierkit.errors import SetupError
 
-__all__ = ["ServerProcesses", "check_cores", "cpu_s", "on_core", "running"]
+__all__ = ["ServerProcesses", "check_cores", "cpu_s", "on_core", "running", "serving"]
 
 _MARK = "TERRACE_PEER_MARK"
 _GRACE_S = 5.0
 _KILL_S = 10.0
 _POLL_S = 0.05
+_START_S = 60.0
 _LOG_LINES = 5
 
 
@@ -126,6 +129,28 @@ def running(command: Sequence[str], environment: Mapping[str, str], *, core: int
             yield server
         finally:
             server.stop()
+
+
+@contextlib.contextmanager
+def serving(command: Sequence[str], *, core: int) -> Iterator[tuple[str, ServerProcesses]]:
+    """One of our services on `core`, from when it is ready, and its URL.
+
+    Args:
+        command: module and flags; where it listens is chosen here.
+
+    Raises:
+        SetupError: it ends before, or takes too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="terrace-service-") as folder:
+        ready = Path(folder, "ready.json")
+        flags = ["--port", "0", "--ready-file", str(ready), "--log-level", "warning"]
+        with running([sys.executable, "-m", *command, *flags], {}, core=core) as server:
+            deadline = time.monotonic() + _START_S
+            while not ready.exists():
+                if not server.alive or time.monotonic() > deadline:
+                    raise SetupError(f"{command[0]} did not become ready: {server.log_tail()}")
+                time.sleep(_POLL_S)
+            yield json.loads(ready.read_text())["url"], server
 
 
 def cpu_s(pid: int) -> float:
