@@ -49,7 +49,7 @@ async def test_one_page_without_other_files(tmp_path: Path) -> None:
 
 def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
-    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-22T081216Z.json"]
+    kept = ["steady-2026-11-22T021744Z.json", "table2-2026-11-22T104036Z.json"]
     for name in kept:
         shutil.copyfile(RECORDS / name, tmp_path / name)
     (tmp_path / "package.json").write_text("{}")
@@ -57,7 +57,7 @@ def test_records_that_were_kept_stand_in_one_folder(tmp_path: Path) -> None:
     page, (warning,) = write_report(tmp_path, EXPERIMENTS)
     text = page.read_text()
     assert "(steady-2026-11-22T021744Z)</h2>" in text
-    assert "(table2-2026-11-22T081216Z)</h2>" in text
+    assert "(table2-2026-11-22T104036Z)</h2>" in text
     assert "table3-2030-01-01T010203Z.json is no whole record" in warning
     # Nothing is written but the page.
     assert len(list(tmp_path.iterdir())) == len(kept) + 3
@@ -140,7 +140,7 @@ def test_a_record_whose_profile_makes_figures_without_measure_is_damaged(tmp_pat
 
 async def test_a_record_with_an_impossible_figure_is_named_and_left_out(tmp_path: Path) -> None:
     await table3(tmp_path / "table3")
-    record = json.loads((RECORDS / "table2-2026-11-22T081216Z.json").read_text())
+    record = json.loads((RECORDS / "table2-2026-11-22T104036Z.json").read_text())
     record["points"][0]["stage_ms"][3] = -4.0
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / RECORD).write_text(json.dumps(record))
