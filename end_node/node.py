@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 
 _OUTPUT = "probabilities"
 
+_MOST_SAID = 2000
+"""Characters of what went wrong with upper nodes that are passed on."""
+
 _MAX_REMEMBERED = 256
 """Upper nodes whose failure is remembered: their names come from outside."""
 
@@ -283,12 +286,12 @@ class EndNode(InferenceNode):
                 reason = _reason(exc)
                 failures.append(f"{upstream.node_id}: {exc}")
                 if reason == "upstream_error":
-                    wrong.append(WrongAnswer(node_id=upstream.node_id, detail=str(exc)))
+                    wrong.append(WrongAnswer(node_id=upstream.node_id, detail=str(exc)[:_MOST_SAID]))
                 self._tell(upstream.node_id, reason, str(exc))
             else:
                 self._tell(upstream.node_id, None, "")
                 return replace(got, wrong=tuple(wrong)) if wrong else got
-        detail = "; ".join(failures) or "the budget was spent before an upper node could be asked"
+        detail = "; ".join(failures)[:_MOST_SAID] or "the budget was spent before an upper node could be asked"
         return _Failed(reason=reason, detail=detail, tried=tuple(tried), wrong=tuple(wrong))
 
     def _tell(self, upstream: str, reason: FallbackReason | None, why: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,11 +25,11 @@ import typer
 from experiments.bench.http import Connection, Origin, encode_http
 from experiments.peers.processes import ServerProcesses, check_cores, on_core, serving
 from experiments.record import RunRecord, spread
-from tierkit.errors import ServiceFailed
+from tierkit.errors import ServiceFailed, TerraceError
 from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Tier
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 _AT_A_TIME = 16
 _SPARE_CONNECTIONS = 64
@@ -86,7 +87,7 @@ async def _measure(url: str, server: ServerProcesses, nodes: int, seconds: float
     return sum(counts) / spent, 1000 * cpu / sum(counts)
 
 
-def main(
+def run(
     nodes: Annotated[
         list[int] | None, typer.Option(min=1, max=10_000, help="Nodes that beat; may be repeated. Default: 100, 1000.")
     ] = None,
@@ -133,5 +134,15 @@ def main(
     typer.echo(f"record: {record.write(out)}")
 
 
+def main() -> None:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(run)
+    try:
+        app()
+    except (TerraceError, OSError) as exc:
+        sys.stderr.write(f"experiments.beats: {exc}\n")
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    main()

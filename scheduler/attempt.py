@@ -47,6 +47,10 @@ __all__ = ["HttpWire", "Order", "Wire", "may_have_held"]
 
 _MAX_LINE_BYTES = 256 * 1024
 _MAX_REFUSAL_BYTES = 1000
+_MOST_SAID = 500
+"""Characters of what a device says that go into reasons, which are told for each image."""
+_NOT_ITS_OWN = ("no_upstream", "quarantined")
+"""Reasons of a fallback that the scheduler alone can give."""
 _NDJSON = "application/x-ndjson"
 
 
@@ -215,7 +219,7 @@ class _Expected:
             raise self._wrong(f"an answer for another task, {event.task_id!r}")
         match event:
             case ErrorEvent():
-                raise UpstreamError(f"{order.node_id}: {event.error}")
+                raise UpstreamError(f"{order.node_id}: {event.error[:_MOST_SAID]}")
             case CoarseEvent():
                 if self._has_coarse:
                     raise self._wrong("two coarse answers")
@@ -231,6 +235,8 @@ class _Expected:
                 self.complete = True
             case FallbackEvent() if not order.stages:
                 self._need_coarse()
+                if event.reason in _NOT_ITS_OWN:
+                    raise self._wrong(f"the reason {event.reason!r}, which no device can know")
                 self.complete = True
             case RoutedEvent() if order.stages:
                 self._need_coarse()
@@ -261,6 +267,9 @@ class _Expected:
         order, upstream = self._order, self._asked.get(answer.node_id)
         if upstream is None or upstream.tier is not answer.tier:
             raise self._wrong(f"a fine answer from {answer.tier} node {answer.node_id!r}, which was not asked")
+        form = "pixels" if upstream.encoding is None else upstream.encoding.name.rpartition(".")[2]
+        if answer.sent is not None and answer.sent.form != form:
+            raise self._wrong(f"what it had sent on as {answer.sent.form!r}, where {form!r} was asked for")
         self._check_labels(answer.labels, answer.confidences, order.fine_classes, images)
         self._check_labels(answer.coarse_labels, answer.coarse_confidences, order.coarse_classes, images)
 
@@ -271,4 +280,4 @@ class _Expected:
             raise self._wrong(f"the label {max(labels)} where there are {classes} classes")
 
     def _wrong(self, what: str) -> UpstreamError:
-        return UpstreamError(f"{self._order.node_id} sent {what}")
+        return UpstreamError(f"{self._order.node_id} sent {what[:_MOST_SAID]}")

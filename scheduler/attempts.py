@@ -448,9 +448,11 @@ class Attempts:
         """Tell the pilot what an answer says of the nodes' speed, and count what went on from node to node."""
         match event:
             case CoarseEvent():
+                # Whatever a node says, nothing of it took longer than the scheduler has waited.
+                most_s = now - attempt.started
                 timing = Timing(
-                    queue_s=event.queue_ms / 1000,
-                    compute_s=event.compute_ms / 1000,
+                    queue_s=min(event.queue_ms / 1000, most_s),
+                    compute_s=min(event.compute_ms / 1000, most_s),
                     batch_images=event.batch_images or attempt.task.images,
                 )
                 self._pilot.coarse(attempt, timing, now)
@@ -467,13 +469,14 @@ class Attempts:
     def _learn_upper(self, attempt: _Attempt, answer: FineEvent | StageAnswer, now: float) -> None:
         said = answer.timing
         upper = None
+        round_trip_s = min(answer.round_trip_ms / 1000, now - attempt.started)
         if said is not None:
             upper = Timing(
-                queue_s=said.queue_ms / 1000,
-                compute_s=said.compute_ms / 1000,
+                queue_s=min(said.queue_ms / 1000, round_trip_s),
+                compute_s=min(said.compute_ms / 1000, round_trip_s),
                 batch_images=said.batch_images,
             )
-        self._pilot.fine(attempt, answer.node_id, upper, answer.round_trip_ms / 1000, now)
+        self._pilot.fine(attempt, answer.node_id, upper, round_trip_s, now)
 
     async def _acknowledged(self, attempt: _Attempt) -> None:
         """The sending of a task with recovery `reassign`: nothing else of its job is sent meanwhile, and a device that

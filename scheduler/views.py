@@ -43,6 +43,10 @@ __all__ = [
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
 
+_MOST_SAID = 500
+"""Characters of what a node says of a task that went wrong; they are told for each of its images."""
+
+
 class CoarseAnswer(BaseModel):
     index: int
     label: str
@@ -318,9 +322,9 @@ class Renderer:
         coarse_event = coarse.event if coarse is not None and isinstance(coarse.event, CoarseEvent) else None
         fallback = error = None
         if final is not None and isinstance(final.event, FallbackEvent):
-            fallback = f"{final.event.reason}: {final.event.detail}"
+            fallback = f"{final.event.reason}: {final.event.detail[:_MOST_SAID]}"
         elif final is not None and isinstance(final.event, ErrorEvent):
-            error = final.event.error
+            error = final.event.error[:_MOST_SAID]
         elif known is None:
             error = unanswered
         elif final is None and self._expects_fine:

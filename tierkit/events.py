@@ -38,9 +38,15 @@ Name = Annotated[str, Meta(max_length=63)]
 """Of a node that the reader knows: it is compared, which is quicker than to look for a pattern."""
 Named = Annotated[str, Meta(pattern=NODE_ID_PATTERN)]
 """Of a node that the reader need not know."""
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(gt=0)]
-Duration = Annotated[float, Meta(ge=0.0)]
+# Bounds on all numbers and texts: sums and averages of what nodes say must be numbers as well, whatever they say.
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Meta(gt=0, le=2**31 - 1)]
+Bytes = Annotated[int, Meta(ge=0, le=2**50)]
+Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""Milliseconds; at most some eleven days."""
+Id = Annotated[str, Meta(max_length=128)]
+ModelName = Annotated[str, Meta(max_length=120)]
+Detail = Annotated[str, Meta(max_length=16 * 1024)]
 Confidence = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
@@ -63,9 +69,9 @@ FallbackReason = Literal[
 class CoarseEvent(_Event, tag="coarse", frozen=True, kw_only=True):
     """First line of an answer: one superclass per image."""
 
-    task_id: str
+    task_id: Id
     node_id: Name
-    model: str
+    model: ModelName
     labels: tuple[Count, ...]
     confidences: tuple[Confidence, ...]
     queue_ms: Duration
@@ -91,13 +97,13 @@ class Sent(_Message, frozen=True, kw_only=True):
 
     form: Annotated[str, Meta(max_length=32)]
     """`pixels`, or the kind of the encoder whose features went there."""
-    upload_bytes: Count
+    upload_bytes: Bytes
     """Body of the request to that node, as it went over the wire."""
     encode_ms: Duration = 0.0
     """Time of the head for these images."""
     encoded_by: Named | None = None
     """The node that ran the head; None for pixels."""
-    relay_bytes: Count = 0
+    relay_bytes: Bytes = 0
     """Body of the request to the node that encoded, where the end node sent pixels to it."""
 
 
@@ -105,17 +111,17 @@ class WrongAnswer(_Message, frozen=True, kw_only=True):
     """An upper node that was asked and answered with an error or with nonsense."""
 
     node_id: Named
-    detail: str
+    detail: Detail
 
 
 class FineEvent(_Event, tag="fine", frozen=True, kw_only=True):
     """The finer answer of an upper node: one class per image, and the superclass that its probabilities add up to."""
 
-    task_id: str
+    task_id: Id
     node_id: Name
     """The upper node that answered."""
     tier: Tier
-    model: str
+    model: ModelName
     labels: tuple[Count, ...]
     confidences: tuple[Confidence, ...]
     coarse_labels: tuple[Count, ...]
@@ -133,7 +139,7 @@ class StageAnswer(_Message, frozen=True, kw_only=True):
 
     tier: Tier
     node_id: Name
-    model: str
+    model: ModelName
     indices: Annotated[tuple[Count, ...], Meta(min_length=1)]
     """Positions in the task, rising."""
     labels: tuple[Count, ...]
@@ -152,7 +158,7 @@ class StageLoss(_Message, frozen=True, kw_only=True):
     tier: Tier
     indices: Annotated[tuple[Count, ...], Meta(min_length=1)]
     reason: FallbackReason
-    detail: str
+    detail: Detail
     tried: tuple[Named, ...]
     wrong: tuple[WrongAnswer, ...] = ()
     """Of those that were tried."""
@@ -165,7 +171,7 @@ class RoutedEvent(_Event, tag="routed", frozen=True, kw_only=True):
     their coarse answer: because it was sure, or (where a loss names them) because no node of the tier answered.
     """
 
-    task_id: str
+    task_id: Id
     answers: tuple[StageAnswer, ...]
     """By tier, rising."""
     losses: tuple[StageLoss, ...]
@@ -175,9 +181,9 @@ class RoutedEvent(_Event, tag="routed", frozen=True, kw_only=True):
 class FallbackEvent(_Event, tag="fallback", frozen=True, kw_only=True):
     """In place of the fine answer: the coarse one stands, and this is why."""
 
-    task_id: str
+    task_id: Id
     reason: FallbackReason
-    detail: str
+    detail: Detail
     tried: tuple[Named, ...]
     wrong: tuple[WrongAnswer, ...] = ()
     """Of those that were tried."""
@@ -186,8 +192,8 @@ class FallbackEvent(_Event, tag="fallback", frozen=True, kw_only=True):
 class ErrorEvent(_Event, tag="error", frozen=True, kw_only=True):
     """Last line when the end node itself failed after it had begun to answer."""
 
-    task_id: str
-    error: str
+    task_id: Id
+    error: Detail
 
 
 TaskEvent = CoarseEvent | FineEvent | RoutedEvent | FallbackEvent | ErrorEvent
@@ -205,7 +211,7 @@ def read_event(line: str) -> TaskEvent:
     """
     try:
         return _read_event(line)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise ValueError(str(exc)) from exc
 
 
@@ -217,7 +223,7 @@ def read_sent(text: str) -> Sent:
     """
     try:
         return _read_sent(text)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise ValueError(str(exc)) from exc
 
 

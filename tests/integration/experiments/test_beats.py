@@ -8,12 +8,12 @@ from pathlib import Path
 from typer import Typer
 from typer.testing import CliRunner
 
-from experiments.beats import main
+from experiments.beats import run
 
 
 def test_each_number_of_nodes_is_measured_and_recorded(tmp_path: Path) -> None:
     app = Typer()
-    app.command()(main)
+    app.command()(run)
     few = ["--nodes", "1", "--nodes", "20", "--seconds", "0.2", "--repeats", "1"]
     done = CliRunner().invoke(app, [*few, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output

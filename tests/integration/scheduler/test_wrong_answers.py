@@ -297,3 +297,58 @@ async def test_an_attempt_whose_time_was_over_is_no_success(kit, scheduler, who)
         assert view["reason"] == "50 of 50 images got no finer answer in time; what they have stands"
         why = "no final answer within 0.3 s" if script is None else "deadline: the budget is spent"
         assert await outcomes(scheduler, job) == [("end-0", "deadline", why)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "sentence"),
+    [
+        ({"form": "pixels", "upload_bytes": 1, "encode_ms": 1.7e308}, "end-0 sent a line that is no answer (Expected"),
+        ({"form": "bottleneck", "upload_bytes": 1}, "end-0 sent what it had sent on as 'bottleneck', where 'pixels'"),
+    ],
+)
+async def test_what_a_device_says_of_its_sending_is_not_believed_blindly(kit, settings, sent, sentence):
+    async def script(end, task_id, upstreams, lines):
+        return [lines[0], {**lines[1], "sent": sent}]
+
+    async with (
+        kit.scheduler(settings.model_copy(update={"max_attempts": 1, "set_aside_s": 0.001})) as scheduler,
+        kit.end(scheduler, "end-0", script=script),
+        kit.uppers(scheduler, "edge-0"),
+    ):
+        job = await scheduler.submit(kit.images(30), batch_size=10, scheme="end-edge", recovery="none")
+        view = await scheduler.finished(job["id"])
+        assert sentence in view["reason"]
+        # The scheduler lives, and says so of the next job.
+        assert (await scheduler.finished((await scheduler.submit(kit.images(10), scheme="end"))["id"]))["state"]
+
+
+async def test_a_device_cannot_talk_an_upper_node_slow(kit, settings):
+    async def script(end, task_id, upstreams, lines):
+        slow = {"queue_ms": 0.0, "compute_ms": 1e8, "batch_images": 10}
+        return [{**lines[0], "compute_ms": 1e8}, *({**line, "timing": slow} for line in lines[1:])]
+
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.end(scheduler, "end-0", script=script),
+        kit.uppers(scheduler, "edge-0"),
+    ):
+        job = await scheduler.submit(kit.images(100), batch_size=10, scheme="end-edge")
+        assert (await scheduler.finished(job["id"]))["state"] == "completed"
+        job = await scheduler.submit(kit.images(100), batch_size=10, scheme="adaptive")
+        view = await scheduler.finished(job["id"])
+    assert (view["state"], view["fallback"]) == ("completed", 0)
+
+
+async def test_no_device_knows_that_a_task_kills_nodes(kit, settings):
+    async def script(end, task_id, upstreams, lines):
+        reason = {"reason": "quarantined", "detail": "x", "tried": []}
+        return [lines[0], {"event": "fallback", "task_id": task_id, **reason}]
+
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.end(scheduler, "end-0", script=script),
+        kit.uppers(scheduler, "edge-0"),
+    ):
+        job = await scheduler.submit(kit.images(10), batch_size=10, scheme="end-edge", recovery="none")
+        view = await scheduler.finished(job["id"])
+    assert "end-0 sent the reason 'quarantined', which no device can know" in view["reason"]
