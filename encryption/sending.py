@@ -32,6 +32,7 @@ __all__ = [
     "TakesFeatures",
     "ThroughRelay",
     "destination",
+    "kind_of",
 ]
 
 PIXELS = "pixels"

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import httpx
 
+from encryption.sending import PIXELS, kind_of
 from scheduler.escalation import check_routed
 from scheduler.inputs import Pixels
 from tierkit.errors import Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
@@ -267,7 +268,7 @@ class _Expected:
         order, upstream = self._order, self._asked.get(answer.node_id)
         if upstream is None or upstream.tier is not answer.tier:
             raise self._wrong(f"a fine answer from {answer.tier} node {answer.node_id!r}, which was not asked")
-        form = "pixels" if upstream.encoding is None else upstream.encoding.name.rpartition(".")[2]
+        form = PIXELS if upstream.encoding is None else kind_of(upstream.encoding)
         if answer.sent is not None and answer.sent.form != form:
             raise self._wrong(f"what it had sent on as {answer.sent.form!r}, where {form!r} was asked for")
         self._check_labels(answer.labels, answer.confidences, order.fine_classes, images)

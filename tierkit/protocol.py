@@ -1,9 +1,9 @@
 """Messages between Terrace's own services, as they stand on the wire (JSON, UTF-8).
 
-Tensors travel in the Open Inference Protocol (`tierkit.oip`); everything else that services say to each other is here:
-registration and heartbeats (node to scheduler), the route of a task (scheduler to end node, in a header) and the
-lines of the answer stream (end node to scheduler, NDJSON). Unknown fields are refused, so that a misspelt field is an
-error at once and not a silent default.
+Tensors travel in the Open Inference Protocol (`tierkit.oip`), and answers to tasks as lines (`tierkit.events`);
+everything else that services say to each other is here: registration and heartbeats (node to scheduler), and the route
+of a task (scheduler to end node, in a header). Unknown fields are refused, so that a misspelt field is an error at once
+and not a silent default.
 """
 
 from __future__ import annotations
@@ -118,8 +118,6 @@ ModelName = Annotated[
 
 EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 """NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
-
-Confidence = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class _Message(BaseModel):
