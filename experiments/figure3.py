@@ -30,7 +30,7 @@ from typing import Any
 
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, averaged, bound, error_bars, formula, measured
-from experiments.profile import Profile
+from experiments.profile import Profile, recorded_profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Encoding, check_fleet, task_s
 from scheduler.bound import NodeCounts, bound_of_scheme, least_bound
@@ -322,7 +322,7 @@ def _rows(record: Record) -> list[dict[str, Any]]:
         cells.setdefault(key, []).append(point)
     order = [(series.scheme, series.by_formula) for series in SERIES]
     ranked = sorted(cells, key=lambda key: (key[2], order.index((Scheme(key[0]), key[1])), key[3]))
-    profile = Profile.model_validate({k: v for k, v in record["config"]["profile"].items() if k != "name"})
+    profile = recorded_profile(record["config"]["profile"])
     return [_row(key, cells[key], profile, record["config"]["tasks"]) for key in ranked]
 
 

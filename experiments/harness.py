@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from experiments.plots import Figures, counted
 from experiments.profile import Profile
-from experiments.record import LARGEST, RunRecord, origin, outside, read_record
+from experiments.record import LARGEST, SEED, RunRecord, origin, outside, read_record
 from experiments.testbed import (
     BATCH,
     Encoding,
@@ -87,7 +87,12 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.headings, ["---"] * len(self.headings), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        return "\n".join(f"| {' | '.join(_cell(text) for text in line)} |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text that ends neither its cell nor its line of a Markdown table."""
+    return " ".join(text.replace("|", "\\|").splitlines())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,8 +384,8 @@ def present(experiment: Experiment, path: Path) -> Outcome:
         SetupError: the record cannot be read, or is damaged.
     """
     record = read_record(path)
-    if not isinstance(record["results"].get("rows"), list):
-        raise SetupError(f"the record {path} is damaged: results.rows is no list")
+    if fault := _lacking(record):
+        raise SetupError(f"the record {path} is damaged: {fault}")
     figures, warnings = None, []
     try:
         if record["config"].get("tasks", 0) > MOST_TASKS:  # bounds are computed task by task
@@ -395,10 +400,27 @@ def present(experiment: Experiment, path: Path) -> Outcome:
         warnings.append(f"no plots: {exc}")
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
         raise SetupError(
-            f"the record {path} is damaged: its config and points are not those of {experiment.name} "
-            f"({type(exc).__name__}: {exc})"
+            f"the record {path} is damaged: its config and points are not those of {experiment.name} ({_reason(exc)})"
         ) from exc
     return Outcome(folder=path.parent, record=record, table=table, source=source, figures=figures, warnings=warnings)
+
+
+def _lacking(record: Record) -> str:
+    """What a record of an experiment has beside what all records have, if this one lacks it; else ""."""
+    if not isinstance(record["results"].get("rows"), list):
+        return "results.rows is no list"
+    if record["seed"] is None:
+        return f"seed is null, expected is {SEED}"
+    if record["state"] == "complete" and not record["points"]:
+        return "points is empty: a complete run has what was measured there"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    """Why figures cannot be made of a record, without the words of Python where there are others."""
+    if isinstance(error, KeyError):
+        return f"they have no {error}"
+    return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
 
 
 def extent(experiment: Experiment, record: Record) -> str:

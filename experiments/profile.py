@@ -19,11 +19,20 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    ValidationError,
+    field_validator,
+)
 
-from tierkit.documents import read_document
+from tierkit.documents import faults, read_document
 from tierkit.errors import InvalidInput
 from tierkit.links import LinkSpec
 from tierkit.types import Tier
@@ -37,6 +46,7 @@ __all__ = [
     "address_of",
     "profile_names",
     "read_profile",
+    "recorded_profile",
     "write_links",
 ]
 
@@ -142,6 +152,18 @@ def read_profile(name: str) -> Profile:
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
         raise InvalidInput(f"there is no profile {name!r}; {hint} (a file of your own ends in .toml)")
     return read_document(_FOLDER / f"{name}.toml", Profile, what="profile")
+
+
+def recorded_profile(value: Mapping[str, Any]) -> Profile:
+    """The profile that a record holds, without the name by which it was called.
+
+    Raises:
+        ValueError: it is none, with a sentence that says why.
+    """
+    try:
+        return Profile.model_validate({name: part for name, part in value.items() if name != "name"})
+    except ValidationError as exc:
+        raise ValueError(f"config.profile: {faults(exc, Profile)}") from exc
 
 
 def address_of(tier: Tier, number: int) -> str:

@@ -13,9 +13,10 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tierkit.errors import InvalidInput, SetupError
 
 __all__ = [
     "LARGEST",
+    "LARGEST_SEED",
+    "SEED",
     "RunRecord",
     "Spread",
     "host_facts",
@@ -158,20 +161,71 @@ class RunRecord:
 LARGEST = 1e12
 """Of all figures, in any unit of ours: a terabyte, or 30 years in milliseconds."""
 
-_SHAPE: Mapping[str, tuple[type, str]] = {
-    "experiment": (str, "text"),
-    "config": (dict, "table"),
-    "results": (dict, "table"),
-    "points": (list, "list"),
-    "state": (str, "text"),
-    "notes": (list, "list"),
-    "command": (list, "list"),
-    "host": (dict, "table"),
-    "measured_at": (str, "text"),
-}
-"""What is read of a record."""
-
 _STATES = ("complete", "interrupted", "invalid")
+
+
+LARGEST_SEED = 2**63 - 1
+SEED = f"a whole number from 0 to {LARGEST_SEED}"
+"""What a seed is."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, kind) for part in value)
+
+
+def _is_seed(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_SEED
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return datetime.fromisoformat(value).utcoffset() == timedelta()
+    except (TypeError, ValueError):
+        return False
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "experiment": (_is_text, "text"),
+    "config": (_is_table, "a table"),
+    "samples": (_is_table, "a table"),
+    "results": (_is_table, "a table"),
+    "points": (partial(_is_list_of, dict), "a list of tables"),
+    "state": (lambda value: value in _STATES, f"one of {', '.join(_STATES)}"),
+    "notes": (partial(_is_list_of, str), "a list of texts"),
+    "seed": (lambda value: value is None or _is_seed(value), f"{SEED}, or null where nothing is drawn"),
+    "command": (lambda value: bool(value) and _is_list_of(str, value), "a list of texts, the first one the command"),
+    "commit": (lambda value: value is None or _is_text(value), "text, or null outside of a checkout"),
+    "host": (_is_table, "a table"),
+    "measured_at": (_is_time, "a time such as 2026-11-22T10:40:36+00:00"),
+}
+"""What a record has, whichever command made it: how it is recognised, and in words."""
+
+_HOST: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "cpu": (_is_text, "text"),
+    "cores": (lambda value: value is None or isinstance(value, int), "a whole number, or null"),
+    "python": (_is_text, "a version"),
+    "terrace": (lambda value: value is None or _is_text(value), "a version, or null"),
+}
+"""What `host` has at least: the machine, and whose versions. What else it has was added as time went on."""
+
+_HOST_SINCE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "priority": (_is_text, "text"),
+    "load_average": (lambda value: _is_text(value) and len(value.split()) == 3, "three numbers in a text"),
+}
+
+_MOST_BYTES = 2**29
+"""Of a file: twice the longest run of `chaos`. What is larger is no record, and would fill the memory."""
+
+_MOST_SHOWN = 40
+"""Characters of a wrong value that a sentence repeats."""
 
 
 def record_stem(record: Mapping[str, Any]) -> str:
@@ -186,47 +240,87 @@ def read_record(path: Path) -> dict[str, Any]:
         SetupError: the file cannot be read, is cut off, is no record, or says what no record can say.
     """
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise SetupError(f"{path} is no record: it has more than {_MOST_BYTES // 2**20} MiB")
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise SetupError(f"cannot read the record {path}: {exc.strerror}") from exc
     except (ValueError, RecursionError) as exc:
         raise SetupError(f"{path} is no whole record: {exc}") from exc
-    missing = _SHAPE.keys() - set(fields if isinstance(fields, dict) else ())
-    if missing:
-        raise SetupError(f"{path} is no record of an experiment: it has no {', '.join(sorted(missing))}")
-    for name, (shape, what) in _SHAPE.items():
-        if not isinstance(fields[name], shape):
-            raise SetupError(f"the record {path} is damaged: {name} is no {what}")
-    if not all(isinstance(note, str) for note in fields["notes"]):
-        raise SetupError(f"the record {path} is damaged: a note is no text")
-    if fields["state"] not in _STATES:
-        raise SetupError(
-            f"the record {path} is damaged: its state is {fields['state']!r}, none of {', '.join(_STATES)}"
-        )
+    if not isinstance(fields, dict):
+        raise SetupError(f"{path} is no record of an experiment: it is no table of fields")
+    if missing := _FIELDS.keys() - fields.keys():
+        raise SetupError(f"{path} is no whole record of an experiment: it has no {', '.join(sorted(missing))}")
+    try:
+        fault = _fault(fields)
+    except RecursionError as exc:
+        raise SetupError(f"{path} is no whole record: {exc}") from exc
+    if fault:
+        raise SetupError(f"the record {path} is damaged: {fault}")
+    return {str(name): value for name, value in fields.items()}
+
+
+def _fault(fields: Mapping[str, Any]) -> str:
+    """What is wrong with the fields of a record, all of which there are; "" for nothing."""
+    if fault := _unexpected("", fields, _FIELDS):
+        return fault
+    host = fields["host"]
+    if missing := _HOST.keys() - host.keys():
+        return f"host has no {', '.join(sorted(missing))}"
+    since = {name: expected for name, expected in _HOST_SINCE.items() if name in host}
+    if fault := _unexpected("host.", host, {**_HOST, **since}):
+        return fault
+    figures = {name: fields[name] for name in ("config", "samples", "points", "results")}
+    for place, key, value in _leaves(figures):
+        if key == "seed" and value is not None and not _is_seed(value):
+            return f"{place} is {_shown(value)}, expected is {SEED}"
     finite = sys.float_info.max
-    if place := outside({name: fields[name] for name in ("config", "points", "results")}, -finite, finite):
-        raise SetupError(f"the record {path} is damaged: {place} is no finite number")
+    if place := outside(figures, -finite, finite):
+        return f"{place} is no finite number"
     # What a profile says may be as large as its author likes: what comes of it is looked at.
     chosen = {name: value for name, value in fields["config"].items() if not name.endswith("profile")}
     if place := outside({"config": chosen, "points": fields["points"]}, 0, LARGEST):
-        raise SetupError(f"the record {path} is damaged: {place} is not from 0 to {LARGEST:g}, as all that is measured")
-    return {str(name): value for name, value in fields.items()}
+        return f"{place} is not from 0 to {LARGEST:g}, as all that is measured"
+    return ""
+
+
+def _unexpected(
+    prefix: str, table: Mapping[str, Any], expected: Mapping[str, tuple[Callable[[Any], bool], str]]
+) -> str:
+    """The first value of a table that is not what is expected, in a sentence; "" where all are."""
+    for name, (fits, words) in expected.items():
+        if not fits(table[name]):
+            return f"{prefix}{name} is {_shown(table[name])}, expected is {words}"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    """A value of a record in a sentence: as JSON, and its beginning where it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def outside(value: Any, least: float, most: float) -> str:
     """Where in tables and lists the first number stands that is not from `least` to `most`, as `points.3.seconds`;
     else "". Seeds are no figures, and not looked at."""
-    parts: Iterable[tuple[Any, Any]] = ()
+    for place, key, leaf in _leaves(value):
+        if isinstance(leaf, float | int) and key != "seed" and not least <= leaf <= most:
+            return place
+    return ""
+
+
+def _leaves(value: Any, place: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
+    """All that stands in tables and lists and is neither: where, as `points.3.seconds`, under which name, and it."""
+    parts: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, list):
         parts = enumerate(value)
-    for key, part in parts:
-        if isinstance(part, float | int) and key != "seed" and not least <= part <= most:
-            return str(key)
-        if place := outside(part, least, most):
-            return f"{key}.{place}"
-    return ""
+    else:
+        yield place, key, value
+        return
+    for name, part in parts:
+        yield from _leaves(part, f"{place}.{name}" if place else str(name), str(name))
 
 
 def origin(record: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from experiments.figure3 import times_of
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, counted, error_bars, measured
-from experiments.profile import Profile
+from experiments.profile import Profile, recorded_profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Network, check_fleet
 from scheduler.bound import NodeCounts, bound_with_slow_edge, least_bound
@@ -117,7 +117,7 @@ async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: fl
 def _rows(record: Record) -> list[dict[str, Any]]:
     points = record["points"]
     cells = dict.fromkeys((point["ends"], point["part"]) for point in points)
-    profile = Profile.model_validate({k: v for k, v in record["config"]["profile"].items() if k != "name"})
+    profile = recorded_profile(record["config"]["profile"])
     return [
         _row([p for p in points if (p["ends"], p["part"]) == cell], profile, record["config"]) for cell in sorted(cells)
     ]

@@ -26,7 +26,7 @@ from experiments import figure3
 from experiments.figure3 import Series, busy_window, times_of
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, measured
-from experiments.profile import Profile
+from experiments.profile import Profile, recorded_profile
 from experiments.record import read_record
 from experiments.scale.world import BATCH, Case
 from experiments.testbed import check_fleet, task_s
@@ -136,7 +136,7 @@ async def _measure(
         record = read_record(against)
         try:
             _check_comparable(record)
-            profile = Profile.model_validate({k: v for k, v in record["config"]["profile"].items() if k != "name"})
+            profile = recorded_profile(record["config"]["profile"])
             run.config |= {
                 "compared_tasks": record["config"]["tasks"],
                 "compared_profile": profile.model_dump(mode="json"),

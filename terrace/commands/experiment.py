@@ -19,6 +19,7 @@ from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
 from experiments.harness import MOST_TASKS, Experiment, Outcome, Request, execute, extent, new_folder
 from experiments.profile import MAX_NODES, read_profile
+from experiments.record import LARGEST_SEED
 from experiments.report import write_report
 from experiments.scale import experiment as scale
 from experiments.table1 import TABLE1, TABLE3
@@ -82,7 +83,7 @@ Out = Annotated[
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A short run, to see that it works: the smaller defaults.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of all that is drawn by chance.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of all that is drawn by chance.")]
 Tasks = Annotated[
     int | None, typer.Option(min=8, max=MOST_TASKS, help="Tasks of 50 images. Default: 200; 40 with --quick.")
 ]

@@ -38,6 +38,8 @@ __all__ = ["LinkSpec", "LinkTo", "Links", "read_links"]
 _NAME = re.compile(r"(?![\d.]+$)[A-Za-z0-9._-]+")
 """Of a host; numbers and dots alone are an address."""
 
+_HOST = "address, network (10.0.9.0/24) or host name"
+
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -77,16 +79,14 @@ class LinkTo(LinkSpec):
 
     @field_validator("to", mode="before")
     @classmethod
-    def _single(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
-
-    @field_validator("to")
-    @classmethod
-    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            if _network(text) is None and not _NAME.fullmatch(text):
-                raise ValueError(f"{text!r} is no address, network (10.0.9.0/24) or host name")
-        return value
+    def _hosts(cls, value: Any) -> Any:
+        if not isinstance(value, str | list | tuple):
+            raise ValueError(f"expected is an {_HOST}, or a list of them")
+        hosts = [value] if isinstance(value, str) else value
+        for host in hosts:
+            if not isinstance(host, str) or (_network(host) is None and not _NAME.fullmatch(host)):
+                raise ValueError(f"{host!r} is no {_HOST}")
+        return hosts
 
     @cached_property
     def _networks(self) -> tuple[IPv4Network | IPv6Network, ...]:

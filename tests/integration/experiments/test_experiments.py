@@ -187,10 +187,13 @@ def test_scale(tmp_path: Path) -> None:
         "state": "complete",
         "config": {"tasks": 40, "profile": {"name": "paper", **read_profile("paper").model_dump(mode="json")}},
         "points": [{**key, "seconds": 4.0}],
-        "host": {"cores": 1},
+        "host": {"cpu": "a processor", "cores": 1, "python": "3.11.7", "terrace": "0.1.0"},
         "results": {},
+        "samples": {},
+        "seed": 0,
         "notes": [],
-        "command": [],
+        "command": ["terrace"],
+        "commit": None,
         "measured_at": "2030-01-01T00:00:00+00:00",
     }
     (tmp_path / "figure3.json").write_text(json.dumps(record))

@@ -338,8 +338,11 @@ def test_a_folder_that_exists_is_kept_and_the_run_stands_beside_it(tmp_path: Pat
     [
         ('{"experiment": "two", "con', "is no whole record"),
         pytest.param("[" * 100_000, "is no whole record", id="brackets"),
-        ("[]", "is no record of an experiment: it has no command, config, experiment, host, measured_at"),
-        (json.dumps({"experiment": "x", "config": {}, "state": "complete"}), "measured_at, notes, points, results"),
+        ("[]", "is no record of an experiment: it is no table of fields"),
+        (
+            json.dumps({"experiment": "x", "config": {}, "state": "complete"}),
+            "it has no command, commit, host, measured_at, notes, points, results",
+        ),
     ],
 )
 def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:

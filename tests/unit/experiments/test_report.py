@@ -19,6 +19,9 @@ from tierkit.errors import InvalidInput, SetupError
 REQUEST = Request(profile_name="native", profile=read_profile("native"))
 
 
+HOST = {"cpu": "a processor", "cores": 2, "python": "3.11.7", "terrace": "0.1.0"}
+
+
 async def table3(folder: Path) -> Path:
     return (await execute(EXPERIMENTS["table3"], REQUEST, folder, lambda *words: None)).folder
 
@@ -100,14 +103,30 @@ def test_records_of_other_commands_are_told_of_with_where_their_tables_are(tmp_p
     assert len(told) == 5
 
 
+WHOLE_SEED = "expected is a whole number from 0 to 9223372036854775807"
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"results": {"rows": 7}}, "results.rows is no list"),
-        ({"results": 7}, "results is no table"),
-        ({"points": {}}, "points is no list"),
-        ({"notes": [{"a": 1}]}, "a note is no text"),
-        ({"state": "splendid"}, "its state is 'splendid', none of complete, interrupted, invalid"),
+        ({"results": 7}, "results is 7, expected is a table"),
+        ({"samples": [1]}, "samples is [1], expected is a table"),
+        ({"points": {}}, "points is {}, expected is a list of tables"),
+        ({"points": [1, 2]}, "points is [1, 2], expected is a list of tables"),
+        ({"points": []}, "points is empty: a complete run has what was measured there"),
+        ({"notes": [{"a": 1}]}, 'notes is [{"a": 1}], expected is a list of texts'),
+        ({"state": "splendid"}, 'state is "splendid", expected is one of complete, interrupted, invalid'),
+        ({"seed": math.nan}, f"seed is NaN, {WHOLE_SEED}, or null where nothing is drawn"),
+        ({"seed": "x" * 99}, f'seed is "{"x" * 39}..., {WHOLE_SEED}'),
+        ({"seed": 1.5}, f"seed is 1.5, {WHOLE_SEED}"),
+        ({"seed": True}, f"seed is true, {WHOLE_SEED}"),
+        ({"seed": -1}, f"seed is -1, {WHOLE_SEED}"),
+        ({"seed": None}, f"seed is null, {WHOLE_SEED}"),
+        ({"config": {"profile": {"seed": math.nan}}}, f"config.profile.seed is NaN, {WHOLE_SEED}"),
+        ({"commit": 5}, "commit is 5, expected is text, or null outside of a checkout"),
+        ({"command": []}, "command is [], expected is a list of texts, the first one the command"),
+        ({"command": [1]}, "command is [1], expected is a list of texts"),
         ({"points": [{"network": "x", "shape": [1, math.nan]}]}, "points.0.shape.1 is no finite number"),
         ({"config": {"factor": math.inf}}, "config.factor is no finite number"),
         ({"points": [{"network": "x", "shape": [1, -0.5]}]}, "points.0.shape.1 is not from 0 to 1e+12, as all that is"),
@@ -115,9 +134,15 @@ def test_records_of_other_commands_are_told_of_with_where_their_tables_are(tmp_p
         ({"points": [{"seconds": 10**400}]}, "points.0.seconds is no finite number"),
         ({"config": {"tasks": 10**9}}, "config.tasks is more than the 10,000 that a run can have"),
         ({"config": {"task_s": -1}}, "config.task_s is not from 0 to 1e+12"),
-        ({"points": [{"network": "x"}]}, "its config and points are not those of table3 (KeyError: "),
-        ({"host": {}}, "KeyError: 'cores'"),
-        ({"measured_at": "yesterday"}, "ValueError"),
+        ({"config": {}}, "its config and points are not those of table3 (they have no 'quick')"),
+        ({"points": [{"network": "x"}]}, "its config and points are not those of table3 (they have no '"),
+        ({"host": {"cores": 2, "cpu": "x"}}, "host has no python, terrace"),
+        ({"host": {**HOST, "cores": "two"}}, 'host.cores is "two", expected is a whole number, or null'),
+        ({"host": {**HOST, "load_average": ""}}, 'host.load_average is "", expected is three numbers in a text'),
+        (
+            {"measured_at": "yesterday"},
+            'measured_at is "yesterday", expected is a time such as 2026-11-22T10:40:36+00:00',
+        ),
     ],
     ids=str,
 )
@@ -128,6 +153,45 @@ async def test_what_is_damaged_in_a_record_is_named(tmp_path: Path, change: dict
         write_report(tmp_path, EXPERIMENTS)
     assert f"the record {record} is damaged: " in str(caught.value)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["config", "seed", "commit", "host", "points", "samples"])
+async def test_a_record_that_lacks_what_makes_it_one_is_named_and_left_out(tmp_path: Path, field: str) -> None:
+    await table3(tmp_path / "table3")
+    record = await table3(tmp_path / "less") / RECORD
+    record.write_text(
+        json.dumps({name: value for name, value in json.loads(record.read_text()).items() if name != field})
+    )
+    page, (warning,) = write_report(tmp_path, EXPERIMENTS)
+    assert warning == f"{record} is no whole record of an experiment: it has no {field}"
+    assert '<h2 id="run-1">table3: ' in page.read_text()
+    assert 'id="run-2"' not in page.read_text()
+
+
+async def test_what_a_later_version_adds_to_a_record_is_passed_over(tmp_path: Path) -> None:
+    record = await table3(tmp_path / "table3") / RECORD
+    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 9, "weather": {"rain": None}}))
+    assert write_report(tmp_path, EXPERIMENTS)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"seed": -1}, "config.profile.seed is -1, expected is a whole"),
+        ({"nodes": {"end": 1}}, "nodes.edge is missing"),
+    ],
+)
+def test_a_profile_in_a_record_that_is_none_is_told_of_in_plain_words(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    record = json.loads((RECORDS / "figure3-2026-11-22T042558Z.json").read_text())
+    record["config"]["profile"] |= change
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    with pytest.raises(SetupError) as caught:
+        write_report(tmp_path, EXPERIMENTS)
+    assert sentence in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_record_whose_profile_makes_figures_without_measure_is_damaged(tmp_path: Path) -> None:

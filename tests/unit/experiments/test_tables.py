@@ -20,13 +20,22 @@ def table3(at: str, parameters: int = 432, **changes: Any) -> dict[str, Any]:
     return {
         "experiment": "table3",
         "results": {"rows": []},
+        "samples": {},
+        "seed": 0,
         "config": {"quick": False, "tasks": 200, "ends": [parameters], "runs": parameters},
         "points": [point],
         "state": "complete",
         "notes": [],
         "command": ["__main__.py", "experiment", "table3", "--out", "runs/mine", "--json"],
         "commit": "0123456789abcdef+changes",
-        "host": {"cores": 2, "cpu": "a processor", "load_average": "0.50 0.40 0.30", "priority": "nice 0"},
+        "host": {
+            "cores": 2,
+            "cpu": "a processor",
+            "python": "3.11.7",
+            "terrace": "0.1.0",
+            "load_average": "0.50 0.40 0.30",
+            "priority": "nice 0",
+        },
         "measured_at": f"2030-01-{at}T01:02:03+00:00",
         **changes,
     }

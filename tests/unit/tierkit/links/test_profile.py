@@ -53,7 +53,16 @@ def test_a_single_place_needs_no_list(tmp_path: Path) -> None:
         ("link = []", "link has too few entries: 0, at least 1"),
         ("[[link]]\nname='a'\nto=['x', '127.0.0.300/40']", ": to of link 'a': '127.0.0.300/40' is no address, network"),
         ("[[link]]\nname='a'\nto=''", "to of link 'a' is '': '' is no address, network"),
-        ("[[link]]\nname='a'\nto=7", "to of link 'a' is 7: input should be a list"),
+        (
+            "[[link]]\nname='a'\nto=7",
+            "to of link 'a' is 7: expected is an address, network (10.0.9.0/24) or host name, or",
+        ),
+        ("[[link]]\nname='a'\nto=true", "to of link 'a' is True: expected is an address"),
+        (
+            "[[link]]\nname='a'\nto={a = 1}",
+            "to of link 'a': expected is an address, network (10.0.9.0/24) or host name, or",
+        ),
+        ("[[link]]\nname='a'\nto=['x', 7]", "to of link 'a': 7 is no address, network (10.0.9.0/24) or host name"),
         ("[[link]]\nname='a'\nto=['127.0.0.300']", "'127.0.0.300' is no address, network"),
         ("[[link]]\nname='a'\nto=['http://node-1:8000']", "'http://node-1:8000' is no address, network"),
         ("[[link]]\nname='a'\nto=['x']\n[[link]]\nname='a'\nto=['y']", "several links are called a"),
