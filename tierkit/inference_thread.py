@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
+import queue
 import threading
 import time
+from operator import itemgetter
 from typing import Protocol
 
 __all__ = ["InferenceThread", "Runner"]
 
 
 class Runner(Protocol):
-    """What has batches to run; its queue is guarded by the thread's `changed`."""
+    """What has batches to run; its queue is guarded by the thread's `lock`."""
 
     @property
     def backlog_s(self) -> float:
@@ -42,8 +45,11 @@ class InferenceThread:
     def __init__(self, *, shares_core: bool | None = None) -> None:
         self.shares_core = _usable_cores() == 1 if shares_core is None else shares_core
         """Then nothing is gained by computing in it, and each change from one to the other costs time."""
-        self.changed = threading.Condition()
-        """Guards the queues of all its runners; notified when one has something new."""
+        self.lock = threading.Lock()
+        """Guards the queues of all its runners."""
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Holds something when there is reason to look at the runners again. Not a condition: that one is written in
+        Python, and takes twice as long to wake the thread."""
         self._runners: list[Runner] = []
         self._at_work = False
         self._lent = False
@@ -62,22 +68,27 @@ class InferenceThread:
         loop goes on."""
         return not self._at_work and all(math.isinf(runner.due()) for runner in self._runners)
 
+    def wake(self) -> None:
+        """A runner has something new. To be called when it can be seen; a second call for the same costs nothing."""
+        if self._news.empty():
+            self._news.put(None)
+
     def lend(self) -> bool:
         """Let the event loop compute a batch, until `give_back`. False, and it may not, while one is being computed."""
-        with self.changed:
+        with self.lock:
             self._lent = not self._at_work
             return self._lent
 
     def give_back(self) -> None:
-        with self.changed:
+        with self.lock:
             self._lent = False
             if self._kept_waiting:
                 self._kept_waiting = False
-                self.changed.notify()
+                self.wake()
 
     def attach(self, runner: Runner) -> None:
         """Serve this runner from now on. Call on the event loop."""
-        with self.changed:
+        with self.lock:
             self._runners.append(runner)
         if self._ended is None:
             loop = asyncio.get_running_loop()
@@ -87,9 +98,9 @@ class InferenceThread:
 
     async def detach(self, runner: Runner) -> None:
         """Serve this runner no longer. With the last runner, returns when the thread has ended."""
-        with self.changed:
+        with self.lock:
             self._runners.remove(runner)
-            self.changed.notify()
+            self.wake()
             last = not self._runners
         if last and self._ended is not None and self._thread is not None:
             await self._ended
@@ -103,20 +114,24 @@ class InferenceThread:
 
     def _next(self) -> Runner | None:
         """Wait for a runner whose batch is due; None when there are no runners left."""
-        with self.changed:
-            self._at_work = False
-            while self._runners:
-                if self._lent:
-                    self._kept_waiting = True
-                    self.changed.wait()
-                    continue
-                due, runner = min(((runner.due(), runner) for runner in self._runners), key=lambda pair: pair[0])
-                wait_s = due - time.perf_counter()
-                if wait_s <= 0:
-                    self._at_work = True
-                    return runner
-                self.changed.wait(None if math.isinf(wait_s) else wait_s)
-            return None
+        while True:
+            with self.lock:
+                self._at_work = False
+                if not self._runners:
+                    return None
+                wait_s = math.inf
+                self._kept_waiting = self._lent
+                if not self._lent:
+                    due, runner = min(((runner.due(), runner) for runner in self._runners), key=itemgetter(0))
+                    wait_s = due - time.perf_counter()
+                    if wait_s <= 0:
+                        self._at_work = True
+                        return runner
+            if math.isinf(wait_s):
+                self._news.get()
+            else:
+                with contextlib.suppress(queue.Empty):
+                    self._news.get(timeout=wait_s)
 
 
 def _usable_cores() -> int:

@@ -197,7 +197,7 @@ class ModelRunner:
     ) -> None:
         """Refuse new requests and those that still wait; the batch under way is finished and answered."""
         self._open = False
-        with self._thread.changed:
+        with self._thread.lock:
             left = list(self._queue)
             self._queue.clear()
             self._queued_images = 0
@@ -322,13 +322,13 @@ class ModelRunner:
             own=own,
             settle=settle,
         )
-        with self._thread.changed:
+        with self._thread.lock:
             self._queue.insert(self._place(now) if urgent else len(self._queue), job)
             self._queued_images += images
-            if not self._runs_on_loop:
-                self._thread.changed.notify()
         if self._runs_on_loop:
             self._run_soon()
+        else:
+            self._thread.wake()
         return job
 
     def _place(self, now: float) -> int:
@@ -358,8 +358,7 @@ class ModelRunner:
         if not self._queue:
             return
         if not self._is_short(self._queue[0].images) or not self._thread.lend():
-            with self._thread.changed:
-                self._thread.changed.notify()
+            self._thread.wake()
             return
         outcomes: list[Callable[[], None]] = []
         started = time.perf_counter()
@@ -512,7 +511,7 @@ class ModelRunner:
             )
         backlog_s = self._thread.backlog_s()
         if urgent:
-            with self._thread.changed:
+            with self._thread.lock:
                 overtaken = sum(job.images for job in list(self._queue)[self._place(time.perf_counter()) :])
             backlog_s = max(0.0, backlog_s - overtaken * self._s_per_image)
         if backlog_s and backlog_s + images * self._s_per_image > budget_s:
@@ -523,7 +522,7 @@ class ModelRunner:
 
     def _forget(self, job: _Job) -> None:
         job.settle = None
-        with self._thread.changed:
+        with self._thread.lock:
             if job in self._queue:
                 self._queue.remove(job)
                 self._queued_images -= job.images
@@ -580,7 +579,7 @@ class ModelRunner:
         expired: list[_Job] = []
         images = 0
         now = time.perf_counter()
-        with self._thread.changed:
+        with self._thread.lock:
             while self._queue and (not jobs or images + self._queue[0].images <= most_images):
                 if jobs and (jobs[0].own or self._queue[0].own):
                     break
