@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,8 +23,9 @@ import typer
 
 from experiments.bench.http import Connection, Origin, encode_http
 from experiments.peers.processes import ServerProcesses, check_cores, on_core, serving
-from experiments.record import RunRecord, spread
-from tierkit.errors import ServiceFailed, TerraceError
+from experiments.record import RunRecord, made_folder, spread
+from tierkit.commandline import run_module
+from tierkit.errors import ServiceFailed
 from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Tier
 
@@ -99,6 +99,7 @@ def run(
 ) -> None:
     """Measure how many heartbeats a second one scheduler takes."""
     check_cores(server_core, load_core)
+    made_folder(out)
     sizes = nodes or [100, 1000]
     samples: dict[str, list[float]] = {}
     for _ in range(repeats):
@@ -135,13 +136,7 @@ def run(
 
 
 def main() -> None:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(run)
-    try:
-        app()
-    except (TerraceError, OSError) as exc:
-        sys.stderr.write(f"experiments.beats: {exc}\n")
-        sys.exit(1)
+    run_module("experiments.beats", run)
 
 
 if __name__ == "__main__":

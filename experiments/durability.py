@@ -33,13 +33,14 @@ import numpy as np
 import typer
 import uvicorn
 
-from experiments.record import RunRecord, spread
+from experiments.record import RunRecord, made_folder, spread
 from models.manifest import load_manifest
 from scheduler.policy import JobPolicy
 from scheduler.runtime import open_scheduler
 from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from tierkit.commandline import run_module
 from tierkit.errors import ServiceFailed
 from tierkit.events import CoarseEvent, FineEvent, written
 from tierkit.oip import InferRequest, Tensor, encode_request
@@ -273,9 +274,10 @@ def main(
     tasks: Annotated[int, typer.Option(min=1, max=10_000, help="Tasks of each run, 50 images each.")] = 1000,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each kind.")] = 5,
     nodes: Annotated[int, typer.Option(min=1, max=1000, help="Null end nodes.")] = 8,
-    out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder for the record.", file_okay=False)] = Path("runs"),
 ) -> None:
     """Measure how many tasks per second the scheduler dispatches, with and without durability."""
+    made_folder(out)
     schemes = [Scheme.END, Scheme.END_EDGE]
     speeds = measure(tasks=tasks, repeats=repeats, nodes=nodes, schemes=schemes)
     samples: dict[str, list[float]] = {}
@@ -308,4 +310,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_module("experiments.durability", main)

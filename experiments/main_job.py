@@ -29,11 +29,12 @@ import typer
 from numpy.typing import NDArray
 from pydantic_core import to_jsonable_python
 
-from experiments.record import RunRecord, spread
+from experiments.record import RunRecord, made_folder, spread
 from models.data import ImageSet, read_cifar100, read_sample
 from models.manifest import load_manifest
 from models.session import OnnxModel, load_model
 from tierkit.client import AsyncClient, ImageResult
+from tierkit.commandline import run_module
 from tierkit.errors import SetupError
 from tierkit.fleet import MAX_NODES, launch, local_plan
 from tierkit.types import Scheme, Tier
@@ -213,10 +214,11 @@ def main(
     end: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 2,
     edge: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 1,
     cloud: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder for the record.", file_okay=False)] = Path("runs"),
 ) -> None:
     """Measure makespan, agreement with the bare networks, and the cost of an idle end node."""
     images = read_cifar100("test", data) if data else read_sample()
+    made_folder(out)
     counts = {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud}
     samples, results = asyncio.run(_measure(images, repeats, counts, typer.echo))
     samples |= _start_end_node(max(3, repeats))
@@ -241,4 +243,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_module("experiments.main_job", main)

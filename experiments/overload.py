@@ -14,7 +14,6 @@ import contextlib
 import json
 import math
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -31,9 +30,10 @@ from experiments.bench.summary import OK, percentile
 from experiments.bench.targets import Target, oip_target
 from experiments.pages import fill
 from experiments.peers.processes import check_cores, cpu_s, on_core, serving
-from experiments.record import RunRecord
+from experiments.record import RunRecord, made_folder
 from models.manifest import load_manifest, weights_folder
-from tierkit.errors import InvalidInput, SetupError, TerraceError
+from tierkit.commandline import run_module
+from tierkit.errors import InvalidInput, SetupError
 from tierkit.settings import NodeSettings
 
 __all__ = ["Case", "Outcome", "Targets", "as_markdown", "judge", "main", "newest_records", "read_case"]
@@ -287,6 +287,7 @@ def run(
         Case(model=manifest.default_for("end").name, factor=2),
         Case(model=manifest.default_for("edge").name, factor=16),
     ]
+    made_folder(out)
     missed = False
     for case in cases:
         row_bytes = math.prod(manifest.entry(case.model).input_shape)
@@ -333,13 +334,7 @@ def read_case(text: str) -> Case:
 
 
 def main() -> None:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(run)
-    try:
-        app()
-    except TerraceError as exc:
-        sys.stderr.write(f"experiments.overload: {exc}\n")
-        sys.exit(1)
+    run_module("experiments.overload", run)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,23 @@ from pathlib import Path
 
 from tierkit.errors import InvalidInput
 
-__all__ = ["fill"]
+__all__ = ["fill", "read_page"]
 
 _END = "<!-- end of table -->"
+
+
+def read_page(page: Path) -> str:
+    """What stands in a page.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    try:
+        return page.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise InvalidInput(f"cannot read the page {page}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidInput(f"cannot read the page {page}: it is no text in UTF-8") from exc
 
 
 def fill(page: Path, name: str, markdown: str) -> None:
@@ -18,10 +32,7 @@ def fill(page: Path, name: str, markdown: str) -> None:
         InvalidInput: the page cannot be read, or has no such place.
     """
     start = f"<!-- table: {name} -->"
-    try:
-        text = page.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise InvalidInput(f"cannot read the page {page}: {exc.strerror}") from exc
+    text = read_page(page)
     before, found, rest = text.partition(start)
     _, closed, after = rest.partition(_END)
     if not (found and closed):

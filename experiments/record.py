@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from models.atomic import write_atomically
 from tierkit.errors import InvalidInput, SetupError
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Spread",
     "host_facts",
     "joined",
+    "made_folder",
     "origin",
     "outside",
     "read_record",
@@ -140,22 +142,33 @@ class RunRecord:
 
         Args:
             stem: of the file's name. Default: the experiment and the time.
+
+        Raises:
+            SetupError: it cannot be written; nothing is left of it.
         """
         text = json.dumps(asdict(self), indent=1)  # first: what JSON cannot hold must leave no file behind
-        folder.mkdir(parents=True, exist_ok=True)
+        made_folder(folder)
         stem = stem or record_stem({"experiment": self.experiment, "measured_at": self.measured_at})
         path = folder / f"{stem}.json"
         number = 1
         while path.exists():
             number += 1
             path = folder / f"{stem}-{number}.json"
-        partial = path.with_suffix(".partial")
-        with partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
+        write_atomically(path, text.encode())
         return path
+
+
+def made_folder(folder: Path) -> Path:
+    """Make the folder where records go, if it does not exist: before a measurement, whose figures would be lost.
+
+    Raises:
+        SetupError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SetupError(f"cannot make the folder {folder}: {exc.strerror}") from exc
+    return folder
 
 
 LARGEST = 1e12

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,11 @@ import typer
 
 from experiments.catalog import EXPERIMENTS
 from experiments.harness import RECORD, Record, extent
-from experiments.pages import fill
+from experiments.pages import fill, read_page
 from experiments.plots import Figures
 from experiments.record import joined, origin, read_record, record_stem
-from tierkit.errors import InvalidInput, TerraceError
+from tierkit.commandline import run_module
+from tierkit.errors import InvalidInput
 
 __all__ = ["PLOTS", "RECORDS", "Place", "keep", "main", "places_of", "run"]
 
@@ -33,8 +33,6 @@ RECORDS = Path(__file__).parent / "records"
 
 PLOTS = "plots"
 """Folder beside a page."""
-
-_FAILED = 2
 
 _PLACE = re.compile(r"<!-- table: (.+?) -->")
 
@@ -112,7 +110,7 @@ def run(
     for folder in runs or ():
         typer.echo(str(keep(folder)))
     for page in pages:
-        for words, place in places_of(page.read_text(encoding="utf-8")).items():
+        for words, place in places_of(read_page(page)).items():
             fill(page, words, place.markdown)
             for name, content in place.plots.items():
                 (page.parent / PLOTS).mkdir(exist_ok=True)
@@ -121,12 +119,7 @@ def run(
 
 
 def main() -> None:
-    """The command; what cannot be used is said in a sentence, with exit code 2."""
-    try:
-        typer.run(run)
-    except TerraceError as exc:
-        sys.stderr.write(f"experiments.tables: {exc}\n")
-        sys.exit(_FAILED)
+    run_module("experiments.tables", run)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ errors end here as one sentence on standard error: exit code 1, and 2 for a wron
 from __future__ import annotations
 
 import contextlib
-import difflib
-import errno
 import importlib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -21,11 +18,12 @@ import typer.core
 import typer.main
 
 from terrace import __version__
+from tierkit.commandline import NO_ROOM, UsageError, as_sentence, usage_fault
 from tierkit.errors import TerraceError, Unauthenticated, UpstreamTimeout, UpstreamUnavailable
 from tierkit.orphan import die_with_parent
 from tierkit.plaintext import harmless
 
-__all__ = ["UsageError", "app", "main", "run"]
+__all__ = ["app", "main", "run"]
 
 _START, _USE, _SERVE = "Start here", "Use a fleet", "Services, one process each"
 
@@ -66,13 +64,6 @@ _HINTS: dict[type[TerraceError], str] = {
     " with 'terrace token create'",
     UpstreamTimeout: "it hangs or has too much to do: look at its log, or restart it (no job is lost)",
 }
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-_CHOICE = re.compile(r"'([^']*)' is not one of ('[^']*'(?:, '[^']*')*)\.$")
-
-# Typer shows click's base class of usage errors only through its descendants, and brings its own click of late.
-UsageError: Any = typer.BadParameter.__base__
 
 
 class _LazyGroup(typer.core.TyperGroup):
@@ -132,20 +123,20 @@ def run(arguments: Sequence[str]) -> int:
     except UsageError as exc:
         called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
         path = exc.ctx.command_path if exc.ctx else called
-        message = _with_closest(_with_value(exc).replace("Value error, ", ""))
+        message = usage_fault(exc)
         if not message:
             return 2  # a group without a command: its help page has been printed
-        typer.echo(harmless(f"{path}: {_sentence(message)} See '{path} --help'."), err=True)
+        typer.echo(harmless(f"{path}: {as_sentence(message)} See '{path} --help'."), err=True)
         return 2
     except TerraceError as exc:
         hint = next((f"; {hint}" for kind, hint in _HINTS.items() if isinstance(exc, kind)), "")
-        typer.echo(harmless(f"terrace: {_sentence(f'{exc}{hint}')}"), err=True)
+        typer.echo(harmless(f"terrace: {as_sentence(f'{exc}{hint}')}"), err=True)
         return 1
     except BrokenPipeError:
         _drop_output()  # nobody reads it any more, which is no news to whoever closed the pipe
         return 1
     except OSError as exc:
-        if exc.errno not in _NO_ROOM:
+        if exc.errno not in NO_ROOM:
             raise
         _drop_output()
         typer.echo(harmless(f"terrace: cannot write {exc.filename or 'the output'}: {exc.strerror}."), err=True)
@@ -156,35 +147,10 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _with_value(error: Any) -> str:
-    """What a usage error says, with the value that was given and its whole range: typer, which reads options with
-    pydantic, passes on the bound that was missed alone, and that says little of `nan`."""
-    message = str(error.format_message())
-    faults = getattr(error.__cause__, "errors", None)
-    if faults is None:
-        return message
-    fault, low, high = faults()[0], getattr(error.param, "min", None), getattr(error.param, "max", None)
-    given = repr(fault["input"])
-    if fault["type"] in ("less_than_equal", "greater_than_equal") and low is not None and high is not None:
-        return message.replace(fault["msg"], f"{given} is no number from {low} to {high}")
-    return message.replace("Input should be", f"{given} should be", 1)
-
-
-def _with_closest(message: str) -> str:
-    """Of a value that is none of those to choose from, also the one that was probably meant."""
-    found = _CHOICE.search(message)
-    close = found and difflib.get_close_matches(found[1], [choice.strip("'") for choice in found[2].split(", ")], n=1)
-    return f"{message} Did you mean '{close[0]}'?" if close else message
-
-
 def _drop_output() -> None:
     """What is left of the output goes nowhere: Python would try it once more when it ends, and complain itself."""
     with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError, ValueError):
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def main() -> None:

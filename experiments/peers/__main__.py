@@ -19,14 +19,15 @@ from experiments.peers.processes import check_cores
 from experiments.peers.rows import Pace, rows_for
 from experiments.peers.table import EXPERIMENT, Record, as_markdown, newest_records
 from experiments.peers.visit import Cores
+from experiments.record import made_folder
 from models.manifest import load_manifest, weights_folder
-from tierkit.errors import InvalidInput, SetupError, TerraceError
+from tierkit.commandline import run_module
+from tierkit.errors import InvalidInput, SetupError
 
 __all__ = ["main", "run"]
 
 _DUEL_ROUNDS = 40
 _QUICK = Pace(rounds=1, window_s=1.5, warmup_s=0.3, bare_s=0.3)
-_FAILED = 1
 _INTERRUPTED = 130
 
 
@@ -98,6 +99,7 @@ def run(
     if TERRACE in contenders:
         entry = manifest.entry(large) if large else manifest.default_for("edge")
         stands.append(Stand(entry, folder, [TERRACE], rows_for(everything=False)))
+    made_folder(out)
     pythons, failures = install(contenders, (venvs or default_folder()).resolve(), _announce)
     for stand in stands:
         stand.failures.update(failures)
@@ -135,6 +137,7 @@ def _duel(
     folder = weights or weights_folder()
     entry = load_manifest(folder).default_for("end")
     stand = Stand(entry, folder, [TERRACE, peer], rows_for(everything=True))
+    made_folder(out)
     pythons, failures = install(stand.contenders, (venvs or default_folder()).resolve(), _announce)
     if failures:
         raise SetupError("; ".join(failures.values()))
@@ -162,13 +165,7 @@ def _announce(what: str) -> None:
 
 
 def main() -> None:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(run)
-    try:
-        app()
-    except TerraceError as exc:
-        sys.stderr.write(f"experiments.peers: {exc}\n")
-        sys.exit(_FAILED)
+    run_module("experiments.peers", run)
 
 
 if __name__ == "__main__":

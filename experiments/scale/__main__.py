@@ -16,6 +16,8 @@ _TELL_S = 0.5
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("experiments.scale is a part of `terrace experiment scale`, which starts it, and no command")
     case = TypeAdapter(Case).validate_json(sys.argv[1])
     gc.disable()  # of a run there are no circles of objects; looking for them would take an eighth of the time
     told = 0.0

@@ -24,12 +24,12 @@ from experiments.report import write_report
 from experiments.scale import experiment as scale
 from experiments.table1 import TABLE1, TABLE3
 from experiments.table2 import TABLE2
-from terrace.cli import UsageError
 from terrace.console import print_json, screen
 from terrace.options import Json
 from terrace.results_table import results_table
 from terrace.stoppable import run_stoppable
-from tierkit.errors import DataError, InvalidInput, SetupError, TerraceError
+from tierkit.commandline import UsageError, asked_wrongly
+from tierkit.errors import InvalidInput, SetupError, TerraceError
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Recovery, Scheme
 
 __all__ = ["app"]
@@ -41,7 +41,7 @@ class _Experiments(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except (InvalidInput, SetupError) as exc:
-            if isinstance(exc, InvalidInput | DataError) or type(exc) is SetupError:
+            if asked_wrongly(exc):
                 name = ctx.invoked_subcommand
                 where = typer.Context(self.get_command(ctx, name) or self, info_name=name, parent=ctx)
                 raise UsageError(str(exc), ctx=where) from exc

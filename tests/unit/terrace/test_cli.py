@@ -88,7 +88,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--images", "0"], "'--images'"),
         (["up", "--host", "pi"], "--host"),
         (["up", "--end", "100000"], "'--end': '100000' is no number from 0 to 100."),
-        (["jobs", "wait", "x", "--budget", "nan"], "'--budget': 'nan' should be greater than or equal to 0."),
+        (["jobs", "wait", "x", "--budget", "nan"], "'--budget': 'nan' is no number from 0."),
         (["up", "--fleet", FLEET_FILE, "--host", "hub", "--end", "4"], "--end: does not go with --fleet"),
         (["up", "--fleet", FLEET_FILE, "--untrusted", "cloud"], "--untrusted: does not go with --fleet"),
         (["demo", "--cloud", "100000"], "'--cloud'"),

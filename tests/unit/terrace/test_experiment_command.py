@@ -188,7 +188,7 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("chaos --faults 1000000000000000000000 --out {tmp}/run", "0' is no number from 1 to 1000000. See"),
         ("steady --minutes nan --out {tmp}/run", "'nan' is no number from 0.01 to 10000. See"),
         ("slow-edge --after nan --out {tmp}/run", "'--after': 'nan' is no number from 0 to 1. See"),
-        ("heartbeat --times 5x --out {tmp}/run", "'--times': '5x' should be a valid integer"),
+        ("heartbeat --times 5x --out {tmp}/run", "'--times': '5x' is no whole number from 1 to 1000"),
         ("scale --tasks 1000000000000 --out {tmp}/run", "'1000000000000' is no number from 1 to 10000000. See"),
         pytest.param(f"scale --size {'9' * 5000}/1/1 --out {{tmp}}/run", "has more than 200,000 nodes", id="long size"),
         ("scale --size 000000000000000/1/1 --out {tmp}/run", "is no fleet"),
