@@ -17,8 +17,8 @@ from tierkit.plaintext import harmless
 
 __all__ = ["NO_ROOM", "UsageError", "as_sentence", "asked_wrongly", "run_module", "usage_fault"]
 
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
-"""Exit codes."""
+FAILED, WRONG = 1, 2
+"""Exit codes. That of a run which Ctrl-C ended, 130, is typer's."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Why a file cannot be written that otherwise could be."""
@@ -91,9 +91,6 @@ def run_module(name: str, function: Callable[..., Any]) -> NoReturn:
     except OSError as exc:
         _say(name, as_sentence(f"{exc.filename or 'the output'}: {exc.strerror or exc}"))
         code = FAILED
-    except (KeyboardInterrupt, typer.Abort):
-        _say(name, "stopped")
-        code = INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,20 +85,23 @@ def stopped() -> None:
 @pytest.mark.parametrize(
     ("function", "code", "said"),
     [
-        (full_disk, 1, "cannot write the record."),
-        (busy, 1, "not done within 9 s."),
-        (unwritable, 1, "/somewhere: Permission denied."),
-        (stopped, 130, "stopped"),
+        (full_disk, 1, "experiments.x: cannot write the record.\n"),
+        (busy, 1, "experiments.x: not done within 9 s.\n"),
+        (unwritable, 1, "experiments.x: /somewhere: Permission denied.\n"),
+        (stopped, 130, ""),
     ],
 )
 def test_what_cannot_be_done_and_ctrl_c_have_exit_codes_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], function: object, code: int, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    function: Callable[[], None],
+    code: int,
+    said: str,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["experiments.x"])
-    assert callable(function)
     with pytest.raises(SystemExit) as ended:
         run_module("experiments.x", function)
-    assert (ended.value.code, capsys.readouterr().err.strip()) == (code, f"experiments.x: {said}")
+    assert (ended.value.code, capsys.readouterr().err) == (code, said)
 
 
 @pytest.mark.parametrize(
