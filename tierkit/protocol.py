@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -90,6 +91,14 @@ def checked_node_id(value: str) -> str:
         raise ValueError(f"must not be the name of a tier, as {value!r} is: add a number or a name, such as {value}-1")
     return value
 
+
+def _checked_upper_tier(value: object) -> object:
+    if value not in (Tier.EDGE, Tier.CLOUD):
+        raise ValueError("must be 'edge' or 'cloud', the tiers above the end devices")
+    return value
+
+
+UpperTier = Annotated[Tier, BeforeValidator(_checked_upper_tier)]
 
 NodeId = Annotated[str, AfterValidator(checked_node_id), Field(json_schema_extra={"pattern": NODE_ID_PATTERN})]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -216,7 +225,7 @@ class Upstream(_Message):
 
     node_id: NodeId
     url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
-    tier: Tier
+    tier: UpperTier
     model: str
     encoding: Encoding | None
     """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
@@ -235,7 +244,7 @@ class Upstream(_Message):
 class Stage(_Message):
     """A tier that is asked about the images that are unsure below it."""
 
-    tier: Tier
+    tier: UpperTier
     below: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     """Images go up whose margin below (largest minus second largest probability) is smaller than this; None: all."""
     spare: bool = True

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from tierkit.errors import Forbidden, InvalidInput
 from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Upstream
-from tierkit.types import Tier
 
 __all__ = ["MAX_UPSTREAMS", "read_header", "read_upstreams"]
 
@@ -49,12 +48,6 @@ def _read(header: str, allowed: tuple[str, ...]) -> tuple[Upstream, ...]:
     upstreams = read_header(UPSTREAMS, UPSTREAM_HEADER, header)
     if len(upstreams) > MAX_UPSTREAMS:
         raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")
-    for upstream in upstreams:
-        if upstream.tier is Tier.END:
-            raise InvalidInput(
-                f"{UPSTREAM_HEADER}: {upstream.node_id} is of the tier 'end', and no end device is an upper node; "
-                "the tier must be 'edge' or 'cloud'"
-            )
     for url in [url for upstream in upstreams for url in (upstream.url, upstream.relay and upstream.relay.url) if url]:
         parts = _plain(url)
         if allowed and not any(_is_below(parts, urlsplit(prefix)) for prefix in allowed):
@@ -76,7 +69,8 @@ def read_header(adapter: TypeAdapter[_T], name: str, header: str) -> _T:
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"{name} cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from exc
+        said = first["msg"].removeprefix("Value error, ")
+        raise InvalidInput(f"{name} cannot be read: {f'{place}: ' if place else ''}{said}") from exc
 
 
 def _plain(url: str) -> SplitResult:

@@ -69,7 +69,7 @@ def node(tier: str) -> Upstream:
         ('[{"tier":"edge","below":NaN}]', ["edge"], False, "cannot be read"),
         ('[{"tier":"edge","over":1}]', ["edge"], False, r"0\.over"),
         ("[]", ["edge"], False, "it has nothing"),
-        ('[{"tier":"end"}]', ["edge"], False, "it has end"),
+        ('[{"tier":"end"}]', ["edge"], False, "must be 'edge' or 'cloud', the tiers above the end devices"),
         ('[{"tier":"cloud"},{"tier":"edge"}]', ["edge", "cloud"], False, "it has cloud, edge"),
         ('[{"tier":"edge"},{"tier":"edge"}]', ["edge"], False, "it has edge, edge"),
         ('[{"tier":"edge"}]', ["edge", "cloud"], False, "none of another tier"),
