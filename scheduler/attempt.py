@@ -6,7 +6,7 @@ exist, or from a node that was not asked, is an `UpstreamError`, and so is a str
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,8 +23,10 @@ from tierkit.events import (
     FallbackEvent,
     FineEvent,
     RoutedEvent,
-    StageAnswer,
+    Sent,
+    StageLoss,
     TaskEvent,
+    UpperAnswer,
     read_event,
 )
 from tierkit.http1 import Answer, Fields, ServiceClient
@@ -63,6 +65,8 @@ class Order:
     request_id: str
     node_id: str
     url: str
+    model: str
+    """That the device has registered for its coarse answers."""
     pixels: Pixels
     upstreams: tuple[Upstream, ...]
     coarse_classes: int
@@ -113,8 +117,9 @@ class HttpWire:
 
     async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
         try:
-            async with calling(node_id, budget_s=budget_s):
-                await self.http.get(f"{url}/livez")
+            # The head is enough: nobody knows how much would follow.
+            async with calling(node_id, budget_s=budget_s), self.http.stream("GET", f"{url}/livez"):
+                pass
         except UpstreamTimeout as exc:
             raise UpstreamUnavailable(f"{node_id} did not acknowledge within {budget_s:g} s") from exc
 
@@ -145,10 +150,13 @@ async def _send_task(
             raise await _refusal(answer, order)
         if Fields(answer.headers).get("content-type", "").partition(";")[0].strip() != _NDJSON:
             raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
-        expected = _Expected(order)
-        async for line in _lines(answer, order.node_id):
-            if expected.complete:
-                return  # it goes on after the end; leaving closes the connection
+        expected, lines = _Expected(order), _Lines(order.node_id)
+        async for piece in answer:
+            for line in lines.of(piece):
+                if expected.complete:
+                    return  # it goes on after the end; leaving closes the connection
+                yield expected.check(line), line
+        for line in lines.rest() if not expected.complete else ():
             yield expected.check(line), line
         if not expected.complete:
             raise UpstreamError(f"{order.node_id} broke off its answer after {expected.stage}")
@@ -177,24 +185,38 @@ async def _refusal(answer: Answer, order: Order) -> Exception:
     return UpstreamError(message, status_code=answer.status)
 
 
-async def _lines(answer: Answer, node_id: str) -> AsyncIterator[str]:
-    rest = b""
-    async for chunk in answer:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.strip():
-                yield _text(line, node_id)
-        if len(rest) > _MAX_LINE_BYTES:
-            raise UpstreamError(f"{node_id} sent a line of more than {_MAX_LINE_BYTES} bytes")
-    if rest.strip():
-        yield _text(rest, node_id)
+class _Lines:
+    """Cuts what arrives of an answer into lines, without a copy of the line that has begun for each piece of it."""
 
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._begun: list[bytes] = []
+        self._idle_bytes = 0
+        """What has come since the end of the last line that says something."""
 
-def _text(line: bytes, node_id: str) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as exc:
-        raise UpstreamError(f"{node_id} sent a line that is not UTF-8") from exc
+    def of(self, piece: bytes) -> list[str]:
+        """The lines that end in this piece; blank ones are none."""
+        *ended, begun = piece.split(b"\n")
+        if ended:
+            ended[0] = b"".join([*self._begun, ended[0]])
+            self._begun.clear()
+        self._begun.append(begun)
+        lines = [self._text(line) for line in ended if line.strip()]
+        self._idle_bytes = len(begun) if lines else self._idle_bytes + len(piece)
+        if self._idle_bytes > _MAX_LINE_BYTES:
+            raise UpstreamError(f"{self._node_id} sent more than {_MAX_LINE_BYTES} bytes without a line")
+        return lines
+
+    def rest(self) -> list[str]:
+        """The last line, where nothing ends it but the end of the answer."""
+        line = b"".join(self._begun)
+        return [self._text(line)] if line.strip() else []
+
+    def _text(self, line: bytes) -> str:
+        try:
+            return line.decode()
+        except UnicodeDecodeError as exc:
+            raise UpstreamError(f"{self._node_id} sent a line that is not UTF-8") from exc
 
 
 class _Expected:
@@ -204,6 +226,7 @@ class _Expected:
         self._order = order
         self._asked = {upstream.node_id: upstream for upstream in order.upstreams}
         self._has_coarse = order.coarse_known
+        self._unsure: tuple[int, ...] | None = None
         self.complete = False
 
     @property
@@ -226,8 +249,13 @@ class _Expected:
                     raise self._wrong("two coarse answers")
                 if event.node_id != order.node_id:
                     raise self._wrong(f"a coarse answer in the name of {event.node_id!r}")
+                if event.model != order.model:
+                    raise self._wrong(
+                        f"a coarse answer of the model {event.model!r}, and has registered {order.model!r}"
+                    )
                 self._check_labels(event.labels, event.confidences, order.coarse_classes, len(order.pixels))
                 self._check_unsure(event.unsure)
+                self._unsure = event.unsure
                 self._has_coarse = True
                 self.complete = not order.upstreams
             case FineEvent() if not order.stages:
@@ -238,14 +266,17 @@ class _Expected:
                 self._need_coarse()
                 if event.reason in _NOT_ITS_OWN:
                     raise self._wrong(f"the reason {event.reason!r}, which no device can know")
+                self._check_tried(event)
                 self.complete = True
             case RoutedEvent() if order.stages:
                 self._need_coarse()
-                fault = check_routed(event, order.stages, len(order.pixels))
+                fault = check_routed(event, order.stages, len(order.pixels), self._unsure)
                 if fault is not None:
                     raise self._wrong(fault)
                 for answer in event.answers:
                     self._check_fine(answer, len(answer.indices))
+                for loss in event.losses:
+                    self._check_loss(loss)
                 self.complete = True
             case _:
                 raise self._wrong(f"a line {event.event!r}, which was not asked for")
@@ -264,15 +295,38 @@ class _Expected:
         if not self._has_coarse:
             raise self._wrong("a final answer before the coarse one")
 
-    def _check_fine(self, answer: FineEvent | StageAnswer, images: int) -> None:
+    def _check_fine(self, answer: UpperAnswer, images: int) -> None:
         order, upstream = self._order, self._asked.get(answer.node_id)
         if upstream is None or upstream.tier is not answer.tier:
             raise self._wrong(f"a fine answer from {answer.tier} node {answer.node_id!r}, which was not asked")
-        form = PIXELS if upstream.encoding is None else kind_of(upstream.encoding)
-        if answer.sent is not None and answer.sent.form != form:
-            raise self._wrong(f"what it had sent on as {answer.sent.form!r}, where {form!r} was asked for")
+        if answer.model != upstream.model:
+            raise self._wrong(f"a fine answer of the model {answer.model!r}, where {upstream.model!r} was asked for")
+        if answer.sent is not None:
+            self._check_sent(answer.sent, upstream)
         self._check_labels(answer.labels, answer.confidences, order.fine_classes, images)
         self._check_labels(answer.coarse_labels, answer.coarse_confidences, order.coarse_classes, images)
+
+    def _check_sent(self, sent: Sent, upstream: Upstream) -> None:
+        form, by = PIXELS, None
+        if upstream.encoding is not None:
+            form = kind_of(upstream.encoding)
+            by = self._order.node_id if upstream.relay is None else upstream.relay.node_id
+        if sent.form != form:
+            raise self._wrong(f"what it had sent on as {sent.form!r}, where {form!r} was asked for")
+        if sent.encoded_by != by:
+            raise self._wrong(f"what {sent.encoded_by} had encoded, where {by} was to do it")
+
+    def _check_loss(self, loss: StageLoss) -> None:
+        # That there is nobody to ask shows in the route; that a task kills nodes, in no route.
+        there = any(upstream.tier is loss.tier for upstream in self._order.upstreams)
+        if loss.reason == "quarantined" or (loss.reason == "no_upstream" and there):
+            raise self._wrong(f"the reason {loss.reason!r} for the {loss.tier}, which cannot be")
+        self._check_tried(loss)
+
+    def _check_tried(self, loss: FallbackEvent | StageLoss) -> None:
+        for node_id in loss.tried:
+            if node_id not in self._asked:
+                raise self._wrong(f"that it had tried {node_id!r}, which was not asked")
 
     def _check_labels(self, labels: Sequence[int], confidences: Sequence[float], classes: int, images: int) -> None:
         if len(labels) != images or len(confidences) != images:

@@ -45,7 +45,7 @@ from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
 from tierkit.errors import NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
-from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss, TaskEvent
+from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageLoss, TaskEvent, UpperAnswer
 from tierkit.oip import Timing
 from tierkit.protocol import Stage, Upstream
 from tierkit.types import Health, Recovery, Scheme, Tier, UpstreamLoss
@@ -389,6 +389,7 @@ class Attempts:
             request_id=job.request_id(task),
             node_id=attempt.node_id,
             url=attempt.device.registration.url,
+            model=attempt.device.registration.models[0].name,
             pixels=job.pixels[task.first_image : task.first_image + task.images],
             upstreams=attempt.entries,
             coarse_classes=self._coarse_classes,
@@ -466,7 +467,7 @@ class Attempts:
                 for answer in event.answers[:1]:
                     self._learn_upper(attempt, answer, now)
 
-    def _learn_upper(self, attempt: _Attempt, answer: FineEvent | StageAnswer, now: float) -> None:
+    def _learn_upper(self, attempt: _Attempt, answer: UpperAnswer, now: float) -> None:
         said = answer.timing
         upper = None
         round_trip_s = min(answer.round_trip_ms / 1000, now - attempt.started)
@@ -601,7 +602,7 @@ class Attempts:
 
     def _judge_uppers(self, attempt: _Attempt, event: TaskEvent, now: float) -> None:
         """Hold what an end device says of the upper nodes' answers for or against those that it was told to ask."""
-        parts: Sequence[FineEvent | FallbackEvent | StageAnswer | StageLoss] = ()
+        parts: Sequence[UpperAnswer | FallbackEvent | StageLoss] = ()
         match event:
             case FineEvent() | FallbackEvent():
                 parts = (event,)
@@ -613,7 +614,7 @@ class Attempts:
                 if any(node.node_id == answer.node_id for node in attempt.upstreams):
                     incarnation = self._incarnation(answer.node_id)
                     self._wrong(blamed, answer.node_id, incarnation, answer.detail[:_MOST_SAID], now)
-            if isinstance(part, FineEvent | StageAnswer):
+            if isinstance(part, UpperAnswer):
                 self._right(attempt, blamed, part.node_id, self._incarnation(part.node_id), now)
 
     def _wrong(self, blamed: dict[str, str], node_id: str, incarnation: str, reason: str, now: float) -> None:

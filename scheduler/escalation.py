@@ -185,10 +185,16 @@ def without(event: RoutedEvent) -> dict[int, StageLoss]:
     return lost
 
 
-def check_routed(event: RoutedEvent, stages: Sequence[Stage], images: int) -> str | None:
+def check_routed(
+    event: RoutedEvent, stages: Sequence[Stage], images: int, unsure: Sequence[int] | None = None
+) -> str | None:
     """What is wrong with which images an end device says to have sent where; None when it is as it was told.
 
     Whether the answers themselves are sound (node, labels) is not looked at.
+
+    Args:
+        unsure: the images that its coarse answer called unsure by the first stage's threshold; None where it said
+            nothing of that.
     """
     entries: list[StageAnswer | StageLoss] = [*event.answers, *event.losses]
     by_tier = {entry.tier: entry for entry in entries}
@@ -205,8 +211,9 @@ def check_routed(event: RoutedEvent, stages: Sequence[Stage], images: int) -> st
             return "positions of images that do not rise"
         must = (spare if stage.spare else set()) | (sure if stage.below is None else set())
         may = sure | (spare if stage.spare else set())
-        if stage.only is not None:
-            must = may = set(stage.only)
+        known = unsure if stage is stages[0] and stage.below is not None else stage.only
+        if known is not None:
+            must = may = set(known)
         if not must <= going <= may:
             return f"images at the {stage.tier} that should not be there, or not all that should"
         sure, spare = (set(), going) if isinstance(entry, StageLoss) else (going, set())

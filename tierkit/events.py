@@ -27,6 +27,7 @@ __all__ = [
     "StageAnswer",
     "StageLoss",
     "TaskEvent",
+    "UpperAnswer",
     "UpperTiming",
     "WrongAnswer",
     "read_event",
@@ -36,8 +37,8 @@ __all__ = [
 
 Name = Annotated[str, Meta(max_length=63)]
 """Of a node that the reader knows: it is compared, which is quicker than to look for a pattern."""
-Named = Annotated[str, Meta(pattern=NODE_ID_PATTERN)]
-"""Of a node that the reader need not know."""
+Named = Annotated[str, Meta(pattern=NODE_ID_PATTERN.replace("$", r"\Z"))]
+"""Of a node that the reader need not know. Python's `$` would let a line break follow."""
 # Bounds on all numbers and texts: sums and averages of what nodes say must be numbers as well, whatever they say.
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(gt=0, le=2**31 - 1)]
@@ -114,12 +115,10 @@ class WrongAnswer(_Message, frozen=True, kw_only=True):
     detail: Detail
 
 
-class FineEvent(_Event, tag="fine", frozen=True, kw_only=True):
-    """The finer answer of an upper node: one class per image, and the superclass that its probabilities add up to."""
+class UpperAnswer(_Message, frozen=True, kw_only=True):
+    """What one upper node answered: one class per image, and the superclass that its probabilities add up to."""
 
-    task_id: Id
     node_id: Name
-    """The upper node that answered."""
     tier: Tier
     model: ModelName
     labels: tuple[Count, ...]
@@ -134,22 +133,17 @@ class FineEvent(_Event, tag="fine", frozen=True, kw_only=True):
     """Of the nodes that were asked before it."""
 
 
-class StageAnswer(_Message, frozen=True, kw_only=True):
-    """What one upper node answered of a task: as `FineEvent`, for the images at `indices`."""
+class FineEvent(_Event, UpperAnswer, tag="fine", frozen=True, kw_only=True):
+    """The finer answer of an upper node for a whole task."""
 
-    tier: Tier
-    node_id: Name
-    model: ModelName
+    task_id: Id
+
+
+class StageAnswer(UpperAnswer, frozen=True, kw_only=True):
+    """The finer answer of an upper node for some images of a task."""
+
     indices: Annotated[tuple[Count, ...], Meta(min_length=1)]
     """Positions in the task, rising."""
-    labels: tuple[Count, ...]
-    confidences: tuple[Confidence, ...]
-    coarse_labels: tuple[Count, ...]
-    coarse_confidences: tuple[Confidence, ...]
-    round_trip_ms: Duration
-    timing: UpperTiming | None = None
-    sent: Sent | None = None
-    wrong: tuple[WrongAnswer, ...] = ()
 
 
 class StageLoss(_Message, frozen=True, kw_only=True):

@@ -507,7 +507,9 @@ class Pilot:
 
     def _learn_speed(self, node_id: str, timing: Timing, images: int, now: float) -> None:
         if timing.batch_images:
-            self._joins[node_id] = max(self._joins.get(node_id, 1), timing.batch_images // images)
+            # Bounded, since it is never forgotten: no more tasks than a node gets.
+            joins = min(timing.batch_images // images, _MOST_TASKS)
+            self._joins[node_id] = max(self._joins.get(node_id, 1), joins)
             per_image_s = timing.compute_s / timing.batch_images
             self._speeds[node_id] = self._speeds[node_id].observe(per_image_s, now, may_change=True)
 

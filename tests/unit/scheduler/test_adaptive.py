@@ -375,6 +375,17 @@ def test_an_upper_node_that_does_not_answer_looks_slower_with_every_moment():
         assert way.upper[0].node_id == first
 
 
+def test_the_size_of_a_batch_that_no_node_has_does_not_make_it_wait_for_ever():
+    flying, edge, device = pilot(edge=0.5), node("edge-1"), node("end-1", 8.0)
+    for key, now in (("a", 0.0), ("b", 2.0)):
+        flying.sent(key, end=device, upper=edge, images=50, now=now)
+        flying.coarse(key, timing(0.4), now + 0.4)
+        if key == "a":
+            flying.fine(key, "edge-1", timing(0.3, batch=2**31 - 1), round_trip_s=0.8, now=1.2)
+    # The second answer is late: it may be in a batch with others, though not with millions.
+    assert 0 < flying.estimates([device], [edge], 4.0)[0][1].backlog_s < 10
+
+
 def test_a_node_that_has_started_again_is_taken_at_its_word():
     flying, device = pilot(), node("end-1", 8.0)
     flying.sent("a", end=device, upper=None, images=50, now=0.0)

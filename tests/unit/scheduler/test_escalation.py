@@ -220,6 +220,22 @@ def test_which_images_may_be_where(stages: tuple[Stage, ...], entries: list[Stag
     assert (check_routed(event(*entries), stages, 3) is None) == right
 
 
+@pytest.mark.parametrize(
+    ("entries", "unsure", "right"),
+    [
+        ([answer(Tier.EDGE, 1, 2), answer(Tier.CLOUD, 2)], (1, 2), True),
+        ([loss(Tier.EDGE, 1, 2), answer(Tier.CLOUD, 1, 2)], (1, 2), True),
+        ([], (), True),
+        ([], (1,), False),
+        ([answer(Tier.EDGE, 1)], (1, 2), False),
+        ([answer(Tier.EDGE, 0, 1, 2)], (1, 2), False),
+        ([loss(Tier.EDGE, 0)], (), False),
+    ],
+)
+def test_the_images_that_go_up_are_those_that_the_coarse_answer_called_unsure(entries, unsure, right):
+    assert (check_routed(event(*entries), GATED, 3, unsure) is None) == right
+
+
 def test_the_highest_answer_stands_and_a_loss_counts_only_where_nothing_higher_came():
     both = event(answer(Tier.EDGE, 0, 1, 2, labels=(5, 6, 7)), answer(Tier.CLOUD, 0, 2, labels=(8, 9)))
     assert [(one.tier, at.tolist(), places.tolist()) for one, at, places in final_answers(both)] == [

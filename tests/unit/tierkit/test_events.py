@@ -52,6 +52,7 @@ def test_what_is_written_is_read() -> None:
         json.dumps({**COARSE, "model": "m" * 121}),
         json.dumps({**FALLBACK, "detail": "d" * 20_000}),
         json.dumps({**FALLBACK, "tried": ["no node"]}),
+        json.dumps({**FALLBACK, "tried": ["edge-1\n"]}),
         json.dumps({**FALLBACK, "reason": "because"}),
         '{"event": ' + "[" * 100_000,
         '{"a": ' + "[" * 100_000 + "]" * 100_000 + ', "event": "coarse"}',
