@@ -14,6 +14,7 @@ from tierkit.errors import InvalidInput
 from tierkit.events import written
 from tierkit.logs import current_request_id
 from tierkit.oip import Limits, encode_response
+from tierkit.oip_server.repetition import server_timing
 from tierkit.oip_server.request import RequestReader, budget_s, is_urgent
 from tierkit.protocol import ENCODED_HEADER, UPSTREAM_HEADER
 from tierkit.upstreams import read_upstreams
@@ -21,6 +22,9 @@ from tierkit.upstreams import read_upstreams
 __all__ = ["RelayEndpoint"]
 
 _UPSTREAM = UPSTREAM_HEADER.lower().encode()
+
+_BUDGET_S = 30.0
+"""For a request whose sender names no budget: an upper node that hangs is not waited for without end."""
 
 
 class RelayEndpoint:
@@ -38,6 +42,7 @@ class RelayEndpoint:
         if [tensor.name for tensor in request.inputs] != ["images"]:
             raise InvalidInput(f"a relay takes one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
         budget = budget_s(headers, request)
+        until = arrived + (_BUDGET_S if budget is None else budget)
         with cancelled_on_disconnect(scope):
             reply = await self._node.pass_on(
                 to,
@@ -46,14 +51,14 @@ class RelayEndpoint:
                     outputs=tuple(output.name for output in request.outputs),
                     request_id=current_request_id(),
                     urgent=is_urgent(headers),
-                    budget_s=None if budget is None else arrived + budget - time.monotonic(),
+                    budget_s=until - time.monotonic(),
                 ),
             )
         response = replace(reply.response, id=request.id)
         chunks, answer = encode_response(response)
         answer[ENCODED_HEADER] = written(reply.sent).decode()
-        if timing := response.headers.get("Server-Timing"):
-            answer["Server-Timing"] = timing
+        if response.timing is not None:
+            answer["Server-Timing"] = server_timing(response.timing).decode()
         raw = [(name.lower().encode(), value.encode()) for name, value in answer.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": b"".join(chunks)})

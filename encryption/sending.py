@@ -171,7 +171,7 @@ class PixelClient:
         """Send images to the trusted node that encodes them and passes them on, and read the upper node's answer.
 
         Raises:
-            UpstreamError: the relay does not say what it sent; or as `OipClient.infer`.
+            UpstreamError: the relay does not say that it sent what it was to; or as `OipClient.infer`.
             TerraceError: as `OipClient.infer`.
         """
         passed_on = to.upstream.model_copy(update={"relay": None})
@@ -191,6 +191,10 @@ class PixelClient:
             sent = read_sent(response.headers.get(ENCODED_HEADER, ""))
         except ValueError as exc:
             raise UpstreamError(f"{to.relay.node_id} does not say what it sent on") from exc
+        if (sent.form, sent.encoded_by) != (to.kind, to.relay.node_id):
+            raise UpstreamError(
+                f"{to.relay.node_id} was to encode {to.kind!r}, and sent on {sent.form!r}, encoded by {sent.encoded_by}"
+            )
         return Reply(response=response, sent=replace(sent, relay_bytes=response.request_bytes))
 
 

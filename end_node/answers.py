@@ -135,7 +135,8 @@ def check_probabilities(response: InferResponse, *, images: int, classes: int) -
             f"the answer has 'probabilities' {probabilities.dtype} {list(probabilities.shape)} "
             f"where [{images}, {classes}] were asked for"
         )
-    sums = probabilities.sum(axis=1)
+    with np.errstate(all="ignore"):  # of what is no probability
+        sums = probabilities.sum(axis=1)
     # NaN fails each comparison, so it is refused as well.
     if not (probabilities.min() >= 0 and sums.min() >= 1 - _SUM_TOLERANCE and sums.max() <= 1 + _SUM_TOLERANCE):
         raise UpstreamError("the answer's 'probabilities' are no probabilities: they must be positive and add up to 1")

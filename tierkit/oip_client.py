@@ -28,7 +28,14 @@ __all__ = ["OipClient"]
 
 _MAX_RETRY_AFTER_S = 60.0
 
-_TIMING = re.compile(r'queue;dur=(\d{1,12}\.\d{3}), infer;dur=(\d{1,12}\.\d{3});desc="(\d{1,9})"', re.ASCII)
+_MAX_REFUSAL_BYTES = 64 * 1024
+"""So much of an answer that is an error is read."""
+
+_MAX_ROW_BYTES = 64 * 1024
+"""For what one image is answered with: the classes that a network tells apart are thousands at most."""
+
+# No number has more digits than whom the answer is passed on to takes (`tierkit.events`).
+_TIMING = re.compile(r'queue;dur=(\d{1,9}\.\d{3}), infer;dur=(\d{1,9}\.\d{3});desc="([1-9]\d{0,8})"', re.ASCII)
 
 
 class OipClient:
@@ -88,7 +95,10 @@ class OipClient:
             own |= {"Content-Encoding": CODING, "Content-Length": str(len(chunks[0]))}
         target = f"{url}{prefix}/{quote(model, safe='')}/infer"
         async with calling(url, budget_s=budget_s), aclosing(await self._http.ask(target, chunks, own)) as answer:
-            body = await self._read(answer, url)
+            if answer.status == 200:
+                body = await self._read(answer, url, rows=len(request.inputs[0].data))
+            else:
+                body = await _beginning(answer)
         fields = Fields(answer.headers)
         if answer.status != 200:
             raise _refusal(url, answer.status, fields, body)
@@ -96,7 +106,7 @@ class OipClient:
             response = decode_response(body, parse_header_length(fields.get(BINARY_HEADER)), limits=self._limits)
         except InvalidInput as exc:
             raise UpstreamError(f"{url} gave an answer that cannot be read: {exc}") from exc
-        _check_answers(response, request, url)
+        _check_answers(response, request, model, url)
         return InferResponse(
             response.model_name,
             response.model_version,
@@ -108,16 +118,29 @@ class OipClient:
             headers=fields,
         )
 
-    async def _read(self, answer: Answer, url: str) -> bytes:
+    async def _read(self, answer: Answer, url: str, *, rows: int) -> bytes:
+        limits = self._limits
+        most_bytes = min(limits.max_body_bytes, limits.max_json_bytes + rows * _MAX_ROW_BYTES)
         body = bytearray()
         async for piece in answer:
             body += piece
-            if len(body) > self._limits.max_body_bytes:
-                raise UpstreamError(f"{url} answers with more than {self._limits.max_body_bytes} bytes")
+            if len(body) > most_bytes:
+                raise UpstreamError(f"{url} answers with more than {most_bytes} bytes")
         return bytes(body)
 
 
-def _check_answers(response: InferResponse, request: InferRequest, url: str) -> None:
+async def _beginning(answer: Answer) -> bytes:
+    body = bytearray()
+    async for piece in answer:
+        body += piece
+        if len(body) > _MAX_REFUSAL_BYTES:
+            break
+    return bytes(body)
+
+
+def _check_answers(response: InferResponse, request: InferRequest, model: str, url: str) -> None:
+    if response.model_name != model:
+        raise UpstreamError(f"{url} was asked for the model {model!r} and answered with {response.model_name[:120]!r}")
     rows = len(request.inputs[0].data)
     for wanted in request.outputs:
         data = response.output(wanted.name)
@@ -146,7 +169,8 @@ def _refusal(url: str, status: int, fields: Mapping[str, str], body: bytes) -> E
 
 def _sentence(body: bytes) -> str:
     try:
-        return str(json.loads(body)["error"])[:500]
+        said = str(json.loads(body)["error"])[:500]
+        return said.encode(errors="backslashreplace").decode()  # JSON can hold half a character, which is no text
     except (ValueError, KeyError, TypeError, RecursionError):
         return "no reason given"
 

@@ -297,6 +297,8 @@ def _parameters(entry: dict[str, Any], what: str) -> dict[str, str | int | float
     if not isinstance(parameters, dict) or not all(isinstance(v, str | int | float) for v in parameters.values()):
         raise MalformedMessage(f"the parameters of {what} must be an object of strings, numbers and booleans")
     for name, value in parameters.items():
+        if value in (math.inf, -math.inf):
+            raise MalformedMessage(f"the parameter {name[:64]!r} of {what} is a number that is too large")
         for beginning, feature in _UNSUPPORTED.items():
             if value and name.startswith(beginning):
                 raise MalformedMessage(f"{what} has the parameter {name[:64]!r}: {feature} are not supported")

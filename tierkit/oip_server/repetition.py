@@ -14,7 +14,7 @@ from tierkit import http_errors
 from tierkit.errors import TerraceError
 from tierkit.logs import current_request_id, request_context
 from tierkit.metrics import ModelMetrics
-from tierkit.oip import BINARY_HEADER, InferRequest, InferResponse, Tensor, encode_response, tensor_from_bytes
+from tierkit.oip import BINARY_HEADER, InferRequest, InferResponse, Tensor, Timing, encode_response, tensor_from_bytes
 from tierkit.oip.datatypes import datatype_of
 from tierkit.runner import ModelRunner, RunResult
 from tierkit.service.exchange import Reply, header_lines
@@ -115,7 +115,7 @@ def _too_late() -> None:
     """What takes a request back that has been answered."""
 
 
-def server_timing(result: RunResult) -> bytes:
+def server_timing(result: RunResult | Timing) -> bytes:
     """The value of the header `Server-Timing`: milliseconds, and the images of the batch."""
     return b'queue;dur=%.3f, infer;dur=%.3f;desc="%d"' % (
         result.queue_s * 1e3,

@@ -14,6 +14,7 @@ import pytest
 from cloud_node.app import create_app as cloud_app
 from cloud_node.node import CloudNode
 from cloud_node.settings import CloudSettings
+from edge_node import relay
 from edge_node.app import create_app as edge_app
 from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
@@ -27,6 +28,7 @@ from models.manifest import load_manifest
 from models.serving import load_models
 from scheduler.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
+from tests.integration.end_node.test_hostile_upper_nodes import http as hostile_http, saying, upper
 from tierkit.events import CoarseEvent, FallbackEvent, read_event
 from tierkit.oip import InferRequest, Tensor, encode_request
 from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Encoding, Upstream
@@ -187,6 +189,41 @@ async def test_an_edge_node_that_cannot_encode_passes_nothing_on():
             answer = await post(http, f"/v1/relay/{model or TAIL}/infer", tensor, **headers)
             assert (answer.status_code, words in answer.text) == (status, True), answer.text
         assert came == []
+
+
+async def test_an_edge_node_does_not_trust_the_answers_that_it_passes_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(relay, "_BUDGET_S", 0.3)
+    settings = EdgeSettings(node_id="edge-0", threads=1, models=(NETWORK,), drain_s=1.0)
+
+    async def build(lifecycle: Lifecycle) -> Any:
+        encoders = Encoders(await load_heads(settings), settings)
+        return edge_app(EdgeNode(settings, await load_served(settings, Tier.EDGE), lifecycle, encoders))
+
+    def said(extra: bytes = b"", **changes: Any) -> bytes:
+        return hostile_http(extra=extra, model=TAIL, **changes)
+
+    good = b'Server-Timing: queue;dur=1.000, infer;dur=2.500;desc="2"\r\n'
+    cases: list[tuple[bytes, int, str]] = [
+        (said(good), 200, 'queue;dur=1.000, infer;dur=2.500;desc="2"'),
+        (said(b"Server-Timing: " + b"x" * 60_000 + b"\r\n"), 200, ""),
+        (said(parameters={"binary_data_size": 32, "x": "12345"}).replace(b'"12345"', b"1e99999"), 502, "too large"),
+        (said().replace(b"200 OK", b"200 OK\r\nContent-Length: 1"), 503, "no HTTP"),
+        (hostile_http(), 502, "answered with 'fine'"),
+        (b"HTTP/1.1 200 OK\r\n", 504, "did not answer within its budget"),
+    ]
+    async with (
+        serve_app(build, settings) as service,
+        httpx.AsyncClient(base_url=service.url, timeout=30, trust_env=False) as http,
+    ):
+        for raw, status, words in cases:
+            async with upper(saying(raw)) as cloud:
+                headers = route(cloud.url, Tier.CLOUD)
+                answer = await post(http, f"/v1/relay/{TAIL}/infer", Tensor("images", IMAGES), **headers)
+            assert answer.status_code == status, answer.text
+            if status == 200:
+                assert answer.headers.get("server-timing", "") == words
+            else:
+                assert words in answer.text
 
 
 async def register(http: httpx.AsyncClient, node_id: str, models: list[str], **more: Any) -> None:
