@@ -16,14 +16,15 @@ used, is marked invalid.
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
 
 from experiments.plots import Figures, counted
 from experiments.profile import Profile
@@ -38,6 +39,7 @@ from experiments.testbed import (
     read_tasks,
     with_answers,
 )
+from models.atomic import write_atomically
 from models.data import ImageSet
 from tierkit.client import AsyncClient
 from tierkit.errors import MissingExtra, ServiceFailed, SetupError, TerraceError
@@ -48,6 +50,7 @@ __all__ = [
     "MOST_TASKS",
     "RECORD",
     "Experiment",
+    "Log",
     "Outcome",
     "Request",
     "Run",
@@ -60,6 +63,7 @@ __all__ = [
 ]
 
 RECORD = "record.json"
+_LOG = "services.log"
 
 TASKS, QUICK_TASKS = 200, 40
 """The CIFAR-100 test set in tasks of 50, and a fifth of it."""
@@ -132,6 +136,40 @@ class Request:
     data: Path | None = None
 
 
+class Log:
+    """What the services write, line by line, in a file. A full disk takes what comes after, and not the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8", errors="backslashreplace")
+        self._path = path
+        self._empty = True
+        self.lost = ""
+        """Why the rest is not there."""
+
+    def write(self, line: str) -> None:
+        self._empty = False
+        if not self.lost:
+            with self._losing():
+                self._file.write(line)
+
+    def close(self) -> None:
+        with self._losing():
+            self._file.close()
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            self.lost = exc.strerror or str(exc)
+
+    def drop_empty(self) -> None:
+        """Leave no folder of a run that no service had a part in."""
+        if self._empty:
+            self._path.unlink()
+            self._path.parent.rmdir()
+
+
 Tell = Callable[[str, float, float], None]
 """Called with what is being done, the seconds of work that are done, and those of all (as expected beforehand)."""
 
@@ -144,7 +182,7 @@ class Run:
     folder: Path
     """For files that only the run needs."""
     tell: Tell
-    log: TextIO
+    log: Log
     config: dict[str, Any] = field(default_factory=dict)
     """Whatever else decides about the figures; goes into the record."""
     points: list[Point] = field(default_factory=list)
@@ -324,7 +362,7 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
     """
     folder = new_folder(out)
     state = "complete"
-    with TemporaryDirectory(prefix="terrace-experiment-") as scratch, (folder / "services.log").open("w") as log:
+    with TemporaryDirectory(prefix="terrace-experiment-") as scratch, closing(Log(folder / _LOG)) as log:
         run = Run(request=request, folder=Path(scratch), tell=tell, log=log)
         try:
             await experiment.measure(run)
@@ -334,15 +372,17 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
             current = asyncio.current_task()
             assert current is not None
             current.uncancel()
-        except (TerraceError, ExceptionGroup) as exc:
+        except (TerraceError, OSError, ExceptionGroup) as exc:
             cause = _cause(exc)
             if not run.points and not isinstance(cause, ServiceFailed):
-                _drop_empty(folder, log)
+                log.drop_empty()
                 raise
-            if not isinstance(cause, TerraceError):
+            if not isinstance(cause, TerraceError | OSError):
                 raise cause from exc
             state = "invalid"
             run.note(str(cause))
+    if log.lost:
+        run.note(f"{_LOG} is not whole: {log.lost}")
     config = {
         "profile": {"name": request.profile_name, **request.profile.model_dump(mode="json")},
         "quick": request.quick,
@@ -359,15 +399,28 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
     finally:  # should the analysis fail, what was measured is not lost
         results = {"rows": rows}
         record = RunRecord(experiment=experiment.name, samples={}, results=results, seed=request.seed, **fields)
+        _keep(record, folder)
+    try:
+        return publish(experiment, folder)
+    except SetupError as exc:
+        again = f"`terrace experiment report {shlex.quote(str(folder))}` makes table and plots of it"
+        raise SetupError(f"{exc}; {folder / RECORD} is whole, and {again}") from exc.__cause__
+
+
+def _keep(record: RunRecord, folder: Path) -> None:
+    """Write the record into its folder; where that has no room, somewhere else: a long run shall not be lost for it.
+
+    Raises:
+        SetupError: it is not in its folder; the message says where it is.
+    """
+    try:
         record.write(folder, stem=Path(RECORD).stem)
-    return publish(experiment, folder)
-
-
-def _drop_empty(folder: Path, log: TextIO) -> None:
-    """Leave no folder of a run that no service had a part in."""
-    if log.tell() == 0:
-        Path(log.name).unlink()
-        folder.rmdir()
+    except SetupError as exc:
+        try:
+            kept = record.write(Path(mkdtemp(prefix="terrace-record-")), stem=Path(RECORD).stem)
+        except (SetupError, OSError) as other:
+            raise SetupError(f"{exc}; what was measured is lost") from other
+        raise SetupError(f"{exc}; the record is {kept}") from exc.__cause__
 
 
 def _cause(error: Exception) -> Exception:
@@ -452,7 +505,7 @@ def publish(experiment: Experiment, folder: Path) -> Outcome:
     heading = f"# {experiment.name}: {experiment.summary}"
     state = "" if record["state"] == "complete" else f"**This run is {record['state']}.**\n\n"
     text = "\n".join([heading, "", state + shown.table.markdown(), *notes, "", shown.source, ""])
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    write_atomically(folder / "table.md", text.encode(errors="backslashreplace"))
     if shown.figures is not None:
         shown.figures.save(folder)
     return shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from models.atomic import write_atomically
 from tierkit.errors import InvalidInput
 
 __all__ = ["fill", "read_page"]
@@ -37,4 +38,4 @@ def fill(page: Path, name: str, markdown: str) -> None:
     _, closed, after = rest.partition(_END)
     if not (found and closed):
         raise InvalidInput(f"{page} has no place for the table: {start} and, below it, {_END}")
-    page.write_text(f"{before}{start}\n\n{markdown.strip()}\n\n{_END}{after}", encoding="utf-8")
+    write_atomically(page, f"{before}{start}\n\n{markdown.strip()}\n\n{_END}{after}".encode())

@@ -13,6 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from models.atomic import write_atomically
 from tierkit.errors import MissingExtra
 
 __all__ = ["Figures", "averaged", "bound", "counted", "error_bars", "formula", "measured", "paper"]
@@ -137,8 +138,10 @@ class Figures:
         """The plots as files of a kind, `png` or `svg`, by their file names without its ending."""
         files = {}
         # Without the date and with names that are not random, the same record gives the same file.
-        with self._rc_context({"svg.hashsalt": "terrace"}):
+        with self._rc_context({"svg.hashsalt": "terrace", "text.parse_math": False}):
             for name, figure in self._figures.items():
+                for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
+                    text.set_parse_math(False)  # a dollar sign in a name is one
                 file = BytesIO()
                 figure.savefig(file, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
                 files[name] = file.getvalue()
@@ -150,7 +153,7 @@ class Figures:
         for suffix in ("png", "svg"):
             for name, content in self.render(suffix).items():
                 path = folder / f"{name}.{suffix}"
-                path.write_bytes(content)
+                write_atomically(path, content)
                 paths.append(path)
         return paths
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from experiments.harness import RECORD, Experiment, Outcome, present, publish
 from experiments.record import read_record
+from models.atomic import write_atomically
+from tierkit.commandline import NO_ROOM
 from tierkit.errors import InvalidInput, SetupError
 
 __all__ = ["REPORT", "write_report"]
@@ -34,33 +36,56 @@ _OTHERS = {
 """Records that other commands make, by the first words of their names: the command, and where their tables are."""
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+:root { color-scheme: light dark; --text: #222; --page: #fff; --quiet: #555; --line: #ccc; --bad: #fbe3d6; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #ddd; --page: #1b1b1b; --quiet: #aaa; --line: #555; --bad: #5a2a12; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: var(--text);
+  background: var(--page); }
+h1, h2, li, p { overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem; }
-th, td { padding: 0.25rem 0.75rem; text-align: right; border-bottom: 1px solid #ccc; }
-th:first-child, td:first-child { text-align: left; }
+th, td { padding: 0.25rem 0.75rem; text-align: right; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; min-width: 9rem; }
 .scroll { overflow-x: auto; }
-img { max-width: 100%; height: auto; }
-.facts, .notes { color: #555; font-size: 0.85rem; }
-.bad { background: #fbe3d6; padding: 0.5rem 1rem; }
+figure { margin: 1rem 0; }
+img { max-width: max(100%, 36rem); height: auto; background: #fff; }
+.facts, .notes { color: var(--quiet); font-size: 0.85rem; }
+.bad { background: var(--bad); padding: 0.5rem 1rem; }
+@media print {
+  :root { --text: #000; --page: #fff; --quiet: #333; --line: #ccc; --bad: #fbe3d6; }
+  body { margin: 0; max-width: none; }
+  table { font-size: 0.65rem; }
+  th, td { padding: 0.1rem 0.3rem; }
+  th:first-child, td:first-child { min-width: 5rem; }
+  .scroll { overflow: visible; }
+  img { max-width: 100%; }
+  h2 { break-after: avoid; }
+  tr, figure { break-inside: avoid; }
+}
 """
+
+_CODE = re.compile(r"`([^`]+)`")
 
 
 def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[Path, list[str]]:
     """Write `report.html` into `folder`, from the records in it and below it: those of runs, called `record.json`,
     whose tables and plots are made again, and those that were kept under experiment and time.
 
+    The page names what it left out.
+
     Returns:
         The page, and what a person should know: records that could not be used, plots that could not be drawn.
 
     Raises:
         InvalidInput: there is no record of an experiment.
-        SetupError: there is but one, and it is damaged.
+        SetupError: there is but one, and it is damaged, or several, and all are; or the page cannot be written.
     """
     paths = sorted(_records(folder), key=lambda path: path.parts)
     if not paths:
         raise InvalidInput(f"there is no record of an experiment in {folder} or below it ({RECORD}, or NAME-TIME.json)")
     sections: list[tuple[str, str]] = []
     warnings: list[str] = []
+    damaged: list[str] = []
     others: dict[str, list[str]] = {}
     for path in paths:
         try:
@@ -73,15 +98,19 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
         except SetupError as exc:
             if len(paths) == 1:
                 raise
-            warnings.append(str(exc))
+            if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in NO_ROOM:
+                raise
+            damaged.append(str(exc))
             continue
         warnings += outcome.warnings
         title = f"{name}: {experiments[name].summary} ({_name(path, folder)})"
         sections.append((title, _section(outcome)))
-    warnings += [f"left out: {', '.join(names)}: {why}" for why, names in others.items()]
+    if not sections and not others:
+        raise SetupError(f"none of the {len(paths)} records in {folder} can be used; of the first one: {damaged[0]}")
+    left_out = damaged + [f"left out: {', '.join(names)}: {why}" for why, names in others.items()]
     page = folder / REPORT
-    page.write_text(_page(sections), encoding="utf-8")
-    return page, warnings
+    write_atomically(page, _page(sections, left_out).encode(errors="backslashreplace"))
+    return page, warnings + left_out
 
 
 def _again(experiment: Experiment, path: Path) -> Outcome:
@@ -91,7 +120,7 @@ def _again(experiment: Experiment, path: Path) -> Outcome:
 def _records(folder: Path) -> Iterator[Path]:
     """Files that are records, or would be if they were whole."""
     for path in folder.rglob("*.json"):
-        if path.name == RECORD or _KEPT.fullmatch(path.stem):
+        if (path.name == RECORD or _KEPT.fullmatch(path.stem)) and not path.is_fifo():
             yield path
 
 
@@ -108,29 +137,40 @@ def _name(path: Path, folder: Path) -> str:
     return str((path.parent if path.name == RECORD else path.with_suffix("")).relative_to(folder))
 
 
-def _page(sections: Sequence[tuple[str, str]]) -> str:
-    titles = [html.escape(title) for title, _ in sections]
+def _marked(text: str) -> str:
+    """Text in HTML; what stands between backticks is code."""
+    return _CODE.sub(r"<code>\1</code>", html.escape(text))
+
+
+def _page(sections: Sequence[tuple[str, str]], left_out: Sequence[str]) -> str:
+    titles = [_marked(title) for title, _ in sections]
     contents = "\n".join(f'<li><a href="#run-{number}">{title}</a></li>' for number, title in enumerate(titles, 1))
     body = "\n".join(
         f'<h2 id="run-{number}">{title}</h2>\n{text}'
         for number, (title, (_, text)) in enumerate(zip(titles, sections, strict=True), 1)
     )
+    if left_out:
+        contents += '\n<li><a href="#left-out">not on this page</a></li>'
+        items = "\n".join(f"<li>{_marked(why)}</li>" for why in left_out)
+        body += f'\n<h2 id="left-out">not on this page</h2>\n<ul class="notes">\n{items}\n</ul>'
     return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>Terrace: experiments</title>\n'
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Terrace: experiments</title>\n'
         f"<style>{_STYLE}</style>\n<h1>Terrace: experiments</h1>\n<ul>\n{contents}\n</ul>\n{body}\n</html>\n"
     )
 
 
 def _section(outcome: Outcome) -> str:
     table, record = outcome.table, outcome.record
-    heading = "".join(f"<th>{html.escape(text)}</th>" for text in table.headings)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
+    heading = "".join(f'<th scope="col">{_marked(text)}</th>' for text in table.headings)
+    rows = "".join("<tr>" + "".join(f"<td>{_marked(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
     state = "" if record["state"] == "complete" else f'<p class="bad">This run is {html.escape(record["state"])}.</p>\n'
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in record["notes"])
-    facts = html.escape(f"{outcome.source} Seed {record.get('seed')}.")
+    notes = "".join(f"<li>{_marked(note)}</li>" for note in record["notes"])
+    notes = f'<ul class="notes">{notes}</ul>\n' if notes else ""
+    facts = f'<p class="facts">{_marked(outcome.source)} Seed {record["seed"]}.</p>\n'
     return (
-        f'{state}<div class="scroll"><table><tr>{heading}</tr>\n{rows}</table></div>\n{_plots(outcome)}\n'
-        f'<ul class="notes">{notes}</ul>\n<p class="facts">{facts}</p>\n'
+        f'{state}<div class="scroll"><table>\n<thead><tr>{heading}</tr></thead>\n<tbody>\n{rows}</tbody>\n'
+        f"</table></div>\n{_plots(outcome)}\n{notes}{facts}"
     )
 
 
@@ -140,7 +180,7 @@ def _plots(outcome: Outcome) -> str:
     words = outcome.figures.shown()
     # As images of their own: names inside one drawing must not meet those of another.
     return "\n".join(
-        f'<figure><img alt="{html.escape(words[name])}" src="data:image/svg+xml;base64,'
+        f'<figure class="scroll"><img alt="{html.escape(words[name])}" src="data:image/svg+xml;base64,'
         f'{base64.b64encode(content).decode()}"></figure>'
         for name, content in outcome.figures.render("svg").items()
     )

@@ -1,6 +1,7 @@
 """What every run of an experiment keeps to: folders, records, interruptions. The experiments here measure nothing."""
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from experiments import figure3, slow_edge
+from experiments import figure3, plots as plots_module, record as record_module, slow_edge
 from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
 from experiments.harness import (
     RECORD,
     Experiment,
+    Log,
     Record,
     Request,
     Run,
@@ -39,6 +41,8 @@ from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import TABLE5
 from experiments.testbed import Network
+from models.atomic import write_atomically
+from tierkit.commandline import asked_wrongly
 from tierkit.errors import DeadlineExceeded, InvalidInput, SetupError
 from tierkit.fleet import Exit, FleetPlan
 from tierkit.types import Tier
@@ -331,6 +335,67 @@ def test_a_folder_that_exists_is_kept_and_the_run_stands_beside_it(tmp_path: Pat
     assert new_folder(first) == tmp_path / "deep" / "run-2"
     assert new_folder(first) == tmp_path / "deep" / "run-3"
     assert [path.name for path in first.iterdir()] == ["mine"]
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, module: Any, folder: Path, name: str = "") -> None:
+    """Leave no room for files of that name, or for any, in the folder."""
+
+    def write(path: Path, content: bytes) -> None:
+        if path.parent == folder and name in path.name:
+            raise SetupError(f"cannot write {path}: No space left on device") from OSError(
+                errno.ENOSPC, "No space left"
+            )
+        write_atomically(path, content)
+
+    monkeypatch.setattr(module, "write_atomically", write)
+
+
+async def test_a_record_that_has_no_room_in_its_folder_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fill_disk(monkeypatch, record_module, tmp_path / "run")
+    with pytest.raises(SetupError) as caught:
+        await execute(EXPERIMENT, REQUEST, tmp_path / "run", ignore)
+    said, _, kept = str(caught.value).partition("; the record is ")
+    assert said == f"cannot write {tmp_path / 'run' / RECORD}: No space left on device"
+    assert [point["seconds"] for point in read_record(Path(kept))["points"]] == [1.0, 2.0]
+    assert not asked_wrongly(caught.value)
+
+
+async def test_a_plot_that_has_no_room_leaves_a_whole_record_and_says_how_to_make_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+    folder = tmp_path / "my run"
+    fill_disk(monkeypatch, plots_module, folder, ".png")
+    with pytest.raises(SetupError) as caught:
+        await execute(EXPERIMENT, REQUEST, folder, ignore)
+    assert (
+        f"No space left on device; {folder / RECORD} is whole, and `terrace experiment report '{folder}'` makes"
+        in str(caught.value)
+    )
+    assert not asked_wrongly(caught.value)
+    assert read_record(folder / RECORD)["state"] == "complete"
+
+
+async def test_a_disk_that_fills_up_during_a_measurement_leaves_what_was_measured(tmp_path: Path) -> None:
+    async def measure(run: Run) -> None:
+        run.add(x=1.0, seconds=1.0)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    outcome = await execute(replace(EXPERIMENT, measure=measure), REQUEST, tmp_path / "run", ignore)
+    assert (outcome.record["state"], len(outcome.record["points"])) == ("invalid", 1)
+    assert "No space left on device" in outcome.record["notes"][-1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_log_without_room_says_so_and_stops_nothing() -> None:
+    log = Log(Path("/dev/full"))
+    for _ in range(2):
+        log.write("x" * 10_000)
+    log.close()
+    assert log.lost == "No space left on device"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from experiments.peers import __main__ as peers
 from tierkit.commandline import asked_wrongly, run_module
 from tierkit.errors import DataError, DeadlineExceeded, InvalidInput, PortInUse, SetupError, TerraceError
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "experiments.beats": beats.run,
     "experiments.durability": durability.main,
     "experiments.main_job": main_job.main,

@@ -1,7 +1,9 @@
 """The page of all runs, from records alone."""
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -211,6 +213,85 @@ async def test_a_record_with_an_impossible_figure_is_named_and_left_out(tmp_path
     page, (warning,) = write_report(tmp_path, EXPERIMENTS)
     assert f"the record {tmp_path / 'odd' / RECORD} is damaged: points.0.stage_ms.3 is not from 0 to" in warning
     assert "table2: " not in page.read_text()
+
+
+async def test_names_and_texts_of_a_record_are_no_markup_and_no_formula(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+    evil = "<script>alert(1)</script>"
+    folder = tmp_path / os.fsdecode(b"a<b>&'\"\xff")
+    folder.mkdir()
+    record = json.loads((RECORDS / "table1-2026-11-22T050547Z.json").read_text())
+    for point in record["points"]:
+        point["network"] = f"$\\frac{{$ {evil}|\n"
+    record["config"]["profile"]["name"] = evil
+    record["notes"] = [f"{evil} `<b>` \ud800"]
+    record["command"] += [evil, "`"]
+    (folder / RECORD).write_text(json.dumps(record))
+    page, warnings = write_report(tmp_path, EXPERIMENTS)
+    assert warnings == []
+    text = page.read_text()
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert "<code>&lt;b&gt;</code> \\ud800" in text
+    assert "(a&lt;b&gt;&amp;&#x27;&quot;\\udcff)" in text
+    table = (folder / "table.md").read_text().split("\n\n")[1]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+async def test_the_page_fits_small_and_dark_screens_and_paper(tmp_path: Path) -> None:
+    await table3(tmp_path / "table3")
+    page, _ = write_report(tmp_path, EXPERIMENTS)
+    text = page.read_text()
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert "@media (prefers-color-scheme: dark)" in text
+    assert "@media print" in text
+    assert text.count("<thead><tr><th") == 1  # so that each sheet of paper has the headings
+    assert "<code>" in text
+    assert "`" not in text
+
+
+async def test_the_page_names_what_is_not_on_it(tmp_path: Path) -> None:
+    await table3(tmp_path / "table3")
+    (tmp_path / "table2-2030-01-01T010203Z.json").write_text("{")
+    shutil.copyfile(next(RECORDS.glob("beats-*.json")), tmp_path / "beats-2030-01-01T010203Z.json")
+    page, warnings = write_report(tmp_path, EXPERIMENTS)
+    listed = page.read_text().partition('<h2 id="left-out">')[2]
+    assert len(warnings) == listed.count("<li>") == 2
+    assert "table2-2030-01-01T010203Z.json is no whole record" in listed
+    assert "made by <code>python -m experiments.beats</code>" in listed
+
+
+def test_records_that_are_all_damaged_make_no_page(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"table2-2030-01-0{number}T010203Z.json").write_text("{")
+    with pytest.raises(
+        SetupError, match=r"none of the 2 records in .* can be used; of the first one: .*01T010203Z.json"
+    ):
+        write_report(tmp_path, EXPERIMENTS)
+    assert not (tmp_path / REPORT).exists()
+
+
+async def test_a_page_without_room_leaves_the_old_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await table3(tmp_path / "table3")
+    await table3(tmp_path / "table3-2")
+    page, _ = write_report(tmp_path, EXPERIMENTS)
+    before = page.read_bytes()
+
+    def no_room(path: Path, content: bytes) -> None:
+        raise SetupError(f"cannot write {path}: No space left on device") from OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr("experiments.harness.write_atomically", no_room)
+    with pytest.raises(SetupError, match=r"cannot write .*table\.md"):
+        write_report(tmp_path, EXPERIMENTS)
+    assert page.read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+async def test_a_pipe_that_is_called_as_a_record_is_not_waited_for(tmp_path: Path) -> None:
+    await table3(tmp_path / "table3")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / RECORD)
+    assert write_report(tmp_path, EXPERIMENTS)[1] == []
 
 
 def test_a_half_written_record_is_refused(tmp_path: Path) -> None:
