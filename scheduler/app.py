@@ -6,14 +6,15 @@ import asyncio
 import difflib
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from fastapi.routing import APIRoute
+from starlette.types import Send
 
 from models.manifest import weights_folder
 from models.store import ModelStore
@@ -97,6 +98,20 @@ async def _scheduler(request: Request) -> Scheduler:
 
 
 Service = Annotated[Scheduler, Depends(_scheduler)]
+
+
+class _Stream(StreamingResponse):
+    """Ends what it is made from with itself, also where it is cut off between two pieces."""
+
+    def __init__(self, pieces: AsyncGenerator[str, None], *, media_type: str, headers: Mapping[str, str]) -> None:
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._pieces = pieces
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._pieces):
+            await super().stream_response(send)
+
+
 JobId = Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)]
 NodeName = Annotated[NodeId, Path()]
 
@@ -196,7 +211,7 @@ async def get_results(
     """While the job runs, what there is so far (the header `Terrace-Job-State` says which); afterwards all images."""
     state, pieces = await scheduler.results(job_id, form=format)
     media_type = "text/csv; charset=utf-8" if format == "csv" else _NDJSON
-    return StreamingResponse(pieces, media_type=media_type, headers={"Terrace-Job-State": state, **_HEADERS})
+    return _Stream(pieces, media_type=media_type, headers={"Terrace-Job-State": state, **_HEADERS})
 
 
 @jobs.get("/v1/jobs/{job_id}/attempts", response_model=AttemptPage, summary="Who tried which task, and what came of it")
@@ -244,7 +259,7 @@ async def get_events(
         raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {after[:32]!r}")
     events = await (scheduler.states(job_id) if only else scheduler.events(job_id, after=int(after)))
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **_HEADERS}
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    return _Stream(events, media_type="text/event-stream", headers=headers)
 
 
 @jobs.post(
@@ -263,7 +278,7 @@ async def classify(request: Request, scheduler: Service, caller: CallerOf) -> St
         metered(request.stream(), None if caller is None else caller.allowance),
         request_id=current_request_id(),
     )
-    return StreamingResponse(lines, media_type=_NDJSON, headers=_HEADERS)
+    return _Stream(lines, media_type=_NDJSON, headers=_HEADERS)
 
 
 @fleet.get("/v1/devices", response_model=DevicePage, summary="The device list", dependencies=_USERS)

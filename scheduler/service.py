@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -398,14 +398,14 @@ class Scheduler:
                 await news.wait()
         return await self.view(job_id)
 
-    async def results(self, job_id: str, *, form: str) -> tuple[str, AsyncIterator[str]]:
+    async def results(self, job_id: str, *, form: str) -> tuple[str, AsyncGenerator[str, None]]:
         """The state of a job and its image results in index order, as text piece by piece. While the job runs, those
         that there are; afterwards all. Raises NotFound."""
         job = await self._current(await self._store.get(job_id))
         renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
         unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
 
-        async def pieces() -> AsyncIterator[str]:
+        async def pieces() -> AsyncGenerator[str, None]:
             if form == "csv":
                 yield ",".join(CSV_COLUMNS) + "\r\n"
             size = job.policy.batch_size
@@ -425,7 +425,7 @@ class Scheduler:
         sink = self._sinks.get(job_id)
         return (job.state if sink is None else sink.state), pieces()
 
-    async def events(self, job_id: str, *, after: int) -> AsyncIterator[str]:
+    async def events(self, job_id: str, *, after: int) -> AsyncGenerator[str, None]:
         """Server-sent events of a job from the result number `after` on; ends with the final state.
 
         Raises:
@@ -435,7 +435,7 @@ class Scheduler:
         renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
         return self._events(job_id, after, renderer)
 
-    async def _events(self, job_id: str, seq: int, renderer: Renderer) -> AsyncIterator[str]:
+    async def _events(self, job_id: str, seq: int, renderer: Renderer) -> AsyncGenerator[str, None]:
         shown: str | None = None
         coarse: dict[int, Answer] = {}
         with self.hub.follow(job_id) as news:
@@ -463,12 +463,12 @@ class Scheduler:
                 if not batch and not await _came(news, _KEEP_ALIVE_S):
                     yield comment("waiting")
 
-    async def states(self, job_id: str) -> AsyncIterator[str]:
+    async def states(self, job_id: str) -> AsyncGenerator[str, None]:
         """Server-sent events of a job's states alone; ends with the final one. Raises NotFound, as `events`."""
         await self._store.get(job_id)
         return self._states(job_id)
 
-    async def _states(self, job_id: str) -> AsyncIterator[str]:
+    async def _states(self, job_id: str) -> AsyncGenerator[str, None]:
         shown: str | None = None
         with self.hub.follow(job_id) as news:
             while not self.stopping:
@@ -493,7 +493,7 @@ class Scheduler:
         stream: AsyncIterable[bytes],
         *,
         request_id: str,
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str, None]:
         """Answer a few images at once, in one task that goes before all jobs; nothing is stored.
 
         Returns:
@@ -529,7 +529,7 @@ class Scheduler:
 
     async def _classify(
         self, policy: JobPolicy, pixels: Pixels, facts: ImageFacts, request_id: str
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str, None]:
         begun = time.monotonic()
         sink = LiveSink()
         renderer = Renderer(self.manifest.hierarchy, facts, policy)

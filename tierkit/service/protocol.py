@@ -353,6 +353,10 @@ class _HttpProtocol(asyncio.Protocol):
         else:
             self._answering.keep_alive = False
 
+    def abort(self) -> None:
+        """End the connection now, whatever the client has not taken in yet."""
+        self._transport.abort()
+
     # --- a request that is the last one once more ---
 
     def _remember(self, body_bytes: int, again: Again) -> None:

@@ -44,6 +44,9 @@ under way consist of."""
 _LAG_PERIOD_S = 0.05
 """What blocks the event loop for longer than this cannot hide between two looks."""
 
+_CUT_S = 1.0
+"""For answers that were cut off to let go of what they read from; they have nothing else to wait for."""
+
 _LOOK_S = 0.01
 """Between two looks whether the last connections have gone."""
 
@@ -275,10 +278,15 @@ class _Server(uvicorn.Server):
                 for server in self.servers:
                     await server.wait_closed()
         except TimeoutError:
-            left = len(self.server_state.tasks)
-            log.warning("cutting off answers that are still being read", extra={"answers": left})
-            for task in self.server_state.tasks:
+            left = set(self.server_state.tasks)
+            log.warning("cutting off answers that are still being read", extra={"answers": len(left)})
+            for task in left:
                 task.cancel()
+            for connection in list(self.server_state.connections):
+                connection.abort()  # type: ignore[union-attr]  # of `bounded_protocol`
+            if left:
+                # What they read from, such as a database, is closed after them.
+                await asyncio.wait(left, timeout=_CUT_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

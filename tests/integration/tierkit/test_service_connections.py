@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -311,6 +313,22 @@ async def test_an_answer_that_is_still_being_read_has_the_drain_time_and_no_more
             told = time.monotonic()
         assert 0.2 <= time.monotonic() - told < 1.0
         await answer.aclose()
+
+
+async def test_what_a_client_has_not_read_by_the_end_of_the_drain_time_ends_with_the_service() -> None:
+    loop = asyncio.get_running_loop()
+
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with socket.socket() as client:
+        client.setblocking(False)
+        async with serve_app(Sample().app, ServiceSettings(drain_s=0.1)) as service:
+            await loop.sock_connect(client, ("127.0.0.1", int(service.url.rpartition(":")[2])))
+            await loop.sock_sendall(client, b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+            await loop.sock_recv(client, 1)
+            before = files()
+        assert files() == before - 2  # the connection, and what took it
 
 
 async def test_an_endless_answer_can_end_itself_when_the_service_drains() -> None:

@@ -1,11 +1,13 @@
 """How the application is put together."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from inspect import iscoroutinefunction
 
 import pytest
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from starlette.types import Message
 
 from scheduler import app
 
@@ -28,3 +30,31 @@ def test_no_request_waits_for_a_thread(router: str) -> None:
     }
     assert routes
     assert not threaded
+
+
+async def test_a_stream_that_is_cut_off_between_two_pieces_ends_what_it_is_made_from() -> None:
+    """At once: who cuts off may be about to close what the pieces are read from."""
+    ended, stuck = asyncio.Event(), asyncio.Event()
+
+    async def pieces() -> AsyncGenerator[str, None]:
+        try:
+            yield "first"
+        finally:
+            ended.set()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            stuck.set()
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    source = pieces()
+    answer = app._Stream(source, media_type="text/plain", headers={})({"type": "http"}, receive, send)
+    answering = asyncio.create_task(answer)
+    await stuck.wait()
+    answering.cancel()
+    await asyncio.gather(answering, return_exceptions=True)
+    assert ended.is_set()
