@@ -57,6 +57,9 @@ _OUTPUT = "probabilities"
 _MOST_SAID = 2000
 """Characters of what went wrong with upper nodes that are passed on."""
 
+_CLASS_BYTES = 8
+"""Of a probability, at most."""
+
 _MAX_REMEMBERED = 256
 """Upper nodes whose failure is remembered: their names come from outside."""
 
@@ -145,7 +148,7 @@ class EndNode(InferenceNode):
         self.clock = clock
         self._hierarchy = hierarchy
         self._http = open_client(links=settings.links, tls_ca=settings.tls_ca)
-        client = OipClient(self._http)
+        client = OipClient(self._http, row_bytes=_CLASS_BYTES * len(hierarchy.fine))
         self._pixels, self._features = PixelClient(client), FeatureClient(client, settings.node_id)
         self._failing: dict[str, FallbackReason] = {}
         model = self.default_runner.model

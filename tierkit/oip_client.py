@@ -31,8 +31,8 @@ _MAX_RETRY_AFTER_S = 60.0
 _MAX_REFUSAL_BYTES = 64 * 1024
 """So much of an answer that is an error is read."""
 
-_MAX_ROW_BYTES = 64 * 1024
-"""For what one image is answered with: the classes that a network tells apart are thousands at most."""
+_ROW_BYTES = 256 * 1024
+"""For what one image is answered with: 64 thousand probabilities in FP32."""
 
 # No number has more digits than whom the answer is passed on to takes (`tierkit.events`).
 _TIMING = re.compile(r'queue;dur=(\d{1,9}\.\d{3}), infer;dur=(\d{1,9}\.\d{3});desc="([1-9]\d{0,8})"', re.ASCII)
@@ -42,11 +42,16 @@ class OipClient:
     """Inference requests to any server of the protocol, over connections that `http` keeps open.
 
     The caller owns `http`, closes it, and chooses its pool; its timeouts apply besides the budget of each call.
+
+    Args:
+        limits: of answers.
+        row_bytes: most bytes that the answer about one image may have, as binary.
     """
 
-    def __init__(self, http: ServiceClient, *, limits: Limits | None = None) -> None:
+    def __init__(self, http: ServiceClient, *, limits: Limits | None = None, row_bytes: int = _ROW_BYTES) -> None:
         self._http = http
         self._limits = limits or Limits()
+        self._row_bytes = row_bytes
 
     async def infer(
         self,
@@ -120,7 +125,7 @@ class OipClient:
 
     async def _read(self, answer: Answer, url: str, *, rows: int) -> bytes:
         limits = self._limits
-        most_bytes = min(limits.max_body_bytes, limits.max_json_bytes + rows * _MAX_ROW_BYTES)
+        most_bytes = min(limits.max_body_bytes, limits.max_json_bytes + rows * self._row_bytes)
         body = bytearray()
         async for piece in answer:
             body += piece
