@@ -138,7 +138,7 @@ class Figures:
         """The plots as files of a kind, `png` or `svg`, by their file names without its ending."""
         files = {}
         # Without the date and with names that are not random, the same record gives the same file.
-        with self._rc_context({"svg.hashsalt": "terrace", "text.parse_math": False}):
+        with self._rc_context({"svg.hashsalt": "terrace"}):
             for name, figure in self._figures.items():
                 for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
                     text.set_parse_math(False)  # a dollar sign in a name is one

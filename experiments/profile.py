@@ -25,16 +25,15 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     ValidationError,
     field_validator,
 )
 
 from tierkit.documents import faults, read_document
 from tierkit.errors import InvalidInput
-from tierkit.links import LinkSpec
+from tierkit.links import DelayS, LinkSpec
+from tierkit.settings import EmulatedMs
 from tierkit.types import Tier
 
 __all__ = [
@@ -68,7 +67,7 @@ class _Part(BaseModel):
 class PathSpec(LinkSpec):
     """A path between tiers. Who names one says how long it is; what else a link has is perfect unless it is said."""
 
-    delay_s: NonNegativeFloat
+    delay_s: DelayS
     """Seconds one way, half of what a question and its answer take; 0 for none."""
 
 
@@ -87,11 +86,11 @@ class Counts(_Part):
 
 
 class Speeds(_Part):
-    """Emulated milliseconds per image of each tier; None for the real speed."""
+    """Emulated milliseconds per image of each tier, an hour at most; None for the real speed."""
 
-    end: PositiveFloat | None = None
-    edge: PositiveFloat | None = None
-    cloud: PositiveFloat | None = None
+    end: EmulatedMs | None = None
+    edge: EmulatedMs | None = None
+    cloud: EmulatedMs | None = None
 
     def of(self, tier: Tier) -> float | None:
         return {Tier.END: self.end, Tier.EDGE: self.edge, Tier.CLOUD: self.cloud}[tier]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import html
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.harness import RECORD, Experiment, Outcome, present, publish
@@ -64,6 +66,8 @@ img { max-width: max(100%, 36rem); height: auto; background: #fff; }
 }
 """
 
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -114,7 +118,14 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
 
 
 def _again(experiment: Experiment, path: Path) -> Outcome:
-    return publish(experiment, path.parent)
+    """What can be shown of the record of a run, written into its folder if that may be."""
+    try:
+        return publish(experiment, path.parent)
+    except SetupError as exc:
+        if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno not in _FORBIDDEN:
+            raise
+        outcome = present(experiment, path)
+        return replace(outcome, warnings=[*outcome.warnings, str(exc)])
 
 
 def _records(folder: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from pydantic_core import ErrorDetails
 from tierkit.errors import SetupError
 
 __all__ = ["faults", "read_document"]
+
+_TABLE = re.compile(r"a valid dictionary( or instance of \w+)?")
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -29,10 +32,13 @@ def read_document(path: Path, kind: type[M], *, what: str) -> M:
         SetupError: it cannot be read, is no TOML, or does not fit; an unknown name brings the closest known one.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        # An editor may have put a byte order mark before the text.
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as exc:
         raise SetupError(f"cannot read the {what} {path}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except UnicodeDecodeError as exc:
+        raise SetupError(f"the {what} {path} is no text in UTF-8") from exc
+    except tomllib.TOMLDecodeError as exc:
         raise SetupError(f"the {what} {path} is not valid TOML: {exc}") from exc
     try:
         return kind.model_validate(document)
@@ -68,8 +74,8 @@ def _sentence(error: ErrorDetails, kind: type[BaseModel], document: Any) -> str:
         return f"{where} is missing" + (f" ({meaning[0].lower()}{meaning[1:]})" if meaning else "")
     if error["type"] == "too_short":
         return f"{where} has too few entries: {error['ctx']['actual_length']}, at least {error['ctx']['min_length']}"
-    # Files have lists, whatever becomes of them.
-    reason = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
+    # Files have lists and tables, whatever becomes of them.
+    reason = _TABLE.sub("a table", error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list"))
     if where and isinstance(error["input"], dict | list):  # too much to be repeated in a sentence
         return f"{where}: {reason}"
     return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason

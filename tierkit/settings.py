@@ -77,6 +77,9 @@ CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], NoDecode, BeforeValidator(_s
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 """A path in which ~ stands for the home directory."""
 
+EmulatedMs = Annotated[float, Field(gt=0, le=3_600_000)]
+"""Milliseconds that something is made to take, an hour at most."""
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -225,11 +228,13 @@ class NodeSettings(ServiceSettings):
     max_queue_images: PositiveInt = 4096
     """Most images that may wait for inference; beyond that requests are refused with 503 at once."""
 
-    emulate_ms_per_image: PositiveFloat | None = None
-    """Milliseconds that the models take for an image, whatever they really need, for experiments. Default: none."""
+    emulate_ms_per_image: EmulatedMs | None = None
+    """Milliseconds that the models take for an image, whatever they really need, for experiments; an hour at most.
+    Default: none."""
 
-    emulate_encode_ms_per_image: PositiveFloat | None = None
-    """Milliseconds that encoding an image takes, whatever it really needs, for experiments. Default: none."""
+    emulate_encode_ms_per_image: EmulatedMs | None = None
+    """Milliseconds that encoding an image takes, whatever it really needs, for experiments; an hour at most.
+    Default: none."""
 
     emulate_answers: UserPath | None = None
     """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""

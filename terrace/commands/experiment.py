@@ -60,6 +60,7 @@ _NUMBERS = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
 
 _MOST_RUNS, _MOST_FAULTS, _MOST_JOBS, _MOST_MINUTES = 1_000, 1_000_000, 10_000, 10_000
 _MOST_SIMULATED = 10_000_000
+_LEAST_MBPS = 0.01
 
 ProfileName = Annotated[
     str, typer.Option("--profile", metavar="NAME|FILE", help="Machines and links: a name, or a TOML file of your own.")
@@ -71,6 +72,12 @@ def _run_folder(text: str) -> Path:
         raise typer.BadParameter("an empty name is none for a folder")
     if os.path.exists(text) and not os.path.isdir(text):
         raise typer.BadParameter(f"{text!r} is a file; a folder is expected")
+    return Path(text)
+
+
+def _report_folder(text: str) -> Path:
+    if not os.path.isdir(_run_folder(text)):
+        raise typer.BadParameter(f"there is no folder {text!r}")
     return Path(text)
 
 
@@ -119,7 +126,8 @@ def all_command(
 @app.command("report")
 def report_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder with runs, at any depth.", file_okay=False, exists=True)
+        Path,
+        typer.Argument(metavar="DIR", help="Folder with runs, at any depth.", parser=_report_folder),
     ],
 ) -> None:
     """Make tables and plots of all records in a folder again, and one HTML page of them."""
@@ -298,7 +306,9 @@ def table4_command(
     bandwidth: Annotated[
         list[float] | None,
         typer.Option(
-            min=0, max=1_000_000, help="Mbit/s of every link, 0: the profile's; may be repeated. Default: 0, 100, 10."
+            min=0,
+            max=1_000_000,
+            help="Mbit/s of every link, 0.01 at least, or 0: the profile's; may be repeated. Default: 0, 100, 10.",
         ),
     ] = None,
     profile: ProfileName = "paper",
@@ -312,6 +322,9 @@ def table4_command(
     json: Json = False,
 ) -> None:
     """What an encoder adds to the time of a task, on an end device and on an edge node, split as in Eq. 8."""
+    for mbps in bandwidth or ():
+        if 0 < mbps < _LEAST_MBPS:  # a task would be on its way for minutes
+            raise InvalidInput(f"--bandwidth {mbps:g} is too little: take {_LEAST_MBPS:g} at least, or 0")
     limits = None if bandwidth is None else [mbps or None for mbps in bandwidth]
     experiment = table4.configured(kind=encoder, form=form, latencies_s=latency, bandwidths_mbps=limits)
     _run([experiment], _request(profile, quick, seed, tasks, data), out, json=json)

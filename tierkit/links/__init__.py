@@ -5,11 +5,12 @@
 No service knows of it: `tierkit.http_client.open_client` puts the transport in when the setting `links` names a file.
 """
 
-from tierkit.links.profile import Links, LinkSpec, LinkTo, read_links
+from tierkit.links.profile import DelayS, Links, LinkSpec, LinkTo, read_links
 from tierkit.links.schedule import Fate, Fault, draw_fate, transmitted_at
 from tierkit.links.transport import LinkTransport, WallClock
 
 __all__ = [
+    "DelayS",
     "Fate",
     "Fault",
     "LinkSpec",

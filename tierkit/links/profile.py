@@ -26,20 +26,20 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     field_validator,
     model_validator,
 )
 
 from tierkit.documents import read_document
 
-__all__ = ["LinkSpec", "LinkTo", "Links", "read_links"]
+__all__ = ["DelayS", "LinkSpec", "LinkTo", "Links", "read_links"]
 
 _NAME = re.compile(r"(?![\d.]+$)[A-Za-z0-9._-]+")
 """Of a host; numbers and dots alone are an address."""
 
 _HOST = "address, network (10.0.9.0/24) or host name"
 
+DelayS = Annotated[float, Field(ge=0.0, le=3600.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -48,12 +48,12 @@ class LinkSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    delay_s: NonNegativeFloat = 0.0
-    """Seconds from one side to the other; a question and its answer take twice that."""
+    delay_s: DelayS = 0.0
+    """Seconds from one side to the other, an hour at most; a question and its answer take twice that."""
     jitter_s: NonNegativeFloat = 0.0
     """Each way of each exchange differs from `delay_s` by up to so many seconds, uniformly; at most `delay_s`."""
-    bandwidth_bps: PositiveFloat | None = None
-    """Bits per second, each way; None for no limit."""
+    bandwidth_bps: Annotated[float, Field(ge=1.0)] | None = None
+    """Bits per second, each way, 1 at least; None for no limit."""
     reset: Share = 0.0
     """Share of the exchanges whose connection breaks, half of them before the other side has the question, half in the
     middle of the answer."""

@@ -65,12 +65,25 @@ def test_without_a_link_there_is_no_file(tmp_path: Path) -> None:
         (HEAD + NODES + "[path.end-cloud]\nbandwith_bps = 1", "is unknown; did you mean bandwidth_bps?"),
         (HEAD + NODES + "[path.end-clod]\ndelay_s = 1", "there is no path end-clod; did you mean end-cloud?"),
         (HEAD + "[nodes]\nend = 0\nedge = 1\ncloud = 1", "nodes.end is 0: input should be greater than or equal to 1"),
+        (HEAD + "nodes = 5", "nodes is 5: input should be a table"),
+        (HEAD + "nodes = [1]", "nodes: Input should be a table"),
+        (HEAD + NODES + "[path]\nend-edge = 1", "path.end-edge is 1: input should be a table"),
+        ("path = 1\n" + HEAD + NODES, "path is 1: input should be a table"),
+        (
+            HEAD + NODES + "[path.end-edge]\ndelay_s = 1e300",
+            "delay_s is 1e+300: input should be less than or equal to 3600",
+        ),
+        (
+            HEAD + NODES + "[compute_ms_per_image]\nend = 1e300",
+            "is 1e+300: input should be less than or equal to 3600000",
+        ),
+        ("\udcff", "mine.toml is no text in UTF-8"),
         (HEAD + "[nods]\nend = 1", "nods is unknown; did you mean nodes?"),
     ],
 )
 def test_a_wrong_profile_is_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(SetupError) as caught:
         read_profile(str(path))
     assert sentence in str(caught.value)
@@ -82,6 +95,11 @@ def test_the_example_of_the_documentation_is_a_profile(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(example.partition("```")[0])
     profile = read_profile(str(tmp_path / "mine.toml"))
     assert (profile.nodes.edge, profile.path["end-cloud"].delay_s) == (1, 0.03)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(HEAD + NODES, encoding="utf-8-sig")
+    assert read_profile(str(tmp_path / "mine.toml")).nodes.end == 2
 
 
 def test_an_unknown_profile_brings_the_closest_name() -> None:

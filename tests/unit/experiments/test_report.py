@@ -198,7 +198,9 @@ def test_a_profile_in_a_record_that_is_none_is_told_of_in_plain_words(
 
 def test_a_record_whose_profile_makes_figures_without_measure_is_damaged(tmp_path: Path) -> None:
     record = json.loads((RECORDS / "slow-edge-2026-11-22T012434Z.json").read_text())
-    record["config"]["profile"]["path"]["end-edge"]["delay_s"] = 1e200
+    profile = record["config"]["profile"]
+    profile["compute_ms_per_image"] = dict.fromkeys(profile["compute_ms_per_image"], 1e-300)
+    profile["path"] = {}
     (tmp_path / RECORD).write_text(json.dumps(record))
     with pytest.raises(SetupError, match=r"they make rows\.0\.\w+ no number of at most 1e\+12"):
         write_report(tmp_path, EXPERIMENTS)
@@ -284,6 +286,22 @@ async def test_a_page_without_room_leaves_the_old_one_whole(tmp_path: Path, monk
     with pytest.raises(SetupError, match=r"cannot write .*table\.md"):
         write_report(tmp_path, EXPERIMENTS)
     assert page.read_bytes() == before
+
+
+async def test_a_run_folder_that_is_read_only_is_on_the_page_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await table3(tmp_path / "table3")
+
+    def forbidden(path: Path, content: bytes) -> None:
+        raise SetupError(f"cannot write {path}: Permission denied") from PermissionError(
+            errno.EACCES, "Permission denied"
+        )
+
+    monkeypatch.setattr("experiments.harness.write_atomically", forbidden)
+    page, (warning,) = write_report(tmp_path, EXPERIMENTS)
+    assert warning == f"cannot write {tmp_path / 'table3' / 'table.md'}: Permission denied"
+    assert '<h2 id="run-1">table3: ' in page.read_text()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")

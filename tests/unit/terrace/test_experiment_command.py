@@ -192,6 +192,9 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("scale --tasks 1000000000000 --out {tmp}/run", "'1000000000000' is no number from 1 to 10000000. See"),
         pytest.param(f"scale --size {'9' * 5000}/1/1 --out {{tmp}}/run", "has more than 200,000 nodes", id="long size"),
         ("scale --size 000000000000000/1/1 --out {tmp}/run", "is no fleet"),
+        ("table4 --bandwidth 1e-9 --out {tmp}/run", "--bandwidth 1e-09 is too little: take 0.01 at least, or 0"),
+        ("report {tmp}/none", "there is no folder '"),
+        ("report {tmp}/damaged.json", "is a file; a folder is expected"),
         ("table4 --bandwidth inf --out {tmp}/run", "'inf' is no number from 0 to 1000000. See"),
     ],
 )
@@ -203,6 +206,11 @@ def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
     (line,) = capfd.readouterr().err.splitlines()
     assert message in line
     assert [path.name for path in tmp_path.iterdir()] == ["damaged.json"]
+
+
+def test_an_empty_name_is_not_the_current_folder(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_terrace(["experiment", "report", ""]) == 2
+    assert "an empty name is none for a folder" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

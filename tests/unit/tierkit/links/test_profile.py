@@ -42,8 +42,11 @@ def test_a_single_place_needs_no_list(tmp_path: Path) -> None:
         ("[[link]]\nname='a'\nto=['x']\nreset = 0.6\nstall = 0.6", "reset and stall add up to 1.2"),
         (
             "[[link]]\nname='a'\nto=['x']\nbandwidth_bps = 0",
-            "bandwidth_bps of link 'a' is 0: input should be greater than 0",
+            "bandwidth_bps of link 'a' is 0: input should be greater than or equal to 1",
         ),
+        ("[[link]]\nname='a'\nto=['x']\ndelay_s = 3601", "delay_s of link 'a' is 3601: input should be less than or"),
+        ("link = 5", "link is 5: input should be a list"),
+        ("link = ['up']", "link.0 is 'up': input should be a table"),
         ("[[link]]\nto=['x']", "link.0.name is missing"),
         ("[[link]]\nname=''\nto=[]", "link.0.to has too few entries"),
         ("[[link]]\nname=7\nto=['x']", "link.0.name is 7: input should be a valid string"),
