@@ -28,6 +28,9 @@ server up once more."""
 _READ_AHEAD_BYTES = 256 * 1024
 """So much of an answer is taken in before somebody reads it."""
 
+_PIECE_BYTES = 64
+"""What a piece of a body takes besides its own bytes: a server may send millions that hold next to nothing."""
+
 Failure = tuple[type[httpx.TransportError], str, Exception | None]
 """What to raise, its words, and its cause. Not the error itself: once raised, it would hold on to its raiser."""
 
@@ -227,7 +230,7 @@ class Connection(asyncio.Protocol):
         if exchange.complete:
             self._object("a body where there is none")
         self._barren_bytes = 0
-        exchange.unread_bytes += len(body)
+        exchange.unread_bytes += len(body) + _PIECE_BYTES
         exchange.pieces.append(body)
 
     def on_message_complete(self) -> None:
@@ -275,6 +278,7 @@ class Exchange(Answer):
         self.pieces: deque[bytes] = deque()
         """Body, unread."""
         self.unread_bytes = 0
+        """What they take."""
         self.complete = False
         self.reusable = False
         """Whether the server keeps the connection open."""
@@ -377,7 +381,7 @@ class Exchange(Answer):
             self._raise_failure()
             await self._wait(self._read_s, httpx.ReadTimeout)
         piece = self.pieces.popleft()
-        self.unread_bytes -= len(piece)
+        self.unread_bytes -= len(piece) + _PIECE_BYTES
         if self.connection is not None and self.unread_bytes <= _READ_AHEAD_BYTES // 2:
             self.connection.resume()
         return piece

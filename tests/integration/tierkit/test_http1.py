@@ -675,6 +675,17 @@ async def test_receiving_waits_for_the_reader() -> None:
         assert sum([len(piece) async for piece in response.aiter_raw()]) == LARGE
 
 
+async def test_receiving_waits_for_the_reader_of_the_smallest_pieces_as_well() -> None:
+    said = CHUNKED + b"1\r\nx\r\n" * 300_000 + b"0\r\n\r\n"
+    async with serving(said) as server, client() as http, http.stream("GET", server.url) as response:
+        stream: Any = response.stream
+        await wait_for(lambda: stream.unread_bytes > 256 * 1024)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(stream.pieces) < 100_000  # what one read brings, and a little
+        assert sum([len(piece) async for piece in response.aiter_raw()]) == 300_000
+
+
 # --- Cancellation ---
 
 
