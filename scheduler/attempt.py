@@ -314,7 +314,7 @@ class _Expected:
         if sent.form != form:
             raise self._wrong(f"what it had sent on as {sent.form!r}, where {form!r} was asked for")
         if sent.encoded_by != by:
-            raise self._wrong(f"what {sent.encoded_by} had encoded, where {by} was to do it")
+            raise self._wrong(f"what {sent.encoded_by or 'nobody'} had encoded, where {by or 'nobody'} was to do it")
 
     def _check_loss(self, loss: StageLoss) -> None:
         # That there is nobody to ask shows in the route; that a task kills nodes, in no route.

@@ -148,7 +148,7 @@ async def told(say: Say, *upstreams: Upstream, stages: tuple[Stage, ...] = (), c
             (),
             (),
             [COARSE, {**FINE, "sent": {"form": "pixels", "upload_bytes": 1, "encoded_by": "end-0"}}],
-            "what end-0 had encoded, where None was to do it",
+            "what end-0 had encoded, where nobody was to do it",
         ),
         (
             (to(encoding=ENCODING),),
