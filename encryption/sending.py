@@ -193,7 +193,8 @@ class PixelClient:
             raise UpstreamError(f"{to.relay.node_id} does not say what it sent on") from exc
         if (sent.form, sent.encoded_by) != (to.kind, to.relay.node_id):
             raise UpstreamError(
-                f"{to.relay.node_id} was to encode {to.kind!r}, and sent on {sent.form!r}, encoded by {sent.encoded_by or 'nobody'}"
+                f"{to.relay.node_id} was to encode {to.kind!r}, and sent on {sent.form!r}, encoded by "
+                f"{sent.encoded_by or 'nobody'}"
             )
         return Reply(response=response, sent=replace(sent, relay_bytes=response.request_bytes))
 
