@@ -300,11 +300,12 @@ def _draw(record: Record, figures: Figures) -> None:
                     for axes, x in zip(
                         panels, (row["upload_bytes_per_image"] / 1000, row["images_per_s"]), strict=True
                     ):
-                        near = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 8}
+                        near = {"xytext": (4, 7), "textcoords": "offset points", "fontsize": 8}
                         axes.annotate(row["choice"], (x, row["coarse_accuracy"]), **near)
     for axes, name, unit in zip(panels, ("upload_bytes_per_image", "images_per_s"), (1000, 1), strict=True):
         most = max(row[name] for row in rows) / unit
         axes.set_xlim(-0.04 * most, 1.2 * most)
+    panels[0].margins(y=0.08)  # room for the words above the highest point
     panels[0].legend(frameon=False, fontsize=8, loc="lower right")
 
 

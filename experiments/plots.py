@@ -7,6 +7,7 @@ with half-filled ones where there are several.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from io import BytesIO
@@ -27,6 +28,13 @@ _LOOKS = (
     ("#56B4E9", "P"),
     ("#000000", "X"),
 )
+
+
+_IN_A_ROW = 3
+"""Most panels side by side: with more their titles would run into one another."""
+
+_LETTER = 6
+"""Pixels."""
 
 
 def measured(number: int) -> dict[str, Any]:
@@ -104,16 +112,22 @@ class Figures:
         self._warning = "" if state == "complete" else f"{state} run"
 
     def panels(self, name: str, titles: Sequence[str], *, xlabel: str, ylabel: str) -> list[Any]:
-        """A plot of that file name with one panel per title, side by side on one scale; returns their axes."""
+        """A plot of that file name with one panel per title, side by side in rows of three on one scale; returns their
+        axes."""
         width = (
             6.8 if len(titles) == 1 else 11.4
         )  # inches: as wide as a page of text, so that the letters stay as large
-        figure = self._figure_class(figsize=(width, 4.6), layout="constrained")
-        panels = list(figure.subplots(1, len(titles), sharey=True, squeeze=False)[0])
+        rows, columns = math.ceil(len(titles) / _IN_A_ROW), min(len(titles), _IN_A_ROW)
+        figure = self._figure_class(figsize=(width, 4.6 * rows), layout="constrained")
+        grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+        panels = list(grid.flat)[: len(titles)]
+        for spare in list(grid.flat)[len(titles) :]:
+            spare.remove()
         for axes, title in zip(panels, titles, strict=True):
             axes.set(title=title, xlabel=xlabel)
             axes.grid(visible=True, alpha=0.3)
-        panels[0].set_ylabel(ylabel)
+        for first in grid[:, 0]:
+            first.set_ylabel(ylabel)
         if self._warning:
             figure.suptitle(self._warning, color="#b00000")
         self._figures[name] = figure
@@ -142,6 +156,7 @@ class Figures:
             for name, figure in self._figures.items():
                 for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
                     text.set_parse_math(False)  # a dollar sign in a name is one
+                _thin_out(figure)
                 file = BytesIO()
                 figure.savefig(file, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
                 files[name] = file.getvalue()
@@ -156,6 +171,22 @@ class Figures:
                 write_atomically(path, content)
                 paths.append(path)
         return paths
+
+
+def _thin_out(figure: Any) -> None:
+    """Of the numbers below each panel only every second, third, ... where they would run into one another."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        labels = [label for label in axes.get_xticklabels() if label.get_text()]
+        boxes = [label.get_window_extent() for label in labels]
+        step = next(step for step in range(1, len(boxes) + 2) if not _overlap(boxes[::step]))
+        for number, label in enumerate(labels):
+            label.set_visible(number % step == 0)
+
+
+def _overlap(boxes: Sequence[Any]) -> bool:
+    """Whether labels, from left to right, have less than a letter's width between two of them."""
+    return any(right.x0 - left.x1 < _LETTER for left, right in itertools.pairwise(boxes))
 
 
 def _words(panels: Sequence[Any]) -> str:

@@ -1,5 +1,6 @@
 """What a plot says of the runs that it shows."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from experiments.catalog import EXPERIMENTS
 from experiments.figure3 import LOOKS, SERIES
-from experiments.plots import Figures, averaged, counted
+from experiments.plots import Figures, averaged, counted, measured
 from experiments.record import read_record
 from experiments.tables import RECORDS
 
@@ -129,3 +130,31 @@ def test_a_single_interval_of_heartbeats_has_room_above_it() -> None:
 @pytest.mark.parametrize(("runs", "words"), [([1, 1], "n = 1"), ([1, 5], "n = 1 to 5, mean and range"), ([], "n = 0")])
 def test_means_and_ranges_need_several_runs(runs: list[int], words: str) -> None:
     assert averaged(runs) == words
+
+
+def test_many_panels_stand_in_rows_and_their_titles_apart() -> None:
+    figures = Figures()
+    titles = [f"links of {number} Mbit/s" for number in range(100, 108)]
+    assert len(figures.panels("plot", titles, xlabel="latency to the upper node and back (s)", ylabel="y")) == 8
+    figures.render("svg")
+    axes = figures._figures["plot"].axes
+    assert len(axes) == 8
+    for words in ([one.title for one in axes], [one.xaxis.label for one in axes]):
+        boxes = [text.get_window_extent() for text in words]
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert [one.get_ylabel() for one in axes] == ["y", "", "", "y", "", "", "y", ""]
+
+
+@pytest.mark.parametrize("ticks", [8, 60, 254])
+def test_numbers_that_would_run_into_one_another_are_left_out(ticks: int) -> None:
+    figures = Figures()
+    (axes,) = figures.panels("plot", ["title"], xlabel="x", ylabel="y")
+    axes.plot(range(1, ticks + 1), range(1, ticks + 1), **measured(0))
+    axes.set_xticks(range(1, ticks + 1))
+    figures.render("svg")
+    shown = [label for label in axes.get_xticklabels() if label.get_visible()]
+    numbers = [int(label.get_text()) for label in shown]
+    assert numbers == list(range(1, ticks + 1, numbers[1] - numbers[0]))
+    assert 8 <= len(numbers) <= 30
+    boxes = [label.get_window_extent() for label in shown]
+    assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
