@@ -261,7 +261,7 @@ def _draw(record: Record, figures: Figures) -> None:
     rows, promised = _rows(record), record["config"]["promised"]
     (axes,) = figures.panels(
         "escalation",
-        [f"a fine answer for every image; {rows[0]['images']:,} images each"],
+        [f"a fine answer for every image; measured: {rows[0]['images']:,} images each"],
         xlabel="share of images that go to the cloud",
         ylabel="fine accuracy",
     )
@@ -270,7 +270,7 @@ def _draw(record: Record, figures: Figures) -> None:
     axes.plot(promised["share"], promised["accuracy"], label="margin, promised (held-out images)", **curve)
     if "test_share" in promised:
         kept = promised["test_share"], promised["test_accuracy"]
-        axes.plot(*kept, label="margin, test set, no services", color="#009E73", linewidth=1.0)
+        axes.plot(*kept, label="margin, whole test set, no services", color="#009E73", linewidth=1.0)
     axes.plot(promised["share"], promised["random"], label="random", **{**formula(), "linestyle": ":"})
     for kind, label, look in _KINDS:
         shown = [row for row in rows if row["escalate"] == kind and row["fine_accuracy"] is not None]

@@ -213,6 +213,7 @@ async def _measure(
         run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
     else:
         run.note(f"the encoder is on: end devices send {kind} features, whose heads really run on this machine")
+    run.note_limits()
     wanted = [series for series in SERIES if series.scheme in schemes]
     turns = [
         (window, by_formula, [series for series in wanted if series.by_formula is by_formula])

@@ -20,7 +20,7 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -211,10 +211,22 @@ class Run:
             self.note(said)
         return self._images
 
+    def takes(self, tasks: int) -> None:
+        """It has no use for more images than those of so many tasks. To be called before any of them is read."""
+        self.request = replace(self.request, tasks=tasks)
+
     def note(self, text: str) -> None:
         """Say something once that every reader of the figures must know."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def note_limits(self) -> None:
+        """Say what is left out where computed times stand beside measured ones, and the profile limits a bandwidth."""
+        if limits := self.profile.limits:
+            self.note(
+                "formulas, bounds and simulations know the latency of the links alone; what bytes take over links of a "
+                f"limited bandwidth ({limits}) is in the measured times only"
+            )
 
     def add(self, **point: Any) -> None:
         """Keep what was measured."""
@@ -364,6 +376,8 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
     state = "complete"
     with TemporaryDirectory(prefix="terrace-experiment-") as scratch, closing(Log(folder / _LOG)) as log:
         run = Run(request=request, folder=Path(scratch), tell=tell, log=log)
+        if experiment.emulates:
+            run.note(f"profile {request.profile_name}: {request.profile}")
         try:
             await experiment.measure(run)
         except asyncio.CancelledError:

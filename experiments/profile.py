@@ -61,7 +61,10 @@ MAX_NODES = 254
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    # Strict: `edge = true` is no number of nodes.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, strict=True
+    )
 
 
 class PathSpec(LinkSpec):
@@ -115,6 +118,16 @@ class Profile(_Part):
         """The same machines, other numbers of them: `with_nodes(end=3, edge=0)`."""
         return self.model_copy(update={"nodes": self.nodes.model_copy(update=counts)})
 
+    def __str__(self) -> str:
+        nodes = ", ".join(f"{self.nodes.of(tier)} {tier}" for tier in Tier)
+        links = "; ".join(f"{name} {_link_in_words(spec)}" for name, spec in self.path.items())
+        return f"{self.title}: {nodes}; " + (f"links, one way: {links}" if links else "no links")
+
+    @property
+    def limits(self) -> str:
+        """Which of its paths have a bandwidth, in words; "" if none has."""
+        return ", ".join(f"{name} {_mbps_in_words(spec)}" for name, spec in self.path.items() if spec.bandwidth_bps)
+
     def round_trip_s(self, path: str) -> float:
         """Latency of a path, there and back: what the paper calls t^c."""
         spec = self.path.get(path)
@@ -129,6 +142,20 @@ class Profile(_Part):
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_PATHS)}"
                 raise ValueError(f"there is no path {name}; {hint}")
         return value
+
+
+def _link_in_words(spec: LinkSpec) -> str:
+    words = [f"{spec.delay_s:g} s"]
+    if spec.jitter_s:
+        words[0] += f" +- {spec.jitter_s:g} s"
+    if spec.bandwidth_bps:
+        words.append(_mbps_in_words(spec))
+    words += [f"{share:.3g} of all {what}" for share, what in ((spec.reset, "reset"), (spec.stall, "stalled")) if share]
+    return ", ".join(words)
+
+
+def _mbps_in_words(spec: LinkSpec) -> str:
+    return f"{(spec.bandwidth_bps or 0.0) / 1e6:g} Mbit/s"
 
 
 def profile_names() -> list[str]:

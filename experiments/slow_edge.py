@@ -58,6 +58,7 @@ async def _measure(run: Run, *, ends: Sequence[int] | None, parts: Sequence[floa
     check_fleet(run.profile, ends)
     run.config |= {"ends": list(ends), "parts": list(parts), "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
     run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
+    run.note_limits()
     turns = list(product(ends, parts, range(runs)))
     each = [_START_S + _least_s(run.profile.with_nodes(end=number), run.tasks) for number, _, _ in turns]
     run.expected_s += sum(each)

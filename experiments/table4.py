@@ -22,7 +22,7 @@ as well: it is an upper bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,14 +35,14 @@ from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, formula, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, Encoding, Network, about_task_s
+from experiments.testbed import BATCH, Encoding, Network, about_task_s, check_fleet
 from models.manifest import EncoderEntry, Manifest, load_manifest
 from tierkit.client import AsyncClient, FallbackResults, FineResults
 from tierkit.errors import InvalidInput, UpstreamError
 from tierkit.links import LinkSpec
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 
-__all__ = ["PAPER", "TABLE4", "configured", "encoders_of", "links_of", "machines_of"]
+__all__ = ["PAPER", "TABLE4", "configured", "encoders_of", "links_of", "machines_of", "turns_of"]
 
 PAPER: Mapping[tuple[str, float], float] = {
     ("end", 0.5): 0.571,
@@ -103,8 +103,10 @@ async def _measure(
     tasks = run.request.tasks or (_QUICK_TASKS if quick else _TASKS)
     encoders = encoders_of(kind, load_manifest())
     links = links_of(latencies_s, bandwidths_mbps, quick=quick)
+    check_fleet(run.profile)
+    run.takes(tasks + 1)
     run.config |= {"encoder": kind, "form": form, "tasks_per_cell": tasks}
-    turns = [(upper, *link) for link in links for upper in encoders]
+    turns = turns_of(run.profile, links, encoders)
 
     def expected_s(way: _Way, latency_s: float, mbps: float | None) -> float:
         return (tasks + 1) * _task_s(run.profile, way, latency_s, mbps, encoders[way.upper], form)
@@ -116,7 +118,12 @@ async def _measure(
     machines = run.profile.with_nodes(end=1, edge=1, cloud=1)
     networks = await run.networks(machines, names, Encoding(kind=kind, form=form))
     run.config["slowness"] = {network.tier: _slowness(network) for network in networks}
-    run.note("the encoders' heads really run, at the speed of this machine; the links are emulated")
+    run.note(
+        "the encoders' heads really run, at the speed of this machine; the links are emulated: of the latency and the "
+        "limit in the table, without jitter"
+    )
+    if any(spec.reset or spec.stall for spec in run.profile.path.values()):
+        run.note("links lose exchanges: the time of a task that was sent again holds both ways")
     if any(run.config["slowness"].values()):
         run.note(
             "the emulated time of an upper network stands for that of its tail as well, so the upper node gains "
@@ -182,6 +189,22 @@ def links_of(
         shown = {(_LATENCIES_S[-1], None), *((_LATENCIES_S[0], mbps) for mbps in _BANDWIDTHS_MBPS)}
         pairs = [pair for pair in pairs if pair in shown]
     return pairs
+
+
+def turns_of(
+    profile: Profile, links: Sequence[tuple[float, float | None]], uppers: Iterable[Tier]
+) -> list[tuple[Tier, float, float | None]]:
+    """Upper tier, latency and limit of each cell; where no limit is named, the profile's own on the way there."""
+
+    def own(upper: Tier) -> float | None:
+        bps = profile.path.get(f"end-{upper}", LinkSpec()).bandwidth_bps
+        return None if bps is None else bps / 1e6
+
+    return list(
+        dict.fromkeys(
+            (upper, latency_s, own(upper) if mbps is None else mbps) for latency_s, mbps in links for upper in uppers
+        )
+    )
 
 
 def machines_of(profile: Profile, upper: Tier, latency_s: float, mbps: float | None) -> Profile:

@@ -132,6 +132,7 @@ async def _measure(
         "simulated: the scheduler's own code on virtual time, with nodes that serve first come, first served; messages "
         "between machines cost no processor time"
     )
+    run.note_limits()
     if against is not None:
         record = read_record(against)
         try:

@@ -46,7 +46,10 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class LinkSpec(BaseModel):
     """Delay, bandwidth, jitter and loss of a path. The default is a perfect link."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    # Strict: `delay_s = true` is no number of seconds.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, strict=True
+    )
 
     delay_s: DelayS = 0.0
     """Seconds from one side to the other, an hour at most; a question and its answer take twice that."""
@@ -74,7 +77,7 @@ class LinkTo(LinkSpec):
 
     name: str
     """For the log, and for the seed: links of different names draw different random numbers."""
-    to: Annotated[tuple[str, ...], Field(min_length=1)]
+    to: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     """Addresses, networks (10.0.9.0/24) or host names that requests over this link go to; one alone needs no list."""
 
     @field_validator("to", mode="before")

@@ -182,7 +182,8 @@ async def test_a_failure_after_the_first_point_marks_the_run_invalid(tmp_path: P
             group.create_task(late())
 
     record = (await execute(replace(EXPERIMENT, measure=failing), REQUEST, tmp_path / "run", ignore)).record
-    assert (record["state"], record["notes"]) == ("invalid", ["the job was not done within 9 s"])
+    assert (record["state"], record["notes"][1:]) == ("invalid", ["the job was not done within 9 s"])
+    assert record["notes"][0].startswith("profile paper: The paper's testbed: 8 end, 4 edge, 1 cloud; links, one way: ")
 
 
 async def test_a_failure_before_the_first_point_is_an_error(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.profile import address_of, profile_names, read_profile, write_links
+from experiments.profile import PathSpec, address_of, profile_names, read_profile, write_links
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.links import read_links
 from tierkit.types import Tier
@@ -79,6 +79,8 @@ def test_without_a_link_there_is_no_file(tmp_path: Path) -> None:
         ),
         ("\udcff", "mine.toml is no text in UTF-8"),
         (HEAD + "[nods]\nend = 1", "nods is unknown; did you mean nodes?"),
+        (HEAD + "[nodes]\nend = true\nedge = 1\ncloud = 1", "nodes.end is True: input should be a valid integer"),
+        (HEAD + "[nodes]\nend = '3'\nedge = 1\ncloud = 1", "nodes.end is '3': input should be a valid integer"),
     ],
 )
 def test_a_wrong_profile_is_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -100,6 +102,17 @@ def test_the_example_of_the_documentation_is_a_profile(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(HEAD + NODES, encoding="utf-8-sig")
     assert read_profile(str(tmp_path / "mine.toml")).nodes.end == 2
+
+
+def test_a_profile_says_what_it_emulates() -> None:
+    path = {**read_profile("lte").path, "end-cloud": PathSpec(delay_s=0.5, reset=0.1)}
+    lte = read_profile("lte").model_copy(update={"path": path})
+    assert str(lte) == (
+        "End devices on LTE: 8 end, 4 edge, 1 cloud; links, one way: end-edge 0.0175 s +- 0.008 s, 12 Mbit/s; "
+        "end-cloud 0.5 s, 0.1 of all reset"
+    )
+    assert lte.limits == "end-edge 12 Mbit/s"
+    assert str(read_profile("native")).endswith("; no links")
 
 
 def test_an_unknown_profile_brings_the_closest_name() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.plots import Figures
 from experiments.profile import read_profile
-from experiments.table4 import TABLE4, encoders_of, links_of, machines_of
+from experiments.table4 import TABLE4, encoders_of, links_of, machines_of, turns_of
 from models.manifest import load_manifest
 from tierkit.errors import InvalidInput
 from tierkit.types import EncoderKind, Tier
@@ -99,6 +99,15 @@ def test_when_it_shall_be_quick_there_are_four_links() -> None:
     ]
     assert len(links_of(None, None, quick=False)) == 12
     assert links_of([1.0, 2.0], [10.0], quick=True) == [(1.0, 10.0), (2.0, 10.0)]
+
+
+def test_without_a_limit_of_its_own_a_cell_has_that_of_the_profile_and_no_cell_is_measured_twice() -> None:
+    links = [(1.0, None), (1.0, 12.0), (1.0, 3.0)]
+    assert turns_of(read_profile("lte"), links, [Tier.CLOUD]) == [(Tier.CLOUD, 1.0, 12.0), (Tier.CLOUD, 1.0, 3.0)]
+    assert turns_of(read_profile("paper"), links[:1], [Tier.CLOUD, Tier.EDGE]) == [
+        (Tier.CLOUD, 1.0, None),
+        (Tier.EDGE, 1.0, None),
+    ]
 
 
 def test_a_latency_that_is_no_number_is_refused() -> None:

@@ -92,7 +92,7 @@ def test_a_run_of_which_nothing_could_be_used_is_invalid_and_kept(
     assert said.startswith(f"invalid: {one.name}: every run was left out, so that there are no figures; ")
     record = json.loads((tmp_path / "run" / RECORD).read_text())
     assert (record["state"], record["points"]) == ("invalid", [point])
-    assert record["notes"][0] == "left out: the first and only run"
+    assert "left out: the first and only run" in record["notes"]
 
 
 def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

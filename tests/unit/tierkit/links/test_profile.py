@@ -45,6 +45,7 @@ def test_a_single_place_needs_no_list(tmp_path: Path) -> None:
             "bandwidth_bps of link 'a' is 0: input should be greater than or equal to 1",
         ),
         ("[[link]]\nname='a'\nto=['x']\ndelay_s = 3601", "delay_s of link 'a' is 3601: input should be less than or"),
+        ("[[link]]\nname='a'\nto=['x']\ndelay_s = true", "delay_s of link 'a' is True: input should be a valid number"),
         ("link = 5", "link is 5: input should be a list"),
         ("link = ['up']", "link.0 is 'up': input should be a table"),
         ("[[link]]\nto=['x']", "link.0.name is missing"),
