@@ -42,7 +42,7 @@ from experiments.testbed import (
 from models.atomic import write_atomically
 from models.data import ImageSet
 from tierkit.client import AsyncClient
-from tierkit.errors import MissingExtra, ServiceFailed, SetupError, TerraceError
+from tierkit.errors import InvalidInput, MissingExtra, ServiceFailed, SetupError, TerraceError
 from tierkit.fleet import Exit, Fleet, FleetPlan, launch
 from tierkit.types import Tier
 
@@ -60,6 +60,7 @@ __all__ = [
     "new_folder",
     "present",
     "publish",
+    "reason",
 ]
 
 RECORD = "record.json"
@@ -460,14 +461,16 @@ def present(experiment: Experiment, path: Path) -> Outcome:
         if place := outside(experiment.rows(record), -LARGEST, LARGEST):
             raise ValueError(f"they make rows.{place} no number of at most {LARGEST:g}")
         table, source = experiment.table(record), f"Measured by {origin(record)}; {extent(experiment, record)}."
+        if odd := [cell for row in table.rows for cell in row if not isinstance(cell, str)]:
+            raise ValueError(f"{odd[0]!r} stands where the table has a text")
         figures = Figures(record["state"])
         if record["points"]:
             experiment.draw(record, figures)
     except MissingExtra as exc:
         warnings.append(f"no plots: {exc}")
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+    except (InvalidInput, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
         raise SetupError(
-            f"the record {path} is damaged: its config and points are not those of {experiment.name} ({_reason(exc)})"
+            f"the record {path} is damaged: its config and points are not those of {experiment.name} ({reason(exc)})"
         ) from exc
     return Outcome(folder=path.parent, record=record, table=table, source=source, figures=figures, warnings=warnings)
 
@@ -483,11 +486,11 @@ def _lacking(record: Record) -> str:
     return ""
 
 
-def _reason(error: Exception) -> str:
-    """Why figures cannot be made of a record, without the words of Python where there are others."""
+def reason(error: Exception) -> str:
+    """Why figures cannot be made of config and points, without the words of Python where there are others."""
     if isinstance(error, KeyError):
-        return f"they have no {error}"
-    return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        return f"{error} is missing"
+    return str(error) if type(error) in (InvalidInput, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def extent(experiment: Experiment, record: Record) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 from experiments import figure3
 from experiments.figure3 import Series, busy_window, times_of
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import Experiment, Record, Run, Table, reason
 from experiments.plots import Figures, bound, measured
 from experiments.profile import Profile, recorded_profile
 from experiments.record import read_record
@@ -147,7 +147,7 @@ async def _measure(
             for point in record["points"]:
                 run.add(**point)
         except (KeyError, TypeError, AttributeError, ValueError) as exc:
-            raise InvalidInput(f"{against} is no whole record of figure3: {exc!s:.200}") from exc
+            raise InvalidInput(f"{against} is no whole record of figure3: {reason(exc):.200}") from exc
         if record["config"].get("privacy") not in ("auto", "none"):
             run.note("the measured points are with an encoder, whose time the simulation does not know")
     elif validate:

@@ -21,6 +21,7 @@ from tierkit.errors import InvalidInput, SetupError
 REQUEST = Request(profile_name="native", profile=read_profile("native"))
 
 
+POINT = {"network": "x", "network_tier": "cloud", "shape": [32, 32, 16], "parameters": 432, "bytes": 1000}
 HOST = {"cpu": "a processor", "cores": 2, "python": "3.11.7", "terrace": "0.1.0"}
 
 
@@ -136,8 +137,9 @@ WHOLE_SEED = "expected is a whole number from 0 to 9223372036854775807"
         ({"points": [{"seconds": 10**400}]}, "points.0.seconds is no finite number"),
         ({"config": {"tasks": 10**9}}, "config.tasks is more than the 10,000 that a run can have"),
         ({"config": {"task_s": -1}}, "config.task_s is not from 0 to 1e+12"),
-        ({"config": {}}, "its config and points are not those of table3 (they have no 'quick')"),
-        ({"points": [{"network": "x"}]}, "its config and points are not those of table3 (they have no '"),
+        ({"config": {}}, "its config and points are not those of table3 ('quick' is missing)"),
+        ({"points": [{"network": "x"}]}, "its config and points are not those of table3 ('"),
+        ({"points": [POINT | {"network": [5]}]}, "not those of table3 ([5] stands where the table has a text)"),
         ({"host": {"cores": 2, "cpu": "x"}}, "host has no python, terrace"),
         ({"host": {**HOST, "cores": "two"}}, 'host.cores is "two", expected is a whole number, or null'),
         ({"host": {**HOST, "load_average": ""}}, 'host.load_average is "", expected is three numbers in a text'),
@@ -179,6 +181,7 @@ async def test_what_a_later_version_adds_to_a_record_is_passed_over(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        ({"compute_ms_per_image": {}}, "this experiment compares with what machines of a known speed can do"),
         ({"seed": -1}, "config.profile.seed is -1, expected is a whole"),
         ({"nodes": {"end": 1}}, "nodes.edge is missing"),
     ],

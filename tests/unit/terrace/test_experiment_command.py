@@ -16,6 +16,7 @@ from experiments.harness import RECORD, Experiment, Run, Table
 from experiments.plots import Figures
 from experiments.slow_edge import SLOW_EDGE
 from experiments.table5 import TABLE5
+from experiments.tables import RECORDS
 from terrace.cli import run as run_terrace
 from terrace.commands import experiment as command
 from tierkit.errors import DeadlineExceeded, MissingExtra
@@ -168,9 +169,13 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("figure3 --profile native --out {tmp}/run", "says nothing of the tier end"),
         ("scale --size 10x3 --out {tmp}/run", "'10x3' is no fleet"),
         ("scale --against {tmp}/damaged.json --out {tmp}/run", "is no whole record"),
+        (
+            "scale --against {tmp}/damaged/figure3.json --out {tmp}/run",
+            "is no whole record of figure3: 'tasks' is missing",
+        ),
         ("table2 --data {tmp}/none --out {tmp}/run", "set TERRACE_DATA to the folder"),
         ("table2 --out {tmp}/damaged.json/run", "cannot make the folder"),
-        ("report {tmp}", "there is no record of an experiment in"),
+        ("report {tmp}/damaged", "there is no record of an experiment in"),
         ("table3 --out /", "/ is no folder for a run, and none can stand beside it"),
         ("table3 --out=", "an empty name is none for a folder"),
         ("table3 --out {tmp}/damaged.json", "is a file; a folder is expected"),
@@ -202,10 +207,14 @@ def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     (tmp_path / "damaged.json").write_text('{"experiment": "fig')
+    record = json.loads((RECORDS / "figure3-2026-11-22T042558Z.json").read_text())
+    del record["config"]["tasks"]
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "figure3.json").write_text(json.dumps(record))
     assert run_terrace(["experiment", *arguments.format(tmp=tmp_path).split()]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert message in line
-    assert [path.name for path in tmp_path.iterdir()] == ["damaged.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "damaged.json"]
 
 
 def test_an_empty_name_is_not_the_current_folder(capfd: pytest.CaptureFixture[str]) -> None:
