@@ -178,8 +178,8 @@ def _section(outcome: Outcome) -> str:
     state = "" if record["state"] == "complete" else f'<p class="bad">This run is {html.escape(record["state"])}.</p>\n'
     notes = "".join(f"<li>{_marked(note)}</li>" for note in record["notes"])
     notes = f'<ul class="notes">{notes}</ul>\n' if notes else ""
-    source = record["config"].get("profile", {}).get("source", "")
-    whence = f" The profile's source: {source}" if source else ""
+    profile = record["config"].get("profile")
+    whence = f" The profile's source: {profile['source']}" if isinstance(profile, dict) and "source" in profile else ""
     facts = f'<p class="facts">{_marked(outcome.source)} Seed {record["seed"]}.{_marked(whence)}</p>\n'
     return (
         f'{state}<div class="scroll"><table>\n<thead><tr>{heading}</tr></thead>\n<tbody>\n{rows}</tbody>\n'

@@ -1,6 +1,7 @@
 """The page of all runs, from records alone."""
 
 import errno
+import html
 import json
 import math
 import os
@@ -197,6 +198,21 @@ def test_a_profile_in_a_record_that_is_none_is_told_of_in_plain_words(
     assert sentence in str(caught.value)
     assert "pydantic" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("profile", [5, {}, {"source": ["<b>", 3]}])
+def test_a_source_that_is_none_does_not_end_a_report(tmp_path: Path, profile: Any) -> None:
+    record = json.loads((RECORDS / "table2-2026-11-22T104036Z.json").read_text())
+    record["config"]["profile"] = profile
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    page, _ = write_report(tmp_path, EXPERIMENTS)
+    assert "<b>" not in page.read_text()
+
+
+def test_the_report_names_the_source_of_what_was_emulated(tmp_path: Path) -> None:
+    shutil.copy(RECORDS / "table2-2026-11-22T104036Z.json", tmp_path / RECORD)
+    page, _ = write_report(tmp_path, EXPERIMENTS)
+    assert "The profile's source: The hierarchical framework paper" in html.unescape(page.read_text())
 
 
 def test_a_record_whose_profile_makes_figures_without_measure_is_damaged(tmp_path: Path) -> None:
