@@ -16,7 +16,7 @@ import httpx
 from encryption.sending import PIXELS, kind_of
 from scheduler.escalation import check_routed
 from scheduler.inputs import Pixels
-from tierkit.errors import Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.errors import DeadlineExceeded, Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.events import (
     CoarseEvent,
     ErrorEvent,
@@ -93,6 +93,7 @@ class Wire(Protocol):
         Raises:
             UpstreamUnavailable: the connection was refused or broke.
             Overloaded: the device takes no work now; `retry_after_s` is what it asks for.
+            DeadlineExceeded: it says that `budget_s` is too short for it.
             UpstreamError: an error, or no proper answer.
         """
 
@@ -182,6 +183,8 @@ async def _refusal(answer: Answer, order: Order) -> Exception:
         except ValueError:
             wait_s = 1.0
         return Overloaded(message, retry_after_s=min(30.0, max(0.1, wait_s)))
+    if answer.status == 504:
+        return DeadlineExceeded(message)
     return UpstreamError(message, status_code=answer.status)
 
 

@@ -44,7 +44,7 @@ from scheduler.measures import count_attempt, count_outstanding
 from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
-from tierkit.errors import NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
+from tierkit.errors import DeadlineExceeded, NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
 from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageLoss, TaskEvent, UpperAnswer
 from tierkit.oip import Timing
 from tierkit.protocol import Stage, Upstream
@@ -379,10 +379,7 @@ class Attempts:
         """Send the task and take the answers; returns what went wrong."""
         job, task = attempt.job, attempt.task
         now = self._clock()
-        deadline = job.deadline_of(task, now)
-        if job.policy.on_upstream_loss is UpstreamLoss.WAIT:
-            # The task may wait for as long as the job; one silent upper node may not hold it for so long.
-            deadline = min(deadline, now + self._settings.task_deadline_s)
+        deadline = self._deadline_of(attempt, now)
         first_s = self._settings.coarse_timeout_s
         order = Order(
             task_id=job.task_id(task),
@@ -444,6 +441,14 @@ class Attempts:
             _log.exception("unexpected error in an attempt", extra={"task": job.task_id(task)})
             return exc
         return None
+
+    def _deadline_of(self, attempt: _Attempt, now: float) -> float:
+        job, task = attempt.job, attempt.task
+        deadline = job.deadline_of(task, now)
+        if job.policy.on_upstream_loss is UpstreamLoss.WAIT:
+            # The task may wait for as long as the job; one silent upper node may not hold it for so long.
+            deadline = min(deadline, now + self._settings.task_deadline_s)
+        return deadline
 
     def _learn(self, attempt: _Attempt, event: TaskEvent, now: float) -> None:
         """Tell the pilot what an answer says of the nodes' speed, and count what went on from node to node."""
@@ -576,6 +581,8 @@ class Attempts:
         if isinstance(error, Overloaded):
             # A refusal at the door is no attempt: the device does not know what is in the task.
             wait_s = error.retry_after_s * self._chance.uniform(1.0, 1.5)
+            # It may be for want of the task's time alone, and then it holds for no other task.
+            wait_s = min(wait_s, self._deadline_of(attempt, attempt.started) - attempt.started)
             self._devices.set_aside(attempt.node_id, attempt.device.incarnation, now + wait_s)
             asyncio.get_running_loop().call_later(wait_s, self._wake)
             self._again(attempt, now)
@@ -595,7 +602,10 @@ class Attempts:
             self._devices.accuse(attempt.node_id, attempt.device.incarnation, reason, now)
         else:
             task.errors += 1
-            if isinstance(error, TerraceError):  # anything else is the scheduler's own fault
+            time_s = self._deadline_of(attempt, attempt.started) - attempt.started
+            hurried = isinstance(error, DeadlineExceeded) and time_s < self._settings.coarse_timeout_s
+            # What the task had no time for, or is the scheduler's own fault, says nothing of the device.
+            if isinstance(error, TerraceError) and not hurried:
                 self._wrong(task.wrong, attempt.node_id, attempt.device.incarnation, reason, now)
         self._failed(attempt, reason, now)
         return outcome, reason

@@ -30,6 +30,25 @@ async def outcomes(scheduler, job) -> list[tuple[str, str, str]]:
     return [(attempt["node"], attempt["outcome"], attempt["reason"]) for attempt in attempts]
 
 
+@pytest.mark.parametrize(("coarse_timeout_s", "blamed"), [(30.0, False), (1.0, True)])
+async def test_a_device_is_not_blamed_for_a_task_in_a_hurry(kit, settings, coarse_timeout_s, blamed):
+    """What a client's deadline leaves no time for must not cost other clients the device."""
+
+    async def no_time(end, task_id, upstreams, lines):
+        return PlainTextResponse("64 images take 17 ms here, 11 ms are left", status_code=504)
+
+    settings = settings.model_copy(update={"coarse_timeout_s": coarse_timeout_s, "set_aside_s": 60.0})
+    async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0", script=no_time):
+        job = await scheduler.submit(kit.images(10), scheme="end", batch_size=10, task_deadline_s=5)
+
+        async def failed() -> bool:
+            return any(outcome == "error" for _, outcome, _ in await outcomes(scheduler, job))
+
+        await wait_for(failed, what="the end of an attempt")
+        state, reason = (await health(scheduler))["end-0"]
+    assert (state == "suspect", "504" in reason) == (blamed, blamed)
+
+
 @pytest.mark.parametrize("scheme", ["mapping", "adaptive"])
 async def test_a_device_that_answers_garbage_at_once_costs_no_image_its_answer(kit, settings, scheme):
     """It is the only one with room at all times, so it must not be asked because of that."""
