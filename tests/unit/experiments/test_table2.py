@@ -38,6 +38,11 @@ def test_the_papers_figures_stand_beside_its_own_times_alone() -> None:
     assert [row["paper_processing_ms_per_image"] for row in found] == [10.4, 8.4, 18.3, None, 31.0, None]
 
 
+def test_a_row_over_a_link_without_delay_is_told_from_one_without_a_link() -> None:
+    table = TABLE2.table({"points": [point("edge"), point("edge", latency=True), point("edge", 0.5)]})
+    assert [row[1] for row in table.rows] == ["0", "0, but a link", "0.5"]
+
+
 def test_where_tasks_overlapped_there_is_no_time_between_them() -> None:
     record = {"points": [point("edge", 0.5, between_ms=None)]}
     assert TABLE2.rows(record)[0]["between_ms"] is None
