@@ -49,6 +49,25 @@ async def test_a_device_is_not_blamed_for_a_task_in_a_hurry(kit, settings, coars
     assert (state == "suspect", "504" in reason) == (blamed, blamed)
 
 
+async def test_a_device_that_refuses_a_task_in_a_hurry_is_there_for_others(kit, settings):
+    """It may have refused for want of this task's time alone: it is left alone for no longer than that."""
+    refused = False
+
+    async def script(end, task_id, upstreams, lines):
+        nonlocal refused
+        if refused:
+            return lines
+        refused = True
+        return PlainTextResponse("busy", status_code=503, headers={"Retry-After": "30"})
+
+    async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0", script=script):
+        await scheduler.submit(kit.images(10), scheme="end", batch_size=10, task_deadline_s=0.3)
+        await wait_for(lambda: refused, what="the refusal")
+        job = await scheduler.submit(kit.images(10), scheme="end", batch_size=10)
+        async with asyncio.timeout(10):
+            assert counts(await scheduler.finished(job["id"])) == ("completed", 10, 0, 0, 0)
+
+
 @pytest.mark.parametrize("scheme", ["mapping", "adaptive"])
 async def test_a_device_that_answers_garbage_at_once_costs_no_image_its_answer(kit, settings, scheme):
     """It is the only one with room at all times, so it must not be asked because of that."""
