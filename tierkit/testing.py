@@ -24,7 +24,18 @@ from starlette.applications import Starlette
 from tierkit.service import Build, Lifecycle, running
 from tierkit.settings import ServiceSettings
 
-__all__ = ["FakeClock", "ServiceProcess", "connected", "listening", "serve_app", "service_process", "wait_for"]
+__all__ = [
+    "FakeClock",
+    "Say",
+    "ServiceProcess",
+    "Talker",
+    "connected",
+    "listening",
+    "serve_app",
+    "service_process",
+    "talking",
+    "wait_for",
+]
 
 _POLL_S = 0.005
 
@@ -72,6 +83,7 @@ async def serve_app(app: Starlette | Build, settings: ServiceSettings | None = N
 
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Say = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -106,6 +118,35 @@ async def listening(handler: Handler, *, port: int = 0) -> AsyncIterator[str]:
             writer.transport.abort()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Talker:
+    """A server of `talking`: where it is, and how many connections it has had, and how many of them have ended."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.opened = self.closed = 0
+
+
+@asynccontextmanager
+async def talking(say: Say) -> AsyncIterator[Talker]:
+    """A raw HTTP server that reads requests and has `say` write what it likes to each, as long as somebody listens."""
+    seen = Talker()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.opened += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                fields = (line.partition(b":") for line in head.lower().split(b"\r\n"))
+                lengths = [int(value) for name, _, value in fields if name == b"content-length"]
+                await reader.readexactly(sum(lengths))
+                await say(writer)
+        finally:
+            seen.closed += 1
+
+    async with listening(handle) as seen.url:
+        yield seen
 
 
 @asynccontextmanager

@@ -6,8 +6,6 @@ import asyncio
 import gzip
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -17,41 +15,10 @@ from tests.integration.end_node.aids import RunningEnd, images, to
 from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent
 from tierkit.model import Array
 from tierkit.protocol import Encoding, Relay, Upstream
-from tierkit.testing import listening, wait_for
+from tierkit.testing import Say, talking, wait_for
 from tierkit.types import Tier
 
-Say = Callable[[asyncio.StreamWriter], Awaitable[None]]
-
 GOOD = np.full((2, 4), 0.25, "<f4")
-
-
-class Upper:
-    """A raw server, and how many of its connections are open."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.opened = self.closed = 0
-        self.said_bytes = 0
-
-
-@asynccontextmanager
-async def upper(say: Say) -> AsyncIterator[Upper]:
-    """Reads requests and says to each what it is told to, as long as somebody listens."""
-    seen = Upper()
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.opened += 1
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
-                await reader.readexactly(int(length.partition(b":")[2]))
-                await say(writer)
-        finally:
-            seen.closed += 1
-
-    async with listening(handle) as seen.url:
-        yield seen
 
 
 def response(data: Array | bytes = GOOD, *, model: str = "fine", **changes: Any) -> tuple[bytes, bytes]:
@@ -98,7 +65,7 @@ def saying(*pieces: bytes, pause_s: float | None = None) -> Say:
 
 async def answer(end: RunningEnd, say: Say, *, budget_s: float = 10.0, cut: bool = True) -> TaskEvent:
     """The last line of the answer to a task; with `cut` the upper node's connection is closed after it."""
-    async with upper(say) as node:
+    async with talking(say) as node:
         coarse, event = await end.answer(images(0, 1), to(node.url), budget_s=budget_s)
         assert isinstance(coarse, CoarseEvent)
         if cut:
@@ -240,7 +207,7 @@ async def test_times_that_cannot_be_are_not_passed_on(end: RunningEnd, timing: s
 async def test_a_relay_that_did_something_else(end: RunningEnd, said: dict[str, Any] | None, words: str) -> None:
     extra = b"" if said is None else f"Terrace-Encoded: {json.dumps({'upload_bytes': 1, **said})}\r\n".encode()
     encoding = Encoding(name="fine.conv1", head="0" * 64, tail="0" * 64)
-    async with upper(saying(http(extra=extra))) as node:
+    async with talking(saying(http(extra=extra))) as node:
         relay = Relay(node_id="edge-1", url=node.url)
         route = Upstream(
             node_id="cloud-1", url="http://127.0.0.1:9", tier=Tier.CLOUD, model="fine", encoding=encoding, relay=relay

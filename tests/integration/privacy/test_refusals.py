@@ -28,12 +28,12 @@ from models.manifest import load_manifest
 from models.serving import load_models
 from scheduler.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
-from tests.integration.end_node.test_hostile_upper_nodes import http as hostile_http, saying, upper
+from tests.integration.end_node.test_hostile_upper_nodes import http as hostile_http, saying
 from tierkit.events import CoarseEvent, FallbackEvent, read_event
 from tierkit.oip import InferRequest, Tensor, encode_request
 from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Encoding, Upstream
 from tierkit.service import Lifecycle
-from tierkit.testing import listening, serve_app
+from tierkit.testing import listening, serve_app, talking
 from tierkit.types import Tier
 
 NETWORK, TAIL = "wrn-16-2", "wrn-16-2.conv1"
@@ -216,7 +216,7 @@ async def test_an_edge_node_does_not_trust_the_answers_that_it_passes_on(monkeyp
         httpx.AsyncClient(base_url=service.url, timeout=30, trust_env=False) as http,
     ):
         for raw, status, words in cases:
-            async with upper(saying(raw)) as cloud:
+            async with talking(saying(raw)) as cloud:
                 headers = route(cloud.url, Tier.CLOUD)
                 answer = await post(http, f"/v1/relay/{TAIL}/infer", Tensor("images", IMAGES), **headers)
             assert answer.status_code == status, answer.text

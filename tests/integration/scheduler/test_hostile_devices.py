@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,8 @@ from tierkit.errors import Overloaded, UpstreamError, UpstreamUnavailable
 from tierkit.events import TaskEvent
 from tierkit.http_client import open_client
 from tierkit.protocol import Encoding, Relay, Stage, Upstream
-from tierkit.testing import listening, wait_for
+from tierkit.testing import Say, talking, wait_for
 from tierkit.types import Tier
-
-Say = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHA = "0" * 64
@@ -95,38 +93,9 @@ def saying(answer: bytes) -> Say:
     return say
 
 
-class Device:
-    """What a raw server has seen."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.opened = self.closed = 0
-
-
-@asynccontextmanager
-async def device(say: Say) -> AsyncIterator[Device]:
-    """Takes a request and says what it is told to, as long as somebody listens."""
-    seen = Device()
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.opened += 1
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                if head.startswith(b"POST"):
-                    length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
-                    await reader.readexactly(int(length.partition(b":")[2]))
-                await say(writer)
-        finally:
-            seen.closed += 1
-
-    async with listening(handle) as seen.url:
-        yield seen
-
-
 async def told(say: Say, *upstreams: Upstream, stages: tuple[Stage, ...] = (), cut: bool = False) -> list[TaskEvent]:
     """The lines of an answer; with `cut` the connection has been closed after it."""
-    async with open_client() as http, device(say) as end:
+    async with open_client() as http, talking(say) as end:
         asked = order(end.url, *upstreams, stages=stages)
         try:
             async with asyncio.timeout(5), aclosing(HttpWire(http).send(asked, budget_s=5)) as answer:
@@ -197,7 +166,7 @@ async def test_a_tier_of_which_the_route_names_no_node_may_be_missing():
     stages = (Stage(tier=Tier.EDGE), Stage(tier=Tier.CLOUD))
     loss = {**LOSS, "tier": "cloud", "reason": "no_upstream", "tried": []}
     said = HEAD + lines(COARSE, routed({**UPPER, "indices": [0, 1]}, losses=[loss])) + b"0\r\n\r\n"
-    async with open_client() as http, device(saying(said)) as end:
+    async with open_client() as http, talking(saying(said)) as end:
         answer = HttpWire(http).send(order(end.url, stages=stages), budget_s=5)
         assert [event.event async for event, _ in answer] == ["coarse", "routed"]
         # The connection of a proper answer is used again.
@@ -252,7 +221,7 @@ async def test_an_answer_in_the_smallest_pieces_is_read():
         + chunk(json.dumps(FINE).encode())
         + b"0\r\n\r\n"
     )
-    async with open_client() as http, device(saying(said)) as end:
+    async with open_client() as http, talking(saying(said)) as end:
         answer = HttpWire(http).send(order(end.url), budget_s=5)
         assert [event.event async for event, _ in answer] == ["coarse", "fine"]
 
@@ -268,7 +237,7 @@ async def test_asking_whether_a_device_is_there_reads_no_more_than_a_head():
             said += 1 << 20
             await writer.drain()
 
-    async with open_client() as http, device(pour) as end:
+    async with open_client() as http, talking(pour) as end:
         await HttpWire(http).acknowledged("end-0", end.url, budget_s=0.5)
         await wait_for(lambda: end.closed == end.opened)
     assert said < 100 << 20
