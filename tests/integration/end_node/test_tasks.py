@@ -208,8 +208,9 @@ async def test_a_spent_budget_is_refused(end: RunningEnd) -> None:
 async def test_a_full_queue_is_told_at_once(start_end: StartEnd) -> None:
     async with start_end(max_queue_images=4, max_batch_size=1) as end:
         end.model.gate.clear()
+        end.model.entered.clear()  # set by the warm-up
         running = asyncio.create_task(end.answer(images(0)))
-        await wait_for(lambda: end.lifecycle.in_flight == 1)
+        await wait_for(end.model.entered.is_set, what="the first task out of the queue")
         waiting = [asyncio.create_task(end.answer(images(1))) for _ in range(6)]
 
         async def refused() -> bool:
