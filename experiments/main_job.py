@@ -186,7 +186,7 @@ def _start_end_node(repeats: int) -> dict[str, list[float]]:
             ready = Path(folder) / "ready.json"
             started = time.perf_counter()
             process = subprocess.Popen(
-                [sys.executable, "-m", "terrace", "end", "--ready-file", str(ready)],
+                [sys.executable, "-P", "-m", "terrace", "end", "--ready-file", str(ready)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -153,7 +155,26 @@ def _drop_output() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
+def _foreign_package() -> str:
+    """Why Terrace cannot run from the current folder, in a sentence; "" if it can.
+
+    `python -m` looks for packages in the current folder first, and several of ours have names that others use, too.
+    """
+    home = Path(__file__).parents[1]
+    for name in ("cloud_node", "edge_node", "encryption", "end_node", "experiments", "models", "scheduler", "tierkit"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and Path(spec.origin).parents[1] != home:
+            return (
+                f"the package {name!r} in {Path(spec.origin).parents[1]} hides Terrace's own: "
+                "start the command 'terrace' in place of 'python -m terrace', or start it from another folder."
+            )
+    return ""
+
+
 def main() -> None:
     """Entry point of the console script."""
     die_with_parent()
+    if fault := _foreign_package():
+        typer.echo(harmless(f"terrace: {fault}"), err=True)
+        sys.exit(2)
     sys.exit(run(sys.argv[1:]))

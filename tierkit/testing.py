@@ -204,7 +204,7 @@ async def service_process(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
 ) -> AsyncIterator[ServiceProcess]:
-    """Run `python <command> --ready-file <ready_file>`, such as `["-m", "end_node", "--port", "0"]`, and yield it.
+    """Run `python -P <command> --ready-file <ready_file>`, such as `["-m", "end_node", "--port", "0"]`, and yield it.
 
     Args:
         wait_ready: whether to wait until it has written its ready file.
@@ -214,6 +214,7 @@ async def service_process(
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",
         *command,
         "--ready-file",
         str(ready_file),

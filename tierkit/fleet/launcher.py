@@ -183,6 +183,7 @@ class Fleet:
             settings = {"node_id": plan.name, "scheduler": self.scheduler_url, "port": "0", **settings}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # or a folder models/ of somebody else, in the current one, would be taken for ours
             "-m",
             "terrace",
             *ServicePlan(name=plan.name, kind=plan.kind, settings=settings).arguments(),
