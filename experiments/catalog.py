@@ -5,6 +5,7 @@ from __future__ import annotations
 from experiments.chaos.experiment import CHAOS
 from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
+from experiments.fuzz.experiment import FUZZ
 from experiments.harness import Experiment
 from experiments.heartbeat import HEARTBEAT
 from experiments.scale.experiment import SCALE
@@ -17,7 +18,7 @@ from experiments.table5 import FIGURE4, TABLE5
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
-ALL = (TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, SCALE, HEARTBEAT, STEADY, CHAOS)
+ALL = (TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, SCALE, HEARTBEAT, STEADY, CHAOS, FUZZ)
 """`figure4` is drawn by `table5`."""
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*ALL, FIGURE4)}

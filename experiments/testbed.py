@@ -36,6 +36,7 @@ __all__ = [
     "Network",
     "about_task_s",
     "answers_s",
+    "bare_labels",
     "check_fleet",
     "measure_networks",
     "plan_fleet",
@@ -171,6 +172,13 @@ def _tails(manifest: Manifest, network: str, encoding: Encoding) -> list[Encoder
         for encoder in manifest.encoders
         if encoder.kind is encoding.kind and encoder.tail.sha256 == whole and not encoder.noise
     ]
+
+
+def bare_labels(tier: Tier, images: Array) -> Array:
+    """Labels, int `[n]`, that the default network of a tier gives to images, with no service around it."""
+    model = load_model(load_manifest().default_for(tier), threads=_THREADS)
+    batches = [images[at : at + BATCH] for at in range(0, len(images), BATCH)]
+    return np.concatenate([model.run({"images": batch}, ["logits"])["logits"].argmax(axis=1) for batch in batches])
 
 
 def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:

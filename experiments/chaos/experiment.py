@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,9 +30,7 @@ from experiments.chaos.world import Sight, World, behind_relays, small_disk
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.heartbeat import percentile
 from experiments.plots import Figures
-from experiments.testbed import BATCH, plan_fleet
-from models.manifest import load_manifest
-from models.session import load_model
+from experiments.testbed import BATCH, bare_labels, plan_fleet
 from tierkit.client import AsyncClient, CoarseResults, FallbackResults, FineResults, ImageResult, Job, StateChange
 from tierkit.errors import TerraceError
 from tierkit.fleet import SCHEDULER
@@ -65,12 +62,8 @@ class _Truth:
 
 
 def _truth(images: NDArray[np.uint8]) -> _Truth:
-    def labels(tier: Tier) -> NDArray[Any]:
-        model = load_model(load_manifest().default_for(tier), threads=os.cpu_count() or 1)
-        batches = [images[at : at + BATCH] for at in range(0, len(images), BATCH)]
-        return np.concatenate([model.run({"images": b}, ["logits"])["logits"].argmax(axis=1) for b in batches])
-
-    return _Truth(coarse=labels(Tier.END), fine={tier: labels(tier) for tier in (Tier.EDGE, Tier.CLOUD)})
+    fine = {tier: bare_labels(tier, images) for tier in (Tier.EDGE, Tier.CLOUD)}
+    return _Truth(coarse=bare_labels(Tier.END, images), fine=fine)
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tierkit.errors import SetupError
 
-__all__ = ["ServerProcesses", "check_cores", "cpu_s", "on_core", "running", "serving"]
+__all__ = ["ServerProcesses", "check_cores", "cpu_s", "on_core", "peak_bytes", "running", "serving"]
 
 _MARK = "TERRACE_PEER_MARK"
 _GRACE_S = 5.0
@@ -75,7 +75,7 @@ class ServerProcesses:
     def peak_memory_bytes(self) -> int:
         """Sum of the largest resident sizes (VmHWM) that its living processes have had. Memory that several of them
         share counts for each."""
-        return sum(_peak_bytes(pid) for pid in self.pids())
+        return sum(peak_bytes(pid) for pid in self.pids())
 
     def cpu_s(self) -> float:
         """CPU time, user and system, that its living processes have used so far."""
@@ -169,7 +169,8 @@ def _environment(process: Path) -> bytes:
         return b""
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
+    """Largest resident size (VmHWM) that a process has had; 0 when it has ended."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

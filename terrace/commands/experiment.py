@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from experiments import escalation, figure3, heartbeat, slow_edge, steady, table4, table5
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
+from experiments.fuzz import experiment as fuzz
 from experiments.harness import MOST_TASKS, Experiment, Outcome, Request, execute, extent, new_folder
 from experiments.profile import MAX_NODES, read_profile
 from experiments.record import LARGEST_SEED
@@ -59,6 +60,7 @@ _NUMBERS = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
 """Of so many digits, which are too many for a fleet, but not for a sentence that says so."""
 
 _MOST_RUNS, _MOST_FAULTS, _MOST_JOBS, _MOST_MINUTES = 1_000, 1_000_000, 10_000, 10_000
+_MOST_REQUESTS = 1_000_000_000
 _MOST_SIMULATED = 10_000_000
 _LEAST_MBPS = 0.01
 
@@ -254,6 +256,21 @@ def steady_command(
     json: Json = False,
 ) -> None:
     _run([steady.configured(minutes=minutes)], _request(profile, quick, seed, tasks, data), out, json=json)
+
+
+@app.command("fuzz")
+def fuzz_command(
+    requests: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_REQUESTS, help="Default: 1,000,000; 20,000 with --quick.")
+    ] = None,
+    profile: ProfileName = "native",
+    out: Out = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Send changed and broken requests to a fleet, and check the answers that another client gets."""
+    _run([fuzz.configured(requests=requests)], _request(profile, quick, seed, None, None), out, json=json)
 
 
 @app.command("table1")
