@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -71,13 +72,20 @@ async def _measure(run: Run) -> None:
     turns = [(entry, tier) for entry in manifest.models for tier in Tier]
     # About what the networks that ship need on one core.
     run.expected_s += len(turns) * run.tasks * 0.03
-    for entry, tier in turns:
-        async with run.step(f"{entry.name} as on the tier {tier}", run.tasks * 0.03):
-            point = await asyncio.to_thread(_try_one, entry, tier, manifest, data)
-        run.add(**point)
+    stopped = threading.Event()
+    try:
+        for entry, tier in turns:
+            async with run.step(f"{entry.name} as on the tier {tier}", run.tasks * 0.03):
+                point = await asyncio.to_thread(_try_one, entry, tier, manifest, data, stopped)
+            run.add(**point)
+    finally:
+        stopped.set()  # a thread goes on when nobody waits for it any more, and the process waits for the thread
 
 
-def _try_one(entry: ModelEntry, tier: Tier, manifest: Manifest, data: ImageSet) -> dict[str, Any]:
+def _try_one(
+    entry: ModelEntry, tier: Tier, manifest: Manifest, data: ImageSet, stopped: threading.Event
+) -> dict[str, Any]:
+    """Measure one network. Once it is stopped, the result is of no use."""
     facts = {
         "network": entry.name,
         "network_tier": entry.tier,
@@ -94,6 +102,8 @@ def _try_one(entry: ModelEntry, tier: Tier, manifest: Manifest, data: ImageSet) 
     model.run({"images": data.images[:BATCH]}, ["logits"])  # the first run allocates
     parts, pace = [], []
     for start in range(0, len(data), BATCH):
+        if stopped.is_set():
+            return facts
         began = time.perf_counter()
         parts.append(model.run({"images": data.images[start : start + BATCH]}, ["logits"])["logits"])
         pace.append((time.perf_counter() - began) * 1000 / BATCH)
