@@ -156,6 +156,7 @@ class Figures:
             for name, figure in self._figures.items():
                 for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
                     text.set_parse_math(False)  # a dollar sign in a name is one
+                _write_plainly(figure)
                 _thin_out(figure)
                 file = BytesIO()
                 figure.savefig(file, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
@@ -171,6 +172,17 @@ class Figures:
                 write_atomically(path, content)
                 paths.append(path)
         return paths
+
+
+def _write_plainly(figure: Any) -> None:
+    """Numbers on logarithmic axes as plain text: matplotlib would write them in the mathematics that is off here."""
+    from matplotlib.ticker import LogFormatter, LogFormatterMathtext
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), LogFormatterMathtext):
+            axis.set_major_formatter(LogFormatter())
+        if isinstance(axis.get_minor_formatter(), LogFormatterMathtext):
+            axis.set_minor_formatter(LogFormatter())
 
 
 def _thin_out(figure: Any) -> None:
