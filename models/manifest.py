@@ -270,6 +270,13 @@ class Manifest(_Frozen):
         """The label hierarchy of every network here."""
         return Hierarchy.parse(self.hierarchy_content, source=MANIFEST_NAME)
 
+    def listing(self) -> dict[str, Any]:
+        """All networks and encoders as JSON: `models` and `encoders`."""
+        return {
+            "models": [entry.model_dump(mode="json") for entry in self.models],
+            "encoders": [encoder.model_dump(mode="json") for encoder in self.encoders],
+        }
+
     def entry(self, name: str) -> ModelEntry:
         """The network called `name`.
 

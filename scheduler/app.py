@@ -352,11 +352,7 @@ async def get_mapping(
 
 @about.get("/v1/models", summary="The manifest: all networks and encoders that nodes may fetch")
 async def list_models(scheduler: Service) -> dict[str, Any]:
-    manifest = scheduler.manifest
-    return {
-        "models": [entry.model_dump(mode="json") for entry in manifest.models],
-        "encoders": [encoder.model_dump(mode="json") for encoder in manifest.encoders],
-    }
+    return scheduler.manifest.listing()
 
 
 @about.get(

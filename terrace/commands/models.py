@@ -49,7 +49,7 @@ from terrace.commands.training import (
     say,
     tell_end,
 )
-from terrace.console import percent, plain_table, print_json, progress_bars, screen, tier_text
+from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
 from tierkit.errors import InvalidInput
 
@@ -87,10 +87,18 @@ def list_models(weights: Weights = None, json: Json = False) -> None:
     """The networks of the manifest."""
     manifest = load_manifest(weights)
     if json:
-        print_json([entry.model_dump(mode="json") for entry in manifest.models])
+        print_json(manifest.listing())
         return
-    numbers = ("M params", "MB", "coarse", "fine")
-    table = plain_table("tier", "network", "answers", "form", *numbers, right=numbers)
+    table = Listing(
+        Column(title="tier", rank=4),
+        Column(title="network"),
+        Column(title="answers", rank=3),
+        Column(title="form", rank=6),
+        Column(title="M params", rank=5, right=True),
+        Column(title="MB", rank=2, right=True),
+        Column(title="coarse", rank=1, right=True),
+        Column(title="fine", rank=1, right=True),
+    )
     for entry in manifest.models:
         table.add_row(
             tier_text(entry.tier, entry.tier),
@@ -102,7 +110,7 @@ def list_models(weights: Weights = None, json: Json = False) -> None:
             percent(entry.coarse_accuracy),
             percent(entry.fine_accuracy),
         )
-    screen().print(table)
+    screen().print(table, crop=False)
     if manifest.encoders:
         _print_encoders(manifest.encoders)
     for entry in manifest.models:
@@ -477,8 +485,16 @@ def _print_tuning(report: TuningReport) -> None:
 
 
 def _print_encoders(encoders: Sequence[EncoderEntry]) -> None:
-    numbers = ("features", "scale", "zero", "coarse", "fine", "fine FP32", "head kB")
-    table = plain_table("encoder", *numbers, right=numbers)
+    table = Listing(
+        Column(title="encoder"),
+        Column(title="features", rank=2, right=True),
+        Column(title="scale", rank=5, right=True),
+        Column(title="zero", rank=6, right=True),
+        Column(title="coarse", rank=1, right=True),
+        Column(title="fine", rank=1, right=True),
+        Column(title="fine FP32", rank=4, right=True),
+        Column(title="head kB", rank=3, right=True),
+    )
     for encoder in encoders:
         table.add_row(
             encoder.name,
@@ -490,7 +506,7 @@ def _print_encoders(encoders: Sequence[EncoderEntry]) -> None:
             percent(encoder.fp32_fine_accuracy),
             f"{encoder.head.size_bytes / 1e3:.1f}",
         )
-    screen().print(table)
+    screen().print(table, crop=False)
 
 
 class _Bars:
