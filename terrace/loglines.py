@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.text import Text
@@ -55,7 +55,7 @@ def _record(line: str) -> dict[str, Any] | None:
 
 def _clock(record: dict[str, Any] | None) -> str:
     try:
-        moment = datetime.fromisoformat(str((record or {})["time"])).astimezone()
+        moment = datetime.fromisoformat(str((record or {})["time"])).astimezone(UTC)
     except (KeyError, ValueError):
-        moment = datetime.now().astimezone()
-    return moment.strftime("%H:%M:%S")
+        moment = datetime.now(UTC)
+    return moment.strftime("%H:%M:%SZ")

@@ -67,15 +67,15 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class _TextFormatter(logging.Formatter):
-    """`12:30:01.250 INFO    end-3fa9 registered lease_s=2.0 [request id]`."""
+    """`12:30:01.250Z INFO    end-3fa9 registered lease_s=2.0 [request id]`."""
 
     def __init__(self, node_id: str) -> None:
         super().__init__()
         self._node_id = f" {node_id}" if node_id else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        parts = [f"{clock}.{int(record.msecs):03d} {record.levelname:<7}{self._node_id} {record.getMessage()}"]
+        clock = time.strftime("%H:%M:%S", time.gmtime(record.created))
+        parts = [f"{clock}.{int(record.msecs):03d}Z {record.levelname:<7}{self._node_id} {record.getMessage()}"]
         parts += [f"{name}={value}" for name, value in _extras(record).items()]
         if request_id := current_request_id():
             parts.append(f"[{request_id}]")

@@ -161,7 +161,7 @@ def _print_tables(records: Sequence[Record], out: Path, page: Path | None) -> No
 
 
 def _announce(what: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}\n")
+    sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())}  {what}\n")
 
 
 def main() -> None:

@@ -188,6 +188,6 @@ def _measured(row: EpochRow) -> str:
 
 def _log(path: Path, line: str) -> None:
     with path.open("a", encoding="utf-8") as log:
-        log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')}  {line}\n")
+        log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}  {line}\n")
         log.flush()
         os.fsync(log.fileno())

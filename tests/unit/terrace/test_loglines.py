@@ -14,6 +14,12 @@ def test_a_record_shows_who_what_and_the_facts() -> None:
     assert {str(span.style): text.plain[span.start : span.end].strip() for span in text.spans}["yellow"] == "gone"
 
 
+def test_times_are_utc_and_say_so() -> None:
+    east = {**RECORD, "time": "2030-01-02T03:04:05.678+02:00"}
+    assert PAINTER.paint("end-1", json.dumps(east)).plain.startswith("01:04:05Z ")
+    assert PAINTER.paint("end-1", "no record").plain[8:10] == "Z "
+
+
 def test_names_stand_in_columns() -> None:
     plain = [PAINTER.paint(name, json.dumps(RECORD)).plain for name in ("end-1", "scheduler")]
     assert len({line.index("gone") for line in plain}) == 1
