@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -69,7 +70,8 @@ class Client:
             for result in terrace.stream_results(job):
                 print(result.name, result.label)
 
-    Methods, arguments and errors are those of `AsyncClient`. Usable only inside `with`; by several threads at a time.
+    Methods, arguments and errors are those of `AsyncClient`. Several threads may use one at a time. Without `with` it
+    connects at its first call and is closed by `close()`, or at the end of the program.
     """
 
     def __init__(
@@ -85,8 +87,9 @@ class Client:
         self._client = AsyncClient(
             url, timeout_s=timeout_s, backoff=backoff, token=token, tls_ca=tls_ca, on_wait=on_wait
         )
-        self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
+        self._opening = threading.Lock()
+        self._closed = False
 
     @property
     def url(self) -> str:
@@ -98,13 +101,21 @@ class Client:
             self._portal = stack.enter_context(start_blocking_portal(name="terrace-client"))
             stack.enter_context(self._portal.wrap_async_context_manager(self._client))
             self._stack = stack.pop_all()
+        self._at_end = weakref.finalize(self, self._stack.close)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.__exit__(kind, error, trace)
-        self._portal = None
+        self._closed = True
+        if self._portal is not None:
+            self._at_end.detach()
+            self._stack.__exit__(kind, error, trace)
+            self._portal = None
+
+    def close(self) -> None:
+        """Close its connections; it cannot be used after that."""
+        self.__exit__(None, None, None)
 
     submit = _blocking(AsyncClient.submit)
     classify = _iterating(AsyncClient.classify)
@@ -128,8 +139,13 @@ class Client:
     info = _blocking(AsyncClient.info)
 
     def _run(self, call: Callable[[], Awaitable[T]]) -> T:
-        if self._portal is None:
-            raise RuntimeError("a Client is used inside 'with Client(...) as terrace:'")
+        with self._opening:
+            if self._closed:
+                raise RuntimeError("this Client is closed: make another one")
+            if self._portal is None:
+                self.__enter__()
+        portal = self._portal
+        assert portal is not None
         finished = threading.Event()
 
         async def watched() -> T:
@@ -138,7 +154,7 @@ class Client:
             finally:
                 finished.set()
 
-        future = self._portal.start_task_soon(watched)
+        future = portal.start_task_soon(watched)
         try:
             return future.result()
         except BaseException:

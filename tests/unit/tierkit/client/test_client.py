@@ -7,6 +7,7 @@ import asyncio
 import gc
 import inspect
 import json
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -442,7 +443,7 @@ def public(cls: type) -> set[str]:
 
 
 def test_the_blocking_client_has_every_method_with_its_signature() -> None:
-    assert public(Client) == public(AsyncClient)
+    assert public(Client) - {"close"} == public(AsyncClient)
     for name in public(AsyncClient) - {"url"}:
         assert inspect.signature(getattr(Client, name)) == inspect.signature(getattr(AsyncClient, name)), name
 
@@ -497,6 +498,33 @@ async def test_the_blocking_client_raises_the_same_errors(api: FakeApi) -> None:
         await to_thread.run_sync(program)
 
 
-def test_the_blocking_client_needs_its_block() -> None:
-    with pytest.raises(RuntimeError, match="inside 'with Client"):
-        Client().job("j1")
+async def test_the_blocking_client_works_outside_of_a_block_until_it_is_closed(api: FakeApi) -> None:
+    gone = answer({"error": "no job j1"}, status=404)
+    api.on("GET /v1/jobs/j1", gone, gone)
+
+    def program() -> None:
+        client = Client(api.url, backoff=FAST)
+        for _ in range(2):
+            with pytest.raises(NotFound, match=r"^no job j1$"):
+                client.job("j1")
+        client.close()
+        client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            client.job("j1")
+
+    await to_thread.run_sync(program)
+
+
+async def test_a_program_that_does_not_close_its_client_ends_all_the_same(api: FakeApi) -> None:
+    api.on("GET /v1/jobs/j1", answer({"error": "no job j1"}, status=404))
+    program = (
+        "import sys; from terrace import Client; client = Client(sys.argv[1])\n"
+        "try: client.job('j1')\nexcept Exception as error: print(error)"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "error", "-c", program, api.url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, out.decode().strip(), err.decode()) == (0, "no job j1", "")
