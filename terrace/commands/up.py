@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,9 +88,7 @@ def up(
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
     try:
-        finished = run_stoppable(
-            lambda: _run(plan, raw=log_format == "json", token=token_from(token_file), tls_ca=tls_ca)
-        )
+        finished = run_stoppable(lambda: _run(plan, raw=log_format == "json", token_file=token_file, tls_ca=tls_ca))
     except ServiceFailed as exc:
         typer.echo(harmless(f"terrace up: {exc}"), err=True)
         raise typer.Exit(max(1, exc.code)) from exc
@@ -125,9 +124,16 @@ def without_pixels(untrusted: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {tier: {"only_features": True} for tier in untrusted}
 
 
-async def _run(plan: FleetPlan, *, raw: bool, token: str | None, tls_ca: Path | None) -> int:
+async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: Path | None) -> int:
     """Until every service has ended; exit code 1, since nobody asked for that."""
     console, notes = screen(), screen(stderr=True)
+    token = token_from(token_file)
+    # What the user said to get in here, so that the command of the greeting works as it stands.
+    access = "".join(
+        f" {flag} {shlex.quote(str(file))}"
+        for flag, file in (("--token-file", token_file), ("--tls-ca", tls_ca))
+        if file
+    )
 
     kinds = {service.name: service.kind for service in plan.services}
     painter = LogPainter(kinds)
@@ -176,7 +182,7 @@ async def _run(plan: FleetPlan, *, raw: bool, token: str | None, tls_ca: Path | 
             asyncio.TaskGroup() as tasks,
         ):
             starting = False
-            welcome = tasks.create_task(_welcome(fleet, notes), name="welcome")
+            welcome = tasks.create_task(_welcome(fleet, notes, access), name="welcome")
             while fleet.alive:
                 fleet.changed.clear()
                 await fleet.changed.wait()
@@ -185,7 +191,7 @@ async def _run(plan: FleetPlan, *, raw: bool, token: str | None, tls_ca: Path | 
     return 1
 
 
-async def _welcome(fleet: Fleet, notes: Console) -> None:
+async def _welcome(fleet: Fleet, notes: Console, access: str) -> None:
     """Whoever reads the greeting may use the fleet: it comes when all nodes have joined, however long that takes."""
     told = ""
     while True:
@@ -205,15 +211,15 @@ async def _welcome(fleet: Fleet, notes: Console) -> None:
             await asyncio.sleep(_JOIN_BUDGET_S)
         else:
             break
-    notes.print(_greeting(fleet), soft_wrap=True)
+    notes.print(_greeting(fleet, access), soft_wrap=True)
 
 
-def _greeting(fleet: Fleet) -> Text:
+def _greeting(fleet: Fleet, access: str) -> Text:
     text = Text("\nTerrace is up: ", style="bold")
     for position, service in enumerate(fleet.alive):
         text.append(", " if position else "")
         text.append_text(tier_text(service.name, service.plan.kind))
     text.append(f"\nscheduler  {fleet.scheduler_url}   API pages {fleet.scheduler_url}/docs", style="not bold")
     text.append("\ntry        ", style="not bold")
-    text.append(f"terrace classify sample --scheduler {fleet.scheduler_url}", style="not bold")
+    text.append(f"terrace classify sample --scheduler {fleet.scheduler_url}{access}", style="not bold")
     return text.append("\nstop       Ctrl-C\n", style="not bold")

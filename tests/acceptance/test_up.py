@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from terrace.cli import run
 from tierkit.client import Client
 from tierkit.service import free_port
 
@@ -144,6 +145,27 @@ def test_a_fleet_file_starts_the_part_of_a_machine(tmp_path: Path) -> None:
             fleet.process.send_signal(signal.SIGTERM)
             assert fleet.process.wait(timeout=20) == 0
             assert fleet.running(within_s=0) == 0
+
+
+def test_the_command_of_the_greeting_works_as_typed_where_tokens_are_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "of alice"
+    folder.mkdir()
+    for name, role in (("alice", "user"), ("hub", "node")):
+        make = ["token", "create", "--name", name, "--role", role, "--out", str(folder / f"{name}.token")]
+        assert run([*make, "--tokens", str(folder / "tokens.toml")]) == 0
+    port = free_port()
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        f'scheduler = "http://127.0.0.1:{port}"\n[host.hub]\ntokens = "{folder / "tokens.toml"}"\n'
+        f'token_file = "{folder / "hub.token"}"\nend = 1\n'
+        f'scheduler = {{ port = {port}, state = "{tmp_path / "state"}" }}\n'
+    )
+    alice = ("--token-file", str(folder / "alice.token"))
+    with running("--fleet", str(file), "--host", "hub", *alice, log=tmp_path / "log") as up:
+        (typed,) = re.findall(r"^try +(.*)$", up.output, re.MULTILINE)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(typed, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_taken_port_is_one_sentence() -> None:
