@@ -156,7 +156,9 @@ def _on_validation_error(request: Request, exc: Exception) -> Response:
     # Where an entry of a list is wrong, the list is said to be too short as well.
     outer = {tuple(error["loc"][:depth]) for error in errors for depth in range(1, len(error["loc"]))}
     sentences = [_validation_sentence(error) for error in errors if tuple(error["loc"]) not in outer]
-    return JSONResponse({"error": "; ".join(sentences)}, 422)
+    # 422 is for a body that could be read; what is wrong with a path, a query or a header is a bad request.
+    of_body = any(error["loc"][0] == "body" for error in errors)
+    return JSONResponse({"error": "; ".join(sentences)}, 422 if of_body else 400)
 
 
 _VALIDATION = {
