@@ -11,6 +11,7 @@ register again, which is both quicker and truer than what a file remembers.
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -38,8 +39,13 @@ from tierkit.types import Health, Tier
 
 __all__ = ["Device", "DeviceList", "DeviceView"]
 
+_log = logging.getLogger(__name__)
+
 _FORGET_S = 600.0
 """A dead node stays visible this long, for whoever looks into what happened."""
+
+_MOST_SAID = 500
+"""Characters of a reason."""
 
 _AGAIN_S = 1e-6
 """A node whose time is up by a hair is looked at again so much later."""
@@ -373,6 +379,13 @@ class DeviceList:
             device.wrong = device.wrong.one_more(reason, now) if counts else device.wrong.again(now)
             self._announce(device, now)
 
+    def give_up(self, node_id: str, incarnation: str, exc: Exception, now: float) -> None:
+        """Nothing can be done with this node, for an error of ours: it is dead, and may register again."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            self._give_up(device, exc)
+            self._announce(device, now)
+
     def pardon(self, node_id: str, incarnation: str, now: float) -> None:
         """One of the node's wrong answers was its task's fault as much."""
         device = self._current(node_id, incarnation)
@@ -599,6 +612,13 @@ class DeviceList:
         return view
 
     def _judge(self, device: Device, now: float) -> DeviceView:
+        try:
+            return self._opinion(device, now)
+        except Exception as exc:
+            self._give_up(device, exc)
+            return self._opinion(device, now)
+
+    def _opinion(self, device: Device, now: float) -> DeviceView:
         until = now
         if self._swept_at is not None:
             # What comes after that may be a pause of the scheduler's own, which the next sweep takes off.
@@ -645,6 +665,12 @@ class DeviceList:
             keeps_tasks=verdict.keeps_tasks,
             set_aside=verdict.set_aside,
         )
+
+    def _give_up(self, device: Device, exc: Exception) -> None:
+        """No opinion on this node can be formed: the others, and whoever asks for them, shall not suffer for it."""
+        _log.error("%s cannot be judged and is given up", device.node_id, exc_info=exc)
+        device.epitaph = f"cannot be judged ({type(exc).__name__}: {exc})"[:_MOST_SAID]
+        self._untold.add(device.node_id)
 
     def _announce(self, device: Device, now: float) -> None:
         """Judge a node whose evidence has changed, and tell the listeners if its health has."""
@@ -712,6 +738,13 @@ class DeviceList:
     def _moments(self, device: Device) -> list[float]:
         """When time alone may change what `_judge` says, as long as nothing is heard of it: before the first of them
         nothing does."""
+        try:
+            return self._moments_of(device)
+        except Exception as exc:
+            self._give_up(device, exc)
+            return [-math.inf]
+
+    def _moments_of(self, device: Device) -> list[float]:
         moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
         if owed := device.owed:
             moments.append(device.progress_at + stalled_after_s(owed, device.ms_per_image, self.times))

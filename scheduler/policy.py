@@ -70,7 +70,7 @@ class PolicyRequest(BaseModel):
     """The lowest tier whose answer may stand: edge (every image gets a fine answer, the unsure ones go on to the cloud)
     or end (a sure coarse answer is enough)."""
 
-    escalate_accuracy: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    escalate_accuracy: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
     """With escalate=threshold: share of the upper network's accuracy to keep. Default: as tuned (0.99)."""
 
     escalate_budget: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None

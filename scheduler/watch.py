@@ -110,6 +110,8 @@ class Watch:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause_s):
                             await news.wait()
+        except Exception as exc:
+            self._devices.give_up(node_id, incarnation, exc, self._clock())
         finally:
             if self._news.get(node_id, ("", None))[1] is news:
                 del self._news[node_id]

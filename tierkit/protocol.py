@@ -17,8 +17,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    NonNegativeInt,
-    PositiveFloat,
     TypeAdapter,
     model_validator,
 )
@@ -129,6 +127,15 @@ EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
 """NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
 
 
+# Bounds on all numbers, as in `tierkit.events`: what others work out from them must be numbers as well.
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Total = Annotated[int, Field(ge=0, le=2**53)]
+"""Since the start of a process; JSON of other languages holds no larger whole number."""
+Period = Annotated[float, Field(gt=0, le=1e9)]
+"""Seconds; at most some thirty years."""
+Incarnation = Annotated[str, Field(min_length=8, max_length=64)]
+
+
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -162,7 +169,7 @@ class Registration(_Message):
     """POST /v1/devices: a node asks for a place in the device list. Answered by a `Lease`."""
 
     node_id: NodeId
-    incarnation: Annotated[str, Field(min_length=8, max_length=64)]
+    incarnation: Incarnation
     """Fresh at each start of the process; work given to an older incarnation is void."""
     tier: Tier
     url: Annotated[str, Field(max_length=512, json_schema_extra={"pattern": "^https?://"}), AfterValidator(checked_url)]
@@ -181,21 +188,21 @@ class Registration(_Message):
 class Lease(_Message):
     """The right to receive tasks, renewed by each heartbeat."""
 
-    lease_s: PositiveFloat
-    heartbeat_s: PositiveFloat
+    lease_s: Period
+    heartbeat_s: Period
 
 
 class Heartbeat(_Message):
     """POST /v1/devices/{node_id}/heartbeat. 404 or 409 means: register again."""
 
-    incarnation: str
-    in_flight: NonNegativeInt
+    incarnation: Incarnation
+    in_flight: Count
     """Requests being answered."""
-    queued_images: NonNegativeInt
+    queued_images: Count
     """Images that wait for their batch."""
-    running_images: NonNegativeInt = 0
+    running_images: Count = 0
     """Images of the batch that is being computed."""
-    images_done: NonNegativeInt
+    images_done: Total
     """Since the node started; a count that stands still under load shows a node that makes no progress."""
     draining: bool = False
 
@@ -226,7 +233,7 @@ class Upstream(_Message):
     node_id: NodeId
     url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
     tier: UpperTier
-    model: str
+    model: ModelName
     encoding: Encoding | None
     """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
     relay: Relay | None = None
@@ -249,7 +256,7 @@ class Stage(_Message):
     """Images go up whose margin below (largest minus second largest probability) is smaller than this; None: all."""
     spare: bool = True
     """Whether the images that the stage before this one should have answered, but did not, go up as well."""
-    only: tuple[NonNegativeInt, ...] | None = None
+    only: tuple[Count, ...] | None = None
     """Positions of the images that go up, rising, where the sender knows them: they are `CoarseEvent.unsure` of the
     answer that it has already. None: as `below` says."""
 

@@ -274,7 +274,7 @@ def _error(url: str, response: httpx.Response) -> TerraceError:
     status = response.status_code
     try:
         message = json.loads(response.content)["error"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return UpstreamError(f"{url} answered {status}, and not as a Terrace scheduler does", status_code=status)
     if status == 503:
         return Unavailable(message, retry_after_s=_retry_after_s(response))

@@ -330,6 +330,32 @@ async def test_what_is_wrong_with_a_registration_is_said_in_plain_words(schedule
     assert (response.status_code, response.json()) == (422, {"error": sentence})
 
 
+HUGE = int("1" + "0" * 400)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"running_images": HUGE}, "body.running_images: Input should be less than or equal to 2147483647"),
+        (
+            {"queued_images": 2**31},
+            "body.queued_images is 2147483648: Input should be less than or equal to 2147483647",
+        ),
+        ({"in_flight": HUGE}, "body.in_flight: Input should be less than or equal to 2147483647"),
+        ({"images_done": HUGE}, "body.images_done: Input should be less than or equal to 9007199254740992"),
+        ({"images_done": -1}, "body.images_done is -1: Input should be greater than or equal to 0"),
+        ({"incarnation": "x" * 65}, "body.incarnation: String should have at most 64 characters"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_heartbeat_with_numbers_that_cannot_be_is_refused_and_costs_nothing(kit, scheduler, change, sentence):
+    async with kit.end(scheduler, "end-0") as end:
+        response = await scheduler.beat("end-0", **{"incarnation": end.incarnation, **change})
+        assert (response.status_code, response.json()) == (422, {"error": sentence})
+        job = await scheduler.submit(kit.images(2), scheme="end")
+        assert (await scheduler.finished(job["id"]))["answered_coarse"] == 2
+
+
 async def test_a_node_with_the_address_of_the_scheduler_is_refused(scheduler):
     node = {"node_id": "end-0", "incarnation": "a" * 16, "tier": "end", "models": [OFFER], "version": "0"}
     response = await scheduler.http.post("/v1/devices", json={**node, "url": f"{scheduler.url}/"})

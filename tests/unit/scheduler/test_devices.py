@@ -493,3 +493,28 @@ def test_a_place_in_the_list_follows_who_comes_and_goes(devices: DeviceList):
     assert (place(), place()) == (1, 1)
     devices.remove("end-1")
     assert place() == 0
+
+
+@pytest.mark.parametrize("judge", ["sweep", "view", "alive"])
+def test_a_node_that_cannot_be_judged_is_given_up_and_no_other(devices, judge):
+    for node_id in ("end-0", "end-1"):
+        devices.register(registration(node_id), 0.0)
+    # No message can say that; whatever else goes wrong with one node must not cost the others either.
+    never = Heartbeat.model_construct(**{**dict(beat()), "running_images": 10**400})
+    devices.heartbeat("end-0", never, 0.4)
+    devices.heartbeat("end-1", beat(), 0.4)
+    for step in range(5, 30):
+        if step % 5 == 0:
+            devices.heartbeat("end-1", beat(images_done=step), step / 10)
+        getattr(devices, judge)(*(() if judge != "alive" else (Tier.END,)), step / 10)
+    assert [device.node_id for device in devices.alive(Tier.END, 3.0)] == ["end-1"]
+    lost, other = devices.view(3.0)
+    assert (lost.health, other.health) == (Health.DEAD, Health.ALIVE)
+    assert lost.reason.startswith("cannot be judged (OverflowError: ")
+    assert [(view.device.node_id, view.health) for view in devices.sweep(3.0)][:1] == [("end-0", Health.DEAD)] * (
+        judge != "sweep"
+    )
+    with pytest.raises(NotFound, match="register again"):
+        devices.heartbeat("end-0", beat(), 3.0)
+    devices.register(registration("end-0", "second-one"), 3.1)
+    assert health(devices, "end-0", 3.1) is Health.ALIVE
