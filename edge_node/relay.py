@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge_node.node import EdgeNode
 from encryption.sending import Call, TakesFeatures, destination
-from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.asgi import cancelled_on_disconnect
 from tierkit.errors import InvalidInput
 from tierkit.events import written
 from tierkit.logs import current_request_id
@@ -38,7 +38,7 @@ class RelayEndpoint:
         arrived = time.monotonic()
         headers = dict(scope["headers"])
         to = self._target(headers.get(_UPSTREAM), scope["path_params"]["model"])
-        request = await self._reader.read(headers, await read_body(receive))
+        request = await self._reader.read(headers, await self._reader.body(headers, receive))
         if [tensor.name for tensor in request.inputs] != ["images"]:
             raise InvalidInput(f"a relay takes one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
         budget = budget_s(headers, request)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from end_node.node import EndNode, Task
 from end_node.stages import read_stages
-from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.asgi import cancelled_on_disconnect
 from tierkit.errors import InvalidInput
 from tierkit.events import ErrorEvent, TaskEvent, written
 from tierkit.logs import current_request_id
@@ -60,7 +60,7 @@ class TaskEndpoint:
             if wants_coarse:
                 # Before the body is read: a node that is full says so at once.
                 runner.check_room(announced_images(headers, runner.model.inputs[0]))
-            body = await read_body(receive)
+            body = await self._reader.body(headers, receive)
             request = await self._reader.read(
                 headers,
                 body,

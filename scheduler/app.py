@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from models.manifest import weights_folder
 from models.store import ModelStore
@@ -28,7 +28,7 @@ from scheduler.service import CLASSIFY_MAX_IMAGES, Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.views import AttemptPage, Explanation, ImageResult, JobPage, JobView
 from tierkit import http_errors
-from tierkit.asgi import HeadAsGet
+from tierkit.asgi import HeadAsGet, read_body
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.logs import current_request_id
 from tierkit.protocol import Heartbeat, Lease, NodeId, Registration
@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 _HEADERS = {"X-Content-Type-Options": "nosniff"}
 _NDJSON = "application/x-ndjson"
+_MOST_JSON_BYTES = 64 * 1024
+"""For what nodes say of themselves: a heartbeat has a few hundred bytes, the longest registration some 40 kB."""
 
 _BODY = {
     "description": "Images: a form with files in `images` (PNG, JPEG, WebP, .zip, .npz, .npy), one such file as the "
@@ -132,11 +134,30 @@ async def _check_query(request: Request) -> None:
             raise InvalidInput(f"the parameter {name!r} is given twice")
 
 
+class _SmallBody(APIRoute):
+    """A route whose JSON is read on the event loop: it is bounded while it comes, before anything is done with it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+
+        async def bounded(request: Request) -> Response:
+            body = await read_body(request.receive, most_bytes=_MOST_JSON_BYTES)
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            return await handler(Request(request.scope, receive))
+
+        return bounded
+
+
 _CHECKS = [Depends(_check_query)]
 _USERS = [Depends(for_users)]
 _NODES = [Depends(for_nodes)]
 jobs = APIRouter(tags=["jobs"], dependencies=[*_CHECKS, *_USERS])
-fleet = APIRouter(tags=["fleet"], dependencies=_CHECKS)
+fleet = APIRouter(tags=["fleet"], dependencies=_CHECKS, route_class=_SmallBody)
 about = APIRouter(tags=["about"], dependencies=_CHECKS)
 
 

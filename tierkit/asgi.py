@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from types import TracebackType
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tierkit.errors import TooLarge
 from tierkit.service.exchange import ON_DISCONNECT
 
 __all__ = ["DirectRoutes", "HeadAsGet", "cancelled_on_disconnect", "read_body"]
@@ -78,21 +80,29 @@ class HeadAsGet:
         await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
-async def read_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive, *, most_bytes: float = math.inf) -> bytes:
     """The whole request body. Its size and its pace are bounded by `tierkit.service`.
+
+    Args:
+        most_bytes: where the route takes less than the service does.
 
     What has come is kept in pieces and joined once: memory follows what the client really sent, not what it said
     that it would send.
 
     Raises:
+        TooLarge: more than `most_bytes`, as soon as it shows.
         ClientDisconnect: the client hung up before the end.
     """
     pieces: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         body: bytes = message.get("body", b"")
+        size += len(body)
+        if size > most_bytes:
+            raise TooLarge(f"the body is larger than the {most_bytes} bytes that this route takes")
         if not message.get("more_body", False):
             return b"".join([*pieces, body]) if pieces else body
         pieces.append(body)

@@ -9,23 +9,39 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tierkit.errors import InvalidInput
+from tierkit.errors import InvalidInput, TooLarge
 
-__all__ = ["labels_from_array", "labels_from_json", "labels_from_list"]
+__all__ = ["labels_from_array", "labels_from_json", "labels_from_list", "most_label_bytes"]
 
 Labels = NDArray[np.int32]
 
+_LABEL_BYTES = 128
+_NO_LIST = "labels: must be a JSON list with one name, number or null per image"
 
-def labels_from_json(text: str | bytes, fine: Sequence[str]) -> Labels:
-    """Labels from a JSON list. Raises InvalidInput."""
+
+def most_label_bytes(images: int) -> int:
+    """So long may the JSON list of so many labels be: names written with escapes, and room between them."""
+    return 1024 + _LABEL_BYTES * images
+
+
+def labels_from_json(text: str, fine: Sequence[str], *, images: int) -> Labels:
+    """Labels of so many images from a JSON list.
+
+    Raises:
+        TooLarge: more text than that takes.
+        InvalidInput: anything else that is wrong with it.
+    """
+    # Before it is read: that holds up everything else in the process, and takes many times the memory of the text.
+    if len(text) > most_label_bytes(images):
+        raise TooLarge(f"labels: {len(text)} characters of JSON for {images} images")
+    if text.count("[") > 1 or "{" in text:
+        raise InvalidInput(_NO_LIST)
     try:
         values = json.loads(text)
-    except RecursionError as exc:
-        raise InvalidInput("labels: nested too deeply; a JSON list with one name, number or null per image") from exc
     except ValueError as exc:
         raise InvalidInput(f"labels: not a JSON list ({exc})") from exc
     if not isinstance(values, list):
-        raise InvalidInput("labels: must be a JSON list with one entry per image")
+        raise InvalidInput(_NO_LIST)
     return labels_from_list(values, fine)
 
 
@@ -41,7 +57,7 @@ def labels_from_list(values: Sequence[object], fine: Sequence[str]) -> Labels:
         elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(fine):
             found[image] = value
         else:
-            close = difflib.get_close_matches(value, fine, n=1) if isinstance(value, str) else []
+            close = difflib.get_close_matches(value[:64], fine, n=1) if isinstance(value, str) else []
             hint = f"; did you mean {close[0]!r}?" if close else f"; numbers go from 0 to {len(fine) - 1}"
             raise InvalidInput(f"labels: {str(value)[:64]!r} of image {image} is no fine class{hint}")
     return found

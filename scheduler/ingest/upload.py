@@ -6,12 +6,12 @@ from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.ingest.collect import Collector, IngestLimits
-from scheduler.ingest.labels import labels_from_json
+from scheduler.ingest.labels import labels_from_json, most_label_bytes
 from scheduler.ingest.spool import Spool, receive_body, receive_form
 from scheduler.inputs import ImageWriter
 from scheduler.policy import PolicyRequest, read_policy
 from scheduler.store.jobs import ImageFacts
-from tierkit.errors import InvalidInput, MalformedMessage, UnsupportedMedia
+from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
 from tierkit.oip import BINARY_HEADER, parse_header_length
 
 __all__ = ["ACCEPTED", "Upload", "build_input", "receive_upload"]
@@ -64,7 +64,7 @@ async def receive_upload(
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         await receive_form(stream, spool, content_type=content_type, max_files=limits.max_images)
-        return _read_form(spool, query)
+        return _read_form(spool, query, limits)
     policy = read_policy(query)  # before the body: a misspelt field should not cost a gigabyte
     if kind == _TENSOR:
         length = parse_header_length(headers.get(BINARY_HEADER.lower()))
@@ -96,7 +96,7 @@ def build_input(
             collector.add_file(spool, part)
     if writer.images == 0:
         raise InvalidInput("no images in the upload")
-    given = None if upload.labels is None else labels_from_json(upload.labels, fine)
+    given = None if upload.labels is None else labels_from_json(upload.labels, fine, images=writer.images)
     names = collector.found.names
     return ImageFacts(
         labels=collector.joined_labels(given),
@@ -105,11 +105,13 @@ def build_input(
     )
 
 
-def _read_form(spool: Spool, query: Sequence[tuple[str, str]]) -> Upload:
+def _read_form(spool: Spool, query: Sequence[tuple[str, str]], limits: IngestLimits) -> Upload:
     labels = [value for name, value in spool.fields if name == "labels"]
     for part in [part for part in spool.parts if part.field != "images"]:
         if part.field != "labels":
             raise InvalidInput(f"unknown file field {part.field[:64]!r}: files go into 'images' (and 'labels')")
+        if part.length > most_label_bytes(limits.max_images):
+            raise TooLarge(f"labels: {part.length} bytes, more than those of {limits.max_images} images take")
         labels.append(bytes(spool.view(part)).decode("utf-8", "replace"))
         spool.parts.remove(part)
     if len(labels) > 1:

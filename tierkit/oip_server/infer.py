@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from tierkit import http_errors
-from tierkit.asgi import cancelled_on_disconnect, read_body
+from tierkit.asgi import cancelled_on_disconnect
 from tierkit.errors import TooLarge
 from tierkit.metrics import ModelMetrics
 from tierkit.model import Model
@@ -75,7 +75,7 @@ class InferEndpoint:
         try:
             request_headers = dict(scope["headers"])
             runner.check_room(announced_images(request_headers, runner.model.inputs[0]))
-            body = await read_body(receive)
+            body = await self._reader.body(request_headers, receive)
             result, chunks, headers = await self._answer(runner, body, request_headers, scope)
         except BaseException as exc:
             metrics.observe_request(time.perf_counter() - started, len(body), exc)

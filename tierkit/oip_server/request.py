@@ -6,7 +6,10 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 
-from tierkit.errors import InvalidInput, UnsupportedMedia
+from starlette.types import Receive
+
+from tierkit.asgi import read_body
+from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 from tierkit.model import TensorSpec
 from tierkit.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
 from tierkit.oip.compression import CODING, content_bytes, decompress
@@ -39,6 +42,24 @@ class RequestReader:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._turn = asyncio.Lock()
+
+    async def body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """The body of a request.
+
+        Args:
+            headers: as for `read`.
+
+        Raises:
+            TooLarge: it is JSON alone, and too much of it, as soon as that shows.
+            ClientDisconnect: the client hung up before the end.
+        """
+        if _BINARY in headers:
+            return await read_body(receive)
+        most_bytes = self._limits.max_json_bytes
+        try:
+            return await read_body(receive, most_bytes=most_bytes)
+        except TooLarge as exc:
+            raise TooLarge(f"more than {most_bytes} bytes of JSON: send tensors as binary") from exc
 
     async def read(
         self,

@@ -73,6 +73,15 @@ async def test_a_body_beyond_the_limit_in_chunks_without_a_length(start_node: An
         await assert_serves(running)
 
 
+async def test_json_beyond_its_limit_is_refused_before_its_end(running: Any) -> None:
+    head = f"POST {running.infer_path} HTTP/1.1\r\nHost: node\r\nContent-Length: {60 * 2**20}\r\n\r\n".encode()
+    answer = await running.exchange(head + b"[" + b"[]," * 2**18)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"more than 655360 bytes of JSON: send tensors as binary" in answer
+    assert running.model.images_seen == 0
+    await assert_serves(running)
+
+
 async def test_many_uploads_that_trickle(start_node: Any) -> None:
     """Each byte comes in time for a timeout between bytes; only a bound on the whole ends them."""
     async with start_node(body_timeout_s=0.3) as running:

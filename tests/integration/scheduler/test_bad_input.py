@@ -330,6 +330,44 @@ async def test_what_is_wrong_with_a_registration_is_said_in_plain_words(schedule
     assert (response.status_code, response.json()) == (422, {"error": sentence})
 
 
+@pytest.mark.parametrize("path", ["/v1/devices", "/v1/devices/end-0/heartbeat"])
+async def test_more_json_than_nodes_have_to_say_is_refused_before_its_end(scheduler, path):
+    async with connected(scheduler.url) as (reader, writer):
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {2**26}\r\n\r\n"
+        writer.write(head.encode() + b"[" + b"[]," * 2**15)
+        async with asyncio.timeout(10):
+            answer = await reader.readuntil(b"}")
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.endswith(b'{"error": "the body is larger than the 65536 bytes that this route takes"}')
+
+
+@pytest.mark.parametrize(
+    ("labels", "status", "message"),
+    [
+        ("[" + "[]," * 2**18 + "[]]", 413, "characters of JSON for 1 images"),
+        ("[" + "[]," * 100 + "[]]", 400, "must be a JSON list with one name, number or null per image"),
+        ("[" * 500 + "]" * 500, 400, "must be a JSON list with one name, number or null per image"),
+    ],
+    ids=["long", "lists", "deep"],
+)
+@pytest.mark.parametrize("as_file", [False, True], ids=["field", "file"])
+async def test_more_json_than_the_labels_of_the_images_take(scheduler, labels, status, message, as_file):
+    named = [*files(("a.png", png())), *([("labels", ("labels.json", labels.encode()))] if as_file else [])]
+    response = await scheduler.http.post("/v1/jobs", files=named, data={} if as_file else {"labels": labels})
+    assert response.status_code == status
+    assert message in response.json()["error"]
+    await nothing_is_left(scheduler)
+
+
+async def test_a_file_of_labels_beyond_those_of_the_largest_job(kit, settings):
+    async with kit.scheduler(settings.model_copy(update={"max_images": 10})) as scheduler:
+        named = [*files(("a.png", png())), ("labels", ("labels.json", b"[" + b"0," * 2000 + b"0]"))]
+        response = await scheduler.http.post("/v1/jobs", files=named)
+        assert response.status_code == 413
+        assert response.json()["error"] == "labels: 4003 bytes, more than those of 10 images take"
+        await nothing_is_left(scheduler)
+
+
 HUGE = int("1" + "0" * 400)
 
 

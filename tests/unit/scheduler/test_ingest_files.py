@@ -440,7 +440,7 @@ def test_a_wrong_tensor_is_refused(tmp_path, tensors, message):
 
 
 def test_labels_by_name_number_and_null():
-    assert labels_from_json('["cat", 0, null]', FINE).tolist() == [2, 0, -1]
+    assert labels_from_json('["cat", 0, null]', FINE, images=3).tolist() == [2, 0, -1]
     assert labels_from_array(np.array([2, -1], np.int8), FINE).tolist() == [2, -1]
 
 
@@ -454,11 +454,16 @@ def test_labels_by_name_number_and_null():
         ("[1.5]", "'1.5' of image 0"),
         ('{"a": 1}', "must be a JSON list"),
         ("[1", "not a JSON list"),
+        ("[[]]", "must be a JSON list with one name, number or null per image"),
+        ("[" * 1000, "must be a JSON list with one name, number or null per image"),
+        ('[{"a": 1}]', "must be a JSON list with one name, number or null per image"),
+        ("[" + "1" * 1000 + "]", "numbers go from 0 to 2"),
+        ("[" + "1," * 2000 + "1]", "4003 characters of JSON for 1 images"),
     ],
 )
 def test_wrong_labels_are_named(text, message):
     with pytest.raises(InvalidInput, match=message):
-        labels_from_json(text, FINE)
+        labels_from_json(text, FINE, images=1)
 
 
 def test_labels_come_from_one_place(tmp_path):
@@ -555,8 +560,3 @@ def test_a_damaged_array_is_refused_in_words_and_never_with_another_error(header
     for upload in (whole, zipped(("images.npy", whole)), zipped(("images.npy", npy(images(1))), ("labels.npy", whole))):
         with tempfile.TemporaryDirectory() as folder, contextlib.suppress(TerraceError):
             Collected(Path(folder), ("x", upload))
-
-
-def test_labels_that_are_nested_too_deeply():
-    with pytest.raises(InvalidInput, match="labels: nested too deeply"):
-        labels_from_json("[" * 100_000, FINE)

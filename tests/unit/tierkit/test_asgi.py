@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from tierkit.asgi import DirectRoutes, cancelled_on_disconnect, read_body
+from tierkit.errors import TooLarge
 from tierkit.service.exchange import ON_DISCONNECT
 
 
@@ -37,6 +38,13 @@ async def test_a_body_in_one_piece_is_not_copied() -> None:
 async def test_a_body_in_pieces() -> None:
     messages = [body(b"ab", more=True), {"type": "http.request", "more_body": True}, body(b"", more=False)]
     assert await read_body(sends(messages)) == b"ab"
+
+
+async def test_a_body_that_is_larger_than_a_route_takes_is_not_read_to_its_end() -> None:
+    messages = [body(b"ab", more=True), body(b"cd", more=True), body(b"e", more=True)]
+    with pytest.raises(TooLarge, match="larger than the 4 bytes that this route takes"):
+        await read_body(sends(messages), most_bytes=4)
+    assert await read_body(sends([*messages[:1], body(b"cd", more=False)]), most_bytes=4) == b"abcd"
 
 
 async def test_a_client_that_hangs_up_within_the_body() -> None:
