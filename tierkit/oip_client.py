@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -25,6 +26,8 @@ from tierkit.oip.compression import CODING, compress
 from tierkit.protocol import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER, REQUEST_ID_HEADER
 
 __all__ = ["OipClient"]
+
+log = logging.getLogger(__name__)
 
 _MAX_RETRY_AFTER_S = 60.0
 
@@ -111,6 +114,9 @@ class OipClient:
             response = decode_response(body, parse_header_length(fields.get(BINARY_HEADER)), limits=self._limits)
         except InvalidInput as exc:
             raise UpstreamError(f"{url} gave an answer that cannot be read: {exc}") from exc
+        except Exception as exc:  # an error of ours, and yet nobody else's answer leads to it
+            log.exception("an answer cannot be read", extra={"url": url})
+            raise UpstreamError(f"{url} gave an answer that cannot be read: {type(exc).__name__}") from exc
         _check_answers(response, request, model, url)
         return InferResponse(
             response.model_name,

@@ -161,12 +161,18 @@ def _json_object(text: bytes) -> dict[str, Any]:
     return head
 
 
-def _keys(value: dict[str, Any]) -> int:
+def _keys(head: dict[str, Any]) -> int:
     """Keys in an object and in those within it; lists are looked into if they begin with an object."""
-    inner = chain.from_iterable(
-        item if isinstance(item, list) and item and isinstance(item[0], dict) else (item,) for item in value.values()
-    )
-    return len(value) + sum(_keys(item) for item in inner if isinstance(item, dict))
+    count, left = 0, [head]  # no recursion: how deep they are is the sender's choice
+    while left:
+        found = left.pop()
+        count += len(found)
+        for item in found.values():
+            if isinstance(item, dict):
+                left.append(item)
+            elif isinstance(item, list) and item and isinstance(item[0], dict):
+                left += [entry for entry in item if isinstance(entry, dict)]
+    return count
 
 
 def _strict_json_object(text: bytes) -> dict[str, Any]:

@@ -112,6 +112,21 @@ async def test_an_answer_that_cannot_be_true(end: RunningEnd, said: bytes, reaso
     assert re.search(words, event.detail)
 
 
+@pytest.mark.parametrize("status", [b"200 OK", b"500 Sorry"])
+@pytest.mark.parametrize(
+    "nested", [b'{"a":' * 900 + b"1" + b"}" * 900, b"[" * 900 + b"]" * 900], ids=["objects", "lists"]
+)
+async def test_an_answer_that_is_nested_deeply_is_the_upper_nodes_fault(
+    end: RunningEnd, status: bytes, nested: bytes
+) -> None:
+    event = await answer(
+        end, saying(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(nested), nested)), cut=False
+    )
+    assert isinstance(event, FallbackEvent)
+    assert event.reason == "upstream_error"
+    assert [wrong.node_id for wrong in event.wrong] == ["edge-1"]
+
+
 JSON_HEAD = b"HTTP/1.1 500 Sorry\r\nContent-Length: %d\r\n\r\n"
 
 

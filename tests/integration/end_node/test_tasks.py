@@ -181,6 +181,11 @@ async def test_a_budget_that_is_none_is_refused(end: RunningEnd, budget: str) ->
     assert "Terrace-Budget-Ms" in answer.json()["error"]
 
 
+async def test_a_task_that_is_nested_deeply_is_refused(end: RunningEnd) -> None:
+    answer = await end.http.post(f"{end.url}/v1/tasks/t", content='{"a":' * 900 + "1" + "}" * 900)
+    assert (answer.status_code, answer.json()) == (400, {"error": "'inputs' must be a list of objects"})
+
+
 async def test_a_task_id_that_is_none_is_refused(end: RunningEnd) -> None:
     answer = await post(end, task_id="a%20b")
     assert answer.status_code == 400

@@ -82,6 +82,11 @@ async def test_json_beyond_its_limit_is_refused_before_its_end(running: Any) -> 
     await assert_serves(running)
 
 
+async def test_json_that_is_nested_deeply_is_the_senders_fault(running: Any) -> None:
+    answer = await running.http.post(running.infer_path, content='{"a":' * 900 + "1" + "}" * 900)
+    assert (answer.status_code, answer.json()) == (400, {"error": "'inputs' must be a list of objects"})
+
+
 async def test_many_uploads_that_trickle(start_node: Any) -> None:
     """Each byte comes in time for a timeout between bytes; only a bound on the whole ends them."""
     async with start_node(body_timeout_s=0.3) as running:

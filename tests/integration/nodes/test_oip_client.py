@@ -120,6 +120,18 @@ async def test_answers_that_are_none(client: OipClient, answer: bytes, error: ty
             await client.infer(url, "pixel", ask(IMAGE), budget_s=5)
 
 
+async def test_whatever_goes_wrong_with_an_answer_is_the_fault_of_who_gave_it(
+    client: OipClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tierkit.oip_client.decode_response", fail)
+    async with listening(answering(b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\n{}")) as url:
+        with pytest.raises(UpstreamError, match="gave an answer that cannot be read: ZeroDivisionError"):
+            await client.infer(url, "pixel", ask(IMAGE))
+
+
 async def test_a_request_that_cannot_be_written_is_the_callers_fault(client: OipClient) -> None:
     with pytest.raises(InvalidInput):
         await client.infer("http://127.0.0.1:1", "pixel", ask(IMAGE[:0]))

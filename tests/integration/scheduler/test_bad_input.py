@@ -368,6 +368,28 @@ async def test_a_file_of_labels_beyond_those_of_the_largest_job(kit, settings):
         await nothing_is_left(scheduler)
 
 
+@pytest.mark.parametrize(
+    "deep", ['{"a":' * 900 + "1" + "}" * 900, "[" * 900 + "1" + "]" * 900], ids=["objects", "lists"]
+)
+async def test_json_that_is_nested_deeply_is_the_senders_fault(scheduler, deep):
+    good = {"node_id": "end-0", "incarnation": "a" * 16, "tier": "end", "url": "http://127.0.0.1:9", "models": [OFFER]}
+    whole = json.dumps({**good, "version": "0"})
+    sent = [
+        ("/v1/devices", deep, {"Content-Type": "application/json"}),
+        *(("/v1/devices", whole[:-1] + f', "{name}": {deep}}}', {"Content-Type": "application/json"}) for name in good),
+        ("/v1/devices/end-0/heartbeat", deep, {"Content-Type": "application/json"}),
+        (
+            "/v1/jobs",
+            deep,
+            {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(deep))},
+        ),
+    ]
+    for path, body, headers in sent:
+        response = await scheduler.http.post(path, content=body, headers=headers)
+        assert (response.status_code in (400, 422), list(response.json())) == (True, ["error"]), response.text
+    await nothing_is_left(scheduler)
+
+
 HUGE = int("1" + "0" * 400)
 
 

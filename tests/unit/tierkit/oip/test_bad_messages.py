@@ -219,6 +219,18 @@ def test_tens_of_images_as_json_are_read(nested: bool) -> None:
     assert np.array_equal(request.inputs[0].data, images)
 
 
+@pytest.mark.parametrize("decode", [decode_request, decode_response])
+@pytest.mark.parametrize("depth", [300, 900, 1020, 5000])
+@pytest.mark.parametrize("place", ['{"inputs": %s}', '{"outputs": %s}', '{"parameters": %s}', '{"a": %s}', "%s"])
+@pytest.mark.parametrize("kind", ['{"a":%s}', "[%s]", '[{"a":%s}]', '{"a":[%s]}'])
+def test_json_that_is_nested_deeply_cannot_be_read(
+    decode: Callable[[bytes, None], object], depth: int, place: str, kind: str
+) -> None:
+    before, _, after = kind.partition("%s")
+    with pytest.raises(MalformedMessage):
+        decode((place % (before * depth + "1" + after * depth)).encode(), None)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
