@@ -28,7 +28,7 @@ from scheduler.service import CLASSIFY_MAX_IMAGES, Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.views import AttemptPage, Explanation, ImageResult, JobPage, JobView
 from tierkit import http_errors
-from tierkit.asgi import HeadAsGet, read_body
+from tierkit.asgi import HeadAsGet, ReadsWhileWanted, read_body
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.logs import current_request_id
 from tierkit.protocol import Heartbeat, Lease, NodeId, Registration
@@ -443,6 +443,7 @@ def create_app(settings: SchedulerSettings, lifecycle: Lifecycle) -> FastAPI:
         policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", **_HEADERS}
         return HTMLResponse(render_docs(app.openapi()), headers=policy)
 
+    app.add_middleware(ReadsWhileWanted)
     app.add_middleware(HeadAsGet)
     http_errors.install(app)
     return app

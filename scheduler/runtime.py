@@ -92,8 +92,13 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
                 commit.on_commit = scheduler.on_commit
                 lifecycle.add_check("database", commit.check)
                 watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
-                async with _loops(scheduler, commit, dispatcher, watch, lifecycle):
-                    yield scheduler
+                try:
+                    async with _loops(scheduler, commit, dispatcher, watch, lifecycle):
+                        yield scheduler
+                finally:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_FLUSH_S):
+                            await store.finish_reading()
         finally:
             await engine.dispose()
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tierkit.errors import TooLarge
 from tierkit.service.exchange import ON_DISCONNECT
 
-__all__ = ["DirectRoutes", "HeadAsGet", "cancelled_on_disconnect", "read_body"]
+__all__ = ["DirectRoutes", "HeadAsGet", "ReadsWhileWanted", "cancelled_on_disconnect", "read_body"]
 
 
 class DirectRoutes:
@@ -78,6 +78,25 @@ class HeadAsGet:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
+class ReadsWhileWanted:
+    """ASGI middleware: GET requests end with the connection of who has sent them. Nothing that they wait for in `app`
+    may suffer from being cancelled."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        with cancelled_on_disconnect(scope):
+            # A request and the reset of its connection are read in two rounds of the event loop. Thousands of them cost
+            # little if they are not begun.
+            for _ in range(2):
+                await asyncio.sleep(0)
+            await self._app(scope, receive, send)
 
 
 async def read_body(receive: Receive, *, most_bytes: float = math.inf) -> bytes:

@@ -77,6 +77,7 @@ class GroupCommit:
         """Why the database does not accept results at the moment."""
         self._failing = False
         """Whether the last `check` of an idle database failed; it is logged when that changes."""
+        self._checking: asyncio.Task[None] | None = None
 
     @property
     def congested(self) -> bool:
@@ -116,6 +117,12 @@ class GroupCommit:
         """
         if self.refused is not None:
             raise DataError(f"the database does not accept results: {self.refused}")
+        # One at a time, whoever asks and however short he waits: what has begun with a connection is completed.
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check(), name="check of the database")
+        await asyncio.shield(self._checking)
+
+    async def _check(self) -> None:
         try:
             # A commit, though of nothing: that is when the file is looked at. No lock, so no writer is waited for.
             async with self._engine.begin() as connection:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import case, delete, func, insert, select, tuple_, update
-from sqlalchemy.engine import RowMapping
+from sqlalchemy.engine import Row, RowMapping
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -42,6 +42,9 @@ JobState = str
 """queued | running | completed | failed | cancelled; the last three are final."""
 
 UNFINISHED = ("queued", "running")
+
+_MOST_READING = 8
+"""Queries at a time, each with a connection of its own; later ones wait for their turn."""
 
 _RESULTS = select(results, tasks.c.first_image, tasks.c.images).join(
     tasks, (tasks.c.job_id == results.c.job_id) & (tasks.c.task == results.c.task)
@@ -137,6 +140,8 @@ class JobStore:
     def __init__(self, engine: AsyncEngine, commit: GroupCommit) -> None:
         self._engine = engine
         self._commit = commit
+        self._slots = asyncio.Semaphore(_MOST_READING)
+        self._reading: set[asyncio.Task[Any]] = set()
 
     async def add(self, job: NewJob) -> JobRow:
         """Store a job and its tasks.
@@ -205,19 +210,16 @@ class JobStore:
             query = query.where(jobs.c.id < before)
         if state is not None:
             query = query.where(jobs.c.state == state)
-        async with self._reading() as connection:
-            return [_job(row) for row in (await connection.execute(query)).mappings()]
+        return [_job(row._mapping) for row in await self._rows(query)]
 
     async def unfinished(self) -> list[JobRow]:
         """Jobs that a scheduler before this one has left, oldest first."""
         query = select(*_LIGHT).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.id)
-        async with self._reading() as connection:
-            return [_job(row) for row in (await connection.execute(query)).mappings()]
+        return [_job(row._mapping) for row in await self._rows(query)]
 
     async def facts(self, job_id: str) -> ImageFacts:
         query = select(jobs.c.labels, jobs.c.names, jobs.c.resized).where(jobs.c.id == job_id)
-        async with self._reading() as connection:
-            row = (await connection.execute(query)).one_or_none()
+        row = next(iter(await self._rows(query)), None)
         if row is None:
             return ImageFacts()
         return ImageFacts(
@@ -238,10 +240,8 @@ class JobStore:
             .where(attempts.c.job_id == job_id)
             .group_by(attempts.c.task)
         )
-        async with self._reading() as connection:
-            counts = {row.task: row for row in await connection.execute(made)}
-            query = select(tasks).where(tasks.c.job_id == job_id).order_by(tasks.c.task)
-            rows = (await connection.execute(query)).all()
+        counts = {row.task: row for row in await self._rows(made)}
+        rows = await self._rows(select(tasks).where(tasks.c.job_id == job_id).order_by(tasks.c.task))
         return [
             TaskRow(
                 task=row.task,
@@ -265,9 +265,7 @@ class JobStore:
         if only_task is not None:
             query = query.where(attempts.c.task == only_task)
         query = query.order_by(attempts.c.task, attempts.c.number).limit(limit)
-        async with self._reading() as connection:
-            rows = (await connection.execute(query)).mappings().all()
-        return [_attempt(row) for row in rows]
+        return [_attempt(row._mapping) for row in await self._rows(query)]
 
     async def results_after(self, job_id: str, seq: int, *, limit: int) -> list[StoredResult]:
         """Up to `limit` results of a job with numbers above `seq`, in the order in which they were committed."""
@@ -314,8 +312,7 @@ class JobStore:
     async def purge(self, finished_before: float) -> int:
         """Delete jobs that finished before this moment, with their results; returns how many."""
         query = select(jobs.c.id).where(jobs.c.finished_at < finished_before)
-        async with self._reading() as connection:
-            old = list((await connection.scalars(query)).all())
+        old = [row.id for row in await self._rows(query)]
 
         for job_id in old:
 
@@ -328,22 +325,35 @@ class JobStore:
             await self._commit.execute(write)
         return len(old)
 
-    @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+    async def finish_reading(self) -> None:
+        """Wait for the queries under way, before the database is closed."""
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+    async def _rows(self, query: Any) -> Sequence[Row[Any]]:
+        """What a query finds. Whoever asks may be cancelled, for a client that hangs up; a query that has begun is
+        completed all the same: the driver would leave its connection open, and its thread waiting."""
+        await self._slots.acquire()
+        reading = asyncio.create_task(self._read(query), name="reading")
+        self._reading.add(reading)
+        reading.add_done_callback(self._done_reading)
+        return await asyncio.shield(reading)
+
+    async def _read(self, query: Any) -> Sequence[Row[Any]]:
         try:
             async with self._engine.connect() as connection:
-                yield connection
+                return (await connection.execute(query)).all()
         except SQLAlchemyError as exc:
             raise Unavailable(f"the database does not answer now: {plain_reason(exc)}") from exc
 
+    def _done_reading(self, reading: asyncio.Task[Any]) -> None:
+        self._reading.discard(reading)
+        self._slots.release()
+
     async def _one(self, condition: Any) -> JobRow | None:
-        async with self._reading() as connection:
-            row = (await connection.execute(select(*_LIGHT).where(condition))).mappings().one_or_none()
-        return None if row is None else _job(row)
+        row = next(iter(await self._rows(select(*_LIGHT).where(condition))), None)
+        return None if row is None else _job(row._mapping)
 
     async def _results(self, query: Any) -> list[StoredResult]:
-        async with self._reading() as connection:
-            rows = (await connection.execute(query)).all()
         return [
             StoredResult(
                 seq=row.seq,
@@ -359,7 +369,7 @@ class JobStore:
                     line=row.payload,
                 ),
             )
-            for row in rows
+            for row in await self._rows(query)
         ]
 
 
