@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from starlette.types import Message, Send
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from models.manifest import weights_folder
 from models.store import ModelStore
@@ -112,6 +114,22 @@ class _Stream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self._pieces):
             await super().stream_response(send)
+
+
+class _File(FileResponse):
+    """Refuses a `Range` in the form of all errors; the framework would do so in plain text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def checked(message: Message) -> None:
+            status = message.get("status")
+            if status == 400:
+                raise InvalidInput("Range must name bytes of the file, such as bytes=0-99")
+            if status == 416:
+                length = Headers(raw=message["headers"])["Content-Range"]
+                raise HTTPException(416, "Range names no bytes that the file has", {"Content-Range": length})
+            await send(message)
+
+        await super().__call__(scope, receive, checked)
 
 
 JobId = Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)]
@@ -405,7 +423,7 @@ async def get_weights(
         raise NotFound(f"the weights of {name!r} are damaged here") from exc
     if path is None:
         raise NotFound(f"the weights of {name!r} are not here")
-    return FileResponse(path, media_type="application/octet-stream", headers={"ETag": etag, **_HEADERS})
+    return _File(path, media_type="application/octet-stream", headers={"ETag": etag, **_HEADERS})
 
 
 @about.get("/v1/whoami", response_model=WhoAmI, summary="Whose token this is, and until when")

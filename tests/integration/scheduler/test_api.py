@@ -423,6 +423,25 @@ async def test_models_are_listed_and_served_by_digest(kit, settings, weights, tm
         assert (response.content, response.headers["ETag"]) == (content, f'"{digest}"')
         cached = await scheduler.http.get("/v1/models/small/file", headers={"If-None-Match": f'"{digest}"'})
         assert cached.status_code == 304
+        for asked in (
+            "",
+            "bytes",
+            "bytes=x",
+            "bytes=,",
+            "bytes=9-5",
+            "lines=1-2",
+            "bytes=" + "9" * 5000,
+        ):
+            wrong = await scheduler.http.get("/v1/models/small/file", headers={"Range": asked})
+            assert (wrong.status_code, wrong.json()) == (
+                400,
+                {"error": "Range must name bytes of the file, such as bytes=0-99"},
+            ), asked
+        beyond = await scheduler.http.get("/v1/models/small/file", headers={"Range": "bytes=99-"})
+        assert (beyond.status_code, beyond.json()) == (416, {"error": "Range names no bytes that the file has"})
+        assert beyond.headers["Content-Range"] == f"bytes */{len(content)}"
+        part = await scheduler.http.get("/v1/models/small/file", headers={"Range": "bytes=3-5"})
+        assert (part.status_code, part.content) == (206, content[3:6])
         other = await scheduler.http.get("/v1/models/small/file", params={"sha256": "0" * 64})
         assert (other.status_code, digest in other.json()["error"]) == (404, True)
         missing = await scheduler.http.get("/v1/models/middle/file")
