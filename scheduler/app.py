@@ -23,6 +23,7 @@ from models.store import ModelStore
 from scheduler.access import CallerOf, WhoAmI, for_nodes, for_users, metered, who_am_i
 from scheduler.docs_page import render_docs
 from scheduler.ingest.upload import ACCEPTED
+from scheduler.own_address import OwnAddress
 from scheduler.policy import PolicyRequest
 from scheduler.reports import DevicePage, MappingReport, device_page, info, mapping_report
 from scheduler.runtime import open_scheduler
@@ -329,7 +330,11 @@ async def list_devices(scheduler: Service) -> DevicePage:
 async def register(request: Request, scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
     if caller is not None:
         caller.check_claim(registration.node_id, registration.tier)
-    if registration.url == str(request.base_url).rstrip("/"):
+    server: tuple[str, int] | None = request.scope["server"]
+    own: OwnAddress = request.app.state.own_address
+    if registration.url == str(request.base_url).rstrip("/") or (
+        server is not None and await own.is_at(registration.url, port=server[1])
+    ):
         raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
     return scheduler.devices.register(registration, time.monotonic())
 
@@ -443,6 +448,7 @@ def create_app(settings: SchedulerSettings, lifecycle: Lifecycle) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_scheduler(settings, lifecycle) as scheduler:
             app.state.scheduler = scheduler
+            app.state.own_address = OwnAddress(settings.host)
             yield
 
     app = FastAPI(

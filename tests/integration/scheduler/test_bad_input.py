@@ -418,9 +418,11 @@ async def test_a_heartbeat_with_numbers_that_cannot_be_is_refused_and_costs_noth
 
 async def test_a_node_with_the_address_of_the_scheduler_is_refused(scheduler):
     node = {"node_id": "end-0", "incarnation": "a" * 16, "tier": "end", "models": [OFFER], "version": "0"}
-    response = await scheduler.http.post("/v1/devices", json={**node, "url": f"{scheduler.url}/"})
-    assert response.status_code == 400
-    assert response.json()["error"].startswith("url: this is the scheduler's own address")
+    port = urlsplit(scheduler.url).port
+    for url in (f"{scheduler.url}/", f"http://localhost:{port}", f"http://127.1:{port}/", f"https://127.0.0.1:{port}"):
+        response = await scheduler.http.post("/v1/devices", json={**node, "url": url})
+        assert response.status_code == 400, url
+        assert response.json()["error"].startswith("url: this is the scheduler's own address")
     assert (await scheduler.http.get("/v1/devices")).json() == {"devices": []}
 
 
