@@ -30,7 +30,16 @@ def test_list_names_every_network():
     shown = invoke("list")
     assert shown.exit_code == 0
     assert all(name in shown.output for name in names())
-    assert [entry["name"] for entry in json.loads(invoke("list", "--json").stdout)] == names()
+    listed = json.loads(invoke("list", "--json").stdout)
+    assert [entry["name"] for entry in listed["models"]] == names()
+    assert {encoder["name"].split(".")[0] for encoder in listed["encoders"]} <= set(names())
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_name(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    shown = invoke("list").output.splitlines()
+    assert all(any(line.startswith(f"{name} ") for line in shown) for name in names())
+    assert max(map(len, shown)) <= 50
 
 
 def test_show_tells_how_a_network_was_trained():
