@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import stat
 import zipfile
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO
 
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
-__all__ = ["ArchiveLimits", "image_entries", "open_archive", "read_entry"]
+__all__ = ["ArchiveLimits", "EntryFile", "image_entries", "open_archive", "open_entry", "read_entry"]
 
 _BOMB_RATIO = 200
 _BOMB_FREE_BYTES = 1024**2
 """Entries below this may shrink as much as they like: a small plain picture compresses very well."""
+
+_DIRECTORY_ENTRY = b"PK\x01\x02"
+_LOCAL_HEADER_BYTES = 30
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Unpacked as far as is asked for; the library unpacks the others in one go, to any size."""
 
 _IGNORED_FILES = (".ds_store", "thumbs.db", "desktop.ini")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".npz")
@@ -39,18 +45,22 @@ def open_archive(file: IO[bytes], name: str, limits: ArchiveLimits) -> zipfile.Z
         InvalidInput: an entry that is encrypted, a link, or leads outside the archive's root.
         TooLarge: more entries or unpacked bytes than the limits, or the shape of a zip bomb.
     """
+    # Before the directory is read: it takes some hundred bytes of memory for each entry.
+    if _count(file, _DIRECTORY_ENTRY) > limits.max_entries:
+        raise TooLarge(f"{name}: more than the {limits.max_entries} entries that are accepted")
     try:
         archive = zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
+    except Exception as exc:  # what the library raises on damaged directories is not one family
         raise UnsupportedMedia(f"{name}: not a zip file, or damaged ({exc})") from exc
     entries = archive.infolist()
-    if len(entries) > limits.max_entries:
-        raise TooLarge(f"{name}: {len(entries)} entries; {limits.max_entries} are accepted")
     total = sum(entry.file_size for entry in entries)
     if total > limits.max_inflated_bytes:
         raise TooLarge(f"{name}: unpacks to {total} bytes; {limits.max_inflated_bytes} are accepted")
     for entry in entries:
         _check(entry, name, limits)
+    for first, second in itertools.pairwise(sorted(entries, key=lambda entry: entry.header_offset)):
+        if first.header_offset + _LOCAL_HEADER_BYTES + first.compress_size > second.header_offset:
+            raise InvalidInput(f"{name}: the entries {first.filename!r} and {second.filename!r} overlap")
     return archive
 
 
@@ -69,16 +79,54 @@ def image_entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipIn
         yield entry
 
 
+class EntryFile:
+    """An entry as it is unpacked."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
+        self._name = name
+
+    def read(self, count: int, /) -> bytes:
+        """At most `count` bytes. Raises InvalidInput."""
+        with _damage(self._name):
+            return self._file.read(count)
+
+
+@contextmanager
+def open_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> Iterator[EntryFile]:
+    """Unpack one entry as it is read. Raises InvalidInput."""
+    what = f"{name}: the entry {entry.filename!r}"
+    with _damage(what):
+        file = archive.open(entry)
+    with file:
+        yield EntryFile(file, what)
+
+
 def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> bytes:
     """Unpack one entry; never more than its directory says. Raises InvalidInput."""
-    try:
-        with archive.open(entry) as file:
-            data = file.read(entry.file_size)
-            if len(data) == entry.file_size and not file.read(1):
-                return data
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError) as exc:
-        raise InvalidInput(f"{name}: the entry {entry.filename!r} is damaged ({exc})") from exc
+    with open_entry(archive, entry, name) as file:
+        data = file.read(entry.file_size)
+        if len(data) == entry.file_size and not file.read(1):
+            return data
     raise InvalidInput(f"{name}: the entry {entry.filename!r} has another length than the directory says")
+
+
+@contextmanager
+def _damage(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:  # as above
+        raise InvalidInput(f"{what} is damaged ({exc})") from exc
+
+
+def _count(file: IO[bytes], sought: bytes) -> int:
+    found, end = 0, b""
+    file.seek(0)
+    while piece := file.read(1024**2):
+        piece = end + piece
+        found += piece.count(sought)
+        end = piece[1 - len(sought) :]
+    return found
 
 
 def _check(entry: zipfile.ZipInfo, name: str, limits: ArchiveLimits) -> None:
@@ -87,6 +135,13 @@ def _check(entry: zipfile.ZipInfo, name: str, limits: ArchiveLimits) -> None:
     # A drive letter or a backslash means a path to some programs, and to no honest one in a zip.
     if path.is_absolute() or ".." in path.parts or "\\" in filename or filename[1:2] == ":" or not path.parts:
         raise InvalidInput(f"{name}: the entry {filename!r} leads outside the archive")
+    if "\0" in entry.orig_filename:  # the library reads the name up to there, other programs may not
+        raise InvalidInput(f"{name}: the name {entry.orig_filename[:64]!r} of an entry holds a zero byte")
+    if entry.compress_type not in _METHODS:
+        method = zipfile.compressor_names.get(entry.compress_type, entry.compress_type)
+        raise UnsupportedMedia(
+            f"{name}: the entry {filename!r} is compressed by the method {method}; 'store' and 'deflate' are read"
+        )
     if entry.flag_bits & 0x1:
         raise InvalidInput(f"{name}: the entry {filename!r} is encrypted")
     if stat.S_ISLNK(entry.external_attr >> 16):

@@ -13,9 +13,10 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.ingest.archives import ArchiveLimits, image_entries, open_archive, read_entry
+from scheduler.ingest.archives import ArchiveLimits, image_entries, open_archive, open_entry, read_entry
 from scheduler.ingest.arrays import (
     ArrayHeader,
+    ReadableFile,
     append_images,
     check_images,
     read_header,
@@ -166,7 +167,7 @@ class Collector:
         self.found.names.extend([None] * (self._writer.images - 1 - len(self.found.names)))
         self.found.names.append(name)
 
-    def _add_npy(self, file: IO[bytes], header: ArrayHeader, name: str) -> None:
+    def _add_npy(self, file: ReadableFile, header: ArrayHeader, name: str) -> None:
         check_images(header, name, max_pixels=self._limits.max_pixels)
         self.found.resized |= read_npy_images(
             file, header, name, self._writer, max_bytes=self._limits.max_inflated_bytes
@@ -189,7 +190,7 @@ class Collector:
         if len(keys) != len(archive.infolist()):
             raise InvalidInput(f"{name}: two arrays have the same name")
         before = self._writer.images
-        with archive.open(keys[self._images_key(archive, keys, name)]) as file:
+        with open_entry(archive, keys[self._images_key(archive, keys, name)], name) as file:
             self._add_npy(file, read_header(file, f"{name}: images"), f"{name}: images")
         count = self._writer.images - before
         if "names" in keys:
@@ -197,7 +198,7 @@ class Collector:
             self.found.names.extend(_read_names(archive, keys["names"], f"{name}: names", count))
         for key in ("fine_labels", "labels"):
             if key in keys:
-                with archive.open(keys[key]) as file:
+                with open_entry(archive, keys[key], name) as file:
                     return labels_from_array(read_small(file, f"{name}: {key}"), self._fine)
         return None
 
@@ -207,7 +208,7 @@ class Collector:
             return "images"
         found = []
         for key, entry in keys.items():
-            with archive.open(entry) as file:
+            with open_entry(archive, entry, name) as file:
                 header = read_header(file, f"{name}: {key}")
             if header.dtype == np.uint8 and len(header.shape) == 4:
                 found.append(key)
@@ -220,7 +221,7 @@ class Collector:
 
 
 def _read_names(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, count: int) -> list[str]:
-    with archive.open(entry) as file:
+    with open_entry(archive, entry, name) as file:
         names: NDArray[np.generic] = read_small(file, name)
     if names.dtype.kind != "U" or names.shape != (count,):
         raise InvalidInput(f"{name}: {count} strings are needed, not {names.dtype} {list(names.shape)}")

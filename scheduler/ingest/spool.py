@@ -93,7 +93,10 @@ async def receive_form(stream: AsyncIterable[bytes], spool: Spool, *, content_ty
     if not boundary:
         raise MalformedMessage("the Content-Type of the form names no boundary")
     reader = _FormReader(spool, max_files)
-    parser = MultipartParser(boundary, reader.callbacks())
+    try:
+        parser = MultipartParser(boundary, reader.callbacks())
+    except FormParserError as exc:
+        raise MalformedMessage(f"the Content-Type of the form names no valid boundary: {exc}") from exc
 
     def write(chunk: bytes) -> None:
         try:

@@ -33,6 +33,11 @@ def archive(*entries: tuple[str, bytes]) -> bytes:
     return held.getvalue()
 
 
+def damaged(data: bytes) -> bytes:
+    """An archive whose first entry cannot be unpacked."""
+    return data[:45] + b"\xff" * 8 + data[53:]
+
+
 def huge_png() -> bytes:
     data = bytearray(png())
     data[16:24] = (20_000).to_bytes(4, "big") * 2
@@ -64,6 +69,8 @@ async def nothing_is_left(scheduler) -> None:
         (("x.zip", archive(("bomb.png", bytes(50_000_000)))), 413, "a zip bomb?"),
         (("x.zip", archive(("inner.zip", archive(("a.png", png()))))), 415, "archive inside the archive"),
         (("x.npz", b"PK\x03\x04junk"), 415, "not a zip file"),
+        (("x.npz", damaged(archive(("images.npy", png() * 50)))), 400, "the entry 'images.npy' is damaged"),
+        (("x.zip", archive(("a.pngXb", png())).replace(b"a.pngXb", b"a.png\0b")), 400, "holds a zero byte"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -164,6 +171,7 @@ async def test_a_body_that_is_not_what_its_header_says(kit, scheduler, change):
         ({}, 415, "(none) is not accepted"),
         ({"Content-Type": "multipart/form-data"}, 400, "names no boundary"),
         ({"Content-Type": "multipart/form-data; boundary=x"}, 400, "multipart form"),
+        ({"Content-Type": f"multipart/form-data; boundary={'x' * 257}"}, 400, "names no valid boundary"),
     ],
 )
 async def test_a_wrong_header(scheduler, headers, status, message):

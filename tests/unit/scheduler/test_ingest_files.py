@@ -352,7 +352,7 @@ def test_a_zip_bomb_is_refused_by_its_directory(tmp_path):
         Collected(tmp_path, ("x.zip", zipped(("bomb.png", bytes(300_000)))))
     with pytest.raises(TooLarge, match="unpacks to 2700000 bytes"):
         Collected(tmp_path, ("x.zip", zipped(*((f"{k}.png", bytes(150_000)) for k in range(18)))))
-    with pytest.raises(TooLarge, match="41 entries"):
+    with pytest.raises(TooLarge, match="more than the 40 entries"):
         Collected(tmp_path, ("x.zip", zipped(*((f"{k}.png", b"") for k in range(41)))))
 
 
@@ -392,6 +392,71 @@ def test_an_encrypted_zip_is_refused(tmp_path):
     data[data.rindex(b"PK\x01\x02") + 8] |= 1
     with pytest.raises(InvalidInput, match="is encrypted"):
         Collected(tmp_path, ("x.zip", bytes(data)))
+
+
+def damaged_zips(draw: st.DrawFn) -> bytes:
+    """An archive of images or of arrays, by any method, with a few bytes changed, most of them in the directory."""
+    method = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]))
+    if draw(st.booleans()):
+        whole = zipped(("a.png", png()), ("b/c.png", png((40, 40))), method=method)
+    else:
+        whole = zipped(("images.npy", npy(images(2))), ("labels.npy", npy(np.array([0, 1]))), method=method)
+    data = bytearray(whole)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(whole) - 1) | st.integers(max(0, len(whole) - 200), len(whole) - 1))
+        data[at : at + 4] = draw(st.binary(min_size=1, max_size=4) | st.sampled_from([bytes(4), b"\xff" * 4]))
+    return bytes(data[: draw(st.just(len(data)) | st.integers(0, len(data)))])
+
+
+@given(data=st.composite(damaged_zips)())
+def test_a_damaged_archive_is_refused_in_words_and_never_with_another_error(data):
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(TerraceError):
+        Collected(Path(folder), ("x", data))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=["bzip2", "lzma"])
+def test_methods_whose_unpacked_size_has_no_bound_are_refused(tmp_path, method):
+    for name, content in (("a.png", png()), ("images.npy", npy(images(1)))):
+        with pytest.raises(UnsupportedMedia, match=r"compressed by the method .*; 'store' and 'deflate' are read"):
+            Collected(tmp_path, ("x.zip", zipped((name, content), method=method)))
+
+
+def changed_directory(data: bytes, field: int, form: str, value: int) -> bytes:
+    """With another number in the directory's last entry."""
+    changed = bytearray(data)
+    struct.pack_into(form, changed, data.rindex(b"PK\x01\x02") + field, value)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", ["a.png", "images.npy"])
+@pytest.mark.parametrize(
+    ("field", "form", "value", "message"),
+    [
+        (10, "<H", 77, "compressed by the method 77"),
+        (42, "<I", 5, "damaged"),
+        (42, "<I", 2**32 - 2, "damaged"),
+        (8, "<H", 0x20, "damaged"),
+        (16, "<I", 7, "damaged"),
+        (6, "<H", 99, "damaged"),
+    ],
+    ids=["method", "offset", "offset beyond the end", "patched", "sum", "version"],
+)
+def test_a_directory_that_lies(tmp_path, name, field, form, value, message):
+    whole = zipped((name, png() if name == "a.png" else npy(images(1))))
+    with pytest.raises(InvalidInput, match=message):
+        Collected(tmp_path, ("x.zip", changed_directory(whole, field, form, value)))
+
+
+def test_entries_that_share_their_bytes_are_refused(tmp_path):
+    whole = zipped(("a.png", png()), ("b.png", png()), method=zipfile.ZIP_STORED)
+    with pytest.raises(InvalidInput, match=r"'a\.png' and 'b\.png' overlap"):
+        Collected(tmp_path, ("x.zip", changed_directory(whole, 42, "<I", 0)))
+
+
+def test_a_zero_byte_in_a_name_is_refused(tmp_path):
+    data = zipped(("a.pngXb", png())).replace(b"a.pngXb", b"a.png\0b")
+    with pytest.raises(InvalidInput, match="holds a zero byte"):
+        Collected(tmp_path, ("x.zip", data))
 
 
 def test_names_are_shown_without_control_characters(tmp_path):
