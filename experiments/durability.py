@@ -192,7 +192,9 @@ async def _durable(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[f
             yield bytes(chunk)
 
     small = {name.lower(): value for name, value in headers.items()}
-    submission = await scheduler.submit(small, [("scheme", scheme)], body(), idempotency_key=None)
+    submission = await scheduler.submit(
+        small, [("scheme", scheme)], body(), until_gone=contextlib.nullcontext(), idempotency_key=None
+    )
     taken = await _taken(scheduler, submission.view.id)
     view = await scheduler.view(submission.view.id)
     if view.answered_coarse != len(pixels) or view.fallback or view.failed_images:

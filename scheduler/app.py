@@ -31,7 +31,7 @@ from scheduler.service import CLASSIFY_MAX_IMAGES, Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.views import AttemptPage, Explanation, ImageResult, JobPage, JobView
 from tierkit import http_errors
-from tierkit.asgi import HeadAsGet, ReadsWhileWanted, read_body
+from tierkit.asgi import HeadAsGet, ReadsWhileWanted, cancelled_on_disconnect, read_body
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.logs import current_request_id
 from tierkit.protocol import Heartbeat, Lease, NodeId, Registration
@@ -204,6 +204,7 @@ async def submit(
         request.headers,
         request.query_params.multi_items(),
         metered(request.stream(), allowance),
+        until_gone=cancelled_on_disconnect(request.scope),
         idempotency_key=idempotency_key,
         allowance=allowance,
     )
@@ -316,6 +317,7 @@ async def classify(request: Request, scheduler: Service, caller: CallerOf) -> St
         request.headers,
         request.query_params.multi_items(),
         metered(request.stream(), None if caller is None else caller.allowance),
+        until_gone=cancelled_on_disconnect(request.scope),
         request_id=current_request_id(),
     )
     return _Stream(lines, media_type=_NDJSON, headers=_HEADERS)

@@ -7,9 +7,10 @@ import hashlib
 import json
 import logging
 import re
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from scheduler.events import Hub, comment, server_sent
 from scheduler.fleet import Fleet, Ways
 from scheduler.ingest.collect import IngestLimits
 from scheduler.ingest.spool import Spool
+from scheduler.ingest.turns import Turns
 from scheduler.ingest.upload import Upload, build_input, receive_upload
 from scheduler.inputs import InputFiles, MemoryWriter, Pixels
 from scheduler.policy import JobPolicy, PolicyRequest, settle
@@ -114,7 +116,7 @@ class Scheduler:
         self._allowances: dict[str, Allowance] = {}
         """By job id: of those who have submitted unfinished jobs since this process began."""
         self._submitting = asyncio.Lock()
-        self._decoders = asyncio.Semaphore(settings.decoders)
+        self._turns = Turns(settings.decoders)
         self._parents = np.asarray(manifest.hierarchy.parent, np.int32)
 
     # --- submission -----------------------------------------------------------------------------------------------
@@ -125,12 +127,14 @@ class Scheduler:
         query: Sequence[tuple[str, str]],
         stream: AsyncIterable[bytes],
         *,
+        until_gone: AbstractContextManager[None],
         idempotency_key: str | None,
         allowance: Allowance | None = None,
     ) -> Submission:
         """Receive an upload and make it a job. Whatever fails before the job is stored leaves nothing behind.
 
         Args:
+            until_gone: cancels what runs inside when the client has gone.
             allowance: of the caller, where he has one.
 
         Raises:
@@ -152,8 +156,9 @@ class Scheduler:
         with self._counted(allowance), _disk(), Spool(self._spool_folder) as spool:
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             policy = self._settle(upload.policy)
-            async with self._decoders:
-                sha256, images, facts = await asyncio.to_thread(self._write_input, upload, spool)
+            stopped = threading.Event()
+            with until_gone:
+                sha256, images, facts = await self._turns.run(self._write_input(upload, spool, stopped), stopped)
             return await self._store_job(policy, sha256, images, facts, idempotency_key, allowance)
 
     @contextmanager
@@ -180,9 +185,11 @@ class Scheduler:
         self.fleet.check_trust(policy.scheme, Ways.of(policy), time.monotonic())
         return policy
 
-    def _write_input(self, upload: Upload, spool: Spool) -> tuple[str, int, ImageFacts]:
+    def _write_input(
+        self, upload: Upload, spool: Spool, stopped: threading.Event
+    ) -> Generator[bool, None, tuple[str, int, ImageFacts]]:
         with self._inputs.create(max_images=self.settings.max_images) as writer:
-            facts = build_input(upload, spool, writer, self.limits, self.manifest.hierarchy.fine)
+            facts = yield from build_input(upload, spool, writer, self.limits, self.manifest.hierarchy.fine, stopped)
             return writer.finish(), writer.images, facts
 
     async def _store_job(
@@ -492,6 +499,7 @@ class Scheduler:
         query: Sequence[tuple[str, str]],
         stream: AsyncIterable[bytes],
         *,
+        until_gone: AbstractContextManager[None],
         request_id: str,
     ) -> AsyncGenerator[str, None]:
         """Answer a few images at once, in one task that goes before all jobs; nothing is stored.
@@ -510,10 +518,10 @@ class Scheduler:
             policy = self._settle(given)
             self._check_ends()
             writer = MemoryWriter(self._inputs.shape, CLASSIFY_MAX_IMAGES)
-            async with self._decoders:
-                facts = await asyncio.to_thread(
-                    build_input, upload, spool, writer, self.limits, self.manifest.hierarchy.fine
-                )
+            stopped = threading.Event()
+            steps = build_input(upload, spool, writer, self.limits, self.manifest.hierarchy.fine, stopped)
+            with until_gone:
+                facts = await self._turns.run(steps, stopped)
         return self._classify(policy, writer.pixels(), facts, request_id)
 
     def _check_ends(self) -> None:

@@ -118,7 +118,7 @@ class SchedulerSettings(ServiceSettings):
     """Most bytes that an upload may grow to when it is unpacked."""
 
     decoders: Annotated[int, Field(ge=1, le=32)] = 2
-    """Uploads that are decoded at a time; more wait."""
+    """Pictures that are decoded at a time; uploads take turns."""
 
     retention_s: PositiveFloat = 7 * 24 * 3600.0
     """Seconds for which finished jobs and their results are kept."""

@@ -86,7 +86,7 @@ class EntryFile:
         self._file = file
         self._name = name
 
-    def read(self, count: int, /) -> bytes:
+    def read(self, count: int = -1, /) -> bytes:
         """At most `count` bytes. Raises InvalidInput."""
         with _damage(self._name):
             return self._file.read(count)
@@ -138,9 +138,9 @@ def _check(entry: zipfile.ZipInfo, name: str, limits: ArchiveLimits) -> None:
     if "\0" in entry.orig_filename:  # the library reads the name up to there, other programs may not
         raise InvalidInput(f"{name}: the name {entry.orig_filename[:64]!r} of an entry holds a zero byte")
     if entry.compress_type not in _METHODS:
-        method = zipfile.compressor_names.get(entry.compress_type, entry.compress_type)
         raise UnsupportedMedia(
-            f"{name}: the entry {filename!r} is compressed by the method {method}; 'store' and 'deflate' are read"
+            f"{name}: the entry {filename!r} is compressed by method {entry.compress_type}; "
+            "0 (stored) and 8 (deflated) are read"
         )
     if entry.flag_bits & 0x1:
         raise InvalidInput(f"{name}: the entry {filename!r} is encrypted")

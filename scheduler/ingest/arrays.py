@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Generator
 from typing import Protocol
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from scheduler.ingest.images import fit
+from scheduler.ingest.images import check_size, fit, is_large
 from scheduler.inputs import ImageWriter, Pixels
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
 
@@ -40,7 +41,7 @@ _MAX_CODE_POINT = 0x10FFFF
 class ReadableFile(Protocol):
     """A file, or an entry of an archive."""
 
-    def read(self, count: int, /) -> bytes: ...
+    def read(self, count: int = ..., /) -> bytes: ...
 
 
 class ArrayHeader:
@@ -109,16 +110,15 @@ def check_images(header: ArrayHeader, name: str, *, max_pixels: int) -> None:
         raise InvalidInput(f"{name}: images must have the shape [n, height, width, 3], not {list(header.shape)}")
     if 0 in header.shape[1:]:
         raise InvalidInput(f"{name}: images without pixels {list(header.shape)}")
-    if header.shape[1] * header.shape[2] > max_pixels:
-        raise TooLarge(
-            f"{name}: images of {header.shape[1]} x {header.shape[2]} pixels; one image may have {max_pixels}"
-        )
+    check_size(header.shape[1], header.shape[2], name, max_pixels=max_pixels)
 
 
 def read_npy_images(
     file: ReadableFile, header: ArrayHeader, name: str, writer: ImageWriter, *, max_bytes: int
-) -> dict[int, tuple[int, int]]:
+) -> Generator[bool, None, dict[int, tuple[int, int]]]:
     """Append all images of a .npy stream that stands behind its header; returns the sizes of those resampled.
+
+    A generator as those of `scheduler.ingest.turns`.
 
     Raises:
         TooLarge: more images or bytes than may be.
@@ -128,24 +128,41 @@ def read_npy_images(
         raise TooLarge(f"{name}: {header.bytes} bytes of pixels; {max_bytes} are accepted")
     writer.check_room(header.shape[0])
     per_image = header.bytes // max(1, header.shape[0])
-    at_once = max(1, _AT_ONCE_BYTES // max(1, per_image))
+    at_once = _at_once(per_image)
     resized: dict[int, tuple[int, int]] = {}
     for start in range(0, header.shape[0], at_once):
+        yield is_large(header.shape[1], header.shape[2])
         count = min(at_once, header.shape[0] - start)
         data = _read_exactly(file, count * per_image, name)
-        resized |= append_images(np.frombuffer(data, np.uint8).reshape(count, *header.shape[1:]), writer)
+        resized |= _append(np.frombuffer(data, np.uint8).reshape(count, *header.shape[1:]), writer)
     _expect_end(file, name)
     return resized
 
 
-def append_images(images: Pixels, writer: ImageWriter) -> dict[int, tuple[int, int]]:
-    """Append [n, h, w, 3] images, resampled where they have another size; returns the sizes of those."""
+def append_images(images: Pixels, writer: ImageWriter) -> Generator[bool, None, dict[int, tuple[int, int]]]:
+    """Append [n, h, w, 3] images, resampled where they have another size; returns the sizes of those.
+
+    A generator as those of `scheduler.ingest.turns`.
+    """
+    at_once = _at_once(images.nbytes // max(1, len(images)))
+    resized: dict[int, tuple[int, int]] = {}
+    for start in range(0, len(images), at_once):
+        yield is_large(images.shape[1], images.shape[2])
+        resized |= _append(images[start : start + at_once], writer)
+    return resized
+
+
+def _at_once(image_bytes: int) -> int:
+    return max(1, _AT_ONCE_BYTES // max(1, image_bytes))
+
+
+def _append(images: Pixels, writer: ImageWriter) -> dict[int, tuple[int, int]]:
     if images.shape[1:] == writer.shape:
         writer.append(images)
         return {}
     resized = {}
     for image in images:
-        writer.append(fit(image, writer.shape).pixels[np.newaxis])
+        writer.append(fit(image, writer.shape)[np.newaxis])
         resized[writer.images - 1] = (images.shape[1], images.shape[2])
     return resized
 

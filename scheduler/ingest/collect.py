@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import posixpath
+import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO
@@ -23,9 +24,10 @@ from scheduler.ingest.arrays import (
     read_npy_images,
     read_small,
 )
-from scheduler.ingest.images import ImageLimits, decode_image
+from scheduler.ingest.images import ImageLimits, Picture
 from scheduler.ingest.labels import Labels, labels_from_array
 from scheduler.ingest.spool import Part, Spool
+from scheduler.ingest.turns import Steps
 from scheduler.inputs import ImageWriter
 from tierkit.errors import InvalidInput
 from tierkit.oip import Limits, decode_request
@@ -71,21 +73,25 @@ class Collected:
 
 
 class Collector:
-    """Writes the images of an upload and gathers the facts.
+    """Writes the images of an upload and gathers the facts, in steps: see `scheduler.ingest.turns`.
 
     Args:
         writer: receives the pixels.
         limits: bounds.
         fine: names of the fine classes, for labels.
+        stopped: ends the decoding of a picture when it is set.
     """
 
-    def __init__(self, writer: ImageWriter, limits: IngestLimits, fine: Sequence[str]) -> None:
+    def __init__(
+        self, writer: ImageWriter, limits: IngestLimits, fine: Sequence[str], stopped: threading.Event | None = None
+    ) -> None:
+        self._stopped = stopped or threading.Event()
         self._writer = writer
         self._limits = limits
         self._fine = fine
         self.found = Collected()
 
-    def add_file(self, spool: Spool, part: Part) -> None:
+    def add_file(self, spool: Spool, part: Part) -> Steps:
         """Add one file: an image, .npy, .npz or .zip, told apart by its first bytes and not by its name.
 
         Raises:
@@ -100,12 +106,12 @@ class Collector:
         magic = bytes(data[:6])
         if magic[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
             with _as_file(data) as file:
-                labels = self._add_zip(file, name)
+                labels = yield from self._add_zip(file, name)
         elif magic == b"\x93NUMPY":
             with _as_file(data) as file:
-                self._add_npy(file, read_header(file, name), name)
+                yield from self._add_npy(file, read_header(file, name), name)
         else:
-            self._add_image(data, name)
+            yield from self._add_image(data, name)
         added = self._writer.images - before
         self.found.counts.append(added)
         self.found.labels.append(labels)
@@ -113,7 +119,7 @@ class Collector:
         if labels is not None and len(labels) != added:
             raise InvalidInput(f"{name}: {len(labels)} labels for {added} images")
 
-    def add_tensor(self, spool: Spool, part: Part, header_length: int) -> None:
+    def add_tensor(self, spool: Spool, part: Part, header_length: int) -> Steps:
         """Add an Open Inference Protocol request with binary tensors `images` and, where known, `labels`.
 
         Raises:
@@ -131,8 +137,7 @@ class Collector:
         images = tensors["images"]
         check_images(ArrayHeader(images.shape, images.dtype), "images", max_pixels=self._limits.max_pixels)
         self._writer.check_room(len(images))
-        for start in range(0, len(images), 1024):
-            self.found.resized |= append_images(images[start : start + 1024], self._writer)
+        self.found.resized |= yield from append_images(images, self._writer)
         labels = tensors.get("labels")
         self.found.counts.append(len(images))
         self.found.labels.append(None if labels is None else labels_from_array(labels, self._fine))
@@ -158,40 +163,42 @@ class Collector:
             ]
         )
 
-    def _add_image(self, data: bytes | memoryview, name: str) -> None:
+    def _add_image(self, data: bytes | memoryview, name: str) -> Steps:
         self._writer.check_room(1)
-        decoded = decode_image(data, name, self._writer.shape, self._limits.image)
+        picture = Picture(data, name, self._limits.image, self._stopped)
+        yield picture.large
+        decoded = picture.decode(self._writer.shape)
         if decoded.resized_from is not None:
             self.found.resized[self._writer.images] = decoded.resized_from
         self._writer.append(decoded.pixels[np.newaxis])
         self.found.names.extend([None] * (self._writer.images - 1 - len(self.found.names)))
         self.found.names.append(name)
 
-    def _add_npy(self, file: ReadableFile, header: ArrayHeader, name: str) -> None:
+    def _add_npy(self, file: ReadableFile, header: ArrayHeader, name: str) -> Steps:
         check_images(header, name, max_pixels=self._limits.max_pixels)
-        self.found.resized |= read_npy_images(
+        self.found.resized |= yield from read_npy_images(
             file, header, name, self._writer, max_bytes=self._limits.max_inflated_bytes
         )
 
-    def _add_zip(self, file: IO[bytes], name: str) -> Labels | None:
+    def _add_zip(self, file: IO[bytes], name: str) -> Generator[bool, None, Labels | None]:
         # What numpy saves is a zip whose entries all end in .npy; no image does.
         entry_bytes = self._limits.max_inflated_bytes
         with open_archive(file, name, self._limits.archive(entry_bytes)) as archive:
             entries = archive.infolist()
             if entries and all(entry.filename.endswith(".npy") for entry in entries):
-                return self._add_npz(archive, name)
+                return (yield from self._add_npz(archive, name))
         with open_archive(file, name, self._limits.archive(self._limits.max_file_bytes)) as archive:
             for entry in image_entries(archive, name):
-                self._add_image(read_entry(archive, entry, name), _display_name(entry.filename))
+                yield from self._add_image(read_entry(archive, entry, name), _display_name(entry.filename))
         return None
 
-    def _add_npz(self, archive: zipfile.ZipFile, name: str) -> Labels | None:
+    def _add_npz(self, archive: zipfile.ZipFile, name: str) -> Generator[bool, None, Labels | None]:
         keys = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
         if len(keys) != len(archive.infolist()):
             raise InvalidInput(f"{name}: two arrays have the same name")
         before = self._writer.images
         with open_entry(archive, keys[self._images_key(archive, keys, name)], name) as file:
-            self._add_npy(file, read_header(file, f"{name}: images"), f"{name}: images")
+            yield from self._add_npy(file, read_header(file, f"{name}: images"), f"{name}: images")
         count = self._writer.images - before
         if "names" in keys:
             self.found.names.extend([None] * (before - len(self.found.names)))

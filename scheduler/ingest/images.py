@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from scheduler.inputs import Pixels
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
-__all__ = ["Decoded", "ImageLimits", "decode_image", "fit"]
+__all__ = ["Decoded", "ImageLimits", "Picture", "check_size", "fit", "is_large"]
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
-_WHITE = (255, 255, 255, 255)
+_WHITE = (255, 255, 255)
+
+_MAX_SIDE = 65_535
+"""As JPEG has it. Resampling takes memory by the longer side, whatever the pixels."""
+
+_LARGE_PIXELS = 16 * 1024**2
+
+_PIECE_BYTES = 1024
+"""What a decoder is given at a time; before each piece it can be stopped. A scan of a progressive JPEG may have 100
+bytes, and goes through all pixels."""
+
+_HEAD_S = 1.0
+_S_PER_PIXEL = 100e-9
+"""Processor time that a picture may take: for its head and for its pixels. The slowest honest ones take a fifth."""
+
+_DRAFT = 8
+"""A JPEG is decoded at a half to an eighth of its size where this leaves so many times the width and height that are
+needed."""
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By EXIF orientation; from 5 on, width and height change places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,57 +63,132 @@ class Decoded:
     """Height and width as sent, where they were others."""
 
 
-def decode_image(data: bytes | memoryview, name: str, shape: tuple[int, int, int], limits: ImageLimits) -> Decoded:
-    """Decode one file to RGB of `shape` (height, width, 3).
+class Picture:
+    """One image file, of which the head has been read.
 
-    Upright by its EXIF orientation; first frame of an animation; transparent areas on white; 16-bit values by their
-    upper 8 bits; other sizes are resampled (the aspect ratio is not kept, as the networks were trained on squares).
+    Args:
+        data: the file.
+        name: for messages.
+        limits: what it may cost.
+        stopped: ends the decoding when it is set.
 
     Raises:
         UnsupportedMedia: no PNG, JPEG or WebP.
         TooLarge: more bytes or pixels than the limits; found before anything is decoded.
         InvalidInput: damaged or cut short.
     """
-    if len(data) > limits.max_file_bytes:
-        raise TooLarge(f"{name}: {len(data)} bytes; one image may have {limits.max_file_bytes}")
-    try:
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)  # reads the header alone
-    except UnidentifiedImageError:
-        if _looks_like_an_image(bytes(data[:12])):
-            raise InvalidInput(f"{name}: damaged image (its header cannot be read)") from None
-        raise UnsupportedMedia(f"{name}: not a PNG, JPEG or WebP image") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # Pillow's own bound; ours is never higher
-        raise TooLarge(f"{name}: more pixels than the {limits.max_pixels} that one image may have") from None
-    except Exception as exc:  # what Pillow's plugins raise on damaged headers is not one family
-        raise InvalidInput(f"{name}: damaged image ({exc})") from exc
-    with image:
-        width, height = image.size
-        if width * height > limits.max_pixels:
-            raise TooLarge(f"{name}: {width} x {height} pixels; one image may have {limits.max_pixels}")
+
+    def __init__(self, data: bytes | memoryview, name: str, limits: ImageLimits, stopped: threading.Event) -> None:
+        if len(data) > limits.max_file_bytes:
+            raise TooLarge(f"{name}: {len(data)} bytes; one image may have {limits.max_file_bytes}")
+        self._name = name
+        self._file = _StoppableFile(data, name, stopped)
+        self._file.allow(_HEAD_S)
         try:
-            rgb = _to_rgb(ImageOps.exif_transpose(image))
+            self._image = Image.open(self._file, formats=_FORMATS)
+        except UnidentifiedImageError:
+            if _looks_like_an_image(bytes(data[:12])):
+                raise InvalidInput(f"{name}: damaged image (its header cannot be read)") from None
+            raise UnsupportedMedia(f"{name}: not a PNG, JPEG or WebP image") from None
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # Pillow's bound; ours is never higher
+            raise TooLarge(f"{name}: more pixels than the {limits.max_pixels} that one image may have") from None
+        except InvalidInput:
+            raise
+        except Exception as exc:  # what Pillow's plugins raise on damaged headers is not one family
+            raise InvalidInput(f"{name}: damaged image ({exc})") from exc
+        width, height = self._image.size
+        check_size(height, width, name, max_pixels=limits.max_pixels)
+        self.large = is_large(height, width)
+        """Whether few should be decoded at a time."""
+
+    def decode(self, shape: tuple[int, int, int]) -> Decoded:
+        """Decode it to RGB of `shape` (height, width, 3).
+
+        Upright by its EXIF orientation; first frame of an animation; transparent areas on white; 16-bit values by their
+        upper 8 bits; other sizes are resampled (the aspect ratio is not kept, as the networks were trained on squares).
+
+        Raises:
+            TooLarge: takes too long.
+            InvalidInput: damaged or cut short.
+        """
+        width, height = self._image.size
+        self._file.allow(_HEAD_S + width * height * _S_PER_PIXEL)
+        try:
+            with self._image as image:
+                image.draft(image.mode, (_DRAFT * shape[1], _DRAFT * shape[0]))
+                if image.format != "WEBP":  # which is decoded in one go, and its pixels copied in these pieces
+                    image.decodermaxblock = _PIECE_BYTES
+                image.load()
+                orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+                turned = orientation in _UPRIGHT and orientation > 4
+                # Turned at the end: it is small then, and a large one need not be copied.
+                size = (shape[0], shape[1]) if turned else (shape[1], shape[0])
+                opaque = _opaque(image)
+                if opaque.size != size:
+                    opaque = opaque.resize(size, Image.Resampling.BICUBIC)
+                if orientation in _UPRIGHT:
+                    opaque = opaque.transpose(_UPRIGHT[orientation])
+                pixels = np.asarray(opaque.convert("RGB"))
+        except InvalidInput:
+            raise
         except Exception as exc:  # as above, for damaged or truncated pixel data
-            raise InvalidInput(f"{name}: damaged or truncated image ({exc})") from exc
-    return fit(np.asarray(rgb), shape)
+            raise InvalidInput(f"{self._name}: damaged or truncated image ({exc})") from exc
+        sent = (width, height) if turned else (height, width)
+        return Decoded(pixels, None if sent == shape[:2] else sent)
+
+
+class _StoppableFile(io.BytesIO):
+    """Raises an error into whoever reads it too long, or in vain."""
+
+    def __init__(self, data: bytes | memoryview, name: str, stopped: threading.Event) -> None:
+        super().__init__(data)
+        self._name = name
+        self._stopped = stopped
+
+    def allow(self, seconds: float) -> None:
+        """Of this thread's processor time, from now on: however busy the machine is, the same files are accepted."""
+        self._seconds = seconds
+        self._until = time.thread_time() + seconds
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._stopped.is_set():
+            raise InvalidInput(f"{self._name}: given up, for nobody waits for it")
+        if time.thread_time() > self._until:
+            raise TooLarge(f"{self._name}: takes more than {self._seconds:.1f} s to decode")
+        return super().read(size)
 
 
 def _looks_like_an_image(start: bytes) -> bool:
     return start.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")) or (start[:4], start[8:]) == (b"RIFF", b"WEBP")
 
 
-def fit(pixels: Pixels, shape: tuple[int, int, int]) -> Decoded:
+def check_size(height: int, width: int, name: str, *, max_pixels: int) -> None:
+    """Raises TooLarge."""
+    if width * height > max_pixels:
+        raise TooLarge(f"{name}: {width} x {height} pixels; one image may have {max_pixels}")
+    if max(width, height) > _MAX_SIDE:
+        raise TooLarge(f"{name}: {width} x {height} pixels; one image may have {_MAX_SIDE} on a side")
+
+
+def is_large(height: int, width: int) -> bool:
+    """Whether few such images should be decoded at a time."""
+    return height * width > _LARGE_PIXELS
+
+
+def fit(pixels: Pixels, shape: tuple[int, int, int]) -> Pixels:
     """Resample one [h, w, 3] image to `shape` where it has another size."""
-    height, width, _ = pixels.shape
-    if (height, width) == shape[:2]:
-        return Decoded(pixels, None)
-    resized = Image.fromarray(pixels).resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
-    return Decoded(np.asarray(resized), (height, width))
+    if pixels.shape == shape:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((shape[1], shape[0]), Image.Resampling.BICUBIC))
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _opaque(image: Image.Image) -> Image.Image:
+    """In grey or in colours of 8 bits, with as few copies as can be: one of the largest has 256 MB."""
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it at 255
-        return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+        return Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
     if image.has_transparency_data:
-        transparent = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), transparent).convert("RGB")
-    return image.convert("RGB")  # for an RGB image this loads it and copies nothing but the result
+        background = Image.new("RGB", image.size, _WHITE)
+        transparent = image if image.mode == "RGBA" else image.convert("RGBA")
+        background.paste(transparent, mask=transparent)
+        return background
+    return image if image.mode in ("L", "RGB") else image.convert("RGB")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.ingest.collect import Collector, IngestLimits
@@ -81,19 +82,24 @@ async def receive_upload(
 
 
 def build_input(
-    upload: Upload, spool: Spool, writer: ImageWriter, limits: IngestLimits, fine: Sequence[str]
-) -> ImageFacts:
-    """Write all images of an upload to `writer` and return what is known of them. Blocks.
+    upload: Upload,
+    spool: Spool,
+    writer: ImageWriter,
+    limits: IngestLimits,
+    fine: Sequence[str],
+    stopped: threading.Event,
+) -> Generator[bool, None, ImageFacts]:
+    """Write all images of an upload to `writer` and return what is known of them; for `Turns`.
 
     Raises:
         InvalidInput and its kin: with the name of the file that is wrong; what was written is of no use then.
     """
-    collector = Collector(writer, limits, fine)
+    collector = Collector(writer, limits, fine, stopped)
     if upload.header_length is not None:
-        collector.add_tensor(spool, spool.parts[0], upload.header_length)
+        yield from collector.add_tensor(spool, spool.parts[0], upload.header_length)
     else:
         for part in spool.parts:
-            collector.add_file(spool, part)
+            yield from collector.add_file(spool, part)
     if writer.images == 0:
         raise InvalidInput("no images in the upload")
     given = None if upload.labels is None else labels_from_json(upload.labels, fine, images=writer.images)

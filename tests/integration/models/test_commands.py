@@ -32,7 +32,7 @@ def test_list_names_every_network():
     assert all(name in shown.output for name in names())
     listed = json.loads(invoke("list", "--json").stdout)
     assert [entry["name"] for entry in listed["models"]] == names()
-    assert {encoder["name"].split(".")[0] for encoder in listed["encoders"]} <= set(names())
+    assert {encoder["network"] for encoder in listed["encoders"]} <= set(names())
 
 
 def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_name(monkeypatch):

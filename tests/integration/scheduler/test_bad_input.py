@@ -217,6 +217,41 @@ async def test_a_client_that_hangs_up_in_the_middle_of_its_upload(kit, scheduler
     await nothing_is_left(scheduler)
 
 
+def slow_jpeg(side: int, scans: int) -> bytes:
+    """A progressive JPEG whose last scan comes so many times: each has few bytes, and goes through all pixels."""
+    held = io.BytesIO()
+    Image.new("RGB", (side, side), (90, 120, 40)).save(held, "JPEG", progressive=True)
+    data = held.getvalue()
+    at = data.rindex(b"\xff\xda")
+    return data[:at] + data[at:-2] * scans + data[-2:]
+
+
+async def test_a_client_that_hangs_up_while_its_pictures_are_decoded(scheduler):
+    # Without an end they would take minutes.
+    picture = slow_jpeg(2000, 700)
+    body = archive(*((f"{number}.jpg", picture) for number in range(300)))
+    address = urlsplit(scheduler.url)
+    with socket.create_connection((address.hostname, address.port)) as client:
+        head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/zip\r\nContent-Length: {len(body)}"
+        await asyncio.to_thread(client.sendall, f"{head}\r\n\r\n".encode() + body)
+        inputs = scheduler.settings.state / "inputs"
+        await wait_for(lambda: any(inputs.iterdir()), what="the decoding to begin")
+    await wait_for(lambda: idle(scheduler), what="the scheduler to notice")
+    await nothing_is_left(scheduler)
+
+
+async def test_pictures_that_take_long_do_not_hold_up_others(scheduler):
+    slow = files(("slow.jpg", slow_jpeg(4200, 20_000)))
+    hostile = [asyncio.create_task(scheduler.http.post("/v1/jobs", files=slow)) for _ in range(3)]
+    inputs = scheduler.settings.state / "inputs"
+    await wait_for(lambda: len(list(inputs.iterdir())) == 3, what="all to be looked at")
+    assert (await scheduler.http.post("/v1/jobs", files=files(("a.png", png())))).status_code == 202
+    assert not any(upload.done() for upload in hostile)
+    for upload in hostile:
+        upload.cancel()
+    await wait_for(lambda: idle(scheduler), what="the scheduler to notice")
+
+
 async def in_flight(scheduler) -> bool:
     return bool((await scheduler.http.get("/readyz")).json()["in_flight"] == 1)
 

@@ -1,0 +1,87 @@
+"""Turns at the decoders: after each picture, or a few small ones, it is the next upload's turn.
+
+What an upload takes is thus no matter to those beside it, and memory is bounded by the pictures that are decoded at a
+time: of the large ones that is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Generator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tierkit.memory import give_back
+
+__all__ = ["Steps", "Turns"]
+
+T = TypeVar("T")
+Steps = Generator[bool, None, None]
+"""Blocking work on an upload, in steps: each yields whether the next one decodes a large picture."""
+
+
+class Turns:
+    """Hands out the decoders, first come, first served.
+
+    Args:
+        decoders: how many there are.
+        turn_s: how long an upload whose pictures are small decodes them, before it is the next one's turn.
+    """
+
+    def __init__(self, decoders: int, *, turn_s: float = 0.05) -> None:
+        self._turn_s = turn_s
+        self._decoders = asyncio.Semaphore(decoders)
+        self._large = asyncio.Lock()
+
+    async def run(self, steps: Generator[bool, None, T], stopped: threading.Event) -> T:
+        """Do all steps, in threads; returns what they return, and raises what they raise.
+
+        Args:
+            stopped: set when this is cancelled, to end the step under way, which is waited for.
+        """
+        large = any_large = False
+        try:
+            while True:
+                # A large picture that waits for another one occupies no decoder.
+                async with self._large if large else nullcontext(), self._decoders:
+                    turn = asyncio.create_task(asyncio.to_thread(_turn, steps, large, self._turn_s))
+                    done = await _finished(turn, stopped)
+                if isinstance(done, _Result):
+                    return done.value
+                large = done
+                any_large |= large
+        finally:
+            steps.close()
+            if any_large:
+                await asyncio.to_thread(give_back)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result(Generic[T]):
+    value: T
+
+
+def _turn(steps: Generator[bool, None, T], large: bool, turn_s: float) -> bool | _Result[T]:
+    """A few steps: either their result, or whether the next one is large."""
+    until = time.monotonic() + turn_s
+    try:
+        while (next_large := next(steps)) == large and time.monotonic() < until:
+            pass
+    except StopIteration as end:
+        return _Result(end.value)
+    return next_large
+
+
+async def _finished(turn: asyncio.Task[T], stopped: threading.Event) -> T:
+    try:
+        return await asyncio.shield(turn)
+    except asyncio.CancelledError:
+        stopped.set()
+        while not turn.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({turn})
+        turn.exception()  # nobody is left to hear of it
+        raise
