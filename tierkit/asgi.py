@@ -6,14 +6,25 @@ import asyncio
 import math
 from collections.abc import Mapping
 from types import TracebackType
+from typing import ClassVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierkit.errors import TooLarge
+from tierkit.errors import Overloaded, TooLarge
+from tierkit.memory import give_back
 from tierkit.service.exchange import ON_DISCONNECT
 
 __all__ = ["DirectRoutes", "HeadAsGet", "ReadsWhileWanted", "cancelled_on_disconnect", "read_body"]
+
+_SMALL_BODY_BYTES = 256 * 1024
+"""Bodies up to this are always taken in: the number of connections bounds them."""
+
+_MAX_LARGE_BYTES = 256 * 1024**2
+"""For all larger bodies together, until their requests have been answered."""
+
+_MAX_KEPT_BYTES = 64 * 1024**2
+"""What was needed for more than this is given back to the system."""
 
 
 class DirectRoutes:
@@ -111,9 +122,11 @@ async def read_body(receive: Receive, *, most_bytes: float = math.inf) -> bytes:
     Raises:
         TooLarge: more than `most_bytes`, as soon as it shows.
         ClientDisconnect: the client hung up before the end.
+        Overloaded: the service holds too many large bodies besides.
     """
     pieces: list[bytes] = []
     size = 0
+    large: _LargeBody | None = None
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -122,9 +135,42 @@ async def read_body(receive: Receive, *, most_bytes: float = math.inf) -> bytes:
         size += len(body)
         if size > most_bytes:
             raise TooLarge(f"the body is larger than the {most_bytes} bytes that this route takes")
+        if size > _SMALL_BODY_BYTES:
+            large = large or _LargeBody()
+            large.grow(size)
         if not message.get("more_body", False):
             return b"".join([*pieces, body]) if pieces else body
         pieces.append(body)
+
+
+class _LargeBody:
+    """Counts a body from now on until the task that reads it, which answers the request, has ended."""
+
+    total_bytes: ClassVar[int] = 0
+    """Of all that this process holds."""
+    most_bytes: ClassVar[int] = 0
+    """Of all that it held at a time, since there were none."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(self._let_go)
+
+    def grow(self, size: int) -> None:
+        _LargeBody.total_bytes += size - self._bytes
+        self._bytes = size
+        _LargeBody.most_bytes = max(_LargeBody.most_bytes, _LargeBody.total_bytes)
+        # Whatever its size, one body alone has room.
+        if _LargeBody.total_bytes - size > _MAX_LARGE_BYTES:
+            raise Overloaded("too many large request bodies at a time; try again in a second", retry_after_s=1)
+
+    def _let_go(self, _task: asyncio.Task[object]) -> None:
+        _LargeBody.total_bytes -= self._bytes
+        if _LargeBody.total_bytes == 0:
+            if _LargeBody.most_bytes > _MAX_KEPT_BYTES:
+                asyncio.get_running_loop().run_in_executor(None, give_back)
+            _LargeBody.most_bytes = 0
 
 
 class cancelled_on_disconnect:

@@ -1,6 +1,7 @@
 """Bounds on connections, heads, bodies and answers; request ids; health checks. Real sockets, in this event loop."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tierkit import logs
+from tierkit import asgi, http_errors, logs
 from tierkit.service import Lifecycle
 from tierkit.settings import ServiceSettings
 from tierkit.testing import connected, serve_app, wait_for
@@ -32,16 +33,21 @@ class Sample:
         self.app = Starlette(
             routes=[
                 Route("/size", self.size, methods=["POST"]),
+                Route("/whole", self.whole, methods=["POST"]),
                 Route("/careless", self.careless, methods=["POST"]),
                 Route("/endless", self.endless),
                 Route("/slow", self.slow, methods=["POST"]),
             ]
         )
+        http_errors.install(self.app)
         self.release = asyncio.Event()
 
     async def size(self, request: Request) -> Response:
         self.seen_ids.append(logs.current_request_id())
         return JSONResponse({"bytes": len(await request.body())})
+
+    async def whole(self, request: Request) -> Response:
+        return JSONResponse({"bytes": len(await asgi.read_body(request.receive))})
 
     async def careless(self, request: Request) -> Response:
         """Takes every exception for a bad form, as frameworks do."""
@@ -177,6 +183,33 @@ async def test_a_body_above_the_limit_is_refused(route: str, chunked: bool) -> N
         assert answer.status_code == 413
         assert answer.json() == {"error": "the body is larger than the limit of 1000 bytes"}
         assert (await http.post(f"{service.url}/size", content=bytes(1000))).json() == {"bytes": 1000}
+
+
+async def test_large_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_MAX_LARGE_BYTES", 4 * MIB)
+    async with (
+        serve_app(Sample().app) as service,
+        httpx.AsyncClient(base_url=service.url, trust_env=False) as http,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        head = f"POST /whole HTTP/1.1\r\nhost: x\r\ncontent-length: {3 * MIB}\r\n\r\n".encode()
+        answers = []
+        for _ in range(4):  # none of which is complete
+            reader, writer = await stack.enter_async_context(connected(service.url))
+            writer.write(head + bytes(2 * MIB))
+            await writer.drain()
+            answers.append(asyncio.create_task(reader.readuntil(b"\r\n\r\n")))
+        done, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        answer = (await done.pop()).lower()
+        assert answer.startswith(b"http/1.1 503 ")
+        assert b"retry-after: 1" in answer
+        assert (await http.post("/whole", content=bytes(200_000))).json() == {"bytes": 200_000}
+        for task in waiting:
+            task.cancel()
+        await stack.aclose()
+        await wait_for(lambda: service.in_flight == 0, what="the service to notice that they have gone")
+        # One alone has room, whatever its size.
+        assert (await http.post("/whole", content=bytes(6 * MIB))).json() == {"bytes": 6 * MIB}
 
 
 async def test_a_client_that_hangs_up_in_mid_upload_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
