@@ -193,8 +193,8 @@ class Attempts:
         self._owed: defaultdict[str, int] = defaultdict(int)
         self._planned: defaultdict[str, int] = defaultdict(int)
         """Tasks of the scheme `adaptive`, by end device."""
-        self._broken: dict[tuple[str, str], list[tuple[ActiveJob, ActiveTask]]] = {}
-        """By node and incarnation: tasks that it may have had when a connection to it broke."""
+        self._broken: dict[tuple[str, str], dict[ActiveTask, ActiveJob]] = {}
+        """By node and incarnation: unanswered tasks that it may have had when a connection to it broke."""
         self._deaths = DeathLog()
         self._down: set[str] = set()
         """Nodes whose present death is in the log."""
@@ -313,6 +313,7 @@ class Attempts:
     def stop(self, job: ActiveJob) -> None:
         """Cancel all attempts of a job that is ending."""
         self._durations.by_job.pop(job.job_id, None)
+        self._clear_of_suspicion(lambda other, _: other is job)
         for running, attempt in self._running.items():
             if attempt.job is job and not attempt.task.closed:
                 running.cancel()
@@ -533,6 +534,8 @@ class Attempts:
         self._pilot.ended(attempt)
         count_outstanding(attempt.node_id, -1)
         self._follow(attempt, running, now)
+        if task.closed and task.tried:
+            self._clear_of_suspicion(lambda _, other: other is task)
         self._freed(job)
 
     def _follow(self, attempt: _Attempt, running: asyncio.Task[Exception | None], now: float) -> None:
@@ -745,12 +748,22 @@ class Attempts:
                 for attempt in self._with.get(node_id, ())
                 if node_id in (attempt.node_id, *(node.node_id for node in attempt.upstreams[:1]))
             ]
-            held += [task for key, tasks in self._broken.items() if key[0] == node_id for _, task in tasks]
+            held += [task for key, tasks in self._broken.items() if key[0] == node_id for task in tasks]
             self._deaths.add(now, [task.deaths for task in held])
 
     def _suspect(self, node_id: str, incarnation: str, job: ActiveJob, task: ActiveTask) -> None:
         """Remember that a connection broke while the node may have had the task."""
-        self._broken.setdefault((node_id, incarnation), []).append((job, task))
+        if not (task.closed or job.ending):
+            self._broken.setdefault((node_id, incarnation), {})[task] = job
+
+    def _clear_of_suspicion(self, over: Callable[[ActiveJob, ActiveTask], bool]) -> None:
+        """Forget the tasks that are over: no death can be put down to them, and they hold their job's pixels."""
+        for key, tasks in list(self._broken.items()):
+            left = {task: job for task, job in tasks.items() if not over(job, task)}
+            if left:
+                self._broken[key] = left
+            else:
+                del self._broken[key]
 
     def _suspect_upper(self, node_id: str, job: ActiveJob, task: ActiveTask, now: float) -> None:
         try:
@@ -770,7 +783,7 @@ class Attempts:
                 continue  # not decided yet
             tasks = self._broken.pop(key)
             if view is None or not view.keeps_tasks:
-                for job, task in tasks:
+                for task, job in tasks.items():
                     self._blame(job, task, node_id, now)
 
     def _blame(self, job: ActiveJob, task: ActiveTask, node_id: str, now: float) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from scheduler.work import ActiveJob
 from tests.integration.scheduler.test_dispatching import counts, has
 from tierkit.testing import listening, wait_for
 
@@ -309,3 +311,24 @@ async def test_a_job_whose_tasks_all_fail_pays_its_retries_from_its_budget(kit, 
     assert counts(view) == ("failed", 0, 0, 0, 10)
     # Four retries: one at once, the others when their tokens are there; without a budget 0.75 s at most.
     assert view["elapsed_s"] >= 0.9
+
+
+async def test_nothing_is_kept_of_jobs_that_have_ended_though_their_upper_node_was_busy(kit, scheduler):
+    """A node that refuses a task may be dying, so its tasks are remembered until it is known whether it does."""
+
+    async def script(end, task_id, upstreams, lines):
+        if end.tasks.count(task_id) > 2:
+            return lines
+        fallback = {"reason": "upstream_unavailable", "detail": "busy", "tried": ["edge-0"]}
+        return [lines[0], {"event": "fallback", "task_id": task_id, **fallback}]
+
+    def jobs_in_memory() -> int:
+        gc.collect()
+        return sum(isinstance(thing, ActiveJob) for thing in gc.get_objects())
+
+    before = jobs_in_memory()
+    async with kit.end(scheduler, "end-0", script=script), kit.uppers(scheduler, "edge-0"):
+        jobs = [await scheduler.submit(kit.images(40), batch_size=10) for _ in range(4)]
+        for job in jobs:
+            assert counts(await scheduler.finished(job["id"])) == ("completed", 40, 40, 0, 0)
+        await wait_for(lambda: jobs_in_memory() <= before, what="the end of the last job in memory", timeout_s=10)
