@@ -1,7 +1,8 @@
 """The attempts that are under way, and what follows each when it ends.
 
-Each attempt is an asyncio task: it sends the task to one end device and takes the lines of the answer. It decides
-nothing; `_on_done` does, once, in one step:
+Each attempt is an asyncio task: it sends the task to one end device, takes the lines of the answer, and when that is
+over decides what follows, in one step (`_follow`). A crash in that ends the job; one that the job cannot be told of
+ends the service. What follows:
 
     all that was asked for               -> ok
     the task has been answered meanwhile -> cancelled (its connection is closed, which the device and the upper node
@@ -105,7 +106,9 @@ class _Attempt:
     """Why it was given up when its time was over."""
     told: bool = False
     """Whether its row has been handed over."""
-    running: asyncio.Task[Exception | None] | None = None
+    begun: bool = False
+    given_up: bool = False
+    """Whether it is to end, or has ended, without its result; the other fields say why."""
     node_id: str = field(init=False)
     first_asked: tuple[Node, ...] = field(init=False)
     """The upper node that is asked first; of each tier, where images go up tier after tier."""
@@ -186,7 +189,7 @@ class Attempts:
         self._freed = freed
         self._counted = counted
         self._fail_job = fail_job
-        self._running: dict[asyncio.Task[Exception | None], _Attempt] = {}
+        self._running: dict[_Attempt, asyncio.Task[None]] = {}
         self._with: defaultdict[str, set[_Attempt]] = defaultdict(set)
         """The same by node: the end device, and the upper nodes that are asked first."""
         self._outstanding: defaultdict[str, int] = defaultdict(int)
@@ -222,7 +225,7 @@ class Attempts:
         """The attempts of a job that are under way."""
         return [
             _report(attempt, outcome="running", reason="", ended_at=None)
-            for attempt in self._running.values()
+            for attempt in self._running
             if attempt.job.job_id == job_id and not attempt.told
         ]
 
@@ -299,12 +302,9 @@ class Attempts:
         count_outstanding(device.node_id, 1)
         if job.policy.recovery is Recovery.REASSIGN:
             job.sending = attempt.sending = True
-        running = group.create_task(self._attempt(attempt), name=f"attempt {job.task_id(task)}")
-        self._running[running] = attempt
-        attempt.running = running
+        self._running[attempt] = group.create_task(self._live(attempt), name=f"attempt {job.task_id(task)}")
         for node_id in attempt.nodes:
             self._with[node_id].add(attempt)
-        running.add_done_callback(self._on_done)
 
     def _charge(self, node_id: str, images: int, now: float) -> None:
         if rest_s := self._devices.charge(node_id, images, now):
@@ -314,37 +314,41 @@ class Attempts:
         """Cancel all attempts of a job that is ending."""
         self._durations.by_job.pop(job.job_id, None)
         self._clear_of_suspicion(lambda other, _: other is job)
-        for running, attempt in self._running.items():
+        for attempt in self._running:
             if attempt.job is job and not attempt.task.closed:
-                running.cancel()
+                self._give_up(attempt)
+
+    def _give_up(self, attempt: _Attempt) -> None:
+        attempt.given_up = True
+        if attempt.begun:  # else it ends by itself: a task that is cancelled before its first step takes none
+            self._running[attempt].cancel()
 
     def on_device_change(self, node_id: str) -> None:
         """Give up the attempts that wait for a node that is no longer to be counted on."""
         now = self._clock()
         self._note_death(node_id, now)
         for attempt in list(self._with.get(node_id, ())):
-            running = attempt.running
-            if running is None or attempt.lost is not None or attempt.task.closed:
+            if attempt.lost is not None or attempt.task.closed:
                 continue
             if attempt.node_id == node_id:
                 incarnation = attempt.device.incarnation
                 if not self._devices.keeps_tasks(node_id, now, incarnation=incarnation):
                     view = self._devices.view_of(node_id, incarnation, now)
                     attempt.lost = f"{node_id} left the device list" if view is None else f"{node_id}: {view.reason}"
-                    running.cancel()
+                    self._give_up(attempt)
             elif attempt.reroute is None and not self._devices.keeps_tasks(node_id, now):
                 # Whoever waits for a node that fell silent would wait until the budget is spent. The coarse answer, if
                 # it is still to come, comes first.
                 attempt.reroute = node_id
                 if not attempt.owed:
-                    running.cancel()
+                    self._give_up(attempt)
         self._judge_broken(node_id, now)
 
     def waiting_above(self, job: ActiveJob) -> list[Hashable]:
         """Attempts of a job that only wait for an upper node, and may be given up for another one: `move`."""
         return [
             attempt
-            for attempt in self._running.values()
+            for attempt in self._running
             if attempt.job is job
             and not (attempt.owed or attempt.answered or attempt.reroute or attempt.hedge)
             and attempt.lost is None
@@ -355,16 +359,16 @@ class Attempts:
 
     def move(self, key: Hashable, why: str) -> None:
         """Give up an attempt of `waiting_above`: the fine stage of its task goes to another upper node at once."""
-        if isinstance(key, _Attempt) and key.running is not None and key.running in self._running:
+        if isinstance(key, _Attempt) and key in self._running:
             key.moved = why
             key.reroute = key.upstreams[0].node_id
             key.task.moves += 1
             self._pilot.taken_away(key, self._clock())
-            key.running.cancel()
+            self._give_up(key)
 
     def stragglers(self, now: float) -> Iterator[tuple[ActiveJob, ActiveTask, frozenset[str], float]]:
         """Attempts that may be hedged: job, task, the nodes that it is with, and when it is (or was) due for that."""
-        for attempt in self._running.values():
+        for attempt in self._running:
             job, task = attempt.job, attempt.task
             alone = task.under_way == 1 and not attempt.answered and not job.ending
             if not alone or job.policy.recovery is not Recovery.MONITOR:
@@ -375,6 +379,32 @@ class Attempts:
                 yield job, task, frozenset(nodes), attempt.started + after_s
 
     # --- one attempt ----------------------------------------------------------------------------------------------
+
+    async def _live(self, attempt: _Attempt) -> None:
+        """An attempt and what follows it."""
+        attempt.begun = True
+        error: Exception | None = None
+        crash: Exception | None = None
+        try:
+            if not attempt.given_up:
+                error = await self._attempt(attempt)
+        except asyncio.CancelledError:
+            if not attempt.given_up:
+                # The service stops: the task is as if it had never been sent.
+                self._count_off(attempt)
+                raise
+        except Exception as exc:
+            crash = exc
+        self._count_off(attempt)
+        try:
+            if crash is not None:
+                raise crash
+            self._follow(attempt, error, self._clock())
+        except Exception as exc:
+            _log.exception("unexpected error after an attempt", extra={"task": attempt.job.task_id(attempt.task)})
+            if not attempt.job.ending:
+                self._fail_job(attempt.job, f"internal error at task {attempt.task.index}: {exc!r}")
+        self._freed(attempt.job)
 
     async def _attempt(self, attempt: _Attempt) -> Exception | None:
         """Send the task and take the answers; returns what went wrong."""
@@ -499,10 +529,10 @@ class Attempts:
         """The task is answered: whoever else is at it need not go on."""
         if winner.task.under_way < 2:
             return
-        for running, attempt in self._running.items():
+        for attempt in self._running:
             if attempt.task is winner.task and attempt is not winner:
                 attempt.dropped = "answered by another attempt"
-                running.cancel()
+                self._give_up(attempt)
 
     def _end_in_time(self, attempt: _Attempt) -> None:
         attempt.job.give_up(attempt.task, "deadline", attempt.overdue, self._clock())
@@ -519,38 +549,33 @@ class Attempts:
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
-    def _on_done(self, running: asyncio.Task[Exception | None]) -> None:
-        attempt = self._running.pop(running)
+    def _count_off(self, attempt: _Attempt) -> None:
+        """The attempt is over, whatever follows."""
+        job, task = attempt.job, attempt.task
+        del self._running[attempt]
         for node_id in attempt.nodes:
             self._with[node_id].discard(attempt)
-        job, task, now = attempt.job, attempt.task, self._clock()
-        self._take_off(attempt, now, answered=False)
+        self._take_off(attempt, self._clock(), answered=False)
         task.under_way -= 1
         if attempt.sending:
-            job.sending = False  # cancelled before it began
+            job.sending = attempt.sending = False  # given up before it began
         self._outstanding[attempt.node_id] -= 1
         self._counted(attempt.node_id)
         self._planned[attempt.node_id] -= job.policy.scheme is Scheme.ADAPTIVE
         self._pilot.ended(attempt)
         count_outstanding(attempt.node_id, -1)
-        self._follow(attempt, running, now)
-        if task.closed and task.tried:
-            self._clear_of_suspicion(lambda _, other: other is task)
-        self._freed(job)
 
-    def _follow(self, attempt: _Attempt, running: asyncio.Task[Exception | None], now: float) -> None:
+    def _follow(self, attempt: _Attempt, error: Exception | None, now: float) -> None:
         """What follows the end of an attempt."""
-        if not running.cancelled():
-            error = running.result()
-        elif attempt.lost is not None or attempt.reroute:
+        if attempt.given_up:
+            if attempt.lost is None and not attempt.reroute:
+                self._tell(attempt, "cancelled", attempt.dropped or "the job has ended")
+                return
             error = UpstreamUnavailable(attempt.lost or attempt.moved or f"{attempt.reroute} left the device list")
-        elif attempt.dropped or attempt.job.ending:
-            self._tell(attempt, "cancelled", attempt.dropped or "the job has ended")
-            return
-        else:
-            return  # the service stops: the task is as if it had never been sent
         outcome, reason = self._settle(attempt, error, now)
         self._tell(attempt, outcome, reason)
+        if attempt.task.closed and attempt.task.tried:
+            self._clear_of_suspicion(lambda _, other: other is attempt.task)
 
     def _tell(self, attempt: _Attempt, outcome: str, reason: str) -> None:
         """Hand over the attempt's row; in the same step as the task's final answer, so that both or none are kept."""
@@ -798,10 +823,10 @@ class Attempts:
         _log.error("a task is quarantined", extra={"task": job.task_id(task), "why": detail})
         job.give_up(task, "quarantined", detail, now)
         self._wake()
-        for running, attempt in self._running.items():
+        for attempt in self._running:
             if attempt.task is task:
                 attempt.dropped = "the task is quarantined"
-                running.cancel()
+                self._give_up(attempt)
 
     def _incarnation(self, node_id: str) -> str:
         """The present one; "" for a node that has left the list, of which nothing is noted any more."""

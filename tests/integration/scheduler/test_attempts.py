@@ -7,11 +7,14 @@ import gc
 from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx
 import pytest
+from starlette.responses import Response
 
+from scheduler.app import create_app
 from scheduler.work import ActiveJob
 from tests.integration.scheduler.test_dispatching import counts, has
-from tierkit.testing import listening, wait_for
+from tierkit.testing import listening, serve_app, wait_for
 
 
 async def test_upper_nodes_that_fail_are_asked_again_through_another_device_without_the_coarse_work(kit, scheduler):
@@ -332,3 +335,40 @@ async def test_nothing_is_kept_of_jobs_that_have_ended_though_their_upper_node_w
         for job in jobs:
             assert counts(await scheduler.finished(job["id"])) == ("completed", 40, 40, 0, 0)
         await wait_for(lambda: jobs_in_memory() <= before, what="the end of the last job in memory", timeout_s=10)
+
+
+async def answers_500(end, task_id, upstreams, lines):
+    return Response("broken", status_code=500)
+
+
+def crash(*_: object, **__: object) -> float:
+    raise RuntimeError("a fault in the scheduler")
+
+
+async def test_a_crash_in_deciding_what_follows_an_attempt_fails_its_job_and_no_other(kit, scheduler, monkeypatch):
+    monkeypatch.setattr("scheduler.attempts.backoff_s", crash)
+    async with kit.end(scheduler, "end-0", script=answers_500) as end:
+        job = await scheduler.submit(kit.images(20), scheme="end", batch_size=10)
+        view = await scheduler.finished(job["id"])
+        end.script = None
+        other = await scheduler.submit(kit.images(20), scheme="end")
+        assert counts(await scheduler.finished(other["id"])) == ("completed", 20, 0, 0, 0)
+        devices = (await scheduler.http.get("/v1/devices")).json()["devices"]
+    assert counts(view) == ("failed", 0, 0, 0, 20)
+    assert "internal error at task" in view["reason"]
+    assert "a fault in the scheduler" in view["reason"]
+    assert [device["outstanding"] for device in devices] == [0]
+
+
+async def test_a_crash_that_the_job_cannot_be_told_of_ends_the_service(kit, settings, monkeypatch):
+    monkeypatch.setattr("scheduler.attempts.backoff_s", crash)
+    monkeypatch.setattr("scheduler.attempts.Attempts.stop", crash)
+    async with (
+        serve_app(lambda lifecycle: create_app(settings, lifecycle), settings) as lifecycle,
+        httpx.AsyncClient(base_url=lifecycle.url) as http,
+    ):
+        scheduler = kit.running(lifecycle.url, http, settings)
+        async with kit.end(scheduler, "end-0", script=answers_500, beating=False):
+            await scheduler.submit(kit.images(20), scheme="end")
+            await wait_for(lambda: lifecycle.crash is not None, what="the end of the service")
+            assert lifecycle.draining
