@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,8 @@ class Scheduler:
         self._sinks: dict[str, DurableSink] = {}
         self._allowances: dict[str, Allowance] = {}
         """By job id: of those who have submitted unfinished jobs since this process began."""
+        self._submissions = 0
+        """Uploads under way that will be jobs."""
         self._submitting = asyncio.Lock()
         self._turns = Turns(settings.decoders)
         self._parents = np.asarray(manifest.hierarchy.parent, np.int32)
@@ -146,14 +148,13 @@ class Scheduler:
         """
         if idempotency_key is not None and not 0 < len(idempotency_key) <= _MAX_KEY:
             raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
-        if self.dispatcher.unfinished >= self.settings.max_unfinished_jobs:
-            raise Overloaded(f"{self.dispatcher.unfinished} jobs are unfinished; try again later", retry_after_s=5)
-        # A repeated submission is no further job.
-        if allowance is not None and (
-            idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
-        ):
-            allowance.check_jobs()
-        with self._counted(allowance), _disk(), Spool(self._spool_folder) as spool:
+        with self._place(), _disk(), Spool(self._spool_folder) as spool, ExitStack() as counted:
+            # A repeated submission is no further job.
+            if allowance is not None and (
+                idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
+            ):
+                allowance.check_jobs()
+            counted.enter_context(_counted(allowance))
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             policy = self._settle(upload.policy)
             stopped = threading.Event()
@@ -162,16 +163,20 @@ class Scheduler:
             return await self._store_job(policy, sha256, images, facts, idempotency_key, allowance)
 
     @contextmanager
-    def _counted(self, allowance: Allowance | None) -> Iterator[None]:
-        """An upload that will be a job of the caller's."""
-        if allowance is None:
-            yield
-            return
-        allowance.submitting += 1
+    def _place(self) -> Iterator[None]:
+        """A place among the unfinished jobs, for an upload that will be one.
+
+        Raises:
+            Overloaded: there is none.
+        """
+        taken = self.dispatcher.unfinished + self._submissions
+        if taken >= self.settings.max_unfinished_jobs:
+            raise Overloaded(f"{taken} jobs are unfinished or being submitted; try again later", retry_after_s=5)
+        self._submissions += 1
         try:
             yield
         finally:
-            allowance.submitting -= 1
+            self._submissions -= 1
 
     def _settle(self, request: PolicyRequest) -> JobPolicy:
         settings = self.settings
@@ -588,6 +593,18 @@ class Scheduler:
     async def purge(self) -> int:
         """Forget jobs whose retention is over; returns how many."""
         return await self._store.purge(time.time() - self.settings.retention_s)
+
+
+@contextmanager
+def _counted(allowance: Allowance | None) -> Iterator[None]:
+    """An upload that will be a job of the caller's."""
+    if allowance is not None:
+        allowance.submitting += 1
+    try:
+        yield
+    finally:
+        if allowance is not None:
+            allowance.submitting -= 1
 
 
 @contextmanager

@@ -106,7 +106,7 @@ class SchedulerSettings(ServiceSettings):
     """Most images in one job."""
 
     max_unfinished_jobs: PositiveInt = 1000
-    """Most jobs that wait or run; further ones are refused with 503."""
+    """Most jobs that wait or run, uploads of jobs under way included; further ones are refused with 503."""
 
     max_pixels: Annotated[int, Field(ge=1, le=89_478_485)] = 64 * 1024**2
     """Most pixels of one image, checked before it is decoded."""

@@ -114,3 +114,36 @@ async def test_many_jobs_at_once_over_several_devices(kit, scheduler):
             assert (view["state"], view["answered_fine"]) == ("completed", 70 + k)
             results = await scheduler.results(view["id"])
             assert [result["fine"]["index"] for result in results] == [index % 100 for index in range(70 + k)]
+
+
+async def test_uploads_under_way_count_as_unfinished_jobs(kit, settings):
+    body, headers = kit.tensor_body(kit.images(2))
+    finish = asyncio.Event()
+
+    async def slowly():
+        yield body[:1000]
+        await finish.wait()
+        yield body[1000:]
+
+    async with kit.scheduler(settings.model_copy(update={"max_unfinished_jobs": 2})) as scheduler:
+
+        async def refused() -> bool:
+            answer = await scheduler.http.post("/v1/jobs", content=b"")
+            return (answer.status_code, answer.headers.get("Retry-After")) == (503, "5")
+
+        async def free() -> bool:
+            return not await refused()
+
+        async def upload() -> int:
+            answer = await scheduler.http.post("/v1/jobs", content=slowly(), headers=headers)
+            return int(answer.status_code)
+
+        uploads = [asyncio.create_task(upload()) for _ in range(2)]
+        await wait_for(refused, what="two uploads that have begun")
+        uploads.pop().cancel()  # whoever hangs up gives his place back
+        await wait_for(free, what="a place")
+        await scheduler.submit(kit.images(1))
+        assert await refused()
+        finish.set()
+        assert await asyncio.gather(*uploads) == [202]
+        assert await refused()
