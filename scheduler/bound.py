@@ -14,6 +14,7 @@ one task along its path, without the step that the occupancy counts already.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from scheduler.mapping import FleetTimes, TaskTimes, share_to_cloud
@@ -75,7 +76,11 @@ def bound_of_scheme(scheme: Scheme, tasks: int, counts: NodeCounts, times: Fleet
 
 
 def least_bound(tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
-    """The bound with the best split between the tiers.
+    """The bound with the best split between the tiers; of equal ones the one with the most tasks for the edge nodes.
+
+    With both tiers in use the edge nodes' part grows with n_edge and that of the clouds shrinks, so the best split is
+    beside the point where the two are equal, or goes on from there for as long as the end devices take longer. Few
+    splits are looked at, however many tasks there are.
 
     Raises:
         ValueError: there is no upper node.
@@ -84,10 +89,20 @@ def least_bound(tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
         return _bound(tasks, tasks, 0, counts, times)
     if not counts.edge or times.edge is None:
         return _bound(tasks, 0, tasks, counts, times)
+    edge_s, cloud_s = times.edge.processing_s / counts.edge, times.cloud.processing_s / counts.cloud
+    equal = (times.cloud.communication_s - times.edge.communication_s + tasks * cloud_s) / (edge_s + cloud_s)
+    splits = {0, tasks, *_near(equal, tasks)}
+    best = min(_bound(tasks, split, tasks - split, counts, times).seconds for split in splits)
+    splits |= _near((best - times.end.total_s - times.edge.communication_s) / edge_s, tasks)
     return min(
-        (_bound(tasks, edge_tasks, tasks - edge_tasks, counts, times) for edge_tasks in range(tasks, -1, -1)),
+        (_bound(tasks, split, tasks - split, counts, times) for split in sorted(splits, reverse=True)),
         key=lambda bound: bound.seconds,
     )
+
+
+def _near(split: float, tasks: int) -> set[int]:
+    """Whole splits beside one, and next to those: the number may be off by rounding."""
+    return {min(tasks, max(0, math.floor(split) + step)) for step in (-1, 0, 1, 2)}
 
 
 def bound_with_slow_edge(tasks: int, counts: NodeCounts, times: FleetTimes, *, factor: float, after_s: float) -> float:

@@ -70,3 +70,28 @@ def test_no_split_is_below_the_least_bound(tasks, ends, edge, cloud):
     least = least_bound(tasks, fleet, PAPER).seconds
     for edge_tasks in {0, tasks // 2, tasks}:
         assert bound_of_split(edge_tasks, tasks - edge_tasks, fleet, PAPER).seconds >= least
+
+
+SECONDS = st.floats(0.001, 5.0)
+
+
+@settings(deadline=None)
+@given(
+    tasks=st.integers(1, 60),
+    fleet=st.builds(NodeCounts, end=st.integers(1, 12), edge=st.integers(1, 6), cloud=st.integers(1, 3)),
+    times=st.builds(
+        FleetTimes, **{tier: st.builds(TaskTimes, communication_s=SECONDS, processing_s=SECONDS) for tier in Tier}
+    ),
+)
+def test_the_least_bound_is_that_of_the_best_of_all_splits(tasks, fleet, times):
+    splits = [bound_of_split(edge, tasks - edge, fleet, times) for edge in range(tasks, -1, -1)]
+    least = least_bound(tasks, fleet, times)
+    assert least.seconds == min(bound.seconds for bound in splits)
+    assert least.seconds == bound_of_split(least.edge_tasks, least.cloud_tasks, fleet, times).seconds
+
+
+def test_the_least_bound_does_not_take_longer_for_more_tasks():
+    """With so many tasks a look at each split would not end."""
+    bound = bound_of_scheme(Scheme.ADAPTIVE, 10**12, counts(8), PAPER)
+    share = (4 / 0.2995) / (4 / 0.2995 + 1 / 0.368)  # each tier gets what it can compute in the same time
+    assert bound.edge_tasks / 10**12 == pytest.approx(share)
