@@ -34,7 +34,7 @@ from scheduler.progress import Progress, sent_of
 from scheduler.settings import SchedulerSettings
 from scheduler.sinks import DurableSink, LiveSink
 from scheduler.store.commit import GroupCommit, Result
-from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, is_job_id, new_job_id
+from scheduler.store.jobs import UNFINISHED, ImageFacts, JobRow, JobStore, NewJob, is_job_id, new_job_id
 from scheduler.views import (
     CSV_COLUMNS,
     AttemptPage,
@@ -457,10 +457,13 @@ class Scheduler:
                 sink = self._sinks.get(job_id)
                 state = sink.state if sink is not None else (await self._store.get(job_id)).state
                 batch = await self._store.results_after(job_id, seq, limit=_EVENTS_AT_ONCE)
-                if state != shown and (sink is not None or not batch):
-                    shown = state
-                    yield server_sent("state", (await self.view(job_id)).model_dump_json(), number=seq)
-                if not batch and sink is None:
+                if state != shown and (state in UNFINISHED or not batch):
+                    view = await self.view(job_id)
+                    # It may have ended while its results were read; then there are more of them to come first.
+                    if view.state in UNFINISHED or state not in UNFINISHED:
+                        shown = state
+                        yield server_sent("state", view.model_dump_json(), number=seq)
+                if not batch and state not in UNFINISHED:
                     return
                 wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - coarse.keys()
                 coarse |= await self._store.coarse_of(job_id, sorted(wanted)) if wanted else {}
@@ -488,10 +491,11 @@ class Scheduler:
                 sink = self._sinks.get(job_id)
                 state = sink.state if sink is not None else (await self._store.get(job_id)).state
                 if state != shown:
-                    shown = state
+                    view = await self.view(job_id)
+                    shown = view.state
                     # Number 0: whoever goes on from here with the results as well has seen none of them.
-                    yield server_sent("state", (await self.view(job_id)).model_dump_json(), number=0)
-                if sink is None:
+                    yield server_sent("state", view.model_dump_json(), number=0)
+                if shown not in UNFINISHED:
                     return
                 if not await _came(news, _KEEP_ALIVE_S):
                     yield comment("waiting")

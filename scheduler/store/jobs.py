@@ -27,6 +27,7 @@ from tierkit.events import read_event
 from tierkit.types import Tier
 
 __all__ = [
+    "UNFINISHED",
     "ImageFacts",
     "JobRow",
     "JobState",

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from scheduler.store.jobs import JobStore
 from scheduler.views import ImageResult
 from tierkit.testing import wait_for
 
@@ -120,6 +121,33 @@ async def test_an_event_stream_is_taken_up_again_where_it_broke(kit, scheduler):
     rest = await scheduler.events(job["id"], after=coarse_at)
     late = next(data for kind, _, data in rest if kind == "fine" and data["task"] == task)
     assert late["results"][0]["coarse"] is not None
+
+
+async def test_a_job_that_ends_while_its_stream_is_opened_tells_its_results_before_its_end(kit, scheduler, monkeypatch):
+    """The stream reads the results that there are, and before it says in which state the job is that has ended."""
+    read, submitted = JobStore.results_after, asyncio.Event()
+
+    async def read_then_wait(self, job_id, seq, *, limit):
+        found = await read(self, job_id, seq, limit=limit)
+        submitted.set()
+        await wait_for(lambda: state_is(scheduler, job, "completed"), what="the end of the job")
+        return found
+
+    async with kit.end(scheduler, "end-0") as end, kit.uppers(scheduler, "edge-0"):
+        end.gate.clear()
+        job = await scheduler.submit(kit.images(2))
+        with monkeypatch.context() as patched:
+            patched.setattr(JobStore, "results_after", read_then_wait)
+            following = asyncio.create_task(scheduler.events(job["id"]))
+            await submitted.wait()
+            end.gate.set()
+            events = await following
+    kinds = [kind if kind != "state" else data["state"] for kind, _, data in events]
+    assert [kind for kind in kinds if kind not in ("queued", "running")] == ["coarse", "fine", "completed"]
+
+
+async def state_is(scheduler, job, state) -> bool:
+    return bool((await scheduler.job(job["id"]))["state"] == state)
 
 
 async def test_whoever_waits_for_the_end_gets_the_states_alone(kit, scheduler):

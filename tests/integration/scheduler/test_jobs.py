@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import numpy as np
@@ -120,7 +121,7 @@ async def test_uploads_under_way_count_as_unfinished_jobs(kit, settings):
     body, headers = kit.tensor_body(kit.images(2))
     finish = asyncio.Event()
 
-    async def slowly():
+    async def slowly() -> AsyncIterator[bytes]:
         yield body[:1000]
         await finish.wait()
         yield body[1000:]
