@@ -76,8 +76,7 @@ class DurableSink:
         while True:
             try:
                 figures = self.figures
-                if final == "failed":
-                    figures["failed_images"] = self.job.images - self.progress.answered_coarse
+                figures["failed_images"] = self.job.images - self.progress.answered_coarse
                 await self._store.finished(self.job.id, state=final, reason=why, at=time.time(), summary=figures)
                 break
             except Unavailable as exc:

@@ -131,7 +131,7 @@ class JobView(BaseModel):
     fallback: int = Field(description="Images whose coarse (or lower tier's) answer stands, no node having answered.")
     sent_up: dict[Tier, int] = Field({}, description="Images sent to a tier, where they go up one by one (`escalate`).")
     final_tier: dict[Tier, int] = Field({}, description="Images by the tier whose answer stands.")
-    failed_images: int = Field(description="Images without any answer.")
+    failed_images: int = Field(description="Images without any answer; of a running job, those given up so far.")
     quarantined_images: int = Field(0, description="Images of tasks that no node gets any more: three died with them.")
     created_at: datetime
     started_at: datetime | None

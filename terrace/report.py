@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import typer
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent, tier_text
 from tierkit.client import Job, JobState
+from tierkit.plaintext import harmless
 from tierkit.types import Scheme, Tier
 
-__all__ = ["escalation_line", "headline", "job_summary", "mapping_line"]
+__all__ = ["check_answers", "escalation_line", "headline", "job_summary", "mapping_line"]
 
 _STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.CANCELLED: "yellow"}
 
@@ -25,6 +27,16 @@ def job_summary(job: Job) -> RenderableType:
     if job.mapping and job.scheme is not Scheme.ADAPTIVE:  # which sends each task where it is done first
         parts.append(Padding(mapping_line(job), (1, 0, 0, 0), expand=False))
     return Group(*parts)
+
+
+def check_answers(job: Job) -> None:
+    """The end of a command that has waited for a job: exit code 1 unless the job was completed and each image has an
+    answer."""
+    if job.failed_images:
+        missing = f"{job.failed_images:,} of {image_count(job.images)} have no answer"
+        typer.echo(f"terrace: {missing}; 'terrace jobs results {harmless(job.id)}' says why.", err=True)
+    if job.failed_images or job.state is not JobState.COMPLETED:
+        raise typer.Exit(1)
 
 
 def headline(job: Job) -> Text:
@@ -42,7 +54,7 @@ def headline(job: Job) -> Text:
         f"{count:,} {what}"
         for count, what in (
             (job.fallback, f"with {'a lower tier' if job.sent_up else 'the coarse'} answer standing"),
-            (job.failed_images, "failed"),
+            (job.failed_images, "without an answer"),
             (job.quarantined_images, "quarantined"),
             (job.resized_images, "resized"),
         )

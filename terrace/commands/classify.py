@@ -11,7 +11,7 @@ import typer
 from terrace.console import Column, Listing, percent, print_json, screen, tier_text
 from terrace.following import follow
 from terrace.options import DEFAULT_URL, Json, LowestTier, SchedulerUrl, TlsCa, TokenFile, connect
-from terrace.report import job_summary
+from terrace.report import check_answers, job_summary
 from terrace.sources import FOLDER_LABELS, open_source
 from tierkit.client import ImageResult, Job
 from tierkit.errors import InvalidInput
@@ -132,8 +132,7 @@ def classify(
         print_json({"job": job, "results": results} if out is None else {"job": job, "out": str(out)})
     else:
         _show(job, results, out)
-    if job.failed_images or job.answered_coarse < job.images:
-        raise typer.Exit(1)
+    check_answers(job)
 
 
 def _check_out(out: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import typer
 from pydantic_core import to_json
 
-from terrace.console import Column, Listing, print_json, screen
+from terrace.console import Column, Listing, image_count, print_json, screen
 from terrace.following import follow
 from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
-from terrace.report import job_summary
+from terrace.report import check_answers, job_summary
 from tierkit.client import Event, ImageResult, Job, JobState, StateChange
 from tierkit.plaintext import harmless, one_line
 
@@ -53,12 +53,13 @@ def list_jobs(
         return
     table = Listing(
         Column(title="job"),
-        Column(title="name", rank=3, max_width=_NAME_WIDTH),
+        Column(title="name", rank=4, max_width=_NAME_WIDTH),
         Column(title="state", rank=1),
         Column(title="images", rank=2, right=True),
-        Column(title="coarse", rank=6, right=True),
-        Column(title="fine", rank=5, right=True),
-        Column(title="created", rank=4),
+        Column(title="unanswered", rank=3, right=True),
+        Column(title="coarse", rank=7, right=True),
+        Column(title="fine", rank=6, right=True),
+        Column(title="created", rank=5),
     )
     for job in page.jobs:
         table.add_row(
@@ -66,6 +67,7 @@ def list_jobs(
             job.name or "",
             job.state,
             f"{job.images:,}",
+            f"{job.failed_images:,}",
             f"{job.answered_coarse:,}",
             f"{job.answered_fine:,}",
             job.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if job.created_at else "",
@@ -230,14 +232,13 @@ def wait(
     budget_s: Annotated[float | None, typer.Option("--budget", min=0, help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
-    """Wait until a job is done; exit code 1 unless it was completed."""
+    """Wait until a job is done; exit code 1 unless it was completed and each image has an answer."""
     with connect(scheduler, token_file, tls_ca) as client:
         done = client.job(job)
         if not done.done:
             done = follow(client, done, screen(stderr=True), budget_s=budget_s)
     _print_job(done, json)
-    if done.state is not JobState.COMPLETED:
-        raise typer.Exit(1)
+    check_answers(done)
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -269,7 +270,9 @@ def _event_json(event: Event) -> str:
 
 def _event_lines(event: Event) -> list[str]:
     if isinstance(event, StateChange):
-        return [f"state     {event.job.state}"]
+        job = event.job
+        missing = f", {job.failed_images:,} of {image_count(job.images)} without an answer" if job.failed_images else ""
+        return [f"state     {job.state}{missing}"]
     return [one_line(f"{_kind(event):<9} {_answer(_kind(event), result)}") for result in event.results]
 
 

@@ -149,6 +149,7 @@ class Job:
     answered_fine: int = 0
     fallback: int = 0
     failed_images: int = 0
+    """Images without any answer; of a running job, those given up so far."""
     sent_up: Mapping[Tier, int] = field(default_factory=dict)
     """Images sent to a tier, where they go up one by one."""
     final_tier: Mapping[Tier, int] = field(default_factory=dict)
