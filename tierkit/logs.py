@@ -59,6 +59,8 @@ def configure(level: str, style: Literal["text", "json"], *, node_id: str = "", 
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It warns of each malformed form, and anybody may send those.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     logging.captureWarnings(True)
 
 

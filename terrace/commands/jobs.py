@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from datetime import UTC
 from typing import Annotated, Literal
 
 import typer
@@ -70,7 +71,7 @@ def list_jobs(
             f"{job.failed_images:,}",
             f"{job.answered_coarse:,}",
             f"{job.answered_fine:,}",
-            job.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if job.created_at else "",
+            job.created_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ") if job.created_at else "",
         )
     screen().print(table, crop=False)
     if page.next_cursor:

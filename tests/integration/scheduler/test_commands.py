@@ -54,6 +54,7 @@ async def test_images_without_an_answer_are_counted_and_make_the_exit_code_1_eve
     header, _, row = (line for line in out.splitlines() if line.strip())
     assert code == 0
     assert row[: header.index("unanswered") + len("unanswered")].split()[-2:] == ["30", "10"]
+    assert f"{job['created_at'][:10]} {job['created_at'][11:19]}Z" in row
     code, out, _ = await terrace("jobs", "events", job["id"])
     assert out.splitlines()[-1] == "state     completed, 10 of 30 images without an answer"
     async with AsyncClient(scheduler.url) as client:
