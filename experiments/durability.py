@@ -144,6 +144,9 @@ class _Counting:
     def answer(self, answer: Answer) -> None:
         self.answers += 1
 
+    def withdrawn(self, answer: Answer) -> None:
+        pass
+
     def attempted(self, report: AttemptReport) -> None:
         pass
 

@@ -16,7 +16,14 @@ import httpx
 from encryption.sending import PIXELS, kind_of
 from scheduler.escalation import check_routed
 from scheduler.inputs import Pixels
-from tierkit.errors import DeadlineExceeded, Overloaded, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.errors import (
+    DeadlineExceeded,
+    InvalidAnswer,
+    Overloaded,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+)
 from tierkit.events import (
     CoarseEvent,
     ErrorEvent,
@@ -94,7 +101,8 @@ class Wire(Protocol):
             UpstreamUnavailable: the connection was refused or broke.
             Overloaded: the device takes no work now; `retry_after_s` is what it asks for.
             DeadlineExceeded: it says that `budget_s` is too short for it.
-            UpstreamError: an error, or no proper answer.
+            InvalidAnswer: no proper answer, so what has come of it is void.
+            UpstreamError: an error.
         """
 
     async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
@@ -160,7 +168,7 @@ async def _send_task(
         for line in lines.rest() if not expected.complete else ():
             yield expected.check(line), line
         if not expected.complete:
-            raise UpstreamError(f"{order.node_id} broke off its answer after {expected.stage}")
+            raise InvalidAnswer(f"{order.node_id} broke off its answer after {expected.stage}")
 
 
 def may_have_held(error: Exception | None) -> bool:
@@ -207,7 +215,7 @@ class _Lines:
         lines = [self._text(line) for line in ended if line.strip()]
         self._idle_bytes = len(begun) if lines else self._idle_bytes + len(piece)
         if self._idle_bytes > _MAX_LINE_BYTES:
-            raise UpstreamError(f"{self._node_id} sent more than {_MAX_LINE_BYTES} bytes without a line")
+            raise InvalidAnswer(f"{self._node_id} sent more than {_MAX_LINE_BYTES} bytes without a line")
         return lines
 
     def rest(self) -> list[str]:
@@ -219,7 +227,7 @@ class _Lines:
         try:
             return line.decode()
         except UnicodeDecodeError as exc:
-            raise UpstreamError(f"{self._node_id} sent a line that is not UTF-8") from exc
+            raise InvalidAnswer(f"{self._node_id} sent a line that is not UTF-8") from exc
 
 
 class _Expected:
@@ -337,5 +345,5 @@ class _Expected:
         if max(labels) >= classes:
             raise self._wrong(f"the label {max(labels)} where there are {classes} classes")
 
-    def _wrong(self, what: str) -> UpstreamError:
-        return UpstreamError(f"{self._order.node_id} sent {what[:_MOST_SAID]}")
+    def _wrong(self, what: str) -> InvalidAnswer:
+        return InvalidAnswer(f"{self._order.node_id} sent {what[:_MOST_SAID]}")

@@ -10,7 +10,7 @@ ends the service. What follows:
     "not now" (503)                      -> refused: again elsewhere, and no attempt counts as failed
     connection refused or broken         -> unreachable
     its device died, left or is stuck    -> lost
-    nonsense, or no coarse answer in time-> error; see `breaker`
+    nonsense, or no coarse answer in time-> error; see `breaker`. With nonsense after it a coarse answer is withdrawn
     no final answer in time              -> deadline
     the upper nodes failed               -> fallback: the fine stage alone is tried again, or the coarse answer stands
     the upper node left                  -> rerouted: the fine stage alone goes to another at once
@@ -45,7 +45,15 @@ from scheduler.measures import count_attempt, count_outstanding
 from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
-from tierkit.errors import DeadlineExceeded, NotFound, Overloaded, TerraceError, UpstreamError, UpstreamUnavailable
+from tierkit.errors import (
+    DeadlineExceeded,
+    InvalidAnswer,
+    NotFound,
+    Overloaded,
+    TerraceError,
+    UpstreamError,
+    UpstreamUnavailable,
+)
 from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageLoss, TaskEvent, UpperAnswer
 from tierkit.oip import Timing
 from tierkit.protocol import Stage, Upstream
@@ -104,6 +112,10 @@ class _Attempt:
     """What the device said of that, and how it came."""
     overdue: str = ""
     """Why it was given up when its time was over."""
+    gave_coarse: bool = False
+    """Whether the coarse answer that its task has is from it."""
+    void: bool = False
+    """Whether it relies on a coarse answer that was withdrawn."""
     told: bool = False
     """Whether its row has been handed over."""
     begun: bool = False
@@ -440,10 +452,12 @@ class Attempts:
                         self._learn(attempt, event, now)
                         self._judge_uppers(attempt, event, now)
                         asked_upper, was_open = bool(attempt.upstreams), not task.closed
+                        had_coarse = task.has_coarse
                         if not job.take(task, event, line, now, asked_upper=asked_upper, too_late=attempt.too_late):
                             attempt.lacks_fine = True
                             if isinstance(event, FallbackEvent | RoutedEvent):
                                 attempt.fallback = (event, line)
+                        attempt.gave_coarse |= task.has_coarse and not had_coarse
                         if task.closed:
                             if was_open:
                                 self._tell(attempt, *_what_came(event))
@@ -568,10 +582,13 @@ class Attempts:
     def _follow(self, attempt: _Attempt, error: Exception | None, now: float) -> None:
         """What follows the end of an attempt."""
         if attempt.given_up:
-            if attempt.lost is None and not attempt.reroute:
+            if attempt.void:
+                error = UpstreamUnavailable("the coarse answer was withdrawn")
+            elif attempt.lost is not None or attempt.reroute:
+                error = UpstreamUnavailable(attempt.lost or attempt.moved or f"{attempt.reroute} left the device list")
+            else:
                 self._tell(attempt, "cancelled", attempt.dropped or "the job has ended")
                 return
-            error = UpstreamUnavailable(attempt.lost or attempt.moved or f"{attempt.reroute} left the device list")
         outcome, reason = self._settle(attempt, error, now)
         self._tell(attempt, outcome, reason)
         if attempt.task.closed and attempt.task.tried:
@@ -601,6 +618,9 @@ class Attempts:
             if error is None and self._settings.hedge and not job.ending:
                 self._durations.add(attempt, now - attempt.started)
             return ("ok" if error is None else "late"), reason
+        if attempt.void:
+            self._again(attempt, now)
+            return "cancelled", reason
         if attempt.reroute and task.has_coarse and attempt.lost is None:
             if not attempt.moved:
                 self._blame(job, task, attempt.reroute, now)
@@ -629,6 +649,8 @@ class Attempts:
                 self._suspect(attempt.node_id, attempt.device.incarnation, job, task)
             self._devices.accuse(attempt.node_id, attempt.device.incarnation, reason, now)
         else:
+            if isinstance(error, InvalidAnswer) and attempt.gave_coarse:
+                self._withdraw(attempt)
             task.errors += 1
             time_s = self._deadline_of(attempt, attempt.started) - attempt.started
             hurried = isinstance(error, DeadlineExceeded) and time_s < self._settings.coarse_timeout_s
@@ -637,6 +659,15 @@ class Attempts:
                 self._wrong(task.wrong, attempt.node_id, attempt.device.incarnation, reason, now)
         self._failed(attempt, reason, now)
         return outcome, reason
+
+    def _withdraw(self, attempt: _Attempt) -> None:
+        """Nothing of an invalid answer stands: its coarse part is asked for again, and whoever relies on it begins
+        anew."""
+        attempt.job.withdraw(attempt.task)
+        for other in self._running:
+            if other.task is attempt.task and not other.owed:
+                other.void = True
+                self._give_up(other)
 
     def _judge_uppers(self, attempt: _Attempt, event: TaskEvent, now: float) -> None:
         """Hold what an end device says of the upper nodes' answers for or against those that it was told to ask."""

@@ -93,6 +93,16 @@ class Progress:
             self._final_tier[tier] += of_it
         self._compare("final_coarse", standing, first_image, np.arange(len(standing)), coarse=True)
 
+    def take_back(self, event: TaskEvent, *, ms: float, first_image: int, images: int) -> None:
+        """Count a coarse answer no more, which was withdrawn."""
+        assert isinstance(event, CoarseEvent)
+        self.answered_coarse -= images
+        self._count(event.node_id, Tier.END, "coarse_images", -images)
+        self._latencies["coarse"].remove((ms, images))
+        labels = np.array(event.labels, np.int32)
+        self._compare("coarse", labels, first_image, np.arange(images), coarse=True, times=-1)
+        del self._coarse_labels[first_image]
+
     def _add_finer(
         self,
         event: FineEvent | RoutedEvent,
@@ -154,7 +164,14 @@ class Progress:
         share[what] += images
 
     def _compare(
-        self, what: str, answers: NDArray[np.int32], first_image: int, at: NDArray[np.int64], *, coarse: bool
+        self,
+        what: str,
+        answers: NDArray[np.int32],
+        first_image: int,
+        at: NDArray[np.int64],
+        *,
+        coarse: bool,
+        times: int = 1,
     ) -> None:
         """`at`: positions in the task of the images that the answers are to."""
         if self._labels is None:
@@ -162,9 +179,9 @@ class Progress:
         truth = self._labels[first_image + at]
         known = truth >= 0
         wanted = self._parents[truth] if coarse else truth
-        self._right[what] += int(np.count_nonzero(known & (wanted == answers)))
+        self._right[what] += times * int(np.count_nonzero(known & (wanted == answers)))
         if what in self._known:
-            self._known[what] += int(np.count_nonzero(known))
+            self._known[what] += times * int(np.count_nonzero(known))
 
 
 def _is_quarantine(event: TaskEvent) -> bool:

@@ -89,7 +89,7 @@ async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> A
                     hub=Hub(),
                     tuning=_tuning(settings.weights, manifest),
                 )
-                commit.on_commit = scheduler.on_commit
+                commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
                 lifecycle.add_check("database", commit.check)
                 watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
                 try:

@@ -33,7 +33,7 @@ from scheduler.policy import JobPolicy, PolicyRequest, settle
 from scheduler.progress import Progress, sent_of
 from scheduler.settings import SchedulerSettings
 from scheduler.sinks import DurableSink, LiveSink
-from scheduler.store.commit import GroupCommit, Result
+from scheduler.store.commit import GroupCommit, Result, Withdrawn
 from scheduler.store.jobs import UNFINISHED, ImageFacts, JobRow, JobStore, NewJob, is_job_id, new_job_id
 from scheduler.views import (
     CSV_COLUMNS,
@@ -465,7 +465,11 @@ class Scheduler:
                         yield server_sent("state", view.model_dump_json(), number=seq)
                 if not batch and state not in UNFINISHED:
                     return
-                wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - coarse.keys()
+                # A coarse answer that was told may have been withdrawn since.
+                kept = coarse.keys() - sink.replaced if sink is not None else set()
+                wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - kept
+                for task in wanted:
+                    coarse.pop(task, None)
                 coarse |= await self._store.coarse_of(job_id, sorted(wanted)) if wanted else {}
                 for result in batch:
                     answer, seq = result.answer, result.seq
@@ -565,7 +569,9 @@ class Scheduler:
         coarse: Answer | None = None
         try:
             async for item in sink.answers():
-                if isinstance(item, Answer):
+                if isinstance(item, Withdrawn):
+                    coarse = None
+                elif isinstance(item, Answer):
                     coarse = item if item.stage == "coarse" else coarse
                     rows = renderer.task(0, len(pixels), coarse, item if item.stage == "final" else None)
                     yield to_line({"event": item.kind, **_group(item, rows)}) + "\n"
@@ -588,6 +594,10 @@ class Scheduler:
         for job_id in {result.job_id for _, result in group}:
             self.hub.notify(job_id)
         self.dispatcher.wake()
+
+    def on_withdrawal(self, withdrawn: Withdrawn) -> None:
+        """An answer has left the database."""
+        self._sinks[withdrawn.job_id].taken_back(withdrawn.answer)
 
     def stop_streams(self) -> None:
         """End all event streams: the service drains."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler.measures import JOBS
 from scheduler.progress import Progress
-from scheduler.store.commit import GroupCommit, Result
+from scheduler.store.commit import GroupCommit, Result, Withdrawn
 from scheduler.store.jobs import JobRow, JobState, JobStore
 from scheduler.work import Answer, AttemptReport
 from tierkit.errors import Unavailable
@@ -45,6 +45,8 @@ class DurableSink:
         self.state: JobState = job.state
         self.mapping: Mapping[str, str] = {}
         """Upper node by end device, as last used."""
+        self.replaced: set[int] = set()
+        """Tasks of which a coarse answer was withdrawn."""
         self._store = store
         self._commit = commit
         self._on_end = on_end
@@ -65,6 +67,14 @@ class DurableSink:
         self.progress.add(
             answer.event, kind=answer.kind, ms=answer.ms, first_image=answer.first_image, images=answer.images
         )
+
+    def withdrawn(self, answer: Answer) -> None:
+        self.replaced.add(answer.task)
+        self._commit.put(Withdrawn(job_id=self.job.id, answer=answer))
+
+    def taken_back(self, answer: Answer) -> None:
+        """That an answer of this job was withdrawn has become durable."""
+        self.progress.take_back(answer.event, ms=answer.ms, first_image=answer.first_image, images=answer.images)
 
     def attempted(self, report: AttemptReport) -> None:
         self._store.attempted(self.job.id, report)
@@ -108,7 +118,7 @@ class LiveSink:
     """An interactive request: nothing is stored, the answers wait in memory for the one who asked."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Answer | tuple[str, str]] = asyncio.Queue()
+        self._queue: asyncio.Queue[Answer | Withdrawn | tuple[str, str]] = asyncio.Queue()
 
     def started(self) -> None:
         """Nothing to tell: the client sees answers only."""
@@ -116,16 +126,19 @@ class LiveSink:
     def answer(self, answer: Answer) -> None:
         self._queue.put_nowait(answer)
 
+    def withdrawn(self, answer: Answer) -> None:
+        self._queue.put_nowait(Withdrawn(job_id="", answer=answer))
+
     def attempted(self, report: AttemptReport) -> None:
         """Nothing is stored; the client gets the answer of the next attempt."""
 
     async def ended(self, state: str | None, reason: str) -> None:
         self._queue.put_nowait((state or "completed", reason))
 
-    async def answers(self) -> AsyncIterator[Answer | tuple[str, str]]:
+    async def answers(self) -> AsyncIterator[Answer | Withdrawn | tuple[str, str]]:
         """The answers as they come; the last item is (state, reason)."""
         while True:
             item = await self._queue.get()
             yield item
-            if not isinstance(item, Answer):
+            if isinstance(item, tuple):
                 return

@@ -100,7 +100,12 @@ class Sink(Protocol):
         """The first task is on its way."""
 
     def answer(self, answer: Answer) -> None:
-        """Called once per stage of a task. Never waits: `Dispatcher` sends no new tasks while too much is unwritten."""
+        """Called once per stage of a task, or once more after `withdrawn`. Never waits: `Dispatcher` sends no new tasks
+        while too much is unwritten."""
+
+    def withdrawn(self, answer: Answer) -> None:
+        """A coarse answer that was given does not count: what it was a part of has turned out to be invalid. Another
+        one may follow. Never waits."""
 
     def attempted(self, report: AttemptReport) -> None:
         """An attempt has ended. Never waits."""
@@ -141,6 +146,8 @@ class ActiveTask:
     upstream_waits: int = 0
     """How often it came back without a fine answer that its job wants to wait for."""
     has_coarse: bool = False
+    coarse: Answer | None = None
+    """The coarse answer, as long as it may have to be withdrawn."""
     unsure: tuple[int, ...] | None = None
     """Positions of the images of which the coarse answer is unsure; None where no threshold was asked for."""
     partial: tuple[RoutedEvent, str] | None = None
@@ -361,6 +368,12 @@ class ActiveJob:
                 self.stand(task, event, line, now)
         return True
 
+    def withdraw(self, task: ActiveTask) -> None:
+        """What the coarse answer was a part of is invalid: it is as if it had not been given."""
+        if task.coarse is not None and not task.closed and not self.ending:
+            self.sink.withdrawn(task.coarse)
+            task.has_coarse, task.coarse, task.unsure, task.partial = False, None, None, None
+
     def stand(self, task: ActiveTask, event: FallbackEvent | RoutedEvent, line: str, now: float) -> None:
         """What the end device has is the answer: the coarse one for the reason that it has given, or what came of the
         images one by one."""
@@ -389,7 +402,7 @@ class ActiveJob:
         self.stand(task, event, written(event).decode(), now)
 
     def _close(self, task: ActiveTask, outcome: str, now: float) -> None:
-        task.closed = True
+        task.closed, task.coarse = True, None
         del self.open[task.index]
         count_task(outcome)
         if _log.isEnabledFor(logging.INFO):
@@ -397,19 +410,20 @@ class ActiveJob:
             _log.info("task done", extra={**what, "ms": round(_elapsed_ms(task, now), 3)})
 
     def _hand_over(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> None:
-        self.sink.answer(
-            Answer(
-                task=task.index,
-                first_image=task.first_image,
-                images=task.images,
-                stage=stage,
-                kind=kind,
-                ms=_elapsed_ms(task, now),
-                request_id=self.request_id(task),
-                event=event,
-                line=line,
-            )
+        answer = Answer(
+            task=task.index,
+            first_image=task.first_image,
+            images=task.images,
+            stage=stage,
+            kind=kind,
+            ms=_elapsed_ms(task, now),
+            request_id=self.request_id(task),
+            event=event,
+            line=line,
         )
+        if stage == "coarse":
+            task.coarse = answer
+        self.sink.answer(answer)
 
 
 def _elapsed_ms(task: ActiveTask, now: float) -> float:

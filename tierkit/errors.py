@@ -19,6 +19,7 @@
     ├── DeadlineExceeded        the budget is spent; a retry needs a new budget
     │   └── UpstreamTimeout     another node did not answer within the budget
     ├── UpstreamError           another node answered with an error or with nonsense: try another node
+    │   ├── InvalidAnswer       its answer contradicts itself, or what was asked: nothing of it is believed
     │   └── CertificateError    TLS does not prove that it is who it should be: a person must act
     └── SetupError              this installation cannot work; a person must act
         ├── MissingExtra        an optional dependency is not installed
@@ -41,6 +42,7 @@ __all__ = [
     "Draining",
     "EncoderMismatch",
     "Forbidden",
+    "InvalidAnswer",
     "InvalidInput",
     "LimitReached",
     "MalformedMessage",
@@ -146,6 +148,10 @@ class UpstreamError(TerraceError):
     def __init__(self, message: str, *, status_code: int | None = None) -> None:
         super().__init__(message)
         self.status_code = status_code
+
+
+class InvalidAnswer(UpstreamError):
+    """An answer that contradicts itself, or what was asked for: what it has said before is not believed either."""
 
 
 class CertificateError(UpstreamError):

@@ -170,6 +170,9 @@ class _Sink:
         if not world.left:
             world.finished.set()
 
+    def withdrawn(self, answer: Answer) -> None:
+        self._world.coarse -= 1
+
     def attempted(self, report: AttemptReport) -> None:
         self._world.outcomes[report.outcome] = self._world.outcomes.get(report.outcome, 0) + 1
 

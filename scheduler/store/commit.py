@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import Executable, insert, select
+from sqlalchemy import Executable, delete, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -24,7 +24,7 @@ from scheduler.store.tables import attempts, results
 from scheduler.work import Answer, AttemptReport
 from tierkit.errors import DataError, Unavailable
 
-__all__ = ["Attempted", "GroupCommit", "Result"]
+__all__ = ["Attempted", "GroupCommit", "Result", "Withdrawn"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,15 @@ class Attempted:
     report: AttemptReport
 
 
-Item = Result | Attempted | Executable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """An answer that shall not be in the database any more."""
+
+    job_id: str
+    answer: Answer
+
+
+Item = Result | Withdrawn | Attempted | Executable
 
 
 class GroupCommit:
@@ -69,6 +77,8 @@ class GroupCommit:
     def __init__(self, engine: AsyncEngine, *, next_seq: int) -> None:
         self.on_commit: Callable[[Sequence[tuple[int, Result]]], None] = lambda group: None
         """Called with each group of results once it is durable, in order of their numbers."""
+        self.on_withdrawal: Callable[[Withdrawn], None] = lambda withdrawn: None
+        """Called with each answer that is durably withdrawn, after the group that it may have been in."""
         self._engine = engine
         self._next_seq = next_seq
         self._queue: asyncio.Queue[Item | asyncio.Future[None]] = asyncio.Queue()
@@ -145,7 +155,12 @@ class GroupCommit:
             await asyncio.sleep(max(0.0, last + _LINGER_S - loop.time()))
             items = [first]
             # A final answer is followed by the row of the attempt that brought it: both or none.
-            while not self._queue.empty() and (len(items) < _MAX_GROUP or isinstance(items[-1], Result)):
+            # What was withdrawn goes after all that is in its group, and what replaces it comes with the next one.
+            while (
+                not self._queue.empty()
+                and (len(items) < _MAX_GROUP or isinstance(items[-1], Result))
+                and not isinstance(items[-1], Withdrawn)
+            ):
                 items.append(self._queue.get_nowait())
             await self._commit([item for item in items if not isinstance(item, asyncio.Future)])
             last = loop.time()
@@ -158,7 +173,9 @@ class GroupCommit:
             return
         group = [item for item in items if isinstance(item, Result)]
         ended = [_attempt_row(item) for item in items if isinstance(item, Attempted)]
-        changes = [item for item in items if not isinstance(item, Result | Attempted)]
+        withdrawn = [item for item in items if isinstance(item, Withdrawn)]
+        changes = [item for item in items if not isinstance(item, Result | Attempted | Withdrawn)]
+        changes += map(_withdrawal, withdrawn)
         numbered = list(enumerate(group, start=self._next_seq))
         rows = [_row(seq, result) for seq, result in numbered]
         wait_s, longest_s = _RETRY_S
@@ -186,6 +203,15 @@ class GroupCommit:
         COMMITS.inc()
         self._next_seq += len(group)
         self.on_commit(numbered)
+        for item in withdrawn:
+            self.on_withdrawal(item)
+
+
+def _withdrawal(item: Withdrawn) -> Executable:
+    answer = item.answer
+    return delete(results).where(
+        results.c.job_id == item.job_id, results.c.task == answer.task, results.c.stage == answer.stage
+    )
 
 
 def _attempt_row(item: Attempted) -> dict[str, object]:

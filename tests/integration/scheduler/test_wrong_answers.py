@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -390,3 +391,81 @@ async def test_no_device_knows_that_a_task_kills_nodes(kit, settings):
         job = await scheduler.submit(kit.images(10), batch_size=10, scheme="end-edge", recovery="none")
         view = await scheduler.finished(job["id"])
     assert "end-0 sent the reason 'quarantined', which no device can know" in view["reason"]
+
+
+def spoiled(kind: str):
+    """A device whose answer begins well and proves to be none."""
+
+    async def script(end, task_id, upstreams, said):
+        return {
+            "garbage": [said[0], "\x00garbage"],
+            "a second coarse answer": [said[0], said[0]],
+            "another task": [said[0], {**said[1], "task_id": "other"}],
+            "nothing": [said[0]],
+            "too many labels": [said[0], {**said[1], "labels": [1] * 999}],
+        }[kind]
+
+    return script
+
+
+@pytest.mark.parametrize("kind", ["garbage", "a second coarse answer", "another task", "nothing", "too many labels"])
+async def test_nothing_of_an_answer_that_proves_invalid_stands(kit, settings, kind):
+    settings = settings.model_copy(update={"max_attempts": 1000})
+    async with kit.scheduler(settings) as scheduler, kit.uppers(scheduler, "edge-0"):
+        async with kit.end(scheduler, "end-0", script=spoiled(kind)) as liar:
+            job = await scheduler.submit(kit.images(20), batch_size=10)
+            await wait_for(lambda: len(liar.tasks) > 2, what="a further attempt")
+            async with kit.end(scheduler, "end-1") as honest:
+                events = await scheduler.events(job["id"])
+        assert honest.stages == ["all", "all"]
+        view, results = events[-1][2], await scheduler.results(job["id"])
+    assert counts(view) == ("completed", 20, 20, 0, 0)
+    assert view["by_node"]["end-1"]["coarse_images"] == 20
+    assert view["by_node"].get("end-0", {"coarse_images": 0})["coarse_images"] == 0
+    assert {result["coarse"]["node"] for result in results} == {"end-1"}
+    final = [result for name, _, data in events if name == "fine" for result in data["results"]]
+    assert {result["coarse"]["node"] for result in final} == {"end-1"}
+
+
+async def test_where_nobody_else_is_left_an_invalid_answer_is_none(kit, settings):
+    settings = settings.model_copy(update={"max_attempts": 2})
+    async with (
+        kit.scheduler(settings) as scheduler,
+        kit.uppers(scheduler, "edge-0"),
+        kit.end(scheduler, "end-0", script=spoiled("garbage")),
+    ):
+        job = await scheduler.submit(kit.images(10), batch_size=10)
+        events = await scheduler.events(job["id"])
+        results = await scheduler.results(job["id"])
+    assert counts(events[-1][2]) == ("failed", 0, 0, 0, 10)
+    assert all(result["coarse"] is None and "sent a line that is no answer" in result["error"] for result in results)
+    failed = [result for name, _, data in events if name == "failed" for result in data["results"]]
+    assert [result["coarse"] for result in failed] == [None] * 10
+
+
+async def test_whoever_waits_for_an_answer_gets_another_one_for_one_that_proves_invalid(kit, scheduler):
+    async with (
+        kit.uppers(scheduler, "edge-0"),
+        kit.end(scheduler, "end-0", script=spoiled("garbage")) as liar,
+    ):
+        body, headers = kit.tensor_body(kit.images(2))
+        asking = asyncio.create_task(scheduler.http.post("/v1/classify", content=body, headers=headers))
+        await wait_for(lambda: bool(liar.tasks), what="the first attempt")
+        async with kit.end(scheduler, "end-1"):
+            lines = [json.loads(line) for line in (await asking).text.splitlines()]
+    assert lines[-2]["event"] == "fine"
+    assert [result["coarse"]["node"] for result in lines[-2]["results"]] == ["end-1"] * 2
+
+
+async def test_a_device_that_says_that_it_failed_keeps_the_coarse_answer_that_it_gave(kit, scheduler):
+    """It says so in a line that is as it should be: nothing contradicts what came before."""
+
+    async def failing(end, task_id, upstreams, lines):
+        return [lines[0], {"event": "error", "task_id": task_id, "error": "internal error"}]
+
+    async with kit.uppers(scheduler, "edge-0"), kit.end(scheduler, "end-0", script=failing) as end:
+        job = await scheduler.submit(kit.images(10), batch_size=10)
+        await wait_for(lambda: len(end.tasks) > 1, what="a further attempt")
+        assert end.stages[:2] == ["all", "fine"]
+        await scheduler.http.delete(f"/v1/jobs/{job['id']}")
+        assert {result["coarse"]["node"] for result in await scheduler.results(job["id"])} == {"end-0"}

@@ -131,3 +131,19 @@ def test_shares_by_node_and_what_is_missing():
         "end-1": {"tier": "end", "coarse_images": 2, "fine_images": 0},
     }
     assert (summary["fallback"], summary["failed_images"]) == (1, 5)
+
+
+def test_a_coarse_answer_that_was_withdrawn_is_not_counted():
+    labels = np.array([0, 1, 2, 3], np.int32)
+    progress, other = Progress(labels, PARENTS), Progress(labels, PARENTS)
+    for one in (progress, other):
+        one.add(coarse((0, 1), "end-0"), kind="coarse", ms=1, first_image=0, images=2)
+    progress.add(coarse((1, 0), "end-1"), kind="coarse", ms=9, first_image=2, images=2)
+    progress.take_back(coarse((1, 0), "end-1"), ms=9, first_image=2, images=2)
+    summary, expected = progress.summary(), other.summary()
+    assert summary["by_node"].pop("end-1")["coarse_images"] == 0
+    assert summary == expected
+    for one in (progress, other):
+        one.add(coarse((1, 1), "end-0"), kind="coarse", ms=2, first_image=2, images=2)
+        one.add(fine((2, 3), (1, 1)), kind="fine", ms=3, first_image=2, images=2)
+    assert progress.summary()["final_coarse_accuracy"] == other.summary()["final_coarse_accuracy"] == 1.0

@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from scheduler.policy import JobPolicy
-from scheduler.store.commit import Attempted, GroupCommit, Result
+from scheduler.store.commit import Attempted, GroupCommit, Result, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobStore, NewJob, new_job_id
 from scheduler.store.tables import properties
@@ -450,3 +450,19 @@ async def test_sqlite_keeps_a_write_ahead_log_and_full_durability(store):
 def test_a_foreign_error_is_told_without_its_statement():
     error = OperationalError("SELECT secret", {}, sqlite3.OperationalError("disk I/O error\nmore"))
     assert plain_reason(error) == "disk I/O error"
+
+
+async def test_an_answer_that_was_withdrawn_makes_room_for_another_one(store):
+    job = await store.jobs.add(new_job())
+    told: list[int] = []
+    store.commit.on_withdrawal = lambda withdrawn: told.append(withdrawn.answer.task)
+    # All at once, so that they could come into one group.
+    store.commit.put(Result(job_id=job.id, answer=answer(0)))
+    store.commit.put(Result(job_id=job.id, answer=answer(1)))
+    store.commit.put(Withdrawn(job_id=job.id, answer=answer(0)))
+    store.commit.put(Result(job_id=job.id, answer=answer(0)))
+    store.commit.put(Withdrawn(job_id=job.id, answer=answer(1)))
+    await store.commit.flush()
+    found = await store.jobs.results_after(job.id, 0, limit=10)
+    assert [(result.seq, result.answer.task) for result in found] == [(3, 0)]
+    assert (told, store.announced) == ([0, 1], [[1, 2], [3]])

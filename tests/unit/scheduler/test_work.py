@@ -28,6 +28,9 @@ class Told:
     def answer(self, answer: Answer) -> None:
         self.answers.append((answer.task, answer.stage, answer.kind))
 
+    def withdrawn(self, answer: Answer) -> None:
+        self.answers.remove((answer.task, answer.stage, answer.kind))
+
     def attempted(self, report: AttemptReport) -> None:
         raise AssertionError("not here")
 
