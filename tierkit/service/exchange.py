@@ -257,6 +257,9 @@ class Exchange:
             self._connection.write(head + body)
         if not more:
             self.answered = True
+            # Nobody will read it. What counts as unread would keep the connection from being read on.
+            self._pieces.clear()
+            self.unread_bytes = 0
             self.wake()
             self._connection.finished(self)
 
