@@ -116,8 +116,6 @@ class Collector:
         self.found.counts.append(added)
         self.found.labels.append(labels)
         self.found.names.extend([None] * (self._writer.images - len(self.found.names)))
-        if labels is not None and len(labels) != added:
-            raise InvalidInput(f"{name}: {len(labels)} labels for {added} images")
 
     def add_tensor(self, spool: Spool, part: Part, header_length: int) -> Steps:
         """Add an Open Inference Protocol request with binary tensors `images` and, where known, `labels`.
@@ -140,10 +138,8 @@ class Collector:
         self.found.resized |= yield from append_images(images, self._writer)
         labels = tensors.get("labels")
         self.found.counts.append(len(images))
-        self.found.labels.append(None if labels is None else labels_from_array(labels, self._fine))
+        self.found.labels.append(None if labels is None else labels_from_array(labels, self._fine, len(images)))
         self.found.names.extend([None] * len(images))
-        if labels is not None and len(labels) != len(images):
-            raise InvalidInput(f"{len(labels)} labels for {len(images)} images")
 
     def joined_labels(self, given: Labels | None) -> Labels | None:
         """One label per image: those that came beside the upload, or those inside its files. Raises InvalidInput."""
@@ -206,7 +202,7 @@ class Collector:
         for key in ("fine_labels", "labels"):
             if key in keys:
                 with open_entry(archive, keys[key], name) as file:
-                    return labels_from_array(read_small(file, f"{name}: {key}"), self._fine)
+                    return labels_from_array(read_small(file, f"{name}: {key}"), self._fine, count)
         return None
 
     @staticmethod

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tierkit.errors import InvalidInput, TooLarge
 
-__all__ = ["labels_from_array", "labels_from_json", "labels_from_list", "most_label_bytes"]
+__all__ = ["labels_from_array", "labels_from_json", "labels_from_list"]
 
 Labels = NDArray[np.int32]
 
@@ -19,7 +19,7 @@ _LABEL_BYTES = 128
 _NO_LIST = "labels: must be a JSON list with one name, number or null per image"
 
 
-def most_label_bytes(images: int) -> int:
+def _most_bytes(images: int) -> int:
     """So long may the JSON list of so many labels be: names written with escapes, and room between them."""
     return 1024 + _LABEL_BYTES * images
 
@@ -32,7 +32,7 @@ def labels_from_json(text: str, fine: Sequence[str], *, images: int) -> Labels:
         InvalidInput: anything else that is wrong with it.
     """
     # Before it is read: that holds up everything else in the process, and takes many times the memory of the text.
-    if len(text) > most_label_bytes(images):
+    if len(text) > _most_bytes(images):
         raise TooLarge(f"labels: {len(text)} characters of JSON for {images} images")
     if text.count("[") > 1 or "{" in text:
         raise InvalidInput(_NO_LIST)
@@ -63,10 +63,12 @@ def labels_from_list(values: Sequence[object], fine: Sequence[str]) -> Labels:
     return found
 
 
-def labels_from_array(values: NDArray[np.generic], fine: Sequence[str]) -> Labels:
-    """Class numbers from a 1-d array of integers (-1 for unknown) or of names. Raises InvalidInput."""
+def labels_from_array(values: NDArray[np.generic], fine: Sequence[str], count: int) -> Labels:
+    """Class numbers from a 1-d array of so many integers (-1 for unknown) or names. Raises InvalidInput."""
     if values.ndim != 1:
         raise InvalidInput(f"labels: one number or name per image, not an array of shape {list(values.shape)}")
+    if len(values) != count:
+        raise InvalidInput(f"{len(values)} labels for {count} images")
     if values.dtype.kind == "U":
         return labels_from_list(values.tolist(), fine)
     if values.dtype.kind not in "iu":

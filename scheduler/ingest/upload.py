@@ -7,8 +7,8 @@ from collections.abc import AsyncIterable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.ingest.collect import Collector, IngestLimits
-from scheduler.ingest.labels import labels_from_json, most_label_bytes
-from scheduler.ingest.spool import Spool, receive_body, receive_form
+from scheduler.ingest.labels import labels_from_json
+from scheduler.ingest.spool import MAX_FIELDS_BYTES, Spool, receive_body, receive_form
 from scheduler.inputs import ImageWriter
 from scheduler.policy import PolicyRequest, read_policy
 from scheduler.store.jobs import ImageFacts
@@ -116,8 +116,8 @@ def _read_form(spool: Spool, query: Sequence[tuple[str, str]], limits: IngestLim
     for part in [part for part in spool.parts if part.field != "images"]:
         if part.field != "labels":
             raise InvalidInput(f"unknown file field {part.field[:64]!r}: files go into 'images' (and 'labels')")
-        if part.length > most_label_bytes(limits.max_images):
-            raise TooLarge(f"labels: {part.length} bytes, more than those of {limits.max_images} images take")
+        if part.length > MAX_FIELDS_BYTES:
+            raise TooLarge(f"labels: {part.length} bytes; {MAX_FIELDS_BYTES} are accepted, more labels go into an .npz")
         labels.append(bytes(spool.view(part)).decode("utf-8", "replace"))
         spool.parts.remove(part)
     if len(labels) > 1:

@@ -197,6 +197,19 @@ async def test_wrong_form_fields(scheduler, fields, message):
     await nothing_is_left(scheduler)
 
 
+async def test_form_fields_that_would_fill_the_memory(scheduler):
+    part = "[" + "[]," * 1_000_000 + "[]]"
+    several = {"labels": part, "name": part}
+    response = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data=several)
+    assert response.status_code == 413
+    assert "the form fields have more than 4194304 bytes" in response.json()["error"]
+    large = [*files(("a.png", png())), ("labels", ("labels.json", part * 2))]
+    response = await scheduler.http.post("/v1/jobs", files=large)
+    assert response.status_code == 413
+    assert "labels: 6000008 bytes; 4194304 are accepted" in response.json()["error"]
+    await nothing_is_left(scheduler)
+
+
 async def test_a_form_that_breaks_off_before_its_end(scheduler):
     body = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n' + png()
     headers = {"Content-Type": "multipart/form-data; boundary=x"}

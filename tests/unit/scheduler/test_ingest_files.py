@@ -571,7 +571,7 @@ def test_a_wrong_tensor_is_refused(tmp_path, tensors, message):
 
 def test_labels_by_name_number_and_null():
     assert labels_from_json('["cat", 0, null]', FINE, images=3).tolist() == [2, 0, -1]
-    assert labels_from_array(np.array([2, -1], np.int8), FINE).tolist() == [2, -1]
+    assert labels_from_array(np.array([2, -1], np.int8), FINE, 2).tolist() == [2, -1]
 
 
 @pytest.mark.parametrize(
@@ -594,6 +594,16 @@ def test_labels_by_name_number_and_null():
 def test_wrong_labels_are_named(text, message):
     with pytest.raises(InvalidInput, match=message):
         labels_from_json(text, FINE, images=1)
+
+
+def test_labels_are_counted_before_they_are_looked_at(tmp_path):
+    # 4 bytes each in the file, a hundred in memory.
+    many = npz(images=images(1), labels=np.full(2_000_000, "?"))
+    generous = IngestLimits(
+        max_images=1, max_pixels=10**6, max_file_bytes=1, max_inflated_bytes=10**8, max_body_bytes=10**8
+    )
+    with pytest.raises(InvalidInput, match="2000000 labels for 1 images"):
+        Collected(tmp_path, ("x.npz", many), limits=generous)
 
 
 def test_labels_come_from_one_place(tmp_path):
