@@ -415,15 +415,6 @@ async def test_more_json_than_the_labels_of_the_images_take(scheduler, labels, s
     await nothing_is_left(scheduler)
 
 
-async def test_a_file_of_labels_beyond_those_of_the_largest_job(kit, settings):
-    async with kit.scheduler(settings.model_copy(update={"max_images": 10})) as scheduler:
-        named = [*files(("a.png", png())), ("labels", ("labels.json", b"[" + b"0," * 2000 + b"0]"))]
-        response = await scheduler.http.post("/v1/jobs", files=named)
-        assert response.status_code == 413
-        assert response.json()["error"] == "labels: 4003 bytes, more than those of 10 images take"
-        await nothing_is_left(scheduler)
-
-
 @pytest.mark.parametrize(
     "deep", ['{"a":' * 900 + "1" + "}" * 900, "[" * 900 + "1" + "]" * 900], ids=["objects", "lists"]
 )
