@@ -39,6 +39,7 @@ from pydantic_settings import (
 
 from tierkit.access import Role, check_private, checked_token, read_token
 from tierkit.errors import SetupError
+from tierkit.naming import lasting_name
 from tierkit.protocol import checked_node_id
 from tierkit.urls import checked_url
 
@@ -184,8 +185,9 @@ class NodeSettings(ServiceSettings):
     """Whether a batch may use all cores unless `threads` says otherwise."""
 
     node_id: str = ""
-    """Name of this node in the device list: lower-case letters, digits, dots and dashes. Default: the tier and four
-    random hex digits, such as end-3fa9."""
+    """Name of this node in the device list: lower-case letters, digits, dots and dashes. Default: the machine's name,
+    the tier, the port and four hex digits of the machine's identity, such as pi-end-8071-3fa9, the same at each start;
+    with port 0, such as end-3fa9, fresh at each start."""
 
     scheduler: HttpUrl | None = None
     """URL of the scheduler to register with and to fetch missing models from; without one the node serves alone."""
@@ -258,8 +260,12 @@ class NodeSettings(ServiceSettings):
 
     @field_validator("node_id", mode="after")
     @classmethod
-    def _name_the_node(cls, value: str) -> str:
-        return checked_node_id(value) if value else f"{cls.service}-{secrets.token_hex(2)}"
+    def _name_the_node(cls, value: str, info: ValidationInfo) -> str:
+        if value:
+            return checked_node_id(value)
+        # The port that takes the place of 0 is known when the node listens, and its name before that.
+        port = info.data.get("port")
+        return lasting_name(cls.service, port) if port else f"{cls.service}-{secrets.token_hex(2)}"
 
     def own_token(self) -> str | None:
         """The token that this node shows to the scheduler.

@@ -142,9 +142,10 @@ def test_settings_are_frozen() -> None:
 
 
 def test_a_node_without_a_name_gets_one_of_its_tier() -> None:
-    first, second = EdgeLike().node_id, EdgeLike().node_id
+    first, second = EdgeLike(port=0).node_id, EdgeLike(port=0).node_id
     assert first.startswith("edgelike-")
     assert first != second
+    assert EdgeLike().node_id == EdgeLike().node_id != first
     assert EdgeLike(node_id="edge-7").node_id == "edge-7"
 
 
