@@ -30,7 +30,7 @@ import asyncio
 import logging
 import random
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ from scheduler.devices import Device, DeviceList
 from scheduler.escalation import asks, stages_of, without
 from scheduler.fleet import Fleet, in_words
 from scheduler.mapping import Node
-from scheduler.measures import count_attempt, count_outstanding
+from scheduler.measures import count_attempt, count_outstanding, forget_nodes
 from scheduler.retry import DeathLog, backoff_s, hedge_after_s, is_poison
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
@@ -204,9 +204,9 @@ class Attempts:
         self._running: dict[_Attempt, asyncio.Task[None]] = {}
         self._with: defaultdict[str, set[_Attempt]] = defaultdict(set)
         """The same by node: the end device, and the upper nodes that are asked first."""
-        self._outstanding: defaultdict[str, int] = defaultdict(int)
-        self._owed: defaultdict[str, int] = defaultdict(int)
-        self._planned: defaultdict[str, int] = defaultdict(int)
+        self._outstanding: Counter[str] = Counter()
+        self._owed: Counter[str] = Counter()
+        self._planned: Counter[str] = Counter()
         """Tasks of the scheme `adaptive`, by end device."""
         self._broken: dict[tuple[str, str], dict[ActiveTask, ActiveJob]] = {}
         """By node and incarnation: unanswered tasks that it may have had when a connection to it broke."""
@@ -222,16 +222,24 @@ class Attempts:
 
     def outstanding(self, node_id: str) -> int:
         """Tasks that an end device has now."""
-        return self._outstanding.get(node_id, 0)
+        return self._outstanding[node_id]
 
     def owed(self, node_id: str) -> int:
         """Tasks whose coarse answer an end device owes."""
-        return self._owed.get(node_id, 0)
+        return self._owed[node_id]
 
     def planned(self, node_id: str) -> int:
         """Those of its tasks that the scheme `adaptive` has sent: their number follows from estimates, not from the
         window."""
-        return self._planned.get(node_id, 0)
+        return self._planned[node_id]
+
+    def forget_all_but(self, present: set[str]) -> None:
+        """Forget the nodes that are not among these and have no tasks."""
+        present = present.union(self._with)
+        for counts in (self._outstanding, self._owed, self._planned):
+            for node_id in counts.keys() - present:
+                del counts[node_id]
+        forget_nodes(present)
 
     def of(self, job_id: str) -> list[AttemptReport]:
         """The attempts of a job that are under way."""
@@ -569,6 +577,8 @@ class Attempts:
         del self._running[attempt]
         for node_id in attempt.nodes:
             self._with[node_id].discard(attempt)
+            if not self._with[node_id]:
+                del self._with[node_id]
         self._take_off(attempt, self._clock(), answered=False)
         task.under_way -= 1
         if attempt.sending:
@@ -798,7 +808,7 @@ class Attempts:
         if not self._known(node_id) or self._devices.keeps_tasks(node_id, now):
             self._down.discard(node_id)
         elif node_id not in self._down:
-            self._down.add(node_id)
+            self._down = {node_id, *filter(self._known, self._down)}
             held = [
                 attempt.task
                 for attempt in self._with.get(node_id, ())

@@ -47,6 +47,9 @@ _FORGET_S = 600.0
 _MOST_SAID = 500
 """Characters of a reason."""
 
+_MOST_RETIRED = 64
+"""Older incarnations of a node that are remembered: one from before so many restarts has ended."""
+
 _AGAIN_S = 1e-6
 """A node whose time is up by a hair is looked at again so much later."""
 
@@ -92,8 +95,8 @@ class Device:
     """Images on which it got stuck; no new work clears that, only progress does."""
     epitaph: str | None = None
     """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
-    retired: set[str] = field(default_factory=set)
-    """Older incarnations of this node id: they cannot come back."""
+    retired: tuple[str, ...] = ()
+    """The last incarnations before it of this node id: they cannot come back."""
     order: Order
     """Place in the list."""
     review_at: float = math.inf
@@ -233,10 +236,11 @@ class DeviceList:
         """
         node_id = registration.node_id
         old = self._devices.get(node_id)
-        retired: set[str] = set()
+        retired: tuple[str, ...] = ()
         if old is not None:
             self._check_claim(registration, old, now)
-            retired = old.retired | ({old.incarnation} - {registration.incarnation})
+            older = (*old.retired, old.incarnation)
+            retired = tuple(each for each in older if each != registration.incarnation)[-_MOST_RETIRED:]
         if self._swept_at is None:
             self._swept_at = now  # nobody is silent before the first has come
         arrivals = Arrivals(self.times.heartbeat_s)

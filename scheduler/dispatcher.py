@@ -35,6 +35,7 @@ from scheduler.dispatch import Choice, FreePlaces, Order, Place, Turn, Want, cho
 from scheduler.escalation import upstreams_of
 from scheduler.fleet import Fleet
 from scheduler.mapping import Node
+from scheduler.measures import counted_nodes
 from scheduler.retry import RetryBudget
 from scheduler.settings import SchedulerSettings
 from scheduler.work import ActiveJob, ActiveTask, AttemptReport
@@ -55,6 +56,8 @@ _PART = 6
 """So many end devices that have room, and upper nodes of each tier, are looked at for one task."""
 _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
 """How long what a large fleet can do counts: at least so many seconds, and such a share of the time left."""
+_FORGET_S, _MOST_GONE = 3600.0, 1000
+"""So often it is forgotten what is known of nodes that have left the device list; sooner where they are more."""
 _IDLE_S = 1.0
 """The loop looks around at least this often, should a change have announced itself to nobody."""
 
@@ -128,6 +131,7 @@ class Dispatcher:
         self._virtual = 0.0
         """Virtual time of the fair queue, see `dispatch.tags`."""
         self._move_at = 0.0
+        self._forget_at = clock() + _FORGET_S
         self._look_at = 0.0
         """When to look at all jobs at the latest: time alone changes something then."""
         self._news = True
@@ -233,8 +237,20 @@ class Dispatcher:
             self._closed.clear()
         if self._settings.hedge:
             self._look_at = min(self._look_at, now + self._hedge(now))
+        if now >= self._forget_at or counted_nodes() > len(self._devices) + _MOST_GONE:
+            self._forget_gone(now)
         if looks:
             self._look_ahead(now)
+
+    def _forget_gone(self, now: float) -> None:
+        self._forget_at = now + _FORGET_S
+        present = {device.node_id for tier in Tier for device in self._devices.of(tier)}
+        self._attempts.forget_all_but(present)
+        self.pilot.forget_all_but(present)
+        for node_id in (self._stirred_open | self._closed) - present:
+            self._open.set(node_id, (), free=False)
+        self._stirred_open &= present
+        self._closed &= present
 
     def _look_ahead(self, now: float) -> None:
         """Note when to look at all jobs again, and why those wait that do."""

@@ -260,7 +260,7 @@ class Pilot:
     ) -> Outlook:
         """When so many tasks can be done by a whole fleet: for `plan` on a part of it."""
         if len(self._speeds) > max(_MOST_KNOWN, 2 * (len(ends) + len(uppers))):
-            self._forget_all_but({place.node.node_id for place in ends} | {node.node_id for node in uppers})
+            self.forget_all_but({place.node.node_id for place in ends} | {node.node_id for node in uppers})
         backlog = self._backlog_of(ends, uppers, now)
         return outlook(
             remaining,
@@ -521,7 +521,8 @@ class Pilot:
         known = self._links.get((end, upper)) or self._links_to.get(upper)
         return self._link_prior_s[self._tiers[upper]] if known is None else known.value(now)
 
-    def _forget_all_but(self, present: set[str]) -> None:
+    def forget_all_but(self, present: set[str]) -> None:
+        """Forget the nodes that are not among these and have no tasks."""
         present = present | {flight.end for flight in self._flights.values()}
         present |= {flight.upper for flight in self._flights.values() if flight.upper is not None}
         for known in (self._speeds, self._hops, self._links_to, self._done_at, self._joins, self._tiers):
