@@ -52,6 +52,8 @@ _ERRORS: dict[int, type[TerraceError]] = {
 
 _MAX_RETRY_AFTER_S = 30.0
 """A server may ask for a longer wait, but no caller wants to sit through it in silence."""
+_LONGEST_RETRY_S = 1e9
+"""What a caller is told of that; one who reckons with it needs a number."""
 
 _DECODING_S = 600.0
 """The scheduler reads a submission as fast as it can store it, and answers when it has decoded all its pictures, which
@@ -286,6 +288,6 @@ def _error(url: str, response: httpx.Response) -> TerraceError:
 
 def _retry_after_s(response: httpx.Response) -> float:
     try:
-        return max(0.0, float(response.headers["Retry-After"]))
+        return min(max(0.0, float(response.headers["Retry-After"])), _LONGEST_RETRY_S)
     except (KeyError, ValueError):
         return 1.0

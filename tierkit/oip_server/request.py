@@ -27,6 +27,9 @@ _URGENT = INTERACTIVE.encode()
 MUCH_JSON = 64 * 1024
 """Bytes of JSON that take about a millisecond to read."""
 
+_LONGEST_S = 1e9
+"""Some thirty years: whoever sends a larger number means no end."""
+
 _BREATH_S = 0.002
 """Time for everything else before so much JSON is read."""
 
@@ -121,7 +124,8 @@ def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
 
 def budget_s(headers: Mapping[bytes, bytes], request: InferRequest) -> float | None:
     """Seconds within which the answer is of use: the header `BUDGET_HEADER` (milliseconds) or the request parameter
-    `timeout` of Triton's clients (microseconds), the shorter where both are given; None without either.
+    `timeout` of Triton's clients (microseconds), the shorter where both are given, `_LONGEST_S` at most; None without
+    either.
 
     Raises:
         InvalidInput: not a number, or negative.
@@ -131,7 +135,7 @@ def budget_s(headers: Mapping[bytes, bytes], request: InferRequest) -> float | N
         budgets.append(_number(header.decode("latin-1"), BUDGET_HEADER) / 1e3)
     if (timeout := request.parameters.get("timeout", 0)) != 0:  # 0 is what Triton's clients send for "none"
         budgets.append(_number(timeout, "the parameter timeout") / 1e6)
-    return min(budgets, default=None)
+    return min(*budgets, _LONGEST_S) if budgets else None
 
 
 def is_urgent(headers: Mapping[bytes, bytes]) -> bool:

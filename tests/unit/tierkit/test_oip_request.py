@@ -10,7 +10,7 @@ from tierkit.model import TensorSpec
 from tierkit.oip import InferRequest, Limits
 from tierkit.oip.compression import compress
 from tierkit.oip_server import request as reading
-from tierkit.oip_server.request import RequestReader, announced_images
+from tierkit.oip_server.request import RequestReader, announced_images, budget_s
 
 IMAGES = TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3))
 FEATURES = TensorSpec(name="features", datatype="FP32", shape=(-1, 2, 3))
@@ -39,6 +39,22 @@ def test_announced_images(length: bytes | None, json_length: bytes | None, spec:
 def as_json(elements: int) -> bytes:
     tensor = {"name": "x", "shape": [elements], "datatype": "INT32", "data": [7] * elements}
     return json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "timeout", "expected"),
+    [
+        (b"1500", 0, 1.5),
+        (b"1500", 1_000_000, 1.0),
+        (None, 0, None),
+        (b"1e308", 0, 1e9),
+        (None, 2**64, 1e9),
+        (b"1e308", 1e308, 1e9),
+    ],
+)
+def test_a_budget_is_at_most_some_thirty_years(header: bytes | None, timeout: float, expected: float | None) -> None:
+    headers = {} if header is None else {b"terrace-budget-ms": header}
+    assert budget_s(headers, InferRequest(inputs=(), parameters={"timeout": timeout})) == expected
 
 
 async def test_large_json_is_read_one_after_the_other_with_a_turn_for_others_before_each() -> None:

@@ -192,7 +192,16 @@ async def test_a_wait_that_the_scheduler_asks_for_is_told(api: FakeApi, monkeypa
     assert slept[0] == 25.0
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b'"text"', b"{}"])
+@pytest.mark.parametrize(("said", "told"), [("1e400", 1e9), ("9" * 400, 1e9), ("nan", 0.0), ("-5", 0.0), ("soon", 1.0)])
+async def test_a_wait_that_cannot_be_is_told_as_a_number(api: FakeApi, said: str, told: float) -> None:
+    api.on("GET /v1/jobs/j1", answer({"error": "full"}, status=503, headers={"Retry-After": said}))
+    async with AsyncClient(api.url, backoff=Backoff(attempts=1)) as client:
+        with pytest.raises(Unavailable) as refusal:
+            await client.job("j1")
+    assert refusal.value.retry_after_s == told
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'"text"', b"{}", b"[" * 100_000], ids=lambda body: str(body[:8]))
 async def test_another_kind_of_server_is_recognised(api: FakeApi, client: AsyncClient, body: bytes) -> None:
     api.on("GET /v1/jobs/j1", Reply(status=404, body=body))
     with pytest.raises(UpstreamError, match="not as a Terrace scheduler does"):
