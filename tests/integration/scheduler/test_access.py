@@ -244,6 +244,29 @@ async def test_uploads_and_unfinished_jobs_are_limited_by_name(closed: Any, kit:
     assert (await closed.http.post("/v1/jobs", content=body, headers={**headers, **bearer(ALICE)})).status_code == 202
 
 
+async def test_an_upload_under_way_counts_among_the_jobs_of_its_sender(closed: Any, kit: Any) -> None:
+    body, headers = kit.tensor_body(kit.images(1))
+    bobs = {**headers, **bearer(BOB)}
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[:1000]
+        await asyncio.Event().wait()
+
+    async def asked() -> int:
+        return int((await closed.http.post("/v1/jobs", content=b"", headers=bearer(BOB))).status_code)
+
+    async def refused() -> bool:
+        return await asked() == 429
+
+    async def heard() -> bool:
+        return await asked() == 400  # an upload without images
+
+    upload = asyncio.create_task(closed.http.post("/v1/jobs", content=slowly(), headers=bobs))
+    await wait_for(refused, what="the upload to be counted")
+    upload.cancel()
+    await wait_for(heard, what="the end of the upload")
+
+
 async def test_requests_are_limited(closed: Any) -> None:
     for _ in range(2):
         assert (await closed.http.get("/v1/whoami", headers=bearer(DAVE))).status_code == 200

@@ -278,7 +278,7 @@ class Row:
         (7, 3, None, "", ("completed", "3 of 10 images have no answer; their results say why", 3)),
         (0, 10, None, "late", ("failed", "late; 10 of 10 images have no answer; their results say why", 10)),
         (4, 0, "failed", "it broke", ("failed", "it broke", 6)),
-        (4, 0, "cancelled", "by the user", ("cancelled", "by the user", 0)),
+        (4, 0, "cancelled", "by the user", ("cancelled", "by the user", 6)),
     ],
 )
 async def test_the_end_of_a_job_is_written_until_it_is(coarse, failed, state, reason, expected):
