@@ -32,6 +32,7 @@ TABLE = {
     errors.DeadlineExceeded: 504,
     errors.UpstreamTimeout: 504,
     errors.UpstreamError: 502,
+    errors.InvalidAnswer: 502,
     errors.CertificateError: 502,
     errors.SetupError: 500,
     errors.ProviderUnavailable: 500,
