@@ -33,7 +33,7 @@ from scheduler.health import (
 )
 from scheduler.mapping import natural_order
 from scheduler.pace import Pace
-from tierkit.errors import Conflict, NotFound
+from tierkit.errors import Conflict, NotFound, Overloaded
 from tierkit.protocol import Heartbeat, Lease, Registration
 from tierkit.types import Health, Tier
 
@@ -46,6 +46,9 @@ _FORGET_S = 600.0
 
 _MOST_SAID = 500
 """Characters of a reason."""
+
+MOST_NODES = 250_000
+"""Of the list, those included that are dead and still shown."""
 
 _MOST_RETIRED = 64
 """Older incarnations of a node that are remembered: one from before so many restarts has ended."""
@@ -233,9 +236,12 @@ class DeviceList:
         Raises:
             Conflict: the id belongs to a node that is alive or of another tier, or this incarnation was replaced by one
                 that is alive.
+            Overloaded: the list is full.
         """
         node_id = registration.node_id
         old = self._devices.get(node_id)
+        if old is None and len(self._devices) >= MOST_NODES:
+            raise Overloaded(f"the device list is full: {MOST_NODES:,} nodes", retry_after_s=_FORGET_S / 10)
         retired: tuple[str, ...] = ()
         if old is not None:
             self._check_claim(registration, old, now)

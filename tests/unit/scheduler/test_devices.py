@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from scheduler import devices as devices_module
 from scheduler.devices import DeviceList
 from scheduler.health import DetectorTimes, Probe
-from tierkit.errors import Conflict, NotFound
+from tierkit.errors import Conflict, NotFound, Overloaded
 from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Health, Tier
 
@@ -57,6 +58,17 @@ def test_a_registered_node_is_alive_until_its_lease_runs_out(devices):
     assert health(devices, "end-0", 2.0) is Health.SUSPECT
     assert health(devices, "end-0", 3.1) is Health.DEAD
     assert devices.alive(Tier.END, 3.1) == []
+
+
+def test_a_full_list_takes_no_further_node_but_the_old_ones_again(devices, monkeypatch):
+    monkeypatch.setattr(devices_module, "MOST_NODES", 2)
+    devices.register(registration("end-0"), 0.0)
+    devices.register(registration("end-1"), 0.0)
+    with pytest.raises(Overloaded, match="full"):
+        devices.register(registration("end-2"), 0.1)
+    devices.register(registration("end-1"), 0.2)
+    devices.remove("end-0", None)
+    devices.register(registration("end-2"), 0.3)
 
 
 def test_heartbeats_renew_the_lease_and_carry_the_load(devices):
