@@ -78,12 +78,12 @@ def _watch(url: str, seen: Seen, lock: threading.Lock, ended: threading.Event) -
 
 
 async def _ask(url: str, images: Array, seen: Seen, ended: threading.Event) -> None:
-    """Jobs one after the other, each held against the bare networks."""
+    """Jobs one after the other, at least one, each held against the bare networks."""
     coarse = bare_labels(Tier.END, images)
     fine = {tier: bare_labels(tier, images) for tier in (Tier.EDGE, Tier.CLOUD)}
     print("ready", flush=True)  # noqa: T201  # for the process that started this one
     async with AsyncClient(url) as client:
-        while not ended.is_set():
+        while not (ended.is_set() and (seen.jobs or seen.refusals)):
             began = time.perf_counter()
             try:
                 job = await client.submit(images, scheme=Scheme.END_EDGE, on_upstream_loss=UpstreamLoss.WAIT)
