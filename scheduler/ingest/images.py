@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ _LARGE_PIXELS = 16 * 1024**2
 _PIECE_BYTES = 1024
 """What a decoder is given at a time; before each piece it can be stopped. A scan of a progressive JPEG may have 100
 bytes, and goes through all pixels."""
+
+_MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
+"""Of a JPEG. A scan goes through all pixels, however few bytes it has; encoders make some ten of them."""
+
+_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
+"""In front of a segment; what else follows 0xFF belongs to the data of a scan."""
 
 _HEAD_S = 1.0
 _S_PER_PIXEL = 200e-9
@@ -76,7 +83,7 @@ class Picture:
 
     Raises:
         UnsupportedMedia: no PNG, JPEG or WebP.
-        TooLarge: more bytes or pixels than the limits; found before anything is decoded.
+        TooLarge: more bytes, pixels or scans than the limits; found before anything is decoded.
         InvalidInput: damaged or cut short.
     """
 
@@ -100,6 +107,8 @@ class Picture:
             raise InvalidInput(f"{name}: damaged image ({exc})") from exc
         width, height = self._image.size
         check_size(height, width, name, max_pixels=limits.max_pixels)
+        if self._image.format == "JPEG" and _has_too_many_scans(data):
+            raise TooLarge(f"{name}: more than {_MAX_SCANS} scans or {_MAX_SEGMENTS} segments; save it again")
         self.large = is_large(height, width)
         """Whether few should be decoded at a time."""
 
@@ -159,6 +168,24 @@ class _StoppableFile(io.BytesIO):
         if time.thread_time() > self._until:
             raise TooLarge(f"{self._name}: takes more than {self._seconds:.1f} s to decode")
         return super().read(size)
+
+
+def _has_too_many_scans(data: bytes | memoryview) -> bool:
+    """Of a JPEG, up to the end of its first picture: cameras append others, and films."""
+    at = scans = 0
+    for _ in range(_MAX_SEGMENTS):
+        found = _MARKER.search(data, at)
+        if found is None or found[1] == b"\xd9":  # the end of the picture
+            return False
+        at = found.end()
+        if found[1] in b"\x01\xd8":  # stand alone
+            continue
+        if found[1] == b"\xda":
+            scans += 1
+            if scans > _MAX_SCANS:
+                return True
+        at += max(2, int.from_bytes(data[at : at + 2]))
+    return True
 
 
 def _looks_like_an_image(start: bytes) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image, ImageOps
 
+from scheduler.ingest import images as ingest_images
 from scheduler.ingest.arrays import read_header
 from scheduler.ingest.collect import Collector, IngestLimits
 from scheduler.ingest.images import Decoded, ImageLimits, Picture
@@ -218,10 +219,35 @@ def repeated_scans(side: int, scans: int) -> bytes:
     return data[:at] + data[at:-2] * scans + data[-2:]
 
 
-def test_a_picture_that_takes_too_long_is_given_up():
+@pytest.mark.parametrize("extra", [b"", b"\xff" * 50, b"\xff\xfe\x00\x06\xff\xd9\xff\xd9"], ids=["", "fill", "comment"])
+def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded(extra):
+    honest, hostile = repeated_scans(64, 80), repeated_scans(64, 200)
+    after_head = honest.index(b"\xff\xdb")
+    assert decode_image(honest[:after_head] + extra + honest[after_head:], "x", SHAPE, IMAGE).pixels.shape == SHAPE
+    with pytest.raises(TooLarge, match="more than 100 scans"):
+        decode_image(hostile[:after_head] + extra + hostile[after_head:], "x", SHAPE, IMAGE)
+
+
+def test_a_jpeg_of_too_many_segments_is_refused():
+    data = encoded(Image.new("RGB", (64, 64), RED), "JPEG")
+    with pytest.raises(TooLarge, match="segments"):
+        decode_image(data[:2] + b"\xff\xfe\x00\x02" * 20_000 + data[2:], "x", SHAPE, IMAGE)
+
+
+def test_what_follows_a_picture_does_not_count():
+    film = b"\xff\xda\x00\x02" * 1000
+    data = encoded(Image.new("RGB", (64, 64), RED), "JPEG", progressive=True) + film
+    assert decode_image(data, "x", SHAPE, IMAGE).pixels.shape == SHAPE
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_a_picture_that_takes_too_long_is_given_up(monkeypatch, form):
     generous = ImageLimits(max_pixels=2**26, max_file_bytes=10**9)
-    with pytest.raises(TooLarge, match=r"slow\.jpg: takes more than 1\.8 s to decode"):
-        decode_image(repeated_scans(2000, 20_000), "slow.jpg", SHAPE, generous)
+    picture = Picture(encoded(Image.new("RGB", (2000, 2000), RED), form), "slow", generous, threading.Event())
+    for constant in ("_HEAD_S", "_S_PER_PIXEL", "_S_PER_PNG_PIXEL"):
+        monkeypatch.setattr(ingest_images, constant, 0.0)
+    with pytest.raises(TooLarge, match=r"slow: takes more than 0\.0 s to decode"):
+        picture.decode(SHAPE)
 
 
 def test_a_head_that_takes_too_long_is_given_up():
