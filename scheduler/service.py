@@ -148,12 +148,12 @@ class Scheduler:
         """
         if idempotency_key is not None and not 0 < len(idempotency_key) <= _MAX_KEY:
             raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
-        with self._place(), _disk(), Spool(self._spool_folder) as spool, ExitStack() as counted:
+        with _disk(), Spool(self._spool_folder) as spool, ExitStack() as counted:
             # A repeated submission is no further job.
-            if allowance is not None and (
-                idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
-            ):
-                allowance.check_jobs()
+            if idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None:
+                counted.enter_context(self._place())
+                if allowance is not None:
+                    allowance.check_jobs()
             counted.enter_context(_counted(allowance))
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             policy = self._settle(upload.policy)

@@ -117,6 +117,16 @@ async def test_many_jobs_at_once_over_several_devices(kit, scheduler):
             assert [result["fine"]["index"] for result in results] == [index % 100 for index in range(70 + k)]
 
 
+async def test_a_repeated_submission_is_answered_though_no_further_job_is_taken(kit, settings):
+    async with kit.scheduler(settings.model_copy(update={"max_unfinished_jobs": 1})) as scheduler:
+        body, headers = kit.tensor_body(kit.images(2))
+        first = await scheduler.http.post("/v1/jobs", content=body, headers={**headers, "Idempotency-Key": "k1"})
+        other = await scheduler.http.post("/v1/jobs", content=body, headers={**headers, "Idempotency-Key": "k2"})
+        again = await scheduler.http.post("/v1/jobs", content=body, headers={**headers, "Idempotency-Key": "k1"})
+    assert (first.status_code, other.status_code, again.status_code) == (202, 503, 200)
+    assert again.json()["id"] == first.json()["id"]
+
+
 async def test_uploads_under_way_count_as_unfinished_jobs(kit, settings):
     body, headers = kit.tensor_body(kit.images(2))
     finish = asyncio.Event()
