@@ -166,7 +166,8 @@ def _foreign_package() -> str:
         if spec is not None and spec.origin is not None and Path(spec.origin).parents[1] != home:
             return (
                 f"the package {name!r} in {Path(spec.origin).parents[1]} hides Terrace's own: "
-                "start the command 'terrace' in place of 'python -m terrace', or start it from another folder."
+                "take that folder out of PYTHONPATH, and start 'terrace' in place of 'python -m terrace', "
+                "or start it from another folder."
             )
     return ""
 

@@ -31,7 +31,7 @@ def terrace(scheduler, monkeypatch, capsys):
 
 
 async def test_images_without_an_answer_are_counted_and_make_the_exit_code_1_everywhere(
-    kit, scheduler, terrace, tmp_path
+    kit, scheduler, terrace, tmp_path, monkeypatch
 ):
     images = tmp_path / "images.npy"
     np.save(images, kit.images(30))
@@ -55,6 +55,9 @@ async def test_images_without_an_answer_are_counted_and_make_the_exit_code_1_eve
     assert code == 0
     assert row[: header.index("unanswered") + len("unanswered")].split()[-2:] == ["30", "10"]
     assert f"{job['created_at'][:10]} {job['created_at'][11:19]}Z" in row
+    monkeypatch.setenv("COLUMNS", "50")
+    code, out, _ = await terrace("jobs", "list")
+    assert [line.split() for line in out.splitlines() if job["id"] in line] == [[job["id"], "completed", "10"]]
     code, out, _ = await terrace("jobs", "events", job["id"])
     assert out.splitlines()[-1] == "state     completed, 10 of 30 images without an answer"
     async with AsyncClient(scheduler.url) as client:
