@@ -225,7 +225,8 @@ def _change_path(template: Template, chance: Random) -> Template:
         case 1:
             query = "&".join(filter(None, (query, f"{chance.choice(('limit', 'tasks', 'scheme', 'x'))}={text}")))
         case 2:
-            query = _NUMBER.sub(chance.choice(_NUMBERS), query.encode(), count=1).decode()
+            odd = chance.choice(_NUMBERS).decode()
+            query = re.sub(r"\d+", odd, query, count=1)
         case _:
             path += chance.choice(("/", "//", "/..", "%2f", ";a=b"))
     return replace(template, path=f"{path}?{query}" if query else path)
