@@ -209,7 +209,7 @@ class Exchange:
         """ASGI: the body as far as it has come, then the news that the client has gone or the answer is complete."""
         if self._expects_continue:
             self._expects_continue = False
-            if not self.started:
+            if not (self.started or self._gone):
                 self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._gone or self.answered):
             if (self._pieces or self.received) and not self._delivered:

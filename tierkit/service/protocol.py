@@ -211,7 +211,10 @@ class _HttpProtocol(asyncio.Protocol):
                 method, version = self._parser.get_method(), self._parser.get_http_version()
                 head = without_upgrade(method, self._url, version, self._headers)
                 self._parser = self._new_parser()
-                self._parser.feed_data(head)
+                try:
+                    self._parser.feed_data(head)
+                except httptools.HttpParserUpgrade:
+                    return  # CONNECT, on a connection that is closing already
             else:
                 return
 

@@ -256,6 +256,32 @@ async def test_this_is_no_proxy() -> None:
         assert await client.closed() == b""
 
 
+CONNECT = b"CONNECT / HTTP/1.1\r\nhost: x\r\n\r\n"
+LONG = b"connection: upgrade\r\nupgrade: x\r\nx: %b\r\n\r\n" % (b"A" * 70_000)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        CONNECT + CONNECT,
+        CONNECT[:-2] + LONG,
+        CONNECT[:-2] + LONG + CONNECT[:-2] + LONG,
+        b"GET /echo HTTP/1.1\r\nhost: x\r\n" + LONG,
+        b"GET /echo HTTP/1.1\r\nhost: x\r\n" + LONG + b"GET /echo HTTP/1.1\r\nhost: x\r\n" + LONG,
+        b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n" + CONNECT + CONNECT,
+    ],
+    ids=["twice", "long", "long twice", "offer", "offer twice", "pipelined"],
+)
+async def test_a_refused_offer_of_another_protocol_ends_the_connection_in_good_order(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with wire() as (client, _):
+        client.send(sent)
+        answer = await client.closed()
+        assert answer.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 431 ", b"HTTP/1.1 200 "))
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_trailers_are_passed_over() -> None:
     async with wire() as (client, sample):
         client.send(chunked("/echo", b"3;a=b\r\nabc\r\n0\r\nauthorization: Bearer x\r\n\r\n"))
