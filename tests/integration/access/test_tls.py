@@ -72,7 +72,7 @@ async def test_emulated_links_carry_tls(good: dict[str, Path], certificates: Any
             "scheme": "https",
             "bytes": 1000,
         }
-        assert time.perf_counter() - began >= 0.1
+        assert time.perf_counter() - began >= 0.09  # an event loop counts in milliseconds
 
 
 async def test_answers_before_the_body_and_closed_connections(
