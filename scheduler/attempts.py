@@ -671,8 +671,7 @@ class Attempts:
         return outcome, reason
 
     def _withdraw(self, attempt: _Attempt) -> None:
-        """Nothing of an invalid answer stands: its coarse part is asked for again, and whoever relies on it begins
-        anew."""
+        """Take the coarse part of an invalid answer back: it is computed again, and attempts that rely on it start over."""
         attempt.job.withdraw(attempt.task)
         for other in self._running:
             if other.task is attempt.task and not other.owed:

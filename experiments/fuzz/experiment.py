@@ -120,7 +120,7 @@ async def _bystander(urls: Mapping[str, str]) -> AsyncIterator[Any]:
 
 
 class _Fuzzer:
-    """So many requests over so many connections at a time."""
+    """Sends the requests of a run over a fixed number of connections."""
 
     def __init__(self, run: Run, fleet: Fleet, urls: Mapping[str, str], requests: int) -> None:
         self.done = 0
@@ -270,7 +270,7 @@ def _draw(record: Record, figures: Figures) -> None:
 
 
 def configured(*, requests: int | None = None) -> Experiment:
-    """The experiment with so many requests; None for a million, or 20,000 when it shall be quick."""
+    """The experiment with another number of requests. None: a million, or 20,000 with `--quick`."""
     return replace(FUZZ, measure=partial(_measure, requests=requests))
 
 
