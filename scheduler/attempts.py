@@ -671,7 +671,7 @@ class Attempts:
         return outcome, reason
 
     def _withdraw(self, attempt: _Attempt) -> None:
-        """Take back the coarse part of an invalid answer: it is computed again, and attempts that rely on it restart."""
+        """Take back the coarse part of an invalid answer: it is computed again; attempts that rely on it restart."""
         attempt.job.withdraw(attempt.task)
         for other in self._running:
             if other.task is attempt.task and not other.owed:
