@@ -51,7 +51,7 @@ MOST_NODES = 250_000
 """Of the list, those included that are dead and still shown."""
 
 _MOST_RETIRED = 64
-"""Older incarnations of a node that are remembered: one from before so many restarts has ended."""
+"""Older incarnations that are remembered of each node."""
 
 _AGAIN_S = 1e-6
 """A node whose time is up by a hair is looked at again so much later."""
@@ -677,7 +677,7 @@ class DeviceList:
         )
 
     def _give_up(self, device: Device, exc: Exception) -> None:
-        """No opinion on this node can be formed: the others, and whoever asks for them, shall not suffer for it."""
+        """Declare a node dead because judging it failed; the other nodes are not affected."""
         _log.error("%s cannot be judged and is given up", device.node_id, exc_info=exc)
         device.epitaph = f"cannot be judged ({type(exc).__name__}: {exc})"[:_MOST_SAID]
         self._untold.add(device.node_id)

@@ -73,7 +73,7 @@ class Decoded:
 
 
 class Picture:
-    """One image file, of which the head has been read.
+    """One image file whose head has been read.
 
     Args:
         data: the file.
@@ -150,7 +150,7 @@ class Picture:
 
 
 class _StoppableFile(io.BytesIO):
-    """Raises an error into whoever reads it too long, or in vain."""
+    """A file that stops its reader when the time budget is spent or the client has gone."""
 
     def __init__(self, data: bytes | memoryview, name: str, stopped: threading.Event) -> None:
         super().__init__(data)
