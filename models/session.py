@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from models.fusion import fuse_pooling
 from models.manifest import EncoderEntry, ModelEntry, Side, WeightsFile, load_manifest, weights_folder
 from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
@@ -280,8 +279,6 @@ def _load(
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     try:
         network = extract_part(network, cut)
-        if provider == "cpu":
-            network = fuse_pooling(network)
         session = runtime.InferenceSession(network, options, providers=[wanted])
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from error

@@ -114,7 +114,43 @@ def _quantised(
             nodes_to_exclude=excluded,
             extra_options={"TensorQuantOverrides": exact},
         )
-        return onnx.load(target)
+        quantised = onnx.load(target)
+    _average_in_integers(quantised.graph)
+    return quantised
+
+
+def _average_in_integers(graph: onnx.GraphProto) -> None:
+    """Replace a quantised mean over height and width by `GlobalAveragePool`.
+
+    ONNX Runtime has no mean of quantised values: it dequantises them and averages in FP32. `GlobalAveragePool` it
+    computes on the 8-bit values, if a dequantisation stands before it and a quantisation after it. So
+
+        DequantizeLinear, ReduceMean, QuantizeLinear
+
+    becomes, with the scale and zero point of the mean used twice,
+
+        DequantizeLinear, GlobalAveragePool, QuantizeLinear, DequantizeLinear, Flatten, QuantizeLinear
+    """
+    stored = {item.name: item for item in graph.initializer}
+    for at, mean in reversed(list(enumerate(graph.node))):
+        if mean.op_type != "ReduceMean":
+            continue
+        axes = numpy_helper.to_array(stored[mean.input[1]])
+        drops_axes = any(attribute.name == "keepdims" and attribute.i == 0 for attribute in mean.attribute)
+        (after,) = (node for node in graph.node if mean.output[0] in node.input)
+        if sorted(axes % 4) != [2, 3] or not drops_axes or after.op_type != "QuantizeLinear":
+            raise ValueError(f"{mean.name!r} is not the mean over height and width of a quantised tensor")
+        step, name, make = after.input[1:], mean.output[0], onnx.helper.make_node
+        nodes = [
+            make("GlobalAveragePool", [mean.input[0]], [f"{name}_pooled"], name=f"{name}_pool"),
+            make("QuantizeLinear", [f"{name}_pooled", *step], [f"{name}_quantized"], name=f"{name}_quantize"),
+            make("DequantizeLinear", [f"{name}_quantized", *step], [f"{name}_maps"], name=f"{name}_dequantize"),
+            make("Flatten", [f"{name}_maps"], [name], name=f"{name}_flatten"),
+        ]
+        del graph.node[at]
+        for node in reversed(nodes):
+            graph.node.insert(at, node)
+        graph.initializer.remove(stored[mean.input[1]])
 
 
 def _before(graph: onnx.GraphProto, tensor: str) -> list[str]:

@@ -103,6 +103,25 @@ def test_int8_covers_every_weight_and_stays_close(kind: str, options: dict[str, 
     assert np.abs(joined - answer).mean() < 0.1 * spread
 
 
+@pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
+def test_int8_averages_in_integers_with_the_same_answers(kind, options, images, tmp_path: Path, monkeypatch):
+    model = export_onnx(trained(kind, options), KNOWN, (32, 32))
+    pooled = quantize_onnx(model, KNOWN, images)
+    monkeypatch.setattr("models.export.quantize._average_in_integers", lambda graph: None)
+    plain = quantize_onnx(model, KNOWN, images)
+    assert "ReduceMean" in {node.op_type for node in plain.graph.node}
+    assert "ReduceMean" not in {node.op_type for node in pooled.graph.node}
+    for part in ("whole", "tail"):
+        inputs = {"images": images}
+        if part == "tail":
+            inputs = load(plain, tmp_path / "head.onnx", "head").run(inputs, [FEATURES])
+        first, second = (
+            load(form, tmp_path / f"{name}.onnx", part).run(inputs, ["logits"])["logits"]
+            for name, form in (("pooled", pooled), ("plain", plain))
+        )
+        np.testing.assert_array_equal(first, second)
+
+
 @pytest.mark.parametrize("tier", ["end", "edge", "cloud"])
 def test_the_fp32_form_of_a_shipped_network_answers_nearly_the_same(tier: str, tmp_path: Path):
     entry = load_manifest().default_for(tier)
