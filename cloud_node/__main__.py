@@ -9,7 +9,8 @@ from cloud_node.node import CloudNode
 from cloud_node.settings import CloudSettings
 from encryption.loading import load_served
 from tierkit.flags import command, run_main
-from tierkit.service import Lifecycle, serve
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import serve
 
 __all__ = ["main", "run", "start"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.applications import Starlette
 
 from cloud_node.node import CloudNode
-from tierkit.node import node_app
+from tierkit.inference.node import node_app
 
 __all__ = ["create_app"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tierkit.node import InferenceNode
+from tierkit.inference.node import InferenceNode
 from tierkit.types import Tier
 
 __all__ = ["CloudNode"]

@@ -10,7 +10,8 @@ from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.loading import load_heads, load_served
 from tierkit.flags import command, run_main
-from tierkit.service import Lifecycle, serve
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import serve
 
 __all__ = ["main", "run", "start"]
 

@@ -8,7 +8,7 @@ from starlette.routing import Route
 from edge_node.node import EdgeNode
 from edge_node.relay import RelayEndpoint
 from encryption.sending import RELAY_PREFIX
-from tierkit.node import node_app
+from tierkit.inference.node import node_app
 
 __all__ = ["create_app"]
 

@@ -11,11 +11,11 @@ from typing import ClassVar
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.sending import Call, FeatureClient, Reply, TakesFeatures
-from tierkit.http_client import open_client
-from tierkit.model import Array, Model
-from tierkit.node import InferenceNode, ServedModels
-from tierkit.oip_client import OipClient
-from tierkit.service import Lifecycle
+from tierkit.http.client import open_client
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.model import Array, Model
+from tierkit.inference.node import InferenceNode, ServedModels
+from tierkit.inference.oip_client import OipClient
 from tierkit.types import Tier
 
 __all__ = ["EdgeNode"]

@@ -9,15 +9,15 @@ from starlette.types import Receive, Scope, Send
 
 from edge_node.node import EdgeNode
 from encryption.sending import Call, TakesFeatures, destination
-from tierkit.asgi import cancelled_on_disconnect
 from tierkit.errors import InvalidInput
-from tierkit.events import written
+from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.inference.endpoints.repetition import server_timing
+from tierkit.inference.endpoints.request import RequestReader, budget_s, is_urgent
+from tierkit.inference.upstreams import read_upstreams
 from tierkit.logs import current_request_id
-from tierkit.oip import Limits, encode_response
-from tierkit.oip_server.repetition import server_timing
-from tierkit.oip_server.request import RequestReader, budget_s, is_urgent
-from tierkit.protocol import ENCODED_HEADER, UPSTREAM_HEADER
-from tierkit.upstreams import read_upstreams
+from tierkit.wire.events import written
+from tierkit.wire.messages import ENCODED_HEADER, UPSTREAM_HEADER
+from tierkit.wire.oip import Limits, encode_response
 
 __all__ = ["RelayEndpoint"]
 

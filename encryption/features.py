@@ -20,9 +20,9 @@ from encryption.packing import Quantiser, sends_levels
 from models.manifest import EncoderEntry
 from models.split import FEATURES
 from tierkit.errors import EncoderMismatch, InvalidInput, MalformedMessage
-from tierkit.model import Array
-from tierkit.oip import InferRequest, Tensor
+from tierkit.inference.model import Array
 from tierkit.types import FeatureForm
+from tierkit.wire.oip import InferRequest, Tensor
 
 __all__ = ["DTYPES", "FORMS", "Features", "check_features", "facts", "features_tensor", "pack", "unpack"]
 

@@ -16,11 +16,11 @@ from encryption.noise import KEY_BYTES
 from encryption.serving import NOISE_KEYS, Head
 from tierkit.emulation import EmulatedModel
 from tierkit.errors import EncoderMismatch, NotFound
-from tierkit.inference_thread import InferenceThread
-from tierkit.model import Array
-from tierkit.protocol import EncoderOffer, Encoding
-from tierkit.runner import ModelRunner
+from tierkit.inference.model import Array
+from tierkit.inference.runner import ModelRunner
+from tierkit.inference.thread import InferenceThread
 from tierkit.settings import NodeSettings
+from tierkit.wire.messages import EncoderOffer, Encoding
 
 __all__ = ["Encoded", "Encoders"]
 
@@ -40,7 +40,9 @@ class Encoded:
 
 
 class Encoders:
-    """Heads, each behind a queue of its own on the node's inference thread; implements `tierkit.node.HeldEncoders`.
+    """Heads, each behind a queue of its own on the node's inference thread.
+
+    Implements `tierkit.inference.node.HeldEncoders`.
 
     Args:
         heads: whose files are there; each is loaded when the first images are to be encoded with it.

@@ -13,12 +13,12 @@ from models.manifest import EncoderEntry, Manifest, Side, load_manifest
 from models.serving import chosen_entries, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
 from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
-from tierkit.model import Model
-from tierkit.node import ServedModels
-from tierkit.oip import InferRequest
-from tierkit.oip_server import Guard
+from tierkit.inference.endpoints import Guard
+from tierkit.inference.model import Model
+from tierkit.inference.node import ServedModels
 from tierkit.settings import NodeSettings, UpperSettings
 from tierkit.types import Tier
+from tierkit.wire.oip import InferRequest
 
 __all__ = ["load_heads", "load_served"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tierkit.errors import InvalidInput
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["WINDOW", "gaussian_window", "psnr_db", "ssim"]
 

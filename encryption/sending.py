@@ -14,12 +14,12 @@ from prometheus_client import Counter
 
 from encryption.features import Features, features_tensor
 from tierkit.errors import UpstreamError
-from tierkit.events import Sent, read_sent
-from tierkit.model import Array
-from tierkit.oip import InferRequest, InferResponse, RequestedOutput, Tensor
-from tierkit.oip_client import OipClient
-from tierkit.protocol import ENCODED_HEADER, UPSTREAM_HEADER, UPSTREAMS, Encoding, Relay, Upstream
+from tierkit.inference.model import Array
+from tierkit.inference.oip_client import OipClient
 from tierkit.types import FeatureForm
+from tierkit.wire.events import Sent, read_sent
+from tierkit.wire.messages import ENCODED_HEADER, UPSTREAM_HEADER, UPSTREAMS, Encoding, Relay, Upstream
+from tierkit.wire.oip import InferRequest, InferResponse, RequestedOutput, Tensor
 
 __all__ = [
     "PIXELS",

@@ -14,7 +14,7 @@ from encryption.noise import KEY_BYTES, draw_noise
 from models.manifest import EncoderEntry, ModelEntry
 from models.session import OnnxModel
 from models.split import FEATURES
-from tierkit.model import Array, TensorSpec
+from tierkit.inference.model import Array, TensorSpec
 from tierkit.types import FeatureForm
 
 __all__ = ["NOISE_KEYS", "Head", "Tail"]
@@ -66,7 +66,7 @@ class _Part:
 class Head(_Part):
     """`images` UINT8 `[n, h, w, 3]` to features as they go over the wire: the outputs `uint8`, `float16` and `float32`,
     each `[n, channels, h, w]`. One that adds noise also takes `noise_keys` UINT8 `[n, KEY_BYTES]`: the tasks of a batch
-    have their own. Implements `tierkit.model.Model`."""
+    have their own. Implements `tierkit.inference.model.Model`."""
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ class Head(_Part):
 
 class Tail(_Part):
     """`features` in any of their forms to `logits` and `probabilities` FP32 `[n, classes]`. Implements
-    `tierkit.model.Model`.
+    `tierkit.inference.model.Model`.
 
     Args:
         labels: class names.

@@ -12,7 +12,8 @@ from end_node.settings import EndSettings
 from models.manifest import load_manifest
 from models.serving import load_models
 from tierkit.flags import command, run_main
-from tierkit.service import Lifecycle, serve
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import serve
 
 __all__ = ["main", "run", "start"]
 

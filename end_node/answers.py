@@ -10,11 +10,11 @@ import numpy as np
 from models.escalation import unsure
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
-from tierkit.events import CoarseEvent, FineEvent, Sent, StageAnswer, UpperTiming, WrongAnswer
-from tierkit.model import Array
-from tierkit.oip import InferResponse, Timing
-from tierkit.protocol import Upstream
-from tierkit.runner import RunResult
+from tierkit.inference.model import Array
+from tierkit.inference.runner import RunResult
+from tierkit.wire.events import CoarseEvent, FineEvent, Sent, StageAnswer, UpperTiming, WrongAnswer
+from tierkit.wire.messages import Upstream
+from tierkit.wire.oip import InferResponse, Timing
 
 __all__ = ["check_probabilities", "coarse_event", "fine_event", "stage_answer"]
 

@@ -7,7 +7,7 @@ from starlette.routing import Route
 
 from end_node.node import EndNode
 from end_node.tasks import TaskEndpoint
-from tierkit.node import node_app
+from tierkit.inference.node import node_app
 
 __all__ = ["create_app"]
 

@@ -28,7 +28,13 @@ from end_node.routing import Below, going_up
 from end_node.settings import EndSettings
 from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.events import (
+from tierkit.http.client import open_client
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.model import Array, Model
+from tierkit.inference.node import InferenceNode
+from tierkit.inference.oip_client import OipClient
+from tierkit.types import Tier
+from tierkit.wire.events import (
     CoarseEvent,
     FallbackEvent,
     FallbackReason,
@@ -39,14 +45,8 @@ from tierkit.events import (
     StageLoss,
     WrongAnswer,
 )
-from tierkit.http_client import open_client
-from tierkit.model import Array, Model
-from tierkit.node import InferenceNode
-from tierkit.oip import Timing
-from tierkit.oip_client import OipClient
-from tierkit.protocol import Encoding, Stage, Upstream
-from tierkit.service import Lifecycle
-from tierkit.types import Tier
+from tierkit.wire.messages import Encoding, Stage, Upstream
+from tierkit.wire.oip import Timing
 
 __all__ = ["EndNode", "Task"]
 

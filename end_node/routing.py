@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.escalation import unsure
-from tierkit.model import Array
-from tierkit.protocol import Stage
+from tierkit.inference.model import Array
+from tierkit.wire.messages import Stage
 
 __all__ = ["Below", "going_up"]
 

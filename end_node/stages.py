@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierkit.errors import InvalidInput
-from tierkit.protocol import ESCALATION, ESCALATION_HEADER, UPSTREAM_HEADER, Stage, Upstream
+from tierkit.inference.upstreams import read_header
 from tierkit.types import Tier
-from tierkit.upstreams import read_header
+from tierkit.wire.messages import ESCALATION, ESCALATION_HEADER, UPSTREAM_HEADER, Stage, Upstream
 
 __all__ = ["read_stages"]
 

@@ -13,15 +13,15 @@ from starlette.types import Receive, Scope, Send
 
 from end_node.node import EndNode, Task
 from end_node.stages import read_stages
-from tierkit.asgi import cancelled_on_disconnect
 from tierkit.errors import InvalidInput
-from tierkit.events import ErrorEvent, TaskEvent, written
+from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s, is_urgent
+from tierkit.inference.model import Array
+from tierkit.inference.upstreams import read_upstreams
 from tierkit.logs import current_request_id
-from tierkit.model import Array
-from tierkit.oip import InferRequest, Limits
-from tierkit.oip_server.request import RequestReader, announced_images, budget_s, is_urgent
-from tierkit.protocol import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Upstream
-from tierkit.upstreams import read_upstreams
+from tierkit.wire.events import ErrorEvent, TaskEvent, written
+from tierkit.wire.messages import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Upstream
+from tierkit.wire.oip import InferRequest, Limits
 
 __all__ = ["TaskEndpoint"]
 

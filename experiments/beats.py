@@ -26,8 +26,8 @@ from experiments.peers.processes import ServerProcesses, check_cores, on_core, s
 from experiments.record import RunRecord, made_folder, spread
 from tierkit.commandline import run_module
 from tierkit.errors import ServiceFailed
-from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Tier
+from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
 __all__ = ["main", "run"]
 

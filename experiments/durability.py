@@ -35,18 +35,18 @@ import uvicorn
 
 from experiments.record import RunRecord, made_folder, spread
 from models.manifest import load_manifest
-from scheduler.policy import JobPolicy
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from scheduler.jobs.policy import JobPolicy
+from scheduler.jobs.service import Scheduler
 from scheduler.runtime import open_scheduler
-from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
-from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.commandline import run_module
 from tierkit.errors import ServiceFailed
-from tierkit.events import CoarseEvent, FineEvent, written
-from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import UPSTREAM_HEADER, Heartbeat, ModelOffer, Registration
-from tierkit.service import Lifecycle
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Scheme, Tier
+from tierkit.wire.events import CoarseEvent, FineEvent, written
+from tierkit.wire.messages import UPSTREAM_HEADER, Heartbeat, ModelOffer, Registration
+from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 __all__ = ["Speed", "main", "measure"]
 

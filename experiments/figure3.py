@@ -5,9 +5,9 @@ schemes run with a window of 1 (one task at a time per end device, as the paper 
 end device busy while its answers are on their way. Three figures stand side by side:
 
 - the paper's formula (Eq. 1 to 3, and 6), which adds the two stages up;
-- the pipelined bound (`scheduler.bound`): no order of the tasks is faster. Under `mapping` each edge node with its own
-  end devices is a fleet for itself, and so are the clouds with theirs; the bound is that of the tasks that really went
-  to the clouds, for the split is the scheme's doing;
+- the pipelined bound (`scheduler.placement.bound`): no order of the tasks is faster. Under `mapping` each edge node
+  with its own end devices is a fleet for itself, and so are the clouds with theirs; the bound is that of the tasks that
+  really went to the clouds, for the split is the scheme's doing;
 - the measurement.
 
 A window of w bounds the time as well: n end devices that need l seconds for a task from its dispatch to its last
@@ -33,8 +33,8 @@ from experiments.plots import Figures, averaged, bound, error_bars, formula, mea
 from experiments.profile import Profile, recorded_profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Encoding, check_fleet, task_s
-from scheduler.bound import NodeCounts, bound_of_scheme, least_bound
-from scheduler.mapping import (
+from scheduler.placement.bound import NodeCounts, bound_of_scheme, least_bound
+from scheduler.placement.mapping import (
     FleetTimes,
     TaskTimes,
     map_count,

@@ -2,9 +2,9 @@
 
 Each point is one job of 50-image tasks on a fresh fleet of the profile, whose first edge node takes `FACTOR` times as
 long per image from about a given part of the job on. When that really began is read off the node's log. The time is
-held against the bound of the changed fleet (`scheduler.bound.bound_with_slow_edge`), which knows of the change
-beforehand; the scheduler does not. A run whose edge node gets too little to do, and so never becomes slower, says
-nothing of a slow one: it is named and left out.
+held against the bound of the changed fleet (`scheduler.placement.bound.bound_with_slow_edge`), which knows of the
+change beforehand; the scheduler does not. A run whose edge node gets too little to do, and so never becomes slower,
+says nothing of a slow one: it is named and left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from experiments.plots import Figures, bound, counted, error_bars, measured
 from experiments.profile import Profile, recorded_profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Network, check_fleet
-from scheduler.bound import NodeCounts, bound_with_slow_edge, least_bound
+from scheduler.placement.bound import NodeCounts, bound_with_slow_edge, least_bound
 from tierkit.client import JobState
 from tierkit.emulation import SLOWER
 from tierkit.types import Scheme, Tier

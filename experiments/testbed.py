@@ -27,7 +27,7 @@ from models.session import OnnxModel, load_encoder, load_model
 from tierkit.emulation import Answers
 from tierkit.errors import InvalidInput
 from tierkit.fleet import SCHEDULER, FleetPlan, ServicePlan
-from tierkit.model import Array, Model
+from tierkit.inference.model import Array, Model
 from tierkit.types import EncoderKind, FeatureForm, Tier
 
 __all__ = [

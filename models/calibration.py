@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["expected_calibration_error", "fit_temperature", "negative_log_likelihood"]
 

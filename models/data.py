@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from models.atomic import write_atomically
 from models.hierarchy import Hierarchy, bundled_hierarchy
 from tierkit.errors import DataError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["ImageSet", "Split", "read_cifar100", "read_folder", "read_sample", "write_sample"]
 

@@ -20,7 +20,7 @@ from models.atomic import write_atomically
 from models.manifest import Manifest, ModelEntry, weights_folder
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, NotFound, WeightsError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 from tierkit.types import Tier
 
 __all__ = [

@@ -13,7 +13,7 @@ from models.data import ImageSet
 from models.hierarchy import Hierarchy
 from models.session import softmax
 from tierkit.errors import DataError
-from tierkit.model import Array, Model
+from tierkit.inference.model import Array, Model
 
 __all__ = ["Evaluation", "evaluate", "logits_of", "score"]
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tierkit.errors import DataError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["Hierarchy", "bundled_hierarchy"]
 

@@ -18,8 +18,8 @@ from models.manifest import Manifest, ModelEntry, WeightsFile, load_manifest, we
 from models.session import OnnxModel, load_model
 from models.store import Fetch, ModelStore
 from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError, WeightsError
-from tierkit.heartbeat import backoff_s
-from tierkit.http_client import authorization, calling, open_client
+from tierkit.http.client import authorization, calling, open_client
+from tierkit.inference.heartbeat import backoff_s
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 

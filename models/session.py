@@ -16,7 +16,7 @@ import numpy as np
 from models.manifest import EncoderEntry, ModelEntry, Side, WeightsFile, load_manifest, weights_folder
 from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
-from tierkit.model import Array, TensorSpec
+from tierkit.inference.model import Array, TensorSpec
 
 __all__ = ["OnnxModel", "check_threads", "load_encoder", "load_model", "softmax", "verify_file"]
 
@@ -27,7 +27,7 @@ _LEAST_SLICE = 4
 
 
 class OnnxModel:
-    """A loaded network, or its head or tail; implements `tierkit.model.Model`.
+    """A loaded network, or its head or tail; implements `tierkit.inference.model.Model`.
 
     The whole network and a tail give `logits` and `probabilities` (FP32 `[n, classes]`), a head gives `features`
     (FP32 `[n, channels, h, w]`). The whole and a head take `images` (UINT8 `[n, h, w, 3]`), a tail takes `features`.
@@ -75,7 +75,7 @@ class OnnxModel:
 
     @property
     def steady(self) -> bool:
-        """Whether it computes on this machine's own processor; see `tierkit.model.Steady`."""
+        """Whether it computes on this machine's own processor; see `tierkit.inference.model.Steady`."""
         return self.provider == "cpu"
 
     @property
@@ -119,7 +119,7 @@ class OnnxModel:
         return {key: value for key, value in facts.items() if value is not None}
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        """Map a batch to the outputs asked for; see `tierkit.model.Model.run`."""
+        """Map a batch to the outputs asked for; see `tierkit.inference.model.Model.run`."""
         if not outputs:
             return {}
         stored = FEATURES if self.part == "head" else "logits"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from models.data import read_sample
-from tierkit.model import Array, Model
+from tierkit.inference.model import Array, Model
 
 __all__ = ["least_ms_per_image", "measure_ms_per_image", "probe_images"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
-from scheduler.app import create_app
+from scheduler.api.app import create_app
 from scheduler.settings import SchedulerSettings
 from tierkit.flags import command, run_main
-from tierkit.service import Lifecycle, serve
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import serve
 
 __all__ = ["main", "run", "start"]
 

@@ -12,25 +12,25 @@ from pathlib import Path
 
 from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, load_manifest
-from scheduler.adaptive.pilot import Pilot
-from scheduler.attempt import HttpWire
-from scheduler.devices import DeviceList
-from scheduler.dispatcher import Dispatcher
-from scheduler.events import Hub
-from scheduler.fleet import Fleet
-from scheduler.inputs import InputFiles
+from scheduler.api.sse import Hub
+from scheduler.devices.list import DeviceList
+from scheduler.devices.watch import Watch
+from scheduler.dispatch.attempt import HttpWire
+from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.ingest.inputs import InputFiles
+from scheduler.jobs.service import Scheduler
 from scheduler.measures import DEVICES
-from scheduler.secret import kept_secret
-from scheduler.service import Scheduler
+from scheduler.placement.adaptive.pilot import Pilot
+from scheduler.placement.routes import Fleet
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import last_seq, open_database
 from scheduler.store.jobs import JobStore
-from scheduler.watch import Watch
+from scheduler.store.secret import kept_secret
 from tierkit.access import client_context
 from tierkit.errors import NotFound, SetupError, TerraceError, Unavailable, WeightsError
-from tierkit.http_client import announce_links, open_client
-from tierkit.service import Lifecycle
+from tierkit.http.client import announce_links, open_client
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Health, Tier
 
 __all__ = ["open_scheduler"]

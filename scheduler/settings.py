@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
-from scheduler.health import DetectorTimes
-from tierkit.protocol import NODE_ID_PATTERN
+from scheduler.devices.health import DetectorTimes
 from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath
 from tierkit.types import Scheme
+from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = ["SchedulerSettings"]
 

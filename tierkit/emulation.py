@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tierkit.errors import SetupError
-from tierkit.model import Array, Model, TensorSpec
+from tierkit.inference.model import Array, Model, TensorSpec
 from tierkit.waiting import sleep_precisely
 
 __all__ = ["LATE", "SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]

@@ -29,7 +29,7 @@
         ├── PortInUse           somebody else listens on this address
         └── ServiceFailed       a service of a fleet stopped before it was ready
 
-The HTTP layer has the one table from these classes to status codes (`tierkit.http_errors`).
+The HTTP layer has the one table from these classes to status codes (`tierkit.http.errors`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
 
 from tierkit.errors import DeadlineExceeded, InvalidInput, Unavailable
-from tierkit.statistics import BatchRecord
+from tierkit.inference.statistics import BatchRecord
 
 __all__ = ["ModelMetrics", "outcome_of"]
 

@@ -40,8 +40,8 @@ from pydantic_settings import (
 from tierkit.access import Role, check_private, checked_token, read_token
 from tierkit.errors import SetupError
 from tierkit.naming import lasting_name
-from tierkit.protocol import checked_node_id
 from tierkit.urls import checked_url
+from tierkit.wire.messages import checked_node_id
 
 __all__ = [
     "CommaSeparated",

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 
-from tierkit.service import Build, Lifecycle, running
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import Build, running
 from tierkit.settings import ServiceSettings
 
 __all__ = [

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from encryption.metrics import ssim as similarity
 from encryption.training.ssim import ssim
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["Decoder", "Lessons", "Trained", "reconstruct", "train_decoder"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from encryption.audit.onnx_torch import OnnxNetwork
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["Imitation", "train_surrogate"]
 

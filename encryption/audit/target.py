@@ -18,9 +18,9 @@ from models.export.dequantize import dequantize_onnx
 from models.manifest import EncoderEntry
 from models.session import OnnxModel
 from models.split import FEATURES
-from tierkit.model import Array
-from tierkit.oip.compression import compress
+from tierkit.inference.model import Array
 from tierkit.types import FeatureForm
+from tierkit.wire.oip.compression import compress
 
 __all__ = ["FORMS", "Target"]
 

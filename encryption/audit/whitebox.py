@@ -12,7 +12,7 @@ from torch import Tensor
 
 from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.metrics import ssim
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["Search", "is_linear", "least_squares", "optimise"]
 

@@ -41,7 +41,7 @@ from models.training.checkpoint import load_checkpoint
 from models.training.driver import check_hierarchy
 from models.training.networks import build_network, count_parameters
 from tierkit.errors import DataError, WeightsError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 from tierkit.types import EncoderKind
 
 __all__ = ["export_encoder"]

@@ -26,7 +26,7 @@ from models.training.driver import Driver, autocast, load_weights
 from models.training.gemm_conv import use_matrix_products
 from models.training.loss import training_loss
 from models.training.schedule import learning_rate
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["EncoderRow", "EncoderTrainer", "answer", "build_parts"]
 

@@ -20,7 +20,7 @@ from httptools import HttpParserError, HttpResponseParser
 
 from tierkit.access import client_context, tls_trouble
 from tierkit.errors import InvalidInput, UpstreamUnavailable
-from tierkit.http_client import authorization
+from tierkit.http.client import authorization
 
 __all__ = ["Connection", "ConnectionBroken", "Origin", "Reply", "encode_http"]
 

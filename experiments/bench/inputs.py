@@ -11,8 +11,8 @@ import numpy as np
 
 from models.data import read_sample
 from tierkit.errors import InvalidInput
-from tierkit.model import Array, TensorSpec
-from tierkit.oip import DATATYPES
+from tierkit.inference.model import Array, TensorSpec
+from tierkit.wire.oip import DATATYPES
 
 __all__ = ["InputPlan", "make_inputs"]
 

@@ -19,7 +19,7 @@ import httpx
 from experiments.chaos.faults import Fault, Kind
 from experiments.chaos.relay import Relay
 from tierkit.fleet import SCHEDULER, Fleet, FleetPlan
-from tierkit.service import free_port
+from tierkit.http.address import free_port
 from tierkit.types import Health
 
 __all__ = ["Sight", "World", "behind_relays", "small_disk"]

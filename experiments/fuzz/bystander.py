@@ -23,7 +23,7 @@ from experiments.testbed import bare_labels
 from models.data import read_sample
 from tierkit.client import AsyncClient
 from tierkit.errors import TerraceError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 from tierkit.types import Scheme, Tier, UpstreamLoss
 
 __all__ = ["Seen"]

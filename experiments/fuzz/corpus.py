@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 from models.manifest import Manifest
-from tierkit.model import Array
-from tierkit.oip import InferRequest, RequestedOutput, Tensor, encode_request
+from tierkit.inference.model import Array
 from tierkit.types import Tier
+from tierkit.wire.oip import InferRequest, RequestedOutput, Tensor, encode_request
 
 __all__ = ["SCHEDULER", "Template", "corpus"]
 

@@ -18,7 +18,7 @@ from experiments.record import RunRecord
 from models.manifest import ModelEntry
 from models.session import load_model, verify_file
 from tierkit.errors import TerraceError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["Announce", "Stand", "compare", "install"]
 

@@ -13,8 +13,8 @@ from experiments.bench.http import Origin, Reply, encode_http
 from experiments.bench.targets import Target, judge_status
 from experiments.peers.contenders import Speech
 from tierkit.errors import TerraceError, UpstreamError
-from tierkit.model import Array
-from tierkit.oip import (
+from tierkit.inference.model import Array
+from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,
     RequestedOutput,

@@ -20,8 +20,8 @@ from experiments.peers.processes import ServerProcesses, on_core, running
 from experiments.peers.requests import check_answer, make_target, random_images
 from experiments.peers.rows import Network, Pace, Row, RowFigures, Visit
 from tierkit.errors import SetupError
-from tierkit.model import Array
-from tierkit.service import free_port
+from tierkit.http.address import free_port
+from tierkit.inference.model import Array
 
 __all__ = ["Cores", "Serving", "environment_of", "serving", "visit"]
 

@@ -30,7 +30,7 @@ from experiments.profile import Profile, recorded_profile
 from experiments.record import read_record
 from experiments.scale.world import BATCH, Case
 from experiments.testbed import check_fleet, task_s
-from scheduler.mapping import map_count
+from scheduler.placement.mapping import map_count
 from tierkit.errors import InvalidInput, ServiceFailed
 from tierkit.settings import NodeSettings
 from tierkit.types import Privacy, Scheme, Tier

@@ -28,19 +28,19 @@ from pydantic import BaseModel
 
 from experiments.scale.clock import VirtualLoop
 from models.manifest import Manifest, load_manifest
-from scheduler.adaptive.pilot import Pilot
-from scheduler.attempt import Order
-from scheduler.devices import DeviceList
-from scheduler.dispatcher import Dispatcher
-from scheduler.fleet import Fleet
-from scheduler.health import Probe
-from scheduler.policy import PolicyRequest, settle
+from scheduler.devices.health import Probe
+from scheduler.devices.list import DeviceList
+from scheduler.dispatch.attempt import Order
+from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from scheduler.jobs.policy import PolicyRequest, settle
+from scheduler.placement.adaptive.pilot import Pilot
+from scheduler.placement.routes import Fleet
 from scheduler.settings import SchedulerSettings
-from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from tierkit.errors import NotFound, UpstreamUnavailable
-from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, UpperTiming
-from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Health, Scheme, Tier
+from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, UpperTiming
+from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
 __all__ = ["BATCH", "Case", "simulate"]
 
@@ -569,9 +569,9 @@ def simulate(case: Case, tell: Callable[[float], None] = lambda done: None) -> d
 
 
 def _bound_s(case: Case, world: World) -> float:
-    """The pipelined bound of `scheduler.bound` where each node has its own speed: a tier is as fast as all its nodes
-    together, and the first task goes through the fastest. Churn is left out. Where the scheme is free to choose, the
-    upper tiers share the tasks so that both are done at once."""
+    """The pipelined bound of `scheduler.placement.bound` where each node has its own speed: a tier is as fast as all
+    its nodes together, and the first task goes through the fastest. Churn is left out. Where the scheme is free to
+    choose, the upper tiers share the tasks so that both are done at once."""
 
     def seconds(tier: Tier) -> list[float]:
         return [node.seconds for node in world.nodes.values() if node.tier is tier]

@@ -28,7 +28,7 @@ from models.training.loop import averaged_network
 from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, load_record, record_name, save_record
 from tierkit.errors import DataError, WeightsError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["export_run", "quantize_run"]
 

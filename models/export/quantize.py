@@ -17,7 +17,7 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, Q
 from models.export.to_onnx import mark_cut
 from models.split import FEATURES
 from models.training.batches import Statistics
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["quantize_head", "quantize_onnx", "quantize_tail"]
 

@@ -27,7 +27,7 @@ from models.training.config import TrainConfig
 from models.training.loss import Labels
 from models.training.schedule import learning_rate
 from tierkit.errors import Conflict, DataError, WeightsError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["Driver", "Progress", "autocast", "check_hierarchy", "load_weights"]
 

@@ -19,7 +19,7 @@ from models.training.driver import Driver, autocast, check_hierarchy, load_weigh
 from models.training.gemm_conv import use_matrix_products
 from models.training.loss import training_loss
 from models.training.networks import build_network
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 __all__ = ["Trainer", "averaged_network", "predict", "served_weights"]
 

@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from scheduler.ingest.images import check_size, fit, is_large
-from scheduler.inputs import ImageWriter, Pixels
+from scheduler.ingest.inputs import ImageWriter, Pixels
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
 
 __all__ = [

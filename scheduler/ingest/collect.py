@@ -25,12 +25,12 @@ from scheduler.ingest.arrays import (
     read_small,
 )
 from scheduler.ingest.images import ImageLimits, Picture
+from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import Labels, labels_from_array
 from scheduler.ingest.spool import Part, Spool
 from scheduler.ingest.turns import Steps
-from scheduler.inputs import ImageWriter
 from tierkit.errors import InvalidInput
-from tierkit.oip import Limits, decode_request
+from tierkit.wire.oip import Limits, decode_request
 
 __all__ = ["Collected", "Collector", "IngestLimits"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from scheduler.inputs import Pixels
+from scheduler.ingest.inputs import Pixels
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
 __all__ = ["Decoded", "ImageLimits", "Picture", "check_size", "fit", "is_large"]

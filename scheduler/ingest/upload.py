@@ -7,13 +7,13 @@ from collections.abc import AsyncIterable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.ingest.collect import Collector, IngestLimits
+from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import labels_from_json
 from scheduler.ingest.spool import MAX_FIELDS_BYTES, Spool, receive_body, receive_form
-from scheduler.inputs import ImageWriter
-from scheduler.policy import PolicyRequest, read_policy
+from scheduler.jobs.policy import PolicyRequest, read_policy
 from scheduler.store.jobs import ImageFacts
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
-from tierkit.oip import BINARY_HEADER, parse_header_length
+from tierkit.wire.oip import BINARY_HEADER, parse_header_length
 
 __all__ = ["ACCEPTED", "Upload", "build_input", "receive_upload"]
 

@@ -18,10 +18,10 @@ from sqlalchemy import Executable, delete, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.measures import COMMITS
 from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, results
-from scheduler.work import Answer, AttemptReport
 from tierkit.errors import DataError, Unavailable
 
 __all__ = ["Attempted", "GroupCommit", "Result", "Withdrawn"]

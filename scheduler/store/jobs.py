@@ -17,14 +17,14 @@ from sqlalchemy.engine import Row, RowMapping
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from scheduler.policy import JobPolicy
+from scheduler.dispatch.work import FAILED_OUTCOMES, Answer, AttemptReport
+from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import Attempted, GroupCommit
 from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, jobs, results, tasks
-from scheduler.work import FAILED_OUTCOMES, Answer, AttemptReport
 from tierkit.errors import Conflict, NotFound, Unavailable
-from tierkit.events import read_event
 from tierkit.types import Tier
+from tierkit.wire.events import read_event
 
 __all__ = [
     "UNFINISHED",

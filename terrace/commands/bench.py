@@ -21,7 +21,7 @@ from experiments.bench.targets import Target, classify_target, oip_target, tasks
 from terrace.console import Column, Listing, print_json, screen
 from terrace.options import Json, TlsCa, TokenFile, token_from
 from tierkit.errors import InvalidInput
-from tierkit.oip import BINARY_HEADER
+from tierkit.wire.oip import BINARY_HEADER
 
 __all__ = ["app", "bench"]
 

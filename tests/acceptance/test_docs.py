@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.policy import PolicyRequest
+from scheduler.jobs.policy import PolicyRequest
 from tierkit import errors
 from tierkit.client import DEFAULT_URL
 

@@ -15,7 +15,7 @@ import pytest
 
 from terrace.cli import run
 from tierkit.client import Client
-from tierkit.service import free_port
+from tierkit.http.address import free_port
 
 
 class Up:

@@ -29,8 +29,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, V
 
 from tierkit.access.private import read_private
 from tierkit.errors import SetupError
-from tierkit.protocol import NodeId
 from tierkit.types import Tier
+from tierkit.wire.messages import NodeId
 
 __all__ = ["TokenBook", "TokenEntry", "digest_of", "new_token", "parse_book", "read_book", "write_book"]
 

@@ -34,7 +34,7 @@ from tierkit.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from tierkit.http_client import authorization
+from tierkit.http.client import authorization
 
 __all__ = ["Backoff", "OnWait", "Patience", "SchedulerHttp"]
 

@@ -20,9 +20,9 @@ import numpy as np
 from anyio import to_thread
 
 from tierkit.errors import InvalidInput
-from tierkit.model import Array
-from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.inference.model import Array
 from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 __all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
 

@@ -1,7 +1,7 @@
 """What the job API answers, as frozen values.
 
 A client may be older than its scheduler, so fields it does not know are ignored here (the services among themselves
-refuse them, see `tierkit.protocol`).
+refuse them, see `tierkit.wire.messages`).
 """
 
 from __future__ import annotations

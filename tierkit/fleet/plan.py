@@ -28,9 +28,9 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from tierkit.errors import SetupError
-from tierkit.protocol import checked_node_id
 from tierkit.settings import HttpUrl
 from tierkit.types import Tier
+from tierkit.wire.messages import checked_node_id
 
 __all__ = ["MAX_NODES", "SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "read_fleet_file"]
 

@@ -2,7 +2,7 @@
 
     client = ServiceClient(LinkTransport(read_links(path), HttpTransport(...)), timeout=httpx.Timeout(5.0))
 
-No service knows of it: `tierkit.http_client.open_client` puts the transport in when the setting `links` names a file.
+No service knows of it: `tierkit.http.client.open_client` puts the transport in when the setting `links` names a file.
 """
 
 from tierkit.links.profile import DelayS, Links, LinkSpec, LinkTo, read_links

@@ -19,12 +19,12 @@ from models.serving import load_models
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.errors import SetupError
-from tierkit.heartbeat import HeartbeatSender, LoadFigures
-from tierkit.protocol import ModelOffer, Registration
-from tierkit.service import Lifecycle
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.settings import NodeSettings, ServiceSettings, load_settings
 from tierkit.testing import serve_app, service_process, wait_for
 from tierkit.types import Tier
+from tierkit.wire.messages import ModelOffer, Registration
 
 
 async def hello(_request: Request) -> Response:

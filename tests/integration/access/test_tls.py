@@ -22,19 +22,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from experiments.bench.http import Connection, ConnectionBroken, Origin, encode_http
-from scheduler.devices import DeviceList
-from scheduler.health import DetectorTimes
-from scheduler.watch import Watch
+from scheduler.devices.health import DetectorTimes
+from scheduler.devices.list import DeviceList
+from scheduler.devices.watch import Watch
 from terrace.checks import Verdict, _check_certificate
 from tierkit.access import client_context
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import CertificateError, SetupError, UpstreamUnavailable
-from tierkit.http_client import calling, open_client
-from tierkit.protocol import ModelOffer, Registration
-from tierkit.service import protocol
+from tierkit.http import protocol
+from tierkit.http.client import calling, open_client
 from tierkit.settings import ServiceSettings
 from tierkit.testing import connected, serve_app, wait_for
 from tierkit.types import Tier
+from tierkit.wire.messages import ModelOffer, Registration
 
 
 async def echo(request: Request) -> Response:
@@ -298,7 +298,7 @@ async def test_the_scheduler_says_once_whose_certificate_it_does_not_trust(
             said = "a cannot be reached: the certificate of a comes from nobody who is trusted here"
             await wait_for(lambda: any(message.startswith(said) for message in caplog.messages), what="the warning")
             # It is suspect by now, so it is probed again and again.
-            probes = [record for record in caplog.records if record.name == "scheduler.watch"]
+            probes = [record for record in caplog.records if record.name == "scheduler.devices.watch"]
             assert len(probes) == 1
         finally:
             watching.cancel()

@@ -8,7 +8,7 @@ import numpy as np
 from edge_node.app import create_app
 from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
-from tierkit.model import Array, TensorSpec
+from tierkit.inference.model import Array, TensorSpec
 from tierkit.testing import serve_app
 
 

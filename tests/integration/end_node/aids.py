@@ -13,13 +13,13 @@ from edge_node.app import create_app as create_edge_app
 from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
 from models.hierarchy import Hierarchy
-from tierkit.events import TaskEvent, read_event
-from tierkit.model import Array, TensorSpec
-from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import ESCALATION, UPSTREAMS, Stage, Upstream
-from tierkit.service import Lifecycle
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.model import Array, TensorSpec
 from tierkit.testing import serve_app
 from tierkit.types import Tier
+from tierkit.wire.events import TaskEvent, read_event
+from tierkit.wire.messages import ESCALATION, UPSTREAMS, Stage, Upstream
+from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 HIERARCHY = Hierarchy(name="four", fine=("a", "b", "c", "d"), coarse=("x", "y"), parent=(0, 0, 1, 1))
 

@@ -20,7 +20,7 @@ from tests.integration.end_node.aids import (
     StartEnd,
     serve_upper,
 )
-from tierkit.service import Lifecycle
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import ServiceProcess, serve_app, service_process
 
 

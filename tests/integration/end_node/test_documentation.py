@@ -9,9 +9,9 @@ import pytest
 from msgspec import Struct
 
 from models.manifest import load_manifest
-from tierkit.events import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, RoutedEvent
-from tierkit.protocol import Upstream
 from tierkit.testing import ServiceProcess
+from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FallbackReason, FineEvent, RoutedEvent
+from tierkit.wire.messages import Upstream
 
 PAGE = (Path(__file__).parents[3] / "docs" / "end-node.md").read_text(encoding="utf-8")
 

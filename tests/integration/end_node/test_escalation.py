@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, StartEnd, serve_upper, to
-from tierkit.events import CoarseEvent, RoutedEvent
-from tierkit.model import Array
-from tierkit.protocol import Stage, Upstream
+from tierkit.inference.model import Array
 from tierkit.types import Tier
+from tierkit.wire.events import CoarseEvent, RoutedEvent
+from tierkit.wire.messages import Stage, Upstream
 
 END, EDGE, CLOUD = 0, 1, 2
 HALF = (Stage(tier=Tier.EDGE), Stage(tier=Tier.CLOUD, below=0.5))

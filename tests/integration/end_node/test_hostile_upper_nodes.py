@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tests.integration.end_node.aids import RunningEnd, images, to
-from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent
-from tierkit.model import Array
-from tierkit.protocol import Encoding, Relay, Upstream
+from tierkit.inference.model import Array
 from tierkit.testing import Say, talking, wait_for
 from tierkit.types import Tier
+from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent
+from tierkit.wire.messages import Encoding, Relay, Upstream
 
 GOOD = np.full((2, 4), 0.25, "<f4")
 

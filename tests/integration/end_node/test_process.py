@@ -12,12 +12,12 @@ from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_model
 from tests.integration.end_node.aids import never, to
-from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent, read_event
-from tierkit.model import Array
-from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import UPSTREAMS, Upstream
-from tierkit.service import free_port
+from tierkit.http.address import free_port
+from tierkit.inference.model import Array
 from tierkit.testing import ServiceProcess, listening, service_process, wait_for
+from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, TaskEvent, read_event
+from tierkit.wire.messages import UPSTREAMS, Upstream
+from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 RSS_LIMIT_BYTES = 150 * 1024 * 1024
 

@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.integration.end_node.aids import PixelModel, RunningEnd, RunningUpper, StartEnd, images, to
-from tierkit.events import CoarseEvent, ErrorEvent, FineEvent, read_event
 from tierkit.logs import current_request_id
-from tierkit.oip import InferResponse, Tensor, encode_response
 from tierkit.testing import serve_app, wait_for
+from tierkit.wire.events import CoarseEvent, ErrorEvent, FineEvent, read_event
+from tierkit.wire.oip import InferResponse, Tensor, encode_response
 
 
 async def test_coarse_then_fine(end: RunningEnd, upper: RunningUpper) -> None:

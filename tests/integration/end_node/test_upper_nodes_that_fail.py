@@ -23,12 +23,12 @@ from tests.integration.end_node.aids import (
     serve_upper,
     to,
 )
-from tierkit.events import CoarseEvent, FallbackEvent, FineEvent
-from tierkit.model import Array
-from tierkit.oip import InferResponse, Tensor, encode_response
-from tierkit.protocol import Upstream
-from tierkit.service import free_port
+from tierkit.http.address import free_port
+from tierkit.inference.model import Array
 from tierkit.testing import FakeClock, listening, serve_app, wait_for
+from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent
+from tierkit.wire.messages import Upstream
+from tierkit.wire.oip import InferResponse, Tensor, encode_response
 
 
 def refused() -> str:

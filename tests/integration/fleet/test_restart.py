@@ -10,7 +10,7 @@ import pytest
 from models.data import read_sample
 from tierkit.client import AsyncClient, CoarseResults, FineResults, JobState, StateChange
 from tierkit.fleet import FleetPlan, launch, local_plan
-from tierkit.service import free_port
+from tierkit.http.address import free_port
 from tierkit.testing import ServiceProcess, service_process, wait_for
 from tierkit.types import Health, Tier
 

@@ -9,11 +9,11 @@ from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_model
 from tierkit.emulation import Answers
-from tierkit.http_client import open_client
-from tierkit.oip import InferRequest, RequestedOutput, Tensor
-from tierkit.oip_client import OipClient
+from tierkit.http.client import open_client
+from tierkit.inference.oip_client import OipClient
 from tierkit.testing import service_process
 from tierkit.types import Tier
+from tierkit.wire.oip import InferRequest, RequestedOutput, Tensor
 
 IMAGES = 5
 MS_PER_IMAGE = 20.0

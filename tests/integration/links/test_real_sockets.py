@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tierkit.errors import UpstreamTimeout, UpstreamUnavailable
-from tierkit.http_client import announce_links, calling, open_client
+from tierkit.http.client import announce_links, calling, open_client
 from tierkit.testing import serve_app
 
 BUSY_S = 0.5

@@ -13,10 +13,10 @@ from starlette.applications import Starlette
 from edge_node.app import create_app
 from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
-from tierkit.model import Array, TensorSpec
-from tierkit.node import ServedModels
-from tierkit.oip_server import Guard
-from tierkit.service import Lifecycle
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.endpoints import Guard
+from tierkit.inference.model import Array, TensorSpec
+from tierkit.inference.node import ServedModels
 from tierkit.testing import connected, serve_app
 
 

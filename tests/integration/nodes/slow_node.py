@@ -9,8 +9,8 @@ from edge_node.app import create_app
 from edge_node.node import EdgeNode
 from edge_node.settings import EdgeSettings
 from tierkit.flags import command, run_main
-from tierkit.model import Array, TensorSpec
-from tierkit.service import serve
+from tierkit.http.server import serve
+from tierkit.inference.model import Array, TensorSpec
 
 S_PER_IMAGE = 0.002
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tierkit.oip import InferRequest, Tensor, encode_request
 from tierkit.testing import connected, wait_for
+from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 
 def request(running: Any, *, length: int | str | None = None, body: bytes | None = None) -> bytes:

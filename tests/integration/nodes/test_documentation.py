@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-from tierkit import http_errors
 from tierkit.errors import TerraceError
+from tierkit.http import errors as http_errors
 from tierkit.testing import service_process
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -20,7 +20,7 @@ MEASURING = (
     "encryption.sending",
     "scheduler.measures",
     "tierkit.metrics",
-    "tierkit.service.serve",
+    "tierkit.http.server",
 )
 
 

@@ -11,7 +11,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tierkit.oip import (
+from tierkit.testing import connected, wait_for
+from tierkit.wire.messages import BUDGET_HEADER, REQUEST_ID_HEADER
+from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,
     InferResponse,
@@ -21,8 +23,6 @@ from tierkit.oip import (
     encode_request,
     parse_header_length,
 )
-from tierkit.protocol import BUDGET_HEADER, REQUEST_ID_HEADER
-from tierkit.testing import connected, wait_for
 
 
 def message(images: np.ndarray, **fields: Any) -> tuple[bytes, dict[str, str]]:

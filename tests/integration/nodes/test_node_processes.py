@@ -14,7 +14,7 @@ import tritonclient.http as triton
 from models.data import read_sample
 from models.manifest import Manifest, load_manifest
 from models.session import load_model
-from tierkit.model import Array
+from tierkit.inference.model import Array
 from tierkit.testing import ServiceProcess, service_process
 
 NODES = {"edge": "edge_node", "cloud": "cloud_node"}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http_client import open_client
-from tierkit.oip import InferRequest, InferResponse, Limits, RequestedOutput, Tensor, encode_response
-from tierkit.oip_client import OipClient
+from tierkit.http.client import open_client
+from tierkit.inference.oip_client import OipClient
 from tierkit.testing import listening, wait_for
+from tierkit.wire.oip import InferRequest, InferResponse, Limits, RequestedOutput, Tensor, encode_response
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ async def test_whatever_goes_wrong_with_an_answer_is_the_fault_of_who_gave_it(
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tierkit.oip_client.decode_response", fail)
+    monkeypatch.setattr("tierkit.inference.oip_client.decode_response", fail)
     async with listening(answering(b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\n{}")) as url:
         with pytest.raises(UpstreamError, match="gave an answer that cannot be read: ZeroDivisionError"):
             await client.infer(url, "pixel", ask(IMAGE))

@@ -14,9 +14,12 @@ import pytest
 
 from tests.integration.nodes.conftest import PixelModel
 from tests.integration.nodes.test_infer_route import message
-from tierkit import inference_thread
-from tierkit.model import Array
-from tierkit.oip import (
+from tierkit.inference import thread as inference_thread
+from tierkit.inference.endpoints import InferEndpoint
+from tierkit.inference.model import Array
+from tierkit.testing import wait_for
+from tierkit.wire.messages import BUDGET_HEADER, REQUEST_ID_HEADER
+from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,
     InferResponse,
@@ -24,9 +27,6 @@ from tierkit.oip import (
     decode_response,
     parse_header_length,
 )
-from tierkit.oip_server import InferEndpoint
-from tierkit.protocol import BUDGET_HEADER, REQUEST_ID_HEADER
-from tierkit.testing import wait_for
 
 
 class Client:

@@ -37,11 +37,11 @@ from models.data import read_sample
 from models.manifest import PartFile, load_manifest, save_manifest, weights_folder
 from models.serving import load_models
 from models.split import extract_part
-from scheduler.app import create_app as scheduler_app
+from scheduler.api.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
 from tierkit.client import AsyncClient, Job
-from tierkit.model import Array
-from tierkit.service import Lifecycle
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.model import Array
 from tierkit.testing import listening, serve_app, wait_for
 from tierkit.types import EncoderKind, Tier
 

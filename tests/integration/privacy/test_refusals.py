@@ -26,15 +26,15 @@ from end_node.node import EndNode
 from end_node.settings import EndSettings
 from models.manifest import load_manifest
 from models.serving import load_models
-from scheduler.app import create_app as scheduler_app
+from scheduler.api.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
 from tests.integration.end_node.test_hostile_upper_nodes import http as hostile_http, saying
-from tierkit.events import CoarseEvent, FallbackEvent, read_event
-from tierkit.oip import InferRequest, Tensor, encode_request
-from tierkit.protocol import UPSTREAM_HEADER, UPSTREAMS, Encoding, Upstream
-from tierkit.service import Lifecycle
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import listening, serve_app, talking
 from tierkit.types import Tier
+from tierkit.wire.events import CoarseEvent, FallbackEvent, read_event
+from tierkit.wire.messages import UPSTREAM_HEADER, UPSTREAMS, Encoding, Upstream
+from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 NETWORK, TAIL = "wrn-16-2", "wrn-16-2.conv1"
 IMAGES = np.zeros((2, 32, 32, 3), np.uint8)

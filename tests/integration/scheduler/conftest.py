@@ -21,10 +21,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from models.hierarchy import bundled_hierarchy
-from scheduler.app import create_app
+from scheduler.api.app import create_app
 from scheduler.settings import SchedulerSettings
-from tierkit.oip import BINARY_HEADER, InferRequest, Tensor, decode_request, encode_request, parse_header_length
-from tierkit.protocol import (
+from tierkit.testing import serve_app
+from tierkit.wire.messages import (
     ESCALATION,
     ESCALATION_HEADER,
     PRIORITY_HEADER,
@@ -34,7 +34,7 @@ from tierkit.protocol import (
     Stage,
     Upstream,
 )
-from tierkit.testing import serve_app
+from tierkit.wire.oip import BINARY_HEADER, InferRequest, Tensor, decode_request, encode_request, parse_header_length
 
 SHAPE = (32, 32, 3)
 

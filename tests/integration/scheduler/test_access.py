@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from scheduler.access import for_nodes, for_users
-from scheduler.app import about, fleet, jobs
+from scheduler.api.access import for_nodes, for_users
+from scheduler.api.app import about, fleet, jobs
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Backoff

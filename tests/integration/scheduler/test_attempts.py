@@ -11,8 +11,8 @@ import httpx
 import pytest
 from starlette.responses import Response
 
-from scheduler.app import create_app
-from scheduler.work import ActiveJob
+from scheduler.api.app import create_app
+from scheduler.dispatch.work import ActiveJob
 from tests.integration.scheduler.test_dispatching import counts, has
 from tierkit.testing import listening, serve_app, wait_for
 
@@ -346,7 +346,7 @@ def crash(*_: object, **__: object) -> float:
 
 
 async def test_a_crash_in_deciding_what_follows_an_attempt_fails_its_job_and_no_other(kit, scheduler, monkeypatch):
-    monkeypatch.setattr("scheduler.attempts.backoff_s", crash)
+    monkeypatch.setattr("scheduler.dispatch.attempts.backoff_s", crash)
     async with kit.end(scheduler, "end-0", script=answers_500) as end:
         job = await scheduler.submit(kit.images(20), scheme="end", batch_size=10)
         view = await scheduler.finished(job["id"])
@@ -361,8 +361,8 @@ async def test_a_crash_in_deciding_what_follows_an_attempt_fails_its_job_and_no_
 
 
 async def test_a_crash_that_the_job_cannot_be_told_of_ends_the_service(kit, settings, monkeypatch):
-    monkeypatch.setattr("scheduler.attempts.backoff_s", crash)
-    monkeypatch.setattr("scheduler.attempts.Attempts.stop", crash)
+    monkeypatch.setattr("scheduler.dispatch.attempts.backoff_s", crash)
+    monkeypatch.setattr("scheduler.dispatch.attempts.Attempts.stop", crash)
     async with (
         serve_app(lambda lifecycle: create_app(settings, lifecycle), settings) as lifecycle,
         httpx.AsyncClient(base_url=lifecycle.url) as http,

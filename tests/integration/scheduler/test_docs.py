@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from tierkit.events import FallbackReason
+from tierkit.wire.events import FallbackReason
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from starlette.responses import StreamingResponse
 
-from scheduler.attempt import HttpWire, Order
+from scheduler.dispatch.attempt import HttpWire, Order
 from tests.integration.scheduler.test_dispatching import counts
 from tierkit.errors import Overloaded, UpstreamError, UpstreamUnavailable
-from tierkit.events import TaskEvent
-from tierkit.http_client import open_client
-from tierkit.protocol import Encoding, Relay, Stage, Upstream
+from tierkit.http.client import open_client
 from tierkit.testing import Say, talking, wait_for
 from tierkit.types import Tier
+from tierkit.wire.events import TaskEvent
+from tierkit.wire.messages import Encoding, Relay, Stage, Upstream
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHA = "0" * 64

@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from tierkit.errors import WeightsError
 from tierkit.flags import command, run_main
-from tierkit.service import Lifecycle, serve
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import serve
 from tierkit.settings import ServiceSettings
 
 

@@ -15,13 +15,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tierkit.errors import Unavailable
-from tierkit.heartbeat import HeartbeatSender, LoadFigures
-from tierkit.http_client import open_client
-from tierkit.protocol import Heartbeat, ModelOffer, Registration
-from tierkit.service import Lifecycle, free_port
+from tierkit.http.address import free_port
+from tierkit.http.client import open_client
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
 from tierkit.types import Tier
+from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
 REGISTRATION = Registration(
     node_id="edge-1",
@@ -141,7 +142,7 @@ async def test_waits_until_the_node_is_ready() -> None:
 async def test_a_scheduler_that_comes_late_is_found_and_the_wait_is_told_once(
     lifecycle: Lifecycle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="tierkit.heartbeat")
+    caplog.set_level(logging.INFO, logger="tierkit.inference.heartbeat")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     scheduler = FakeScheduler()

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from tierkit.service import Lifecycle, protocol
-from tierkit.service.exchange import ALONE, Exchange, head_bytes
+from tierkit.http import protocol
+from tierkit.http.exchange import ALONE, Exchange, head_bytes
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import connected, serve_app, wait_for
 
 

@@ -14,9 +14,10 @@ from starlette.routing import Route
 
 from tests.integration.tierkit.test_http_protocol import Wire, post, wire_to
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
-from tierkit.service import Lifecycle, protocol
-from tierkit.service.exchange import REPEATABLE, Reply
-from tierkit.service.repetition import Repetitions
+from tierkit.http import protocol
+from tierkit.http.exchange import REPEATABLE, Reply
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.repetition import Repetitions
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
 

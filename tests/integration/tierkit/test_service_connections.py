@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tierkit import asgi, http_errors, logs
-from tierkit.service import Lifecycle
+from tierkit import logs
+from tierkit.http import asgi, errors as http_errors
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.settings import ServiceSettings
 from tierkit.testing import connected, serve_app, wait_for
 

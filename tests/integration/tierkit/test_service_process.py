@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tierkit.service import free_port
+from tierkit.http.address import free_port
 from tierkit.testing import ServiceProcess, service_process, wait_for
 
 SERVICE = str(Path(__file__).with_name("service_under_test.py"))

@@ -10,10 +10,10 @@ from encryption.features import Features, check_features, features_tensor, pack,
 from encryption.sending import FeatureClient, MaySeePixels, PixelClient, TakesFeatures, ThroughRelay, destination
 from models.manifest import EncoderEntry
 from tierkit.errors import EncoderMismatch, InvalidInput, MalformedMessage, UpstreamError
-from tierkit.oip import InferRequest, Tensor, decode_request, encode_request, parse_header_length
-from tierkit.oip_client import OipClient
-from tierkit.protocol import Encoding, Upstream
+from tierkit.inference.oip_client import OipClient
 from tierkit.types import FeatureForm, Tier
+from tierkit.wire.messages import Encoding, Upstream
+from tierkit.wire.oip import InferRequest, Tensor, decode_request, encode_request, parse_header_length
 
 
 def encoder_entry(name: str, shape: tuple[int, int, int]) -> EncoderEntry:

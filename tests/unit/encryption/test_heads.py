@@ -12,12 +12,12 @@ from encryption.serving import Head
 from end_node.settings import EndSettings
 from models.manifest import load_manifest
 from models.split import FEATURES
-from tierkit.inference_thread import InferenceThread
-from tierkit.model import Array, TensorSpec
-from tierkit.protocol import Encoding
-from tierkit.runner import ModelRunner
+from tierkit.inference.model import Array, TensorSpec
+from tierkit.inference.runner import ModelRunner
+from tierkit.inference.thread import InferenceThread
 from tierkit.testing import wait_for
 from tierkit.types import FeatureForm
+from tierkit.wire.messages import Encoding
 
 IMAGES = np.zeros((2, 32, 32, 3), np.uint8)
 

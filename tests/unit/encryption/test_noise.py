@@ -13,10 +13,10 @@ from encryption.serving import NOISE_KEYS, Head
 from end_node.settings import EndSettings
 from models.manifest import EncoderEntry
 from models.split import FEATURES
-from tierkit.inference_thread import InferenceThread
-from tierkit.model import Array
-from tierkit.protocol import Encoding
+from tierkit.inference.model import Array
+from tierkit.inference.thread import InferenceThread
 from tierkit.types import FeatureForm
+from tierkit.wire.messages import Encoding
 
 PART = {"file": "x.onnx", "size_bytes": 1, "part": "whole"}
 ENCODER = EncoderEntry.model_validate(

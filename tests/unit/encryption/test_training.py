@@ -11,7 +11,7 @@ from models.hierarchy import Hierarchy
 from models.manifest import load_manifest, weights_folder
 from models.session import load_model
 from tierkit.errors import Conflict, InvalidInput, SetupError, WeightsError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 

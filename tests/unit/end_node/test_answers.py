@@ -6,12 +6,12 @@ import pytest
 from end_node.answers import check_probabilities, coarse_event, fine_event
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
-from tierkit.events import CoarseEvent, FineEvent, Sent, TaskEvent, UpperTiming, WrongAnswer, read_event, written
-from tierkit.model import Array
-from tierkit.oip import InferResponse, Tensor, Timing
-from tierkit.protocol import Upstream
-from tierkit.runner import RunResult
+from tierkit.inference.model import Array
+from tierkit.inference.runner import RunResult
 from tierkit.types import Tier
+from tierkit.wire.events import CoarseEvent, FineEvent, Sent, TaskEvent, UpperTiming, WrongAnswer, read_event, written
+from tierkit.wire.messages import Upstream
+from tierkit.wire.oip import InferResponse, Tensor, Timing
 
 HIERARCHY = Hierarchy(name="h", fine=("a", "b", "c"), coarse=("x", "y"), parent=(0, 1, 1))
 UPSTREAM = Upstream(node_id="edge-1", url="http://a:1", tier=Tier.EDGE, model="m", encoding=None)

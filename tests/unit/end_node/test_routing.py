@@ -7,8 +7,8 @@ from hypothesis import given, strategies as st
 from end_node.routing import Below, going_up
 from end_node.stages import read_stages
 from tierkit.errors import InvalidInput
-from tierkit.protocol import Stage, Upstream
 from tierkit.types import Tier
+from tierkit.wire.messages import Stage, Upstream
 
 
 def probabilities(*margins: float):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tierkit.errors import Forbidden, InvalidInput
-from tierkit.upstreams import MAX_UPSTREAMS, read_upstreams
+from tierkit.inference.upstreams import MAX_UPSTREAMS, read_upstreams
 
 
 def header(*urls: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.figure3 import FIGURE3, SERIES, Series, bound_s, busy_window, formula_s, times_of
 from experiments.profile import read_profile
-from scheduler.bound import NodeCounts
+from scheduler.placement.bound import NodeCounts
 from tierkit.types import Scheme
 
 PAPER = read_profile("paper")

@@ -14,7 +14,7 @@ from experiments.harness import Request, Run, execute
 from experiments.plots import Figures
 from experiments.profile import read_profile
 from experiments.slow_edge import SLOW_EDGE, configured, images_until
-from scheduler.bound import NodeCounts, bound_with_slow_edge, least_bound
+from scheduler.placement.bound import NodeCounts, bound_with_slow_edge, least_bound
 from tierkit.emulation import SLOWER
 
 PAPER = read_profile("paper")

@@ -11,7 +11,7 @@ from models.manifest import load_manifest, weights_folder
 from models.session import load_model, softmax, verify_file
 from models.split import extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
-from tierkit.model import Model, TensorSpec
+from tierkit.inference.model import Model, TensorSpec
 from tierkit.types import Tier
 
 

@@ -16,7 +16,7 @@ from models.data import ImageSet
 from models.held_out import hold_out
 from models.hierarchy import Hierarchy
 from tierkit.errors import Conflict, DataError, InvalidInput, SetupError, WeightsError
-from tierkit.model import Array
+from tierkit.inference.model import Array
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 

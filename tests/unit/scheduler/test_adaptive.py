@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from scheduler.adaptive.backlog import forecast
-from scheduler.adaptive.estimates import CHANGE, CHANGE_WEIGHT, HALF_LIFE_S, WEIGHT, Estimate
-from scheduler.adaptive.pilot import EndPlace, Pilot
-from scheduler.adaptive.planner import Ask, EndState, Hold, Send, UpperState, horizon, plan
-from scheduler.mapping import Node
-from tierkit.oip import Timing
+from scheduler.placement.adaptive.backlog import forecast
+from scheduler.placement.adaptive.estimates import CHANGE, CHANGE_WEIGHT, HALF_LIFE_S, WEIGHT, Estimate
+from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Send, UpperState, horizon, plan
+from scheduler.placement.mapping import Node
 from tierkit.types import Tier
+from tierkit.wire.oip import Timing
 
 NOW = 100.0
 

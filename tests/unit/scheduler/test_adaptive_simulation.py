@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from scheduler.adaptive.pilot import EndPlace, Pilot
-from scheduler.adaptive.planner import Ask, Hold, Send
-from scheduler.bound import NodeCounts, bound_of_scheme, bound_with_slow_edge, least_bound
-from scheduler.mapping import FleetTimes, Node, TaskTimes
-from tierkit.oip import Timing
+from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.planner import Ask, Hold, Send
+from scheduler.placement.bound import NodeCounts, bound_of_scheme, bound_with_slow_edge, least_bound
+from scheduler.placement.mapping import FleetTimes, Node, TaskTimes
 from tierkit.types import Scheme, Tier
+from tierkit.wire.oip import Timing
 
 TASKS, IMAGES = 200, 50
 MS = {Tier.END: 7.41, Tier.EDGE: 5.99, Tier.CLOUD: 7.36}

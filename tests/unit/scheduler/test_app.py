@@ -9,7 +9,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.types import Message
 
-from scheduler import app
+from scheduler.api import app
 
 
 def within(dependant: Dependant) -> Iterator[Dependant]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from scheduler.bound import NodeCounts, bound_of_scheme, bound_of_split, bound_with_slow_edge, least_bound
-from scheduler.mapping import FleetTimes, TaskTimes
+from scheduler.placement.bound import NodeCounts, bound_of_scheme, bound_of_split, bound_with_slow_edge, least_bound
+from scheduler.placement.mapping import FleetTimes, TaskTimes
 from tierkit.types import Scheme, Tier
 
 # 50 images at 7.41, 5.99 and 7.36 ms; 0.5 s to an edge node and back, 1 s to the cloud.

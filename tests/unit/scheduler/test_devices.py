@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler import devices as devices_module
-from scheduler.devices import DeviceList
-from scheduler.health import DetectorTimes, Probe
+from scheduler.devices import list as devices_module
+from scheduler.devices.health import DetectorTimes, Probe
+from scheduler.devices.list import DeviceList
 from tierkit.errors import Conflict, NotFound, Overloaded
-from tierkit.protocol import Heartbeat, ModelOffer, Registration
 from tierkit.types import Health, Tier
+from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
 TIMES = DetectorTimes(heartbeat_s=0.5, suspect_s=1.5, probe_s=0.4, lease_s=3.0, stall_s=5.0, set_aside_s=1.0)
 

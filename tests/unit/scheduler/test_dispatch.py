@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from scheduler.dispatch import Choice, FreePlaces, Place, Want, choose, eligible, in_order, tags, turn
-from scheduler.mapping import natural_order
+from scheduler.dispatch.choice import Choice, FreePlaces, Place, Want, choose, eligible, in_order, tags, turn
+from scheduler.placement.mapping import natural_order
 
 
 def place(node_id: str, outstanding: int = 0, *, alive: bool = True, on_trial: bool = False) -> Place:

@@ -8,7 +8,8 @@ from hypothesis import given, strategies as st
 
 from end_node.routing import Below, going_up
 from models.escalation import Network, Tuning, make_gate
-from scheduler.escalation import (
+from scheduler.jobs.policy import PolicyRequest, settle
+from scheduler.placement.escalation import (
     JobGate,
     asks,
     check_routed,
@@ -18,12 +19,11 @@ from scheduler.escalation import (
     upstreams_of,
     without,
 )
-from scheduler.mapping import Node
-from scheduler.policy import PolicyRequest, settle
+from scheduler.placement.mapping import Node
 from tierkit.errors import InvalidInput, NotFound, TerraceError, WeightsError
-from tierkit.events import RoutedEvent, StageAnswer, StageLoss
-from tierkit.protocol import Stage
 from tierkit.types import Escalate, Privacy, Scheme, Tier
+from tierkit.wire.events import RoutedEvent, StageAnswer, StageLoss
+from tierkit.wire.messages import Stage
 
 B = 0.351562  # 45/128: one standard error below half of 100 images
 A = 0.382812  # 49/128: with 49 images going up 75 are right

@@ -7,11 +7,11 @@ from functools import cache
 import pytest
 
 from models.manifest import Manifest, load_manifest
-from scheduler.devices import DeviceList
-from scheduler.fleet import Fleet, Ways
+from scheduler.devices.list import DeviceList
+from scheduler.placement.routes import Fleet, Ways
 from scheduler.settings import SchedulerSettings
-from tierkit.protocol import EncoderOffer, ModelOffer, Registration
 from tierkit.types import Privacy, Scheme, Tier
+from tierkit.wire.messages import EncoderOffer, ModelOffer, Registration
 
 
 @cache

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler.health import (
+from scheduler.devices.health import (
     MIN_DEVIATION_S,
     Arrivals,
     DetectorTimes,

@@ -21,11 +21,11 @@ from scheduler.ingest import images as ingest_images
 from scheduler.ingest.arrays import read_header
 from scheduler.ingest.collect import Collector, IngestLimits
 from scheduler.ingest.images import Decoded, ImageLimits, Picture
+from scheduler.ingest.inputs import MemoryWriter
 from scheduler.ingest.labels import labels_from_array, labels_from_json
 from scheduler.ingest.spool import Part, Spool
-from scheduler.inputs import MemoryWriter
 from tierkit.errors import InvalidInput, TerraceError, TooLarge, UnsupportedMedia
-from tierkit.oip import InferRequest, Tensor, encode_request
+from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 SHAPE = (32, 32, 3)
 LIMITS = IngestLimits(

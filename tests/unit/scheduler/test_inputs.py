@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.inputs import InputFiles, MemoryWriter
+from scheduler.ingest.inputs import InputFiles, MemoryWriter
 from tierkit.errors import DataError, TooLarge
 
 SHAPE = (4, 4, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.mapping import (
+from scheduler.placement.mapping import (
     Node,
     TaskTimes,
     map_count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from scheduler.pace import Pace
+from scheduler.devices.pace import Pace
 
 
 @pytest.mark.parametrize(

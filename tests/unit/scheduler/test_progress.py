@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.progress import Progress
-from tierkit.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
+from scheduler.jobs.progress import Progress
 from tierkit.types import Tier
+from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
 
 PARENTS = np.array([0, 0, 1, 1], np.int32)  # four fine classes, two superclasses
 

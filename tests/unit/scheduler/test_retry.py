@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.retry import DeathLog, RetryBudget, backoff_s, hedge_after_s, is_poison, is_suspect
+from scheduler.dispatch.retry import DeathLog, RetryBudget, backoff_s, hedge_after_s, is_poison, is_suspect
 
 
 def test_a_retry_budget_gives_its_burst_at_once_and_then_its_rate():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.secret import kept_secret
+from scheduler.store.secret import kept_secret
 from tierkit.errors import SetupError
 
 

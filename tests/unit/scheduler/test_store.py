@@ -17,16 +17,16 @@ from sqlalchemy import event, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from scheduler.policy import JobPolicy
+from scheduler.dispatch.work import Answer, AttemptReport
+from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import Attempted, GroupCommit, Result, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobStore, NewJob, new_job_id
 from scheduler.store.tables import properties
-from scheduler.work import Answer, AttemptReport
 from tierkit.errors import Conflict, NotFound, SetupError, Unavailable
-from tierkit.events import CoarseEvent, written
 from tierkit.testing import wait_for
 from tierkit.types import Scheme, Tier
+from tierkit.wire.events import CoarseEvent, written
 
 
 class Store:

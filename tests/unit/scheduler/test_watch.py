@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from scheduler.devices import DeviceList
-from scheduler.watch import Watch
+from scheduler.devices.list import DeviceList
+from scheduler.devices.watch import Watch
 from tests.unit.scheduler.test_devices import TIMES, registration
-from tierkit.protocol import Registration
 from tierkit.testing import listening, wait_for
 from tierkit.types import Health
+from tierkit.wire.messages import Registration
 
 
 async def test_a_node_that_cannot_be_watched_is_given_up_and_the_others_are_watched():

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from scheduler.policy import JobPolicy
-from scheduler.progress import Progress
-from scheduler.sinks import DurableSink
-from scheduler.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from scheduler.jobs.policy import JobPolicy
+from scheduler.jobs.progress import Progress
+from scheduler.jobs.sinks import DurableSink
 from tierkit.errors import Unavailable
-from tierkit.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
 
 
 class Told:

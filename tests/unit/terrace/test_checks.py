@@ -25,7 +25,7 @@ from terrace.checks import (
 )
 from tierkit.client import Client, Device
 from tierkit.errors import TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
-from tierkit.service import free_port
+from tierkit.http.address import free_port
 from tierkit.testing import serve_app
 from tierkit.types import Health, Tier
 

@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from models.data import read_sample
-from scheduler.policy import PolicyRequest
+from scheduler.jobs.policy import PolicyRequest
 from scheduler.settings import SchedulerSettings
 from terrace import __version__, options
 from terrace.cli import run
 from terrace.options import DEFAULT_PORT, DEFAULT_URL
 from tierkit.client import PolicyFields
-from tierkit.service import free_port
+from tierkit.http.address import free_port
 
 FLEET_FILE = str(Path(__file__).parents[3] / "deploy/fleet.toml")
 

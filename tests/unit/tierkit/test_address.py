@@ -5,8 +5,7 @@ import socket
 import pytest
 
 from tierkit.errors import PortInUse, SetupError, Unavailable
-from tierkit.service import reachable_url
-from tierkit.service.address import bind, free_port, url_of
+from tierkit.http.address import bind, free_port, reachable_url, url_of
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from tierkit.asgi import DirectRoutes, cancelled_on_disconnect, read_body
 from tierkit.errors import TooLarge
-from tierkit.service.exchange import ON_DISCONNECT
+from tierkit.http.asgi import DirectRoutes, cancelled_on_disconnect, read_body
+from tierkit.http.exchange import ON_DISCONNECT
 
 
 def sends(messages: Iterable[Message]) -> Receive:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierkit.heartbeat import backoff_s
+from tierkit.inference.heartbeat import backoff_s
 
 
 @pytest.mark.parametrize(

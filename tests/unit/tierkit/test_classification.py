@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tierkit.errors import InvalidInput
-from tierkit.oip_server.classification import best_classes
+from tierkit.inference.endpoints.classification import best_classes
 
 
 def test_best_first_and_the_lower_index_first_among_equals() -> None:

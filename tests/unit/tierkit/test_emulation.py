@@ -10,7 +10,7 @@ import pytest
 
 from tierkit.emulation import LATE, SLOWER, Answers, EmulatedModel, Slowdown, emulate
 from tierkit.errors import SetupError
-from tierkit.model import Array, Model, TensorSpec
+from tierkit.inference.model import Array, Model, TensorSpec
 from tierkit.testing import FakeClock
 
 

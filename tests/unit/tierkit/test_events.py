@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tierkit.events import CoarseEvent, FallbackEvent, Sent, read_event, read_sent, written
+from tierkit.wire.events import CoarseEvent, FallbackEvent, Sent, read_event, read_sent, written
 
 COARSE: dict[str, Any] = {
     "event": "coarse",

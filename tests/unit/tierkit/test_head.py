@@ -2,8 +2,8 @@
 
 import pytest
 
-from tierkit.protocol import BUDGET_HEADER, ESCALATION_HEADER, PRIORITY_HEADER, STAGE_HEADER, UPSTREAM_HEADER
-from tierkit.service.head import refusal_of, without_upgrade
+from tierkit.http.head import refusal_of, without_upgrade
+from tierkit.wire.messages import BUDGET_HEADER, ESCALATION_HEADER, PRIORITY_HEADER, STAGE_HEADER, UPSTREAM_HEADER
 
 HOST = (b"host", b"x")
 

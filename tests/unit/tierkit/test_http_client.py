@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tierkit.errors import TerraceError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http_client import calling
+from tierkit.http.client import calling
 
 
 async def test_every_foreign_error_is_translated() -> None:

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from tierkit import errors, http_errors
+from tierkit import errors
+from tierkit.http import errors as http_errors
 
 TABLE = {
     errors.InvalidInput: 400,

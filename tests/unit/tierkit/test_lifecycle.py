@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tierkit.service import Lifecycle
+from tierkit.http.lifecycle import Lifecycle
 
 
 async def test_it_goes_from_starting_to_ready_to_draining() -> None:

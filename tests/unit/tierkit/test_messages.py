@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from pydantic import TypeAdapter
 
-from scheduler.policy import PolicyRequest
-from tierkit.events import Sent, TaskEvent
-from tierkit.protocol import ESCALATION, UPSTREAMS, Heartbeat, Lease, Registration
+from scheduler.jobs.policy import PolicyRequest
+from tierkit.wire.events import Sent, TaskEvent
+from tierkit.wire.messages import ESCALATION, UPSTREAMS, Heartbeat, Lease, Registration
 
 
 def unbounded(schema: Any, place: str = "") -> Iterator[str]:

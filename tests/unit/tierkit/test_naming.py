@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from end_node.settings import EndSettings
 from tierkit.access import TokenEntry
 from tierkit.naming import lasting_name
-from tierkit.protocol import checked_node_id
+from tierkit.wire.messages import checked_node_id
 
 
 def test_a_node_without_a_name_has_the_same_one_after_a_restart() -> None:

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from tierkit.errors import TooLarge, UnsupportedMedia
-from tierkit.model import TensorSpec
-from tierkit.oip import InferRequest, Limits
-from tierkit.oip.compression import compress
-from tierkit.oip_server import request as reading
-from tierkit.oip_server.request import RequestReader, announced_images, budget_s
+from tierkit.inference.endpoints import request as reading
+from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s
+from tierkit.inference.model import TensorSpec
+from tierkit.wire.oip import InferRequest, Limits
+from tierkit.wire.oip.compression import compress
 
 IMAGES = TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3))
 FEATURES = TensorSpec(name="features", datatype="FP32", shape=(-1, 2, 3))

@@ -13,12 +13,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tierkit import inference_thread
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge, Unavailable
-from tierkit.inference_thread import InferenceThread
-from tierkit.model import Array, TensorSpec
-from tierkit.runner import ModelRunner, RunResult
-from tierkit.statistics import BatchRecord
+from tierkit.inference import thread as inference_thread
+from tierkit.inference.model import Array, TensorSpec
+from tierkit.inference.runner import ModelRunner, RunResult
+from tierkit.inference.statistics import BatchRecord
+from tierkit.inference.thread import InferenceThread
 from tierkit.testing import wait_for
 
 
@@ -343,7 +343,7 @@ async def test_the_check_finds_a_model_that_fails_or_never_ends(monkeypatch: pyt
         with pytest.raises(OSError, match="the device is gone"):
             await runner.check()
         assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 0
-    monkeypatch.setattr("tierkit.runner._STALL_S", 0.0)
+    monkeypatch.setattr("tierkit.inference.runner._STALL_S", 0.0)
     model = Doubler()
     async with ModelRunner(model) as runner, busy(model, runner):
         with pytest.raises(Unavailable, match="one batch for over"):
@@ -695,7 +695,7 @@ async def test_an_urgent_request_overtakes_those_that_wait_but_not_each_other() 
 
 
 async def test_a_request_that_has_waited_long_is_overtaken_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tierkit.runner._OVERTAKEN_S", 0.0)
+    monkeypatch.setattr("tierkit.inference.runner._OVERTAKEN_S", 0.0)
     model = Doubler()
     order: list[bool] = []
 

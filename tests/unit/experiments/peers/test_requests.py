@@ -10,8 +10,8 @@ from experiments.bench.http import Origin, Reply
 from experiments.peers.contenders import Speech
 from experiments.peers.requests import check_answer, make_target, random_images
 from tierkit.errors import UpstreamError
-from tierkit.model import Array
-from tierkit.oip import BINARY_HEADER, InferResponse, Tensor, decode_request, encode_response
+from tierkit.inference.model import Array
+from tierkit.wire.oip import BINARY_HEADER, InferResponse, Tensor, decode_request, encode_response
 
 ORIGIN = Origin("127.0.0.1", 80)
 IMAGES = random_images(4, (2, 2, 3))

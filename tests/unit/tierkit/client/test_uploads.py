@@ -13,7 +13,7 @@ from python_multipart.multipart import FormParser
 
 from tierkit.client.uploads import Upload, build_upload, list_images
 from tierkit.errors import InvalidInput
-from tierkit.oip import BINARY_HEADER, decode_request, parse_header_length
+from tierkit.wire.oip import BINARY_HEADER, decode_request, parse_header_length
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge
-from tierkit.model import TensorSpec
-from tierkit.oip import (
+from tierkit.inference.model import TensorSpec
+from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,
     InferResponse,

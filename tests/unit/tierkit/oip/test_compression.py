@@ -5,7 +5,7 @@ import zstandard
 from hypothesis import given, strategies as st
 
 from tierkit.errors import MalformedMessage, TooLarge
-from tierkit.oip.compression import _compress, compress, decompress
+from tierkit.wire.oip.compression import _compress, compress, decompress
 
 
 @given(st.binary(min_size=1, max_size=5000))

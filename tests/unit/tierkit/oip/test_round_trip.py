@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as npst
 
 from tierkit.errors import MalformedMessage, TooLarge
-from tierkit.oip import (
+from tierkit.wire.oip import (
     BINARY_HEADER,
     DATATYPES,
     Chunks,

@@ -1,0 +1,787 @@
+"""The device list: who may receive tasks now. Time is passed in; nothing here does I/O.
+
+A node registers with an incarnation that is fresh at each of its starts, receives a lease and renews it by heartbeats.
+What else speaks for or against it is gathered here as well: answers to tasks and failed attempts (told by the
+dispatcher), probes (told by the watch), work that it owes. `health` judges all of it.
+
+The list is not stored: after a restart of the scheduler the nodes' next heartbeats are answered "unknown" and they
+register again, which is both quicker and truer than what a file remembers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from scheduler.devices.breaker import WrongAnswers, rest_s
+from scheduler.devices.health import (
+    Arrivals,
+    DetectorTimes,
+    Evidence,
+    Probe,
+    Work,
+    hears_nobody,
+    judge,
+    phi,
+    stalled_after_s,
+    suspect_after_s,
+)
+from scheduler.devices.pace import Pace
+from scheduler.placement.mapping import natural_order
+from tierkit.errors import Conflict, NotFound, Overloaded
+from tierkit.types import Health, Tier
+from tierkit.wire.messages import Heartbeat, Lease, Registration
+
+__all__ = ["Device", "DeviceList", "DeviceView"]
+
+_log = logging.getLogger(__name__)
+
+_FORGET_S = 600.0
+"""A dead node stays visible this long, for whoever looks into what happened."""
+
+_MOST_SAID = 500
+"""Characters of a reason."""
+
+MOST_NODES = 250_000
+"""Of the list, those included that are dead and still shown."""
+
+_MOST_RETIRED = 64
+"""Older incarnations that are remembered of each node."""
+
+_AGAIN_S = 1e-6
+"""A node whose time is up by a hair is looked at again so much later."""
+
+Order = tuple[tuple[int, str | int], ...]
+"""Of a node in the device list, see `natural_order`."""
+
+_BATCH = 64
+"""Images of a queue that a node takes up at a time, unless it says how many it is computing."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Device:
+    """What the scheduler knows of one node."""
+
+    registration: Registration
+    node_id: str = field(init=False)
+    tier: Tier = field(init=False)
+    incarnation: str = field(init=False)
+    joined_at: float
+    last_seen: float
+    """Last sign of life: a heartbeat, or an answer to a task."""
+    last_beat: float
+    arrivals: Arrivals
+    pace: Pace
+    suspect_after_s: float
+    """Silence that its heartbeats so far allow."""
+    progress_at: float
+    """When it last finished images or, having owed nothing, was given some."""
+    draining: bool = False
+    accusation: str | None = None
+    wrong: WrongAnswers = field(default_factory=WrongAnswers)
+    probe: Probe | None = None
+    """Outcome of a probe since the last sign of life."""
+    reached: bool = False
+    """Whether it has ever answered a probe."""
+    not_before: float = 0.0
+    """The node asked to be left alone until then ("503, Retry-After")."""
+    load: Heartbeat | None = None
+    """What the node said of itself last."""
+    given: int = 0
+    """Images of tasks that the scheduler has handed to it and that have no answer of its own yet."""
+    stalled: int = 0
+    """Images on which it got stuck; no new work clears that, only progress does."""
+    epitaph: str | None = None
+    """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
+    retired: tuple[str, ...] = ()
+    """The last incarnations before it of this node id: they cannot come back."""
+    order: Order
+    """Place in the list."""
+    review_at: float = math.inf
+    """When time alone may change what is thought of it, or before."""
+    listed: bool = False
+    """Whether it is among those that may receive tasks."""
+
+    def __post_init__(self) -> None:
+        # Each decision asks for them many times.
+        self.node_id, self.tier = self.registration.node_id, self.registration.tier
+        self.incarnation = self.registration.incarnation
+
+    @property
+    def ms_per_image(self) -> float:
+        """By its own measurement, of the slowest of its models."""
+        return max(offer.ms_per_image for offer in self.registration.models)
+
+    @property
+    def owed(self) -> int:
+        """Images that it should be working on."""
+        told = 0 if self.load is None else self.load.running_images or min(self.load.queued_images, _BATCH)
+        return max(self.given, self.stalled, told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """One node with the failure detector's opinion of it, at one moment."""
+
+    device: Device
+    health: Health
+    reason: str
+    silent_s: float
+    keeps_tasks: bool
+    """Whether the tasks that it has may stay with it."""
+    set_aside: bool = False
+    """Suspect for nothing but its wrong answers."""
+
+    @property
+    def phi(self) -> float:
+        """The accrual detector's suspicion by silence."""
+        return phi(self.silent_s, *self.device.arrivals.fit())
+
+
+class _Line:
+    """Devices in the order of the list. Finding one takes O(log n)."""
+
+    def __init__(self) -> None:
+        self._keys: list[Order] = []
+        self.devices: list[Device] = []
+        self._asked: tuple[Order, int] | None = None
+        """Whose place was asked for last, and what it is: for one decision it is asked several times."""
+
+    def put(self, device: Device) -> None:
+        """Add a device, in the place of an older record of the same node if there is one."""
+        at = self.place(device.order)
+        if at < len(self._keys) and self._keys[at] == device.order:
+            self.devices[at] = device
+        else:
+            self._asked = None
+            self._keys.insert(at, device.order)
+            self.devices.insert(at, device)
+
+    def drop(self, device: Device) -> None:
+        at = self.place(device.order)
+        self._asked = None
+        del self._keys[at], self.devices[at]
+
+    def place(self, order: Order) -> int:
+        """Position of the node with this order, or where it would be."""
+        if self._asked is None or self._asked[0] is not order:
+            self._asked = order, bisect_left(self._keys, order)
+        return self._asked[1]
+
+
+class DeviceList:
+    """Registrations, leases and health of all nodes. Iterates in the order of the device list: end-2 before end-10.
+
+    What is thought of a node changes by evidence, which arrives at a method of this class, or by time: `review_at` is
+    when that may next happen, and a heap of those moments says whom to judge anew. So a decision over thousands of
+    nodes judges those few that have news.
+
+    Args:
+        times: of the failure detector.
+        sweep_s: how often `sweep` is called. Where it was not for twice as long, the scheduler itself stood still, and
+            nobody could be heard: that time counts against no node.
+    """
+
+    def __init__(self, times: DetectorTimes, *, sweep_s: float = math.inf) -> None:
+        self.times = times
+        self._sweep_s = sweep_s
+        self._swept_at: float | None = None
+        self._unheard_since: float | None = None
+        """The first sweep since when nobody is heard."""
+        self.doubting = False
+        """Whether the scheduler looks for the fault in itself, because it hears nobody. No node dies of silence then,
+        but one that refuses connections does."""
+        self._sure_since = -math.inf
+        """When it last stopped doing so."""
+        self._listeners: list[Callable[[str], None]] = []
+        self._followers: list[Callable[[str], None]] = []
+        self._devices: dict[str, Device] = {}
+        self._told: dict[str, tuple[Health, bool]] = {}
+        """Health, and whether it keeps its tasks, as the listeners know it."""
+        self._changes: list[DeviceView] = []
+        self._views: dict[str, DeviceView] = {}
+        """Judged at `_viewed_at`. One decision asks for each node's health many times at one moment."""
+        self._viewed_at = -1.0
+        self._all = _Line()
+        self._alive = {tier: _Line() for tier in Tier}
+        self._versions = dict.fromkeys(Tier, 0)
+        self._moves = 0
+        self._reviews: list[tuple[float, str]] = []
+        """A heap: when to judge whom anew."""
+        self._untold: set[str] = set()
+        """Nodes whose health is another than the listeners know."""
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with a node id after any change that may free, add or remove capacity."""
+        self._listeners.append(listener)
+
+    def follow(self, follower: Callable[[str], None]) -> None:
+        """Call `follower` with the id of each node that comes to those that may receive tasks, or leaves them. It must
+        not call back."""
+        self._followers.append(follower)
+
+    def register(self, registration: Registration, now: float) -> Lease:
+        """Give a node a place in the list.
+
+        A known node id with a new incarnation is the node after a restart: it takes the place of the old one, whose
+        tasks are void. As long as the old one shows itself alive at another address it is not a restart but a second
+        node with the same name. One that was just killed and started again is refused at most until its death is
+        noticed, and tries again by itself.
+
+        Raises:
+            Conflict: the id belongs to a node that is alive or of another tier, or this incarnation was replaced by one
+                that is alive.
+            Overloaded: the list is full.
+        """
+        node_id = registration.node_id
+        old = self._devices.get(node_id)
+        if old is None and len(self._devices) >= MOST_NODES:
+            raise Overloaded(f"the device list is full: {MOST_NODES:,} nodes", retry_after_s=_FORGET_S / 10)
+        retired: tuple[str, ...] = ()
+        if old is not None:
+            self._check_claim(registration, old, now)
+            older = (*old.retired, old.incarnation)
+            retired = tuple(each for each in older if each != registration.incarnation)[-_MOST_RETIRED:]
+        if self._swept_at is None:
+            self._swept_at = now  # nobody is silent before the first has come
+        arrivals = Arrivals(self.times.heartbeat_s)
+        self._devices[node_id] = Device(
+            registration=registration,
+            joined_at=now,
+            last_seen=now,
+            last_beat=now,
+            arrivals=arrivals,
+            pace=Pace(registration.images_per_minute),
+            suspect_after_s=suspect_after_s(*arrivals.fit(), self.times),
+            progress_at=now,
+            retired=retired,
+            order=natural_order(node_id),
+        )
+        device = self._devices[node_id]
+        if old is not None:
+            self._unlist(old)
+        self._all.put(device)
+        self._told[node_id] = (Health.ALIVE, True)
+        self._refresh(device, now)
+        self._tell(node_id)
+        return Lease(lease_s=self.times.lease_s, heartbeat_s=self.times.heartbeat_s)
+
+    def _check_claim(self, claim: Registration, old: Device, now: float) -> None:
+        view = self._view(old, now)
+        health = view.health
+        if claim.tier is not old.tier:
+            # Trust and tokens go by the id: whoever takes it over must not be another kind of node.
+            raise Conflict(
+                f"the node id {claim.node_id!r} belongs to an {old.tier} node, and this is one of tier {claim.tier}: "
+                "give it another --node-id, or strike the old one off the list first"
+            )
+        if claim.incarnation == old.incarnation or health is Health.DEAD:
+            return
+        # A second process cannot listen where the first one does, so the same address means that the first has ended.
+        same_place = claim.url == old.registration.url and claim.incarnation not in old.retired
+        if not same_place and (health is not Health.SUSPECT or view.set_aside):
+            raise Conflict(
+                f"the node id {claim.node_id!r} belongs to a node at {old.registration.url} that is {health}; "
+                "give this one another --node-id, or stop that one first"
+            )
+
+    def key_of(self, node_id: str) -> str:
+        """What opens the gate of a node; "" where it has none, or is not on the list any more."""
+        device = self._devices.get(node_id)
+        return "" if device is None else device.registration.key
+
+    def heartbeat(self, node_id: str, beat: Heartbeat, now: float) -> None:
+        """Renew a lease.
+
+        Raises:
+            NotFound: unknown node, or one that was given up as dead: it must register again.
+            Conflict: an older incarnation of this node.
+        """
+        device = self.get(node_id)
+        if device.incarnation != beat.incarnation:
+            raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
+        if not device.listed or now >= device.review_at:
+            view = self._view(device, now)
+            if view.health is Health.DEAD:
+                raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
+        device.arrivals.add(now - device.last_beat)
+        device.last_beat = now
+        device.suspect_after_s = suspect_after_s(*device.arrivals.fit(), self.times)
+        device.draining = device.draining or beat.draining
+        owed_before, done_before = device.owed, 0 if device.load is None else device.load.images_done
+        device.load = beat
+        if beat.images_done != done_before:
+            self._progressed(device, now)
+        elif not owed_before:
+            device.progress_at = now
+        self._seen(device, now)
+
+    def heard(self, node_id: str, incarnation: str, now: float) -> None:
+        """Passive evidence for a node: it sent an answer to a task."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            self._seen(device, now)
+
+    def given(self, node_id: str, incarnation: str, images: int, now: float) -> None:
+        """The scheduler has handed a task of so many images to the node."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            if not device.owed:
+                device.progress_at = now
+            device.given += images
+            self._views.pop(node_id, None)
+
+    def settled(self, node_id: str, incarnation: str, images: int, now: float, *, answered: bool) -> None:
+        """A task of so many images is off the node: by its answer, which is progress, or in another way."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            device.given -= images
+            self._views.pop(node_id, None)
+            if answered:
+                self._progressed(device, now)
+                if not device.listed:
+                    self._refresh(device, now)
+
+    def charge(self, node_id: str, images: int, now: float) -> float:
+        """Count images against the node's power budget; returns after how many seconds it may have more."""
+        device = self._devices.get(node_id)
+        if device is None:
+            return 0.0
+        device.pace.charge(images, now)
+        rest = device.pace.wait_s(now)
+        if rest:
+            self._refresh(device, now)
+        return rest
+
+    def probed(self, node_id: str, incarnation: str, outcome: Probe, *, began: float, now: float) -> None:
+        """What came of a probe that began at `began`. One that a sign of life has overtaken says nothing."""
+        device = self._current(node_id, incarnation)
+        if device is None:
+            return
+        if outcome is Probe.ANSWERED:
+            device.reached = True
+        elif began < device.last_seen or (outcome is Probe.SILENT and (self.doubting or began < self._sure_since)):
+            return
+        device.probe = outcome
+        self._announce(device, now)
+
+    def accuse(self, node_id: str, incarnation: str, reason: str, now: float) -> None:
+        """Passive evidence against a node: an attempt could not reach it. Suspect until its next sign of life."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            device.accusation = reason
+            self._announce(device, now)
+
+    def answered_wrongly(self, node_id: str, incarnation: str, reason: str, now: float, *, counts: bool = True) -> None:
+        """Evidence against a node that heartbeats do not clear: an attempt ended with a wrong answer, or with none in
+        time.
+
+        Args:
+            counts: False where the task may be to blame as well: the node rests no longer than it did.
+        """
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            device.wrong = device.wrong.one_more(reason, now) if counts else device.wrong.again(now)
+            self._announce(device, now)
+
+    def give_up(self, node_id: str, incarnation: str, exc: Exception, now: float) -> None:
+        """Nothing can be done with this node, for an error of ours: it is dead, and may register again."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            self._give_up(device, exc)
+            self._announce(device, now)
+
+    def pardon(self, node_id: str, incarnation: str, now: float) -> None:
+        """One of the node's wrong answers was its task's fault as much."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            device.wrong = device.wrong.one_less()
+            self._announce(device, now)
+
+    def answered_rightly(self, node_id: str, incarnation: str, now: float) -> None:
+        """An attempt on the node ended as it should: its wrong answers are forgotten."""
+        device = self._current(node_id, incarnation)
+        if device is not None and device.wrong.count:
+            device.wrong = WrongAnswers()
+            self._announce(device, now)
+
+    def sent(self, node_id: str, incarnation: str, now: float) -> None:
+        """A task is on its way to the node: its trial, if its last answers were wrong."""
+        device = self._current(node_id, incarnation)
+        if device is not None and device.wrong.count:
+            device.wrong = device.wrong.again(now)
+            self._announce(device, now)
+
+    def set_aside(self, node_id: str, incarnation: str, until: float) -> None:
+        """The node said "not now": give it no new tasks before `until`."""
+        device = self._current(node_id, incarnation)
+        if device is not None:
+            device.not_before = max(device.not_before, until)
+            device.review_at = math.inf  # that may be sooner than the next look at it
+            self._refresh(device, self._viewed_at)
+
+    def drain(self, node_id: str, now: float) -> None:
+        """Give the node no new tasks; those that it has may finish. Raises NotFound."""
+        device = self.get(node_id)
+        device.draining = True
+        self._announce(device, now)
+
+    def resume(self, node_id: str, now: float) -> None:
+        """Take back `drain`.
+
+        Raises:
+            NotFound: no such node.
+            Conflict: the node itself is shutting down.
+        """
+        device = self.get(node_id)
+        if device.load is not None and device.load.draining:
+            raise Conflict(f"node {node_id!r} is shutting down by itself; start it again")
+        device.draining = False
+        self._announce(device, now)
+
+    def remove(self, node_id: str, incarnation: str | None = None) -> None:
+        """Strike a node off the list; its tasks go to others.
+
+        Raises:
+            NotFound: no such node.
+            Conflict: `incarnation` is not the present one.
+        """
+        device = self.get(node_id)
+        if incarnation is not None and incarnation != device.incarnation:
+            raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
+        self._forget(device)
+        self._tell(node_id)
+
+    def get(self, node_id: str) -> Device:
+        """The node's record. Raises NotFound."""
+        device = self._devices.get(node_id)
+        if device is None:
+            raise NotFound(f"no node {node_id!r} on the device list")
+        return device
+
+    def find(self, node_id: str) -> Device | None:
+        """The node's record, if it is on the list."""
+        return self._devices.get(node_id)
+
+    def view(self, now: float) -> list[DeviceView]:
+        """All nodes in the order of the list, with their health at `now`."""
+        return [self._view(device, now) for device in self._all.devices]
+
+    def of(self, tier: Tier) -> Iterator[Device]:
+        """All nodes of a tier in the order of the list, whatever their health."""
+        return (device for device in self._all.devices if device.tier is tier)
+
+    def view_of(self, node_id: str, incarnation: str, now: float) -> DeviceView | None:
+        """One node with its health at `now`; None once it has left the list or has come back as another."""
+        device = self._current(node_id, incarnation)
+        return None if device is None else self._view(device, now)
+
+    def alive(self, tier: Tier, now: float) -> list[Device]:
+        """Nodes of a tier that may receive new tasks, in the order of the list. Not to be changed, nor to be kept: it
+        is the list itself, which changes with the next call."""
+        if self._reviews and self._reviews[0][0] <= now:
+            self._review(now)
+        return self._alive[tier].devices
+
+    def place(self, tier: Tier, order: Order) -> int:
+        """How many nodes of a tier that may receive new tasks stand before this place in the list, by the last
+        `alive`."""
+        return self._alive[tier].place(order)
+
+    def version(self, tier: Tier) -> int:
+        """Another number whenever another set of nodes of this tier may receive tasks, by the last `alive`."""
+        return self._versions[tier]
+
+    @property
+    def changes(self) -> int:
+        """Another number whenever another set of nodes of any tier may receive tasks, by the last `alive`."""
+        return self._moves
+
+    def last_resort(self, tier: Tier, now: float) -> list[Device]:
+        """Nodes to try where all nodes of a tier that could work are set aside for wrong answers: it may be the tasks'
+        fault, and a fleet that does nothing finds out nothing. Each gets a task every `set_aside_s` then."""
+        views = [
+            view
+            for view in self.view(now)
+            if view.device.tier is tier and view.keeps_tasks and view.health is not Health.DRAINING
+        ]
+        if not all(view.set_aside for view in views):
+            return []
+        base_s = self.times.set_aside_s
+        return [
+            view.device
+            for view in views
+            if view.device.wrong.may_be_asked(now, base_s)
+            and max(view.device.not_before, view.device.pace.free_at) <= now
+        ]
+
+    def suspect(self, tier: Tier, now: float) -> list[Device]:
+        """Nodes of a tier that are late or accused, but neither given up nor stuck nor about to leave."""
+        return [
+            view.device
+            for view in self.view(now)
+            if view.device.tier is tier
+            and view.health is Health.SUSPECT
+            and view.keeps_tasks
+            and not view.device.draining
+        ]
+
+    def keeps_tasks(self, node_id: str, now: float, *, incarnation: str | None = None) -> bool:
+        """Whether work given to this node (to this incarnation, if named) still counts: it is on the list, neither dead
+        nor stuck."""
+        device = self._devices.get(node_id)
+        return device is not None and incarnation in (None, device.incarnation) and self._view(device, now).keeps_tasks
+
+    def sweep(self, now: float) -> list[DeviceView]:
+        """Judge all nodes anew, tell the listeners of changes, forget the long dead.
+
+        Returns:
+            All changes since the last call, those included that evidence has brought in between.
+        """
+        self._mind_itself(now)
+        self._review(now)
+        for device in sorted((self._devices[node_id] for node_id in self._untold), key=lambda device: device.order):
+            self._announce(device, now)
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _mind_itself(self, now: float) -> None:
+        """Take the time off every node's silence in which the scheduler stood still, or doubts that it hears."""
+        since_s = 0.0 if self._swept_at is None else now - self._swept_at
+        doubted, late = self.doubting, since_s > 2 * self._sweep_s
+        if doubted or late:
+            self._forgive(since_s if doubted else since_s - self._sweep_s, now)
+        self._swept_at = now
+        living = (device for device in self._devices.values() if device.epitaph is None)
+        if not hears_nobody((now - device.last_seen, device.suspect_after_s) for device in living):
+            self._unheard_since = None
+        elif self._unheard_since is None:
+            self._unheard_since = now
+        self.doubting = self._unheard_since is not None and now - self._unheard_since <= self.times.doubt_s
+        if doubted and not self.doubting:
+            self._sure_since = now
+        elif self.doubting and not doubted:
+            for device in self._devices.values():
+                device.probe = None if device.probe is Probe.SILENT else device.probe
+        if doubted or late or self.doubting:
+            # What is thought of them has changed otherwise than by the evidence and the moments that are kept.
+            for device in self._devices.values():
+                device.review_at = math.inf
+                self._refresh(device, now)
+            self._views.clear()
+
+    def _forgive(self, pause_s: float, now: float) -> None:
+        for device in self._devices.values():
+            device.last_seen = min(now, device.last_seen + pause_s)
+            device.last_beat = min(now, device.last_beat + pause_s)
+            device.progress_at = min(now, device.progress_at + pause_s)
+        self._views.clear()
+
+    def __len__(self) -> int:
+        """Nodes on the list, whatever their health."""
+        return len(self._devices)
+
+    def count(self, tiers: Iterable[Tier]) -> int:
+        """Nodes of these tiers on the list, whatever their health."""
+        wanted = set(tiers)
+        return sum(device.tier in wanted for device in self._devices.values())
+
+    def healths(self) -> Counter[tuple[Tier, Health]]:
+        """How many nodes of each tier are how well, by the last `sweep`."""
+        return Counter((self._devices[node_id].tier, health) for node_id, (health, _) in self._told.items())
+
+    def _current(self, node_id: str, incarnation: str) -> Device | None:
+        device = self._devices.get(node_id)
+        return device if device is not None and device.incarnation == incarnation else None
+
+    def _seen(self, device: Device, now: float) -> None:
+        device.last_seen = now
+        well = device.listed and now < device.review_at and not device.draining and device.accusation is None
+        device.accusation = device.probe = None
+        if well and device.node_id not in self._untold:
+            self._views.pop(device.node_id, None)  # nothing is due: one that is alive can but live on by that
+        else:
+            self._announce(device, now)
+
+    def _progressed(self, device: Device, now: float) -> None:
+        device.progress_at = now
+        device.stalled = 0
+
+    def _view(self, device: Device, now: float) -> DeviceView:
+        if now != self._viewed_at:
+            self._views.clear()
+            self._viewed_at = now
+        view = self._views.get(device.node_id)
+        if view is None or view.device is not device:
+            view = self._views[device.node_id] = self._judge(device, now)
+        return view
+
+    def _judge(self, device: Device, now: float) -> DeviceView:
+        try:
+            return self._opinion(device, now)
+        except Exception as exc:
+            self._give_up(device, exc)
+            return self._opinion(device, now)
+
+    def _opinion(self, device: Device, now: float) -> DeviceView:
+        until = now
+        if self._swept_at is not None:
+            # What comes after that may be a pause of the scheduler's own, which the next sweep takes off.
+            until = min(now, self._swept_at + (0.0 if self.doubting else 2 * self._sweep_s))
+        silent_s = max(0.0, until - device.last_seen)
+        if device.epitaph is not None:
+            return DeviceView(
+                device=device, health=Health.DEAD, reason=device.epitaph, silent_s=silent_s, keeps_tasks=False
+            )
+        work = None
+        if owed := device.owed:
+            work = Work(
+                images=owed,
+                idle_s=max(0.0, until - device.progress_at),
+                allowed_s=stalled_after_s(owed, device.ms_per_image, self.times),
+            )
+        wrong = device.wrong
+        verdict = judge(
+            Evidence(
+                silent_s=silent_s,
+                suspect_after_s=device.suspect_after_s,
+                probe=device.probe,
+                reached=device.reached,
+                accusation=device.accusation,
+                wrong=wrong.why if wrong.sets_aside(now, self.times.set_aside_s) else None,
+                draining=device.draining,
+                work=work,
+            ),
+            self.times,
+        )
+        reason = verdict.reason
+        if self.doubting and verdict.health is Health.SUSPECT:
+            reason = f"{reason}; no other node is heard either, so the scheduler doubts itself first"
+        if verdict.health is Health.ALIVE and (rest_s := device.pace.wait_s(now)):
+            budget = device.registration.images_per_minute
+            reason = f"{reason}; rests for {rest_s:.1f} s to keep to {budget} images a minute"
+        if verdict.health is Health.ALIVE and wrong.count:
+            reason = f"{reason}; gets one task as a trial: {wrong.why}"
+        return DeviceView(
+            device=device,
+            health=verdict.health,
+            reason=reason,
+            silent_s=silent_s,
+            keeps_tasks=verdict.keeps_tasks,
+            set_aside=verdict.set_aside,
+        )
+
+    def _give_up(self, device: Device, exc: Exception) -> None:
+        """Declare a node dead because judging it failed; the other nodes are not affected."""
+        _log.error("%s cannot be judged and is given up", device.node_id, exc_info=exc)
+        device.epitaph = f"cannot be judged ({type(exc).__name__}: {exc})"[:_MOST_SAID]
+        self._untold.add(device.node_id)
+
+    def _announce(self, device: Device, now: float) -> None:
+        """Judge a node whose evidence has changed, and tell the listeners if its health has."""
+        self._views.pop(device.node_id, None)
+        view = self._view(device, now)
+        if view.health is Health.DEAD:
+            device.epitaph = view.reason
+        elif not view.keeps_tasks:
+            # Its tasks go to others now, but that alone does not make it work again.
+            device.stalled = device.owed
+        self._refresh(device, now)
+        self._untold.discard(device.node_id)
+        if self._told[device.node_id] == (view.health, view.keeps_tasks):
+            return
+        self._told[device.node_id] = (view.health, view.keeps_tasks)
+        self._changes.append(view)
+        self._tell(device.node_id)
+
+    # --- who may receive tasks, kept up to date ---------------------------------------------------------------------
+
+    def _review(self, now: float) -> None:
+        """Judge the nodes anew whose time has come."""
+        while self._reviews and self._reviews[0][0] <= now:
+            at, node_id = heapq.heappop(self._reviews)
+            device = self._devices.get(node_id)
+            if device is None or at != device.review_at:
+                continue  # another entry has taken its place
+            device.review_at = math.inf
+            if device.epitaph is not None and now - device.last_seen > _FORGET_S:
+                self._forget(device)
+            elif device.listed and (at := min(self._moments(device))) > now:
+                self._review_again(device, at + _AGAIN_S)  # it has been heard since, and lives on by that
+            else:
+                self._refresh(device, now)
+
+    def _refresh(self, device: Device, now: float) -> None:
+        """Judge a node, and put it into the list of those that may receive tasks, or take it out."""
+        self._views.pop(device.node_id, None)
+        view = self._judge(device, now)
+        if (view.health, view.keeps_tasks) != self._told[device.node_id]:
+            self._untold.add(device.node_id)
+        free_at = max(device.not_before, device.pace.free_at)
+        able = view.health is Health.ALIVE and free_at <= now
+        if able and not device.listed:
+            device.listed = True
+            self._alive[device.tier].put(device)
+            self._moved(device)
+        elif device.listed and not able:
+            self._unlist(device)
+        at = self._next_review(device, free_at, now)
+        if at < device.review_at:
+            self._review_again(device, at)
+
+    def _review_again(self, device: Device, at: float) -> None:
+        device.review_at = at
+        heapq.heappush(self._reviews, (at, device.node_id))
+
+    def _next_review(self, device: Device, free_at: float, now: float) -> float:
+        """When time alone may change what `_judge` says, or `free_at` is over."""
+        if device.epitaph is not None:
+            return max(device.last_seen + _FORGET_S, now) + _AGAIN_S
+        at = min((moment for moment in self._moments(device) if moment > now), default=now) + _AGAIN_S
+        return min(at, free_at) if free_at > now else at
+
+    def _moments(self, device: Device) -> list[float]:
+        """When time alone may change what `_judge` says, as long as nothing is heard of it: before the first of them
+        nothing does."""
+        try:
+            return self._moments_of(device)
+        except Exception as exc:
+            self._give_up(device, exc)
+            return [-math.inf]
+
+    def _moments_of(self, device: Device) -> list[float]:
+        moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
+        if owed := device.owed:
+            moments.append(device.progress_at + stalled_after_s(owed, device.ms_per_image, self.times))
+        if device.wrong.count:
+            moments.append(device.wrong.at + rest_s(device.wrong.count, self.times.set_aside_s))
+        return moments
+
+    def _unlist(self, device: Device) -> None:
+        if device.listed:
+            device.listed = False
+            self._alive[device.tier].drop(device)
+            self._moved(device)
+
+    def _moved(self, device: Device) -> None:
+        self._versions[device.tier] += 1
+        self._moves += 1
+        for follower in self._followers:
+            follower(device.node_id)
+
+    def _forget(self, device: Device) -> None:
+        node_id = device.node_id
+        self._unlist(device)
+        self._all.drop(device)
+        del self._devices[node_id], self._told[node_id]
+        self._views.pop(node_id, None)
+        self._untold.discard(node_id)
+
+    def _tell(self, node_id: str) -> None:
+        for listener in self._listeners:
+            listener(node_id)

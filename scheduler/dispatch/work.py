@@ -1,0 +1,430 @@
+"""Jobs under way, as the dispatcher has them in memory: which tasks are ready, delayed, answered, closed.
+
+Every step is a plain function call, so no cancellation can fall between "this stage is answered" and the handing over
+of the answer. That, and the key of the results table, is what makes answers exactly once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduler.dispatch.retry import RetryBudget, is_suspect
+from scheduler.ingest.inputs import Pixels
+from scheduler.jobs.policy import JobPolicy
+from scheduler.measures import count_task
+from scheduler.placement.escalation import without
+from scheduler.placement.routes import Ways
+from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.wire.events import (
+    CoarseEvent,
+    ErrorEvent,
+    FallbackEvent,
+    FallbackReason,
+    FineEvent,
+    RoutedEvent,
+    TaskEvent,
+    written,
+)
+
+__all__ = ["FAILED_OUTCOMES", "ActiveJob", "ActiveTask", "Answer", "AttemptReport", "Sink"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_AHEAD = 64
+"""Ready tasks among which one is looked for that may go before one that waits for another device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one stage of one task."""
+
+    task: int
+    first_image: int
+    images: int
+    stage: str
+    """coarse | final"""
+    kind: str
+    """coarse | fine | fallback | failed"""
+    ms: float
+    """From the task's first dispatch to the arrival of this answer."""
+    request_id: str
+    event: TaskEvent
+    line: str
+    """`event` as it came over the wire."""
+
+
+FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")
+"""Of attempts that count among those that a task may fail; `AttemptReport.outcome` explains them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """One attempt of a task, at its end or as it is now."""
+
+    task: int
+    number: int
+    """From 1, in the order in which the task's attempts began."""
+    node_id: str
+    incarnation: str
+    tier: Tier
+    upstream: str | None
+    """The upper node that the device was to ask first."""
+    stage: str
+    """all | fine: whether the coarse answer was known already"""
+    hedge: bool
+    """Whether it was made beside one that took too long."""
+    outcome: str
+    """running | ok | refused (the device said "not now") | unreachable | lost (the device died, left or got stuck with
+    it) | error (a wrong answer, or no coarse one in time) | fallback (the upper nodes failed) | rerouted (the upper
+    node left) | deadline (no final answer in the task's time) | cancelled (another attempt was quicker, or the job
+    ended) | late (it failed when the task was closed already)"""
+    reason: str
+    """Why; "" for ok."""
+    why: str
+    """Why it was sent to this device, with these upper nodes."""
+    started_at: float
+    """Wall clock, seconds since 1970."""
+    ended_at: float | None
+
+
+class Sink(Protocol):
+    """Where the answers of a job go: the database for a job, the waiting client for an interactive request."""
+
+    def started(self) -> None:
+        """The first task is on its way."""
+
+    def answer(self, answer: Answer) -> None:
+        """Called once per stage of a task, or once more after `withdrawn`. Never waits: `Dispatcher` sends no new tasks
+        while too much is unwritten."""
+
+    def withdrawn(self, answer: Answer) -> None:
+        """A coarse answer that was given does not count: what it was a part of has turned out to be invalid. Another
+        one may follow. Never waits."""
+
+    def attempted(self, report: AttemptReport) -> None:
+        """An attempt has ended. Never waits."""
+
+    async def ended(self, state: str | None, reason: str) -> None:
+        """Nothing more will come. `state` None: as the answers say. Returns when that is durable."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ActiveTask:
+    """One task that has no final answer yet."""
+
+    index: int
+    first_image: int
+    images: int
+    attempts: int = 0
+    """Made so far, those under way included."""
+    under_way: int = 0
+    """More than one when a straggler has been hedged."""
+    moves: int = 0
+    """How often it was taken from an upper node that had become slow."""
+    failed_attempts: int = 0
+    trials: int = 0
+    """Failed attempts beside those: each the first on a device whose last answer, to another task, was wrong."""
+    errors: int = 0
+    """Those of the failed ones that the device itself is to blame for: it answered nonsense, or not in time."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """End devices that answered it wrongly, with their incarnations."""
+    wrong_above: dict[str, str] = field(default_factory=dict)
+    """Upper nodes, likewise."""
+    tried: set[str] = field(default_factory=set)
+    """Nodes of any tier with which an attempt of this task failed: it goes to others, while there are any."""
+    deaths: set[str] = field(default_factory=set)
+    """Nodes that died with it at its present stage."""
+    started: float | None = None
+    """When it was sent for the first time."""
+    not_before: float = 0.0
+    upstream_waits: int = 0
+    """How often it came back without a fine answer that its job wants to wait for."""
+    has_coarse: bool = False
+    coarse: Answer | None = None
+    """The coarse answer, as long as it may have to be withdrawn."""
+    unsure: tuple[int, ...] | None = None
+    """Positions of the images of which the coarse answer is unsure; None where no threshold was asked for."""
+    partial: tuple[RoutedEvent, str] | None = None
+    """What there is of the finer answers of a task whose images go up one by one, and how it came: it stands if no more
+    comes."""
+    closed: bool = False
+
+    def __lt__(self, other: ActiveTask) -> bool:
+        return (self.not_before, self.index) < (other.not_before, other.index)
+
+
+class ActiveJob:
+    """A job that is not final, with its tasks without a final answer.
+
+    Args:
+        pixels: of the whole job.
+        content: their digest.
+        tasks: those without a final answer, in order.
+        deadline: monotonic time at which the job ends, whatever is missing.
+        interactive: whether somebody waits for the answer right now.
+        request_id: of the caller, where there is one task for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        policy: JobPolicy,
+        pixels: Pixels,
+        content: str,
+        tasks: Iterable[ActiveTask],
+        sink: Sink,
+        deadline: float,
+        interactive: bool = False,
+        request_id: str | None = None,
+    ) -> None:
+        self.job_id = job_id
+        self.policy = policy
+        self.ways = Ways.of(policy)
+        self.pixels = pixels
+        self.content = content
+        self.sink = sink
+        self.deadline = deadline
+        self.interactive = interactive
+        self.keeps_window = not (
+            interactive or policy.scheme is Scheme.ADAPTIVE or policy.recovery is Recovery.REASSIGN
+        )
+        """Whether its tasks go to end devices that are alive and have room in their window, and to no others."""
+        self.ready = deque(tasks)
+        self.delayed: list[ActiveTask] = []
+        """A heap by `not_before`."""
+        self.held: list[ActiveTask] = []
+        """Their delay is over, but they wait for an upper node, or for their turn as suspects."""
+        self.retries: RetryBudget | None = None
+        """What retries are paid from; None for no limit."""
+        self.sending = False
+        """Whether a task is being sent and nothing else may be, with recovery `reassign`."""
+        self.open = {task.index: task for task in self.ready}
+        self.regardless: frozenset[str] | None = None
+        """End devices of the job's beginning, for recovery `reassign`."""
+        self.started = False
+        self.ending = False
+        self.finish_tag = 0.0
+        """Of the task sent last, see `dispatch.tags`."""
+        self.held_back = ""
+        """Why the scheme `adaptive` sends nothing of it at the moment."""
+        self.sent = 0
+        """Tasks sent so far: what "in sequential order" counts."""
+        self.reason = ""
+        """Why nothing of it can be sent now; "" when all goes well."""
+        self.mapping: dict[str, str] = {}
+        """Upper node by end device, as last used."""
+        self._request_id = request_id
+        self._suspect: ActiveTask | None = None
+        """The one suspect that may be on its way."""
+
+    def task_id(self, task: ActiveTask) -> str:
+        return f"{self.job_id}-{task.index}"
+
+    def request_id(self, task: ActiveTask) -> str:
+        """Follows the task through all hops: the caller's own id for an interactive request, else the task's."""
+        return self._request_id or self.task_id(task)
+
+    # --- the queue ------------------------------------------------------------------------------------------------
+
+    def next_task(self) -> ActiveTask | None:
+        """The task that goes next, without taking it."""
+        while self.ready and self.ready[0].closed:
+            self.ready.popleft()  # quarantined while it waited
+        return self.ready[0] if self.ready and not self.ending and not self.sending else None
+
+    def next_tasks(self) -> list[ActiveTask]:
+        """The task that goes next, without taking it, and one that goes instead while that waits for a device that may
+        have it: a first attempt may go to any."""
+        first = self.next_task()
+        if first is None:
+            return []
+        if not (first.tried or first.has_coarse):
+            return [first]
+        others = itertools.islice(self.ready, 1, _LOOK_AHEAD)
+        other = next((task for task in others if not (task.tried or task.has_coarse or task.closed)), None)
+        return [first] if other is None else [first, other]
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that are not on their way."""
+        return len(self.ready) + len(self.delayed) + len(self.held)
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing of it is on its way."""
+        return len(self.open) <= self.waiting
+
+    def begin(self, now: float, task: ActiveTask | None = None) -> ActiveTask:
+        """Take the next task, or another one of `next_tasks`, to be sent now."""
+        if task is None:
+            task = self.ready.popleft()
+        else:
+            self.ready.remove(task)
+        if task.started is None:
+            task.started = now
+        if not self.started:
+            self.started = True
+            self.sink.started()
+        self.sent += 1
+        self.reason = self.held_back = ""
+        return task
+
+    def delay(self, task: ActiveTask, until: float) -> None:
+        """Let a task wait before it is sent again."""
+        task.not_before = until
+        heapq.heappush(self.delayed, task)
+        if self._suspect is task:
+            self._suspect = None
+
+    def wake_delayed(self, now: float, *, has_upstream: bool) -> None:
+        """Make tasks ready whose wait is over. Those that lack only the fine answer need an upper node: without one
+        they wait for it or, as the policy says, are closed by their coarse answer. Suspects go one at a time."""
+        due, self.held = self.held, []
+        while self.delayed and self.delayed[0].not_before <= now:
+            due.append(heapq.heappop(self.delayed))
+        for task in due:
+            if task.closed:
+                continue
+            if task.has_coarse and not has_upstream:
+                if self.no_upper(task, now):
+                    self.held.append(task)
+            elif is_suspect(task.deaths) and not self._claim_suspect(task):
+                self.held.append(task)
+            elif self.policy.recovery is Recovery.REASSIGN:
+                self.ready.append(task)  # after all tasks have been assigned once (section 3.6 of the paper)
+            else:
+                self.ready.appendleft(task)
+
+    def _claim_suspect(self, task: ActiveTask) -> bool:
+        present = self._suspect
+        if present is not None and not present.closed and is_suspect(present.deaths):
+            return False
+        self._suspect = task
+        return True
+
+    @property
+    def waits_for_upstream(self) -> bool:
+        """Whether a task lacks nothing but a fine answer for which there is no upper node now."""
+        return any(task.has_coarse for task in self.held)
+
+    def no_upper(self, task: ActiveTask, now: float) -> bool:
+        """There is no upper node for a task that has its coarse answer. Returns whether it shall wait for one; if not,
+        it is closed."""
+        if self.policy.on_upstream_loss is UpstreamLoss.WAIT:
+            return True
+        detail = f"no upper node of scheme {self.policy.scheme} on the device list"
+        self._fall_back(task, "no_upstream", detail, now)
+        return False
+
+    def deadline_of(self, task: ActiveTask, now: float) -> float:
+        """When the task must have its final answer; it counts from its first dispatch."""
+        started = now if task.started is None else task.started
+        return min(self.deadline, started + self.policy.task_deadline_s)
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def take(
+        self, task: ActiveTask, event: TaskEvent, line: str, now: float, *, asked_upper: bool, too_late: bool = False
+    ) -> bool:
+        """Take a line of an attempt's answer. Returns False when the upper nodes failed or none was there, and the
+        coarse answer shall not stand yet.
+
+        Args:
+            asked_upper: whether the attempt named upper nodes.
+            too_late: whether it named none because none would answer before the deadline.
+        """
+        if task.closed or self.ending:
+            return True
+        may_retry = self.policy.on_upstream_loss is UpstreamLoss.WAIT or self.policy.recovery is not Recovery.NONE
+        match event:
+            case CoarseEvent():
+                task.deaths.clear()  # whoever answers has not died of it
+                if not task.has_coarse:
+                    task.has_coarse, task.unsure = True, event.unsure
+                    self._hand_over(task, "coarse", "coarse", event, line, now)
+                if self.policy.scheme is Scheme.END:
+                    self._close(task, "coarse", now)
+                elif too_late:
+                    self.give_up(task, "deadline", "no upper node would have answered in time", now)
+                elif not asked_upper:
+                    return not self.no_upper(task, now)
+            case FineEvent():
+                task.deaths.clear()
+                self._close(task, "fine", now)
+                self._hand_over(task, "final", "fine", event, line, now)
+            case FallbackEvent() if may_retry and event.reason != "deadline":
+                return False
+            case RoutedEvent() if may_retry and any(loss.reason != "deadline" for loss in without(event).values()):
+                task.partial = (event, line)
+                return False
+            case FallbackEvent() | RoutedEvent():
+                self.stand(task, event, line, now)
+        return True
+
+    def withdraw(self, task: ActiveTask) -> None:
+        """What the coarse answer was a part of is invalid: it is as if it had not been given."""
+        if task.coarse is not None and not task.closed and not self.ending:
+            self.sink.withdrawn(task.coarse)
+            task.has_coarse, task.coarse, task.unsure, task.partial = False, None, None, None
+
+    def stand(self, task: ActiveTask, event: FallbackEvent | RoutedEvent, line: str, now: float) -> None:
+        """What the end device has is the answer: the coarse one for the reason that it has given, or what came of the
+        images one by one."""
+        if not task.closed:
+            kind = "fine" if isinstance(event, RoutedEvent) and (event.answers or not event.losses) else "fallback"
+            self._close(task, kind, now)
+            self._hand_over(task, "final", kind, event, line, now)
+
+    def give_up(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
+        """No (further) answer will come: the coarse one stands, or the task has failed."""
+        if task.closed:
+            return
+        if task.has_coarse:
+            self._fall_back(task, reason, detail, now)
+            return
+        named = reason in ("deadline", "quarantined")
+        event = ErrorEvent(task_id=self.task_id(task), error=f"{reason}: {detail}" if named else detail)
+        self._close(task, "failed", now)
+        self._hand_over(task, "final", "failed", event, written(event).decode(), now)
+
+    def _fall_back(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
+        if task.partial is not None and reason != "quarantined":
+            self.stand(task, *task.partial, now)
+            return
+        event = FallbackEvent(task_id=self.task_id(task), reason=reason, detail=detail, tried=())
+        self.stand(task, event, written(event).decode(), now)
+
+    def _close(self, task: ActiveTask, outcome: str, now: float) -> None:
+        task.closed, task.coarse = True, None
+        del self.open[task.index]
+        count_task(outcome)
+        if _log.isEnabledFor(logging.INFO):
+            what = {"job": self.job_id, "task": task.index, "request_id": self.request_id(task), "outcome": outcome}
+            _log.info("task done", extra={**what, "ms": round(_elapsed_ms(task, now), 3)})
+
+    def _hand_over(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> None:
+        answer = Answer(
+            task=task.index,
+            first_image=task.first_image,
+            images=task.images,
+            stage=stage,
+            kind=kind,
+            ms=_elapsed_ms(task, now),
+            request_id=self.request_id(task),
+            event=event,
+            line=line,
+        )
+        if stage == "coarse":
+            task.coarse = answer
+        self.sink.answer(answer)
+
+
+def _elapsed_ms(task: ActiveTask, now: float) -> float:
+    return 0.0 if task.started is None else (now - task.started) * 1000

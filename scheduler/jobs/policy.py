@@ -1,0 +1,150 @@
+"""What a user may ask of one job, and the reading of it from a form or a query."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from models.escalation import Tuning
+from scheduler.placement.escalation import JobGate, choose_gates
+from tierkit.errors import InvalidInput, NotFound, TerraceError
+from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, UpstreamLoss
+
+__all__ = ["JobPolicy", "PolicyRequest", "read_policy", "settle"]
+
+Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600, allow_inf_nan=False)]
+
+
+class PolicyRequest(BaseModel):
+    """What a user says of a job. What is None falls back to the scheduler's settings when the job is submitted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(max_length=200)] | None = None
+    """A word for people; need not be unique."""
+
+    scheme: Scheme | None = None
+    """Who serves a task after the end device: end, end-cloud, end-edge, mapping or adaptive. Default: the scheduler's
+    setting."""
+
+    batch_size: Annotated[int, Field(ge=1, le=256)] = 50
+    """Images per task."""
+
+    deadline_s: Seconds | None = None
+    """Seconds from submission; what has no answer by then gets none. Default: the scheduler's setting (a day)."""
+
+    task_deadline_s: Seconds | None = None
+    """Seconds from the first dispatch of a task to its final answer; then the coarse answer stands. Default: the
+    scheduler's setting, and no bound but the job's own with on_upstream_loss=wait."""
+
+    privacy: Privacy = Privacy.AUTO
+    """In which form images may leave the end device: auto (pixels to trusted nodes, features to the others), none
+    (pixels alone), conv1 or bottleneck (the features of that encoder, to every upper node)."""
+
+    encode_on: Literal["end", "edge"] = "end"
+    """Where images are encoded: on the end device, or on a trusted edge node, which gets their pixels and passes the
+    features on; one that is the upper node itself answers from the pixels, whatever `privacy` says."""
+
+    feature_form: FeatureForm = FeatureForm.UINT8
+    """How features are written: uint8, float16 or float32."""
+
+    weight: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    """Share of the fleet beside other jobs: a job of weight 2 gets twice the images of one of weight 1 in the same
+    time."""
+
+    recovery: Recovery = Recovery.MONITOR
+    """What follows a failed attempt: none (the job fails), reassign (the task goes round again over the devices of the
+    job's beginning) or monitor (another device of the live list)."""
+
+    on_upstream_loss: UpstreamLoss = UpstreamLoss.FALLBACK
+    """What follows when no upper node answers: fallback (the coarse answer stands) or wait (for one to come back)."""
+
+    escalate: Escalate = Escalate.ALWAYS
+    """Which images go up a tier: always (all), or those whose answer is less sure than a threshold that keeps an
+    accuracy (threshold) or a share of the images (budget)."""
+
+    escalate_from: Literal["edge", "end"] = "edge"
+    """The lowest tier whose answer may stand: edge (every image gets a fine answer, the unsure ones go on to the cloud)
+    or end (a sure coarse answer is enough)."""
+
+    escalate_accuracy: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    """With escalate=threshold: share of the upper network's accuracy to keep. Default: as tuned (0.99)."""
+
+    escalate_budget: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """With escalate=budget: share of the images that may go up. Default: as tuned (0.5)."""
+
+
+class JobPolicy(PolicyRequest):
+    """The policy that a job was accepted with: nothing is left open, so it means the same after a restart with other
+    settings."""
+
+    scheme: Scheme
+    deadline_s: Seconds
+    task_deadline_s: Seconds
+    gates: tuple[JobGate, ...] = ()
+    """The steps up a tier and their thresholds; none where all images go up together."""
+
+
+_NOT_TUNED = NotFound("nothing was tuned")
+
+
+def settle(
+    request: PolicyRequest,
+    *,
+    scheme: Scheme,
+    deadline_s: float,
+    task_deadline_s: float,
+    tuning: Tuning | TerraceError = _NOT_TUNED,
+) -> JobPolicy:
+    """Fill what the request leaves open from the scheduler's settings, and choose the thresholds.
+
+    Args:
+        tuning: the thresholds that there are, or why there are none.
+
+    Raises:
+        InvalidInput: as `choose_gates`; or features of a learned encoder are asked for.
+    """
+    given: dict[str, Any] = request.model_dump(exclude_none=True)
+    if request.on_upstream_loss is UpstreamLoss.WAIT:
+        # Who wants to wait for a node to come back does not want a task to be closed in the meantime.
+        task_deadline_s = given.get("deadline_s", deadline_s)
+    defaults = {"scheme": scheme, "deadline_s": deadline_s, "task_deadline_s": task_deadline_s}
+    gates = choose_gates(
+        request.escalate,
+        request.scheme or scheme,
+        tuning,
+        lowest=request.escalate_from,
+        accuracy=request.escalate_accuracy,
+        budget=request.escalate_budget,
+    )
+    if gates and request.privacy is Privacy.BOTTLENECK:
+        raise InvalidInput(
+            "thresholds are tuned on the networks themselves, and behind the bottleneck encoder is another: escalate "
+            "with privacy 'auto' or 'conv1', or send all images up (escalate=always)"
+        )
+    return JobPolicy(**{**defaults, **given, "gates": gates})
+
+
+def read_policy(fields: Iterable[tuple[str, str]]) -> PolicyRequest:
+    """A policy from form fields or query parameters; an empty value counts as absent.
+
+    Raises:
+        InvalidInput: an unknown field (the message names the closest known one), one given twice, or a wrong value.
+    """
+    values: dict[str, str] = {}
+    for name, value in fields:
+        if name not in PolicyRequest.model_fields:
+            close = difflib.get_close_matches(name, PolicyRequest.model_fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(PolicyRequest.model_fields)}"
+            raise InvalidInput(f"unknown field {name[:64]!r}: {hint}")
+        if name in values:
+            raise InvalidInput(f"the field {name!r} is given twice")
+        if value:
+            values[name] = value
+    try:
+        return PolicyRequest.model_validate(values)
+    except ValidationError as exc:
+        raise InvalidInput("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())) from exc

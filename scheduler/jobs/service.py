@@ -1,0 +1,667 @@
+"""The scheduler's behaviour behind the HTTP API: submission, recovery after a restart, streams, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from models.escalation import Tuning
+from models.manifest import Manifest
+from scheduler.api.sse import Hub, comment, server_sent
+from scheduler.api.views import (
+    CSV_COLUMNS,
+    AttemptPage,
+    Explanation,
+    JobPage,
+    JobView,
+    Renderer,
+    attempt_view,
+    csv_lines,
+    decision,
+    job_view,
+    to_line,
+)
+from scheduler.devices.list import DeviceList
+from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from scheduler.ingest.collect import IngestLimits
+from scheduler.ingest.inputs import InputFiles, MemoryWriter, Pixels
+from scheduler.ingest.spool import Spool
+from scheduler.ingest.turns import Turns
+from scheduler.ingest.upload import Upload, build_input, receive_upload
+from scheduler.jobs.policy import JobPolicy, PolicyRequest, settle
+from scheduler.jobs.progress import Progress, sent_of
+from scheduler.jobs.sinks import DurableSink, LiveSink
+from scheduler.placement.routes import Fleet, Ways
+from scheduler.settings import SchedulerSettings
+from scheduler.store.commit import GroupCommit, Result, Withdrawn
+from scheduler.store.jobs import UNFINISHED, ImageFacts, JobRow, JobStore, NewJob, is_job_id, new_job_id
+from tierkit.access import Allowance
+from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, Unavailable
+from tierkit.types import Health, Scheme, Tier
+from tierkit.wire.events import CoarseEvent
+
+__all__ = ["CLASSIFY_MAX_IMAGES", "Scheduler", "Submission"]
+
+_log = logging.getLogger(__name__)
+
+CLASSIFY_MAX_IMAGES = 64
+_CLASSIFY_DEADLINE_S = 60.0
+_KEEP_ALIVE_S = 15.0
+_EVENTS_AT_ONCE = 50
+_MAX_KEY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that was submitted, and whether it was there already (same idempotency key, same content)."""
+
+    view: JobView
+    replayed: bool
+
+
+class Scheduler:
+    """Everything that the API does to jobs. `scheduler.runtime` puts the parts together and runs the loops."""
+
+    def __init__(
+        self,
+        *,
+        settings: SchedulerSettings,
+        manifest: Manifest,
+        devices: DeviceList,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        store: JobStore,
+        commit: GroupCommit,
+        inputs: InputFiles,
+        spool_folder: Path,
+        hub: Hub,
+        tuning: Tuning | TerraceError,
+    ) -> None:
+        self.settings = settings
+        self.manifest = manifest
+        self.tuning = tuning
+        """The thresholds of escalation, or why there are none."""
+        self.devices = devices
+        self.fleet = fleet
+        self.dispatcher = dispatcher
+        self.hub = hub
+        self.stopping = False
+        """Set when the service drains: endless streams end themselves then."""
+        self.limits = IngestLimits(
+            max_images=settings.max_images,
+            max_pixels=settings.max_pixels,
+            max_file_bytes=settings.max_file_bytes,
+            max_inflated_bytes=settings.max_inflated_bytes,
+            max_body_bytes=settings.max_body_bytes,
+        )
+        self._store = store
+        self._commit = commit
+        self._inputs = inputs
+        self._spool_folder = spool_folder
+        self._sinks: dict[str, DurableSink] = {}
+        self._allowances: dict[str, Allowance] = {}
+        """By job id: of those who have submitted unfinished jobs since this process began."""
+        self._submissions = 0
+        """Uploads under way that will be jobs."""
+        self._submitting = asyncio.Lock()
+        self._turns = Turns(settings.decoders)
+        self._parents = np.asarray(manifest.hierarchy.parent, np.int32)
+
+    # --- submission -----------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        headers: Mapping[str, str],
+        query: Sequence[tuple[str, str]],
+        stream: AsyncIterable[bytes],
+        *,
+        until_gone: AbstractContextManager[None],
+        idempotency_key: str | None,
+        allowance: Allowance | None = None,
+    ) -> Submission:
+        """Receive an upload and make it a job. Whatever fails before the job is stored leaves nothing behind.
+
+        Args:
+            until_gone: cancels what runs inside when the client has gone.
+            allowance: of the caller, where he has one.
+
+        Raises:
+            InvalidInput and its kin: wrong upload or policy.
+            Forbidden: the policy would send pixels where they must not go.
+            Conflict: the idempotency key belongs to another content.
+            LimitReached: the caller's own limit.
+            Unavailable: too many unfinished jobs, or the database does not accept it.
+        """
+        if idempotency_key is not None and not 0 < len(idempotency_key) <= _MAX_KEY:
+            raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
+        with _disk(), Spool(self._spool_folder) as spool, ExitStack() as counted:
+            # A repeated submission is no further job.
+            if idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None:
+                counted.enter_context(self._place())
+                if allowance is not None:
+                    allowance.check_jobs()
+            counted.enter_context(_counted(allowance))
+            upload = await receive_upload(headers, query, stream, spool, self.limits)
+            policy = self._settle(upload.policy)
+            stopped = threading.Event()
+            with until_gone:
+                sha256, images, facts = await self._turns.run(self._write_input(upload, spool, stopped), stopped)
+            return await self._store_job(policy, sha256, images, facts, idempotency_key, allowance)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """A place among the unfinished jobs, for an upload that will be one.
+
+        Raises:
+            Overloaded: there is none.
+        """
+        taken = self.dispatcher.unfinished + self._submissions
+        if taken >= self.settings.max_unfinished_jobs:
+            raise Overloaded(f"{taken} jobs are unfinished or being submitted; try again later", retry_after_s=5)
+        self._submissions += 1
+        try:
+            yield
+        finally:
+            self._submissions -= 1
+
+    def _settle(self, request: PolicyRequest) -> JobPolicy:
+        settings = self.settings
+        policy = settle(
+            request,
+            scheme=settings.scheme,
+            deadline_s=settings.deadline_s,
+            task_deadline_s=settings.task_deadline_s,
+            tuning=self.tuning,
+        )
+        self.fleet.check_trust(policy.scheme, Ways.of(policy), time.monotonic())
+        return policy
+
+    def _write_input(
+        self, upload: Upload, spool: Spool, stopped: threading.Event
+    ) -> Generator[bool, None, tuple[str, int, ImageFacts]]:
+        with self._inputs.create(max_images=self.settings.max_images) as writer:
+            facts = yield from build_input(upload, spool, writer, self.limits, self.manifest.hierarchy.fine, stopped)
+            return writer.finish(), writer.images, facts
+
+    async def _store_job(
+        self,
+        policy: JobPolicy,
+        sha256: str,
+        images: int,
+        facts: ImageFacts,
+        key: str | None,
+        allowance: Allowance | None,
+    ) -> Submission:
+        now = time.time()
+        fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
+        # The lock keeps two submissions with one key from both finding it free.
+        async with self._released_on_error(sha256), self._submitting:
+            if key is not None and (found := await self._store.by_idempotency_key(key)) is not None:
+                if found.fingerprint != fingerprint:
+                    raise Conflict(
+                        f"the Idempotency-Key {key!r} belongs to job {found.id} with another content or policy; "
+                        "use a fresh key"
+                    )
+                self._inputs.release(sha256)
+                return Submission(self._view(found), replayed=True)
+            job = await self._store.add(
+                NewJob(
+                    policy=policy,
+                    images=images,
+                    input_sha256=sha256,
+                    facts=facts,
+                    idempotency_key=key,
+                    fingerprint=fingerprint,
+                    created_at=now,
+                    deadline_at=now + policy.deadline_s,
+                )
+            )
+        tasks = [
+            ActiveTask(index=index, first_image=first, images=min(policy.batch_size, images - first))
+            for index, first in enumerate(range(0, images, policy.batch_size))
+        ]
+        if allowance is not None:
+            allowance.jobs.add(job.id)
+            self._allowances[job.id] = allowance
+        self._activate(job, self._inputs.open(sha256, images), tasks, Progress(facts.labels, self._parents))
+        _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
+        return Submission(self._view(job), replayed=False)
+
+    @asynccontextmanager
+    async def _released_on_error(self, sha256: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except Exception:
+            # Not on cancellation: the job may be stored by then. A file too many goes with the next start.
+            self._inputs.release(sha256)
+            raise
+
+    def _activate(self, job: JobRow, pixels: Pixels, tasks: Sequence[ActiveTask], progress: Progress) -> None:
+        sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=self._on_end)
+        self._sinks[job.id] = sink
+        active = ActiveJob(
+            job_id=job.id,
+            policy=job.policy,
+            pixels=pixels,
+            content=job.input_sha256,
+            tasks=tasks,
+            sink=sink,
+            deadline=time.monotonic() + job.deadline_at - time.time(),
+        )
+        sink.mapping = active.mapping
+        self.dispatcher.add(active)
+
+    def _on_end(self, sink: DurableSink) -> None:
+        del self._sinks[sink.job.id]
+        if (allowance := self._allowances.pop(sink.job.id, None)) is not None:
+            allowance.jobs.discard(sink.job.id)
+        self._inputs.release(sink.job.input_sha256)
+        self.hub.notify(sink.job.id)
+
+    # --- after a restart ------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Take up the jobs that the scheduler before this one has left: only what has no durable answer is sent."""
+        unfinished = await self._store.unfinished()
+        for job in unfinished:
+            self._inputs.hold(job.input_sha256)
+        self._inputs.remove_strays()
+        for job in unfinished:
+            await self._recover(job)
+
+    async def _recover(self, job: JobRow) -> None:
+        facts = await self._store.facts(job.id)
+        progress = Progress(facts.labels, self._parents)
+        open_tasks: list[ActiveTask] = []
+        rows = {row.task: row for row in await self._store.tasks_of(job.id)}
+        async for index, answers in self._store.answers_by_task(job):
+            row = rows[index]
+            for answer in answers.values():
+                progress.add(
+                    answer.event, kind=answer.kind, ms=answer.ms, first_image=row.first_image, images=row.images
+                )
+            last_stage = "coarse" if job.policy.scheme is Scheme.END and "coarse" in answers else "final"
+            if last_stage not in answers:
+                task = ActiveTask(
+                    index=index,
+                    first_image=row.first_image,
+                    images=row.images,
+                    attempts=row.attempts,
+                    failed_attempts=row.failed_attempts,
+                    errors=row.errors,
+                )
+                if coarse := answers.get("coarse"):
+                    task.has_coarse = True
+                    task.unsure = coarse.event.unsure if isinstance(coarse.event, CoarseEvent) else None
+                open_tasks.append(task)
+        try:
+            pixels = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
+        except DataError as exc:
+            sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=lambda _: None)
+            await sink.ended("failed", str(exc))
+            self._inputs.release(job.input_sha256)
+            return
+        _log.info("job taken up again", extra={"job": job.id, "tasks_left": len(open_tasks), "tasks": job.tasks})
+        self._activate(job, pixels, open_tasks, progress)
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    async def view(self, job_id: str) -> JobView:
+        """A job as it is now. Raises NotFound."""
+        return self._view(await self._current(await self._store.get(job_id)))
+
+    async def _current(self, job: JobRow) -> JobRow:
+        """The row, read again if the job has ended since it was read: then its figures are in the database alone."""
+        return job if job.final or job.id in self._sinks else await self._store.get(job.id)
+
+    def _view(self, job: JobRow) -> JobView:
+        now = time.time()
+        sink = self._sinks.get(job.id)
+        if sink is None:
+            figures = job.summary or {**Progress(None, self._parents).summary(), "mapping": {}}
+            return job_view(job, state=job.state, reason=job.reason, figures=figures, now=now)
+        active = self.dispatcher.job(job.id)
+        reason = active.reason if active is not None else ""
+        if not reason and sink.state == "queued":
+            reason = "waiting for its turn"
+        return job_view(job, state=sink.state, reason=reason, figures=sink.figures, now=now)
+
+    async def page(self, *, limit: int, cursor: str | None, state: str | None) -> JobPage:
+        """Jobs, newest first. Raises InvalidInput for a cursor that no page has given."""
+        if cursor is not None and not is_job_id(cursor):
+            raise InvalidInput(f"cursor is the next_cursor of the page before, not {cursor[:32]!r}")
+        rows = await self._store.page(limit=limit + 1, before=cursor, state=state)
+        shown = [await self._current(row) for row in rows[:limit]]
+        return JobPage(jobs=[self._view(row) for row in shown], next_cursor=shown[-1].id if len(rows) > limit else None)
+
+    async def attempts(self, job_id: str, *, limit: int, cursor: str | None, task: int | None) -> AttemptPage:
+        """The attempts of a job, those under way included, by task and number.
+
+        Raises:
+            NotFound: no such job.
+            InvalidInput: a cursor that no page has given.
+        """
+        job = await self._store.get(job_id)
+        shown, next_cursor = await self._reports(job_id, limit=limit, cursor=cursor, task=task)
+        return AttemptPage(
+            attempts=[attempt_view(report, batch_size=job.policy.batch_size, images=job.images) for report in shown],
+            next_cursor=next_cursor,
+        )
+
+    async def explain(self, job_id: str, *, limit: int, cursor: str | None, task: int | None) -> Explanation:
+        """Why the tasks of a job went where they went, by task and attempt.
+
+        Raises:
+            NotFound: no such job.
+            InvalidInput: a cursor that no page has given.
+        """
+        job = await self.view(job_id)
+        shown, next_cursor = await self._reports(job_id, limit=limit, cursor=cursor, task=task)
+        active = self.dispatcher.job(job_id)
+        return Explanation(
+            job=job.id,
+            scheme=job.scheme,
+            state=job.state,
+            now=job.reason or (active.held_back if active is not None else ""),
+            decisions=[decision(report) for report in shown],
+            next_cursor=next_cursor,
+        )
+
+    async def _reports(
+        self, job_id: str, *, limit: int, cursor: str | None, task: int | None
+    ) -> tuple[list[AttemptReport], str | None]:
+        """A page of the attempts of a job, those under way included, and the cursor of the next one."""
+        after = (-1, 0) if cursor is None else _attempt_cursor(cursor)
+        # First those under way: one that ends in between is found in the database then, or comes with a later reading.
+        running = [
+            report
+            for report in self.dispatcher.attempts(job_id)
+            if (report.task, report.number) > after and task in (None, report.task)
+        ]
+        ended = await self._store.attempts_after(job_id, *after, limit=limit + 1, only_task=task)
+        by_number = {(report.task, report.number): report for report in (*running, *ended)}
+        found = [by_number[key] for key in sorted(by_number)]
+        shown = found[:limit]
+        return shown, f"{shown[-1].task}-{shown[-1].number}" if len(found) > limit else None
+
+    async def cancel(self, job_id: str) -> JobView:
+        """End a job; returns when that is durable. Raises NotFound, or Conflict when it has ended already."""
+        job = await self._store.get(job_id)
+        sink = self._sinks.get(job_id)
+        with self.hub.follow(job_id) as news:
+            if sink is None or not self.dispatcher.cancel(job_id, "cancelled by the user"):
+                raise Conflict(f"job {job_id} is {job.state if job.final else 'ending'} already")
+            while job_id in self._sinks:
+                news.clear()
+                await news.wait()
+        return await self.view(job_id)
+
+    async def results(self, job_id: str, *, form: str) -> tuple[str, AsyncGenerator[str, None]]:
+        """The state of a job and its image results in index order, as text piece by piece. While the job runs, those
+        that there are; afterwards all. Raises NotFound."""
+        job = await self._current(await self._store.get(job_id))
+        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
+        unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
+
+        async def pieces() -> AsyncGenerator[str, None]:
+            if form == "csv":
+                yield ",".join(CSV_COLUMNS) + "\r\n"
+            size = job.policy.batch_size
+            async for index, answers in self._store.answers_by_task(job):
+                if not answers and not job.final:
+                    continue
+                first = index * size
+                rows = renderer.task(
+                    first,
+                    min(size, job.images - first),
+                    answers.get("coarse"),
+                    answers.get("final"),
+                    unanswered=unanswered,
+                )
+                yield "".join(csv_lines(rows)) if form == "csv" else "".join(to_line(row) + "\n" for row in rows)
+
+        sink = self._sinks.get(job_id)
+        return (job.state if sink is None else sink.state), pieces()
+
+    async def events(self, job_id: str, *, after: int) -> AsyncGenerator[str, None]:
+        """Server-sent events of a job from the result number `after` on; ends with the final state.
+
+        Raises:
+            NotFound: at once, before the first event.
+        """
+        job = await self._store.get(job_id)
+        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
+        return self._events(job_id, after, renderer)
+
+    async def _events(self, job_id: str, seq: int, renderer: Renderer) -> AsyncGenerator[str, None]:
+        shown: str | None = None
+        coarse: dict[int, Answer] = {}
+        with self.hub.follow(job_id) as news:
+            while not self.stopping:
+                news.clear()
+                # The state is read before the results: once it is final, no result can be missing below.
+                sink = self._sinks.get(job_id)
+                state = sink.state if sink is not None else (await self._store.get(job_id)).state
+                batch = await self._store.results_after(job_id, seq, limit=_EVENTS_AT_ONCE)
+                if state != shown and (state in UNFINISHED or not batch):
+                    view = await self.view(job_id)
+                    # It may have ended while its results were read; then there are more of them to come first.
+                    if view.state in UNFINISHED or state not in UNFINISHED:
+                        shown = state
+                        yield server_sent("state", view.model_dump_json(), number=seq)
+                if not batch and state not in UNFINISHED:
+                    return
+                # A coarse answer that was told may have been withdrawn since.
+                kept = coarse.keys() - sink.replaced if sink is not None else set()
+                wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - kept
+                for task in wanted:
+                    coarse.pop(task, None)
+                coarse |= await self._store.coarse_of(job_id, sorted(wanted)) if wanted else {}
+                for result in batch:
+                    answer, seq = result.answer, result.seq
+                    if answer.stage == "coarse":
+                        coarse[answer.task] = answer
+                        rows = renderer.task(answer.first_image, answer.images, answer, None)
+                    else:
+                        rows = renderer.task(answer.first_image, answer.images, coarse.pop(answer.task, None), answer)
+                    yield server_sent(answer.kind, to_line(_group(answer, rows)), number=seq)
+                if not batch and not await _came(news, _KEEP_ALIVE_S):
+                    yield comment("waiting")
+
+    async def states(self, job_id: str) -> AsyncGenerator[str, None]:
+        """Server-sent events of a job's states alone; ends with the final one. Raises NotFound, as `events`."""
+        await self._store.get(job_id)
+        return self._states(job_id)
+
+    async def _states(self, job_id: str) -> AsyncGenerator[str, None]:
+        shown: str | None = None
+        with self.hub.follow(job_id) as news:
+            while not self.stopping:
+                news.clear()
+                sink = self._sinks.get(job_id)
+                state = sink.state if sink is not None else (await self._store.get(job_id)).state
+                if state != shown:
+                    view = await self.view(job_id)
+                    shown = view.state
+                    # Number 0: whoever goes on from here with the results as well has seen none of them.
+                    yield server_sent("state", view.model_dump_json(), number=0)
+                if shown not in UNFINISHED:
+                    return
+                if not await _came(news, _KEEP_ALIVE_S):
+                    yield comment("waiting")
+
+    # --- interactive requests -------------------------------------------------------------------------------------
+
+    async def classify(
+        self,
+        headers: Mapping[str, str],
+        query: Sequence[tuple[str, str]],
+        stream: AsyncIterable[bytes],
+        *,
+        until_gone: AbstractContextManager[None],
+        request_id: str,
+    ) -> AsyncGenerator[str, None]:
+        """Answer a few images at once, in one task that goes before all jobs; nothing is stored.
+
+        Returns:
+            NDJSON lines: coarse, then fine, fallback or failed; then done, or error.
+
+        Raises:
+            As `submit`, before the first line.
+        """
+        with _disk(), Spool(self._spool_folder) as spool:
+            upload = await receive_upload(headers, query, stream, spool, self.limits)
+            given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
+            if given.deadline_s is None:
+                given = given.model_copy(update={"deadline_s": _CLASSIFY_DEADLINE_S})
+            policy = self._settle(given)
+            self._check_ends()
+            writer = MemoryWriter(self._inputs.shape, CLASSIFY_MAX_IMAGES)
+            stopped = threading.Event()
+            steps = build_input(upload, spool, writer, self.limits, self.manifest.hierarchy.fine, stopped)
+            with until_gone:
+                facts = await self._turns.run(steps, stopped)
+        return self._classify(policy, writer.pixels(), facts, request_id)
+
+    def _check_ends(self) -> None:
+        """Whoever waits for an answer right now is told when all end devices are about to leave, or have left.
+
+        Raises:
+            NoNodeAvailable: with the state of each.
+        """
+        ends = [view for view in self.devices.view(time.monotonic()) if view.device.tier is Tier.END]
+        if ends and all(view.health in (Health.DRAINING, Health.DEAD) for view in ends):
+            known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
+            raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)
+
+    async def _classify(
+        self, policy: JobPolicy, pixels: Pixels, facts: ImageFacts, request_id: str
+    ) -> AsyncGenerator[str, None]:
+        begun = time.monotonic()
+        sink = LiveSink()
+        renderer = Renderer(self.manifest.hierarchy, facts, policy)
+        job = ActiveJob(
+            job_id=f"live-{new_job_id(time.time())}",
+            policy=policy,
+            pixels=pixels,
+            content=hashlib.sha256(pixels.data).hexdigest(),
+            tasks=[ActiveTask(index=0, first_image=0, images=len(pixels))],
+            sink=sink,
+            deadline=begun + policy.deadline_s,
+            interactive=True,
+            request_id=request_id,
+        )
+        self.dispatcher.add(job)
+        coarse: Answer | None = None
+        try:
+            async for item in sink.answers():
+                if isinstance(item, Withdrawn):
+                    coarse = None
+                elif isinstance(item, Answer):
+                    coarse = item if item.stage == "coarse" else coarse
+                    rows = renderer.task(0, len(pixels), coarse, item if item.stage == "final" else None)
+                    yield to_line({"event": item.kind, **_group(item, rows)}) + "\n"
+                elif item[0] == "completed":
+                    elapsed_ms = round((time.monotonic() - begun) * 1000, 3)
+                    done = {"event": "done", "images": len(pixels), "elapsed_ms": elapsed_ms, "request_id": request_id}
+                    yield to_line(done) + "\n"
+                else:
+                    yield to_line({"event": "error", "error": item[1]}) + "\n"
+        finally:
+            # Whoever hangs up does not want the answer any more.
+            self.dispatcher.cancel(job.job_id, "the client has gone")
+
+    # --- announcements --------------------------------------------------------------------------------------------
+
+    def on_commit(self, group: Sequence[tuple[int, Result]]) -> None:
+        """Results have become durable: count them, and tell whoever follows."""
+        for _, result in group:
+            self._sinks[result.job_id].committed(result.answer)
+        for job_id in {result.job_id for _, result in group}:
+            self.hub.notify(job_id)
+        self.dispatcher.wake()
+
+    def on_withdrawal(self, withdrawn: Withdrawn) -> None:
+        """An answer has left the database."""
+        self._sinks[withdrawn.job_id].taken_back(withdrawn.answer)
+
+    def stop_streams(self) -> None:
+        """End all event streams: the service drains."""
+        self.stopping = True
+        self.hub.notify_all()
+
+    async def purge(self) -> int:
+        """Forget jobs whose retention is over; returns how many."""
+        return await self._store.purge(time.time() - self.settings.retention_s)
+
+
+@contextmanager
+def _counted(allowance: Allowance | None) -> Iterator[None]:
+    """An upload that will be a job of the caller's."""
+    if allowance is not None:
+        allowance.submitting += 1
+    try:
+        yield
+    finally:
+        if allowance is not None:
+            allowance.submitting -= 1
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    """What the system refuses to do with files, in words.
+
+    Raises:
+        Unavailable: disk full, read-only, folder gone.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno is None or isinstance(exc, ConnectionError | TimeoutError):
+            raise
+        _log.error("an upload cannot be stored", extra={"why": str(exc)})
+        raise Unavailable(f"the upload cannot be stored now: {exc.strerror}", retry_after_s=5) from exc
+
+
+def _attempt_cursor(text: str) -> tuple[int, int]:
+    if re.fullmatch("[0-9]{1,9}-[0-9]{1,9}", text, re.ASCII) is None:
+        raise InvalidInput(f"cursor is the next_cursor of the page before, not {text[:32]!r}")
+    task, _, number = text.partition("-")
+    return int(task), int(number)
+
+
+def _group(answer: Answer, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    sent = [msgspec.to_builtins(found) for found in sent_of(answer.event)]
+    return {"task": answer.task, "first_index": answer.first_image, "sent": sent, "results": rows}
+
+
+def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:
+    """Same images, labels, names and policy: same submission."""
+    digest = hashlib.sha256(sha256.encode())
+    digest.update(policy.model_dump_json().encode())
+    digest.update(b"" if facts.labels is None else facts.labels.tobytes())
+    digest.update(json.dumps([facts.names, sorted(facts.resized.items())]).encode())
+    return digest.hexdigest()
+
+
+async def _came(news: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
+    except TimeoutError:
+        return False
+    return True

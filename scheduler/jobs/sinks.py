@@ -1,0 +1,144 @@
+"""Where answers go: into the database, or straight to a client that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from scheduler.dispatch.work import Answer, AttemptReport
+from scheduler.jobs.progress import Progress
+from scheduler.measures import JOBS
+from scheduler.store.commit import GroupCommit, Result, Withdrawn
+from scheduler.store.jobs import JobRow, JobState, JobStore
+from tierkit.errors import Unavailable
+
+__all__ = ["DurableSink", "LiveSink"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = (0.1, 5.0)
+
+
+class DurableSink:
+    """A job's answers on their way into the database; its figures count what is durable, and nothing else.
+
+    Args:
+        job: as stored.
+        progress: of the results that are in the database already.
+        on_end: called once the final state is durable.
+    """
+
+    def __init__(
+        self,
+        job: JobRow,
+        progress: Progress,
+        *,
+        store: JobStore,
+        commit: GroupCommit,
+        on_end: Callable[[DurableSink], None],
+    ) -> None:
+        self.job = job
+        self.progress = progress
+        self.state: JobState = job.state
+        self.mapping: Mapping[str, str] = {}
+        """Upper node by end device, as last used."""
+        self.replaced: set[int] = set()
+        """Tasks of which a coarse answer was withdrawn."""
+        self._store = store
+        self._commit = commit
+        self._on_end = on_end
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {**self.progress.summary(), "mapping": dict(self.mapping)}
+
+    def started(self) -> None:
+        self.state = "running"
+        self._store.started(self.job.id, time.time())
+
+    def answer(self, answer: Answer) -> None:
+        self._commit.put(Result(job_id=self.job.id, answer=answer))
+
+    def committed(self, answer: Answer) -> None:
+        """An answer of this job has become durable."""
+        self.progress.add(
+            answer.event, kind=answer.kind, ms=answer.ms, first_image=answer.first_image, images=answer.images
+        )
+
+    def withdrawn(self, answer: Answer) -> None:
+        self.replaced.add(answer.task)
+        self._commit.put(Withdrawn(job_id=self.job.id, answer=answer))
+
+    def taken_back(self, answer: Answer) -> None:
+        """That an answer of this job was withdrawn has become durable."""
+        self.progress.take_back(answer.event, ms=answer.ms, first_image=answer.first_image, images=answer.images)
+
+    def attempted(self, report: AttemptReport) -> None:
+        self._store.attempted(self.job.id, report)
+
+    async def ended(self, state: str | None, reason: str) -> None:
+        await self._commit.flush()
+        final, why = self._conclude(state, reason)
+        wait_s, longest_s = _RETRY_S
+        while True:
+            try:
+                figures = self.figures
+                figures["failed_images"] = self.job.images - self.progress.answered_coarse
+                await self._store.finished(self.job.id, state=final, reason=why, at=time.time(), summary=figures)
+                break
+            except Unavailable as exc:
+                _log.error("the end of a job cannot be written yet", extra={"job": self.job.id, "why": str(exc)})
+                await asyncio.sleep(wait_s)
+                wait_s = min(longest_s, 2 * wait_s)
+        self.state = final
+        JOBS.labels(state=final).inc()
+        _log.info("job ended", extra={"job": self.job.id, "state": final, **({"why": why} if why else {})})
+        self._on_end(self)
+
+    def _conclude(self, state: str | None, reason: str) -> tuple[JobState, str]:
+        """Completed when at least one image has an answer, failed when none has; `reason` says what is missing."""
+        if state is not None:
+            return state, reason
+        failed, late = self.progress.failed_images, self.progress.late_images
+        quarantined = self.progress.quarantined_ranges()
+        parts = [reason] if reason and (failed or late) else []
+        if failed:
+            parts.append(f"{failed} of {self.job.images} images have no answer; their results say why")
+        if late:
+            parts.append(f"{late} of {self.job.images} images got no finer answer in time; what they have stands")
+        if quarantined:
+            parts.append(f"quarantined, since nodes died with them: images {quarantined}")
+        return ("completed" if self.progress.answered_coarse or not failed else "failed"), "; ".join(parts)
+
+
+class LiveSink:
+    """An interactive request: nothing is stored, the answers wait in memory for the one who asked."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Answer | Withdrawn | tuple[str, str]] = asyncio.Queue()
+
+    def started(self) -> None:
+        """Nothing to tell: the client sees answers only."""
+
+    def answer(self, answer: Answer) -> None:
+        self._queue.put_nowait(answer)
+
+    def withdrawn(self, answer: Answer) -> None:
+        self._queue.put_nowait(Withdrawn(job_id="", answer=answer))
+
+    def attempted(self, report: AttemptReport) -> None:
+        """Nothing is stored; the client gets the answer of the next attempt."""
+
+    async def ended(self, state: str | None, reason: str) -> None:
+        self._queue.put_nowait((state or "completed", reason))
+
+    async def answers(self) -> AsyncIterator[Answer | Withdrawn | tuple[str, str]]:
+        """The answers as they come; the last item is (state, reason)."""
+        while True:
+            item = await self._queue.get()
+            yield item
+            if isinstance(item, tuple):
+                return

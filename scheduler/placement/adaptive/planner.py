@@ -1,0 +1,307 @@
+"""Where the next task goes, and why. A pure function of a snapshot.
+
+The rule, in the order in which it decides:
+
+1. `horizon`: the earliest time at which all tasks of the job that are still to be sent can be done, by what all nodes
+   have to do already. No task goes where it would be done later than that: the last tasks go where they finish first,
+   and a slow device or a long path gets work only while there is enough of it.
+2. With a deadline, an upper node is asked only if the answer still arrives in time; if none can, the coarse answer is
+   all that is asked for.
+3. Among what is left: where the upper nodes are the narrow place, the one that will run out of work first, for what
+   idles now is missing at the end. Where the end devices are, the one whose network is the most accurate, unless its
+   answer is expected so late that a small error would hold the job up; among equal ones the pair of end device and
+   upper node with the earliest expected finish.
+4. A task that would wait at the upper node for longer than its `slack_s` is held back: later more is known, and the
+   queue of a node that slows down stays short. Held back is nothing that somebody waits for right now, and nothing
+   once the end devices need all the time that is left until the deadline.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from scheduler.placement.mapping import Node
+
+__all__ = ["Ask", "EndState", "Hold", "Outlook", "Send", "UpperState", "horizon", "outlook", "plan"]
+
+_CONSIDERED = 8
+"""End devices that are looked at for one task, those that would be done with the coarse answer first."""
+
+_MOST_ASKED = 8
+"""Upper nodes that a task is sent with, best first."""
+
+_TOLERANCE_S = 1e-6
+
+_MARGIN_S = 0.15
+"""So long before the end of the job a more accurate answer that comes later than others must be expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A task that is ready, and the job that it is of."""
+
+    remaining: int
+    """Tasks of the job that are still to be sent, this one included."""
+    interactive: bool = False
+    deadline: float = math.inf
+    """When the final answer of this task must be there."""
+    job_deadline: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndState:
+    """An end device. Times are those of this task, on the scheduler's clock."""
+
+    node_id: str
+    has_room: bool
+    free_at: float
+    """When it will be done with what it has."""
+    seconds: float
+    """To compute the task."""
+    hop_s: float
+    """Between scheduler and device, there and back."""
+
+    def coarse_at(self, now: float) -> float:
+        """When the device would have computed the coarse answer."""
+        return max(self.free_at, now + self.hop_s / 2) + self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpperState:
+    """An edge node or a cloud."""
+
+    node: Node
+    free_at: float
+    seconds: float
+    slack_s: float
+    """How long a task may wait there for its turn."""
+    has_room: bool = True
+    accuracy: float = 0.0
+    """Of its fine answers, 0 to 1; 0 where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send the task to `end`, which asks `upper` in this order."""
+
+    end: str
+    upper: tuple[Node, ...]
+    finish: float
+    """When the final answer is expected at the scheduler."""
+    reason: str
+    too_late: bool = False
+    """No upper node is asked because none would answer before the deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Send nothing of this job now."""
+
+    reason: str
+    until: float = math.inf
+    """When to look again, if nothing happens before."""
+
+
+Link = Callable[[str, str], float]
+"""Seconds between an end device and an upper node, there and back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """When the tasks of a job that are still to be sent can be done, by what all nodes have to do already."""
+
+    last: float
+    """See `horizon`."""
+    ends_done: float
+    """When the end devices can have given all coarse answers."""
+    uppers_narrow: bool
+    """Whether the job waits for the upper nodes rather than for the end devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    end: EndState
+    upper: UpperState
+    ahead_s: float
+    """For which the upper node still has work when the task comes; below 0 it has been idle for so long by then."""
+    finish: float
+
+    @property
+    def wait_s(self) -> float:
+        return max(0.0, self.ahead_s)
+
+    def why(self, now: float) -> str:
+        waits = f" after {self.wait_s:.2f} s in its queue" if self.wait_s >= 0.005 else ""
+        return f"{self.end.node_id} and {self.upper.node.node_id}{waits}: answer in {self.finish - now:.2f} s"
+
+
+def plan(
+    ask: Ask,
+    ends: Sequence[EndState],
+    uppers: Sequence[UpperState],
+    *,
+    link: Link,
+    now: float,
+    known: Outlook | None = None,
+) -> Send | Hold | None:
+    """The next task's way, a reason to hold it back, or None when no end device that it may go to has room.
+
+    Args:
+        ends: end devices that the task may go to.
+        uppers: upper nodes on the device list that may see its pixels.
+        known: of the whole fleet, where `ends` and `uppers` are but a part of it.
+    """
+    open_ends = _first([end for end in ends if end.has_room], now)
+    if not open_ends:
+        return None
+    if not uppers:
+        return _coarse_only(open_ends[0], now, "no upper node on the device list")
+    if known is None:
+        known = _outlook(ask.remaining, ends, uppers, link, now)
+    # For each upper node the end device by which the answer comes first, and of equal ones the one that is done first.
+    pairs = [_best_pair(open_ends, upper, link, now) for upper in uppers if upper.has_room]
+    in_time = [pair for pair in pairs if pair.finish <= ask.deadline]
+    last = known.last
+    hurry = ask.interactive or known.ends_done + open_ends[0].seconds >= ask.job_deadline
+    if hurry and in_time:
+        best = min(in_time, key=lambda pair: pair.finish)
+        why = "earliest finish" if ask.interactive else "no time to wait: earliest finish"
+        return _send(best, in_time, f"{why}, {best.why(now)}")
+    if not in_time:
+        if hurry or _soonest(ends, uppers, link, now) > ask.deadline:
+            left = f"{max(0.0, ask.deadline - now):.2f} s are left"
+            return _coarse_only(open_ends[0], now, f"no upper node would answer in time: {left}", too_late=True)
+        return Hold(reason="all upper nodes that answer in time have as many tasks as they may")
+    useful = [pair for pair in in_time if pair.finish <= last + _TOLERANCE_S]
+    if not useful:
+        best = min(in_time, key=lambda pair: pair.finish)
+        return Hold(
+            reason=f"a node that is busy now will be the quicker one: {best.why(now)}, "
+            f"all {ask.remaining} tasks can be done in {last - now:.2f} s"
+        )
+    quick = [pair for pair in useful if pair.wait_s <= pair.upper.slack_s + _TOLERANCE_S]
+    if not quick:
+        first = min(useful, key=lambda pair: pair.wait_s - pair.upper.slack_s)
+        return Hold(
+            reason=f"the upper nodes have enough to do: {first.why(now)}",
+            until=now + first.wait_s - first.upper.slack_s,
+        )
+    soonest = min(pair.finish for pair in quick)
+    if known.uppers_narrow:
+        best = min(quick, key=lambda pair: (pair.ahead_s, -pair.upper.accuracy, pair.finish))
+        why = "it runs out of work first"
+    else:
+        limit = max(soonest, last - _MARGIN_S) + _TOLERANCE_S
+        sure = [pair for pair in quick if pair.finish <= limit]
+        best = min(sure, key=lambda pair: (-pair.upper.accuracy, pair.finish))
+        why = f"more accurate, and no later than the job's other {ask.remaining - 1} tasks"
+    if best.finish <= soonest + _TOLERANCE_S:
+        why = "earliest finish"
+    return _send(best, in_time, f"{why}, {best.why(now)}")
+
+
+def outlook(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> Outlook:
+    """Of so many tasks on a whole fleet, of which but a part is looked at for each task. The last tasks are then given
+    to good nodes, not always to the best: they may take as long again as an end device takes for one."""
+    best = _outlook(tasks, ends, uppers, link, now)
+    return replace(best, last=best.last + fmean(end.seconds for end in ends))
+
+
+def horizon(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> float:
+    """The earliest time at which so many more tasks can all have their final answers.
+
+    Both stages at their best: the end devices compute all coarse answers and the last of them goes the shortest way
+    on; the upper nodes begin when the first coarse answers arrive and never wait. Needs at least one of each.
+    """
+    return _outlook(tasks, ends, uppers, link, now).last
+
+
+def _outlook(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], link: Link, now: float) -> Outlook:
+    way_on_s, soonest, ways = math.inf, math.inf, []
+    first = _first(ends, now)
+    for upper in uppers:
+        pair = _best_pair(first, upper, link, now)
+        soonest = min(soonest, pair.finish)
+        way_on_s = min(way_on_s, pair.finish - pair.wait_s - pair.end.coarse_at(now))
+        ways.append((pair.finish - upper.seconds, upper.seconds))
+    uppers_done, ends_done = _all_done(tasks, ways), _ends_done(tasks, ends, now)
+    return Outlook(
+        last=max(soonest, uppers_done, ends_done + way_on_s),
+        ends_done=ends_done,
+        uppers_narrow=uppers_done > ends_done + way_on_s,
+    )
+
+
+def _ends_done(tasks: int, ends: Sequence[EndState], now: float) -> float:
+    """When the end devices can have given all coarse answers."""
+    return _all_done(tasks, [(end.coarse_at(now) - end.seconds, end.seconds) for end in ends])
+
+
+def _first(ends: Sequence[EndState], now: float) -> list[EndState]:
+    return heapq.nsmallest(_CONSIDERED, ends, key=lambda end: end.coarse_at(now))
+
+
+def _all_done(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
+    """When servers that are free at the first number and take the second per task are done with so many tasks.
+
+    Exact: the `tasks`-th of all their finishing times in order. Many tasks are taken at a time where no server can be
+    done with them later than the answer.
+    """
+    if at_once := [start for start, seconds in servers if seconds < _TOLERANCE_S]:
+        return min(at_once)
+    # What flows in fluid form is a lower bound: nobody finishes before, so all whole tasks until then may be skipped.
+    fluid = _fluid(tasks, servers)
+    done = [max(0, math.floor((fluid - start) / seconds)) for start, seconds in servers]
+    left = tasks - sum(done)
+    if left <= 0:
+        return max(start + n * seconds for (start, seconds), n in zip(servers, done, strict=True) if n)
+    heap = [(start + (n + 1) * seconds, seconds) for (start, seconds), n in zip(servers, done, strict=True)]
+    heapq.heapify(heap)
+    for _ in range(left - 1):
+        finish, seconds = heap[0]
+        heapq.heapreplace(heap, (finish + seconds, seconds))
+    return heap[0][0]
+
+
+def _fluid(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
+    """When work that can be cut as finely as one likes would be done: servers join as they become free."""
+    rate = work = 0.0
+    ordered = sorted(servers)
+    for position, (start, seconds) in enumerate(ordered):
+        rate += 1 / seconds
+        work += start / seconds
+        until = (tasks + work) / rate
+        if position + 1 == len(ordered) or until <= ordered[position + 1][0]:
+            return until
+    raise ValueError("there is no server")
+
+
+def _pair(end: EndState, upper: UpperState, link: Link, now: float) -> _Pair:
+    half_s = link(end.node_id, upper.node.node_id) / 2
+    arrival = end.coarse_at(now) + half_s
+    finish = max(arrival, upper.free_at) + upper.seconds + half_s + end.hop_s / 2
+    return _Pair(end, upper, upper.free_at - arrival, finish)
+
+
+def _best_pair(ends: Sequence[EndState], upper: UpperState, link: Link, now: float) -> _Pair:
+    return min((_pair(end, upper, link, now) for end in ends), key=lambda pair: (pair.finish, pair.end.coarse_at(now)))
+
+
+def _soonest(ends: Sequence[EndState], uppers: Sequence[UpperState], link: Link, now: float) -> float:
+    first = _first(ends, now)
+    return min(_best_pair(first, upper, link, now).finish for upper in uppers)
+
+
+def _send(best: _Pair, pairs: Sequence[_Pair], reason: str) -> Send:
+    others = sorted((pair for pair in pairs if pair.upper is not best.upper), key=lambda pair: pair.finish)
+    nodes = (best.upper.node, *(pair.upper.node for pair in others[: _MOST_ASKED - 1]))
+    return Send(end=best.end.node_id, upper=nodes, finish=best.finish, reason=reason)
+
+
+def _coarse_only(end: EndState, now: float, why: str, *, too_late: bool = False) -> Send:
+    finish = end.coarse_at(now) + end.hop_s / 2
+    return Send(end=end.node_id, upper=(), finish=finish, reason=f"{why}; {end.node_id} answers", too_late=too_late)

@@ -1,0 +1,152 @@
+"""How fast a job can be done at best: the bound that a measured time is held against. Pure functions.
+
+The paper adds the two stages of a task up (Eq. 1 to 6). Terrace overlaps them, so its bound is that of a pipeline whose
+stages work at the same time. With N_t tasks of which n_edge and n_cloud get their fine answer there, processing times
+t^p and communication times t^c per task (there and back; links delay, they are not occupied):
+
+    end devices   t^c_end + N_t t^p_end / N_end + the shortest way on: min over the tiers used of t^c + t^p
+    edge nodes    t^c_end + t^p_end + t^c_edge  + n_edge  t^p_edge  / N_edge
+    clouds        t^c_end + t^p_end + t^c_cloud + n_cloud t^p_cloud / N_cloud
+
+The largest of the three is the bound: no order of the tasks is faster. It is the largest occupancy plus the latency of
+one task along its path, without the step that the occupancy counts already.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scheduler.placement.mapping import FleetTimes, TaskTimes, share_to_cloud
+from tierkit.types import Scheme, Tier
+
+__all__ = ["Bound", "NodeCounts", "bound_of_scheme", "bound_of_split", "bound_with_slow_edge", "least_bound"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCounts:
+    """Nodes per tier."""
+
+    end: int
+    edge: int = 0
+    cloud: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The least time for a job, in seconds from its first dispatch, and what it comes from."""
+
+    seconds: float
+    limited_by: Tier
+    """The tier that has the most to do."""
+    edge_tasks: int
+    cloud_tasks: int
+
+
+def bound_of_split(edge_tasks: int, cloud_tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
+    """The bound with so many fine answers from each tier.
+
+    Raises:
+        ValueError: a tier has tasks and no nodes or no times.
+    """
+    return _bound(edge_tasks + cloud_tasks, edge_tasks, cloud_tasks, counts, times)
+
+
+def bound_of_scheme(scheme: Scheme, tasks: int, counts: NodeCounts, times: FleetTimes, *, n_map: int = 1) -> Bound:
+    """The bound of a scheme; `adaptive` may choose the split that makes it least.
+
+    Args:
+        n_map: end devices per edge node, for `mapping`, which gives each end device the same number of tasks.
+
+    Raises:
+        ValueError: the scheme has no upper node here.
+    """
+    match scheme:
+        case Scheme.END:
+            return _bound(tasks, 0, 0, counts, times)
+        case Scheme.END_EDGE:
+            return _bound(tasks, tasks, 0, counts, times)
+        case Scheme.END_CLOUD:
+            return _bound(tasks, 0, tasks, counts, times)
+        case Scheme.MAPPING:
+            to_cloud = round(tasks * share_to_cloud(counts.end, counts.edge, n_map)) if counts.cloud else 0
+            return _bound(tasks, tasks - to_cloud, to_cloud, counts, times)
+        case _:
+            return least_bound(tasks, counts, times)
+
+
+def least_bound(tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
+    """The bound with the best split between the tiers; of equal ones the one with the most tasks for the edge nodes.
+
+    With both tiers in use the edge nodes' part grows with n_edge and that of the clouds shrinks, so the best split is
+    beside the point where the two are equal, or goes on from there for as long as the end devices take longer. Few
+    splits are looked at, however many tasks there are.
+
+    Raises:
+        ValueError: there is no upper node.
+    """
+    if not counts.cloud or times.cloud is None:
+        return _bound(tasks, tasks, 0, counts, times)
+    if not counts.edge or times.edge is None:
+        return _bound(tasks, 0, tasks, counts, times)
+    edge_s, cloud_s = times.edge.processing_s / counts.edge, times.cloud.processing_s / counts.cloud
+    equal = (times.cloud.communication_s - times.edge.communication_s + tasks * cloud_s) / (edge_s + cloud_s)
+    splits = {0, tasks, *_near(equal, tasks)}
+    best = min(_bound(tasks, split, tasks - split, counts, times).seconds for split in splits)
+    splits |= _near((best - times.end.total_s - times.edge.communication_s) / edge_s, tasks)
+    return min(
+        (_bound(tasks, split, tasks - split, counts, times) for split in sorted(splits, reverse=True)),
+        key=lambda bound: bound.seconds,
+    )
+
+
+def _near(split: float, tasks: int) -> set[int]:
+    """Whole splits beside one, and next to those: the number may be off by rounding."""
+    return {min(tasks, max(0, math.floor(split) + step)) for step in (-1, 0, 1, 2)}
+
+
+def bound_with_slow_edge(tasks: int, counts: NodeCounts, times: FleetTimes, *, factor: float, after_s: float) -> float:
+    """The least time, in seconds, when one edge node takes `factor` times as long from `after_s` on.
+
+    The end devices' part is that of `least_bound`. The upper nodes work from the arrival of the first coarse answers
+    until their last answers must set out; T is the time by which all of them together can have computed `tasks`:
+
+        sum over nodes of (T - t^c/2 - t_first) / t^p  =  tasks,   and 1 / (factor t^p) for the slow one from then on
+    """
+    unchanged = least_bound(tasks, counts, times).seconds
+    edge = _known(Tier.EDGE, counts.edge, times.edge)
+    cloud = times.cloud if counts.cloud else None
+    # From its change on the slow node does (1 - 1 / factor) of its work less than before.
+    lost_rate = (1 - 1 / factor) / edge.processing_s
+    rate = counts.edge / edge.processing_s - lost_rate
+    work = tasks + counts.edge * (times.end.total_s + edge.communication_s) / edge.processing_s
+    work -= lost_rate * (after_s + edge.communication_s / 2)
+    if cloud is not None:
+        rate += counts.cloud / cloud.processing_s
+        work += counts.cloud * (times.end.total_s + cloud.communication_s) / cloud.processing_s
+    return max(unchanged, work / rate)
+
+
+def _bound(tasks: int, edge_tasks: int, cloud_tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
+    first_s = times.end.total_s
+    used = [
+        (tier, share, nodes, _known(tier, nodes, task))
+        for tier, share, nodes, task in (
+            (Tier.EDGE, edge_tasks, counts.edge, times.edge),
+            (Tier.CLOUD, cloud_tasks, counts.cloud, times.cloud),
+        )
+        if share
+    ]
+    way_on_s = min((task.total_s for _, _, _, task in used), default=0.0)
+    stages = [(times.end.communication_s + tasks * times.end.processing_s / counts.end + way_on_s, Tier.END)]
+    stages += [
+        (first_s + task.communication_s + share * task.processing_s / nodes, tier) for tier, share, nodes, task in used
+    ]
+    seconds, tier = max(stages, key=lambda stage: stage[0])
+    return Bound(seconds=seconds, limited_by=tier, edge_tasks=edge_tasks, cloud_tasks=cloud_tasks)
+
+
+def _known(tier: Tier, nodes: int, task: TaskTimes | None) -> TaskTimes:
+    if not nodes or task is None:
+        raise ValueError(f"there is no {tier} node whose times are known")
+    return task

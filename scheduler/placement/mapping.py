@@ -1,0 +1,219 @@
+"""Who serves a task after the end device, and what the paper's formulas say about it. Pure functions.
+
+The paper (section 3.4) sends every task to an end device first and knows four schemes for what follows:
+
+    end         nothing follows: the coarse answer is the answer
+    end-cloud   every task goes on to the clouds, in sequential order
+    end-edge    every task goes on to the edge nodes, in sequential order
+    mapping     each end device has its own upper node: N_map end devices per edge node, the rest to the cloud
+
+The fifth, adaptive, has no fixed routes: `scheduler.placement.adaptive` chooses for each task. Where a route is asked
+for all the same (a second attempt beside a slow one), it is every upper node, the edge first.
+
+The numbers of the equations are those of the paper. Times are seconds per task.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tierkit.types import Scheme, Tier
+
+__all__ = [
+    "FleetTimes",
+    "Node",
+    "Route",
+    "TaskTimes",
+    "map_count",
+    "natural_order",
+    "plan_routes",
+    "route_of",
+    "share_to_cloud",
+    "time_end",
+    "time_end_cloud",
+    "time_end_edge",
+    "time_mapping",
+]
+
+
+_MOST_ASKED = 8
+"""Nodes of a tier on one route: the list goes over the wire with each task, and whoever has asked so many in vain asks
+in vain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node as the mapping sees it: alive, trusted, with the model it would be asked for."""
+
+    node_id: str
+    tier: Tier
+    url: str
+    model: str
+    ms_per_image: float
+    """Measured by the node at its start."""
+    sha256: str = ""
+    """Of the model's weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTimes:
+    """Seconds that one task costs on a tier: t^c to get there and back, t^p to be computed."""
+
+    communication_s: float
+    processing_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.communication_s + self.processing_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetTimes:
+    """Task times per tier; None for a tier that has no node."""
+
+    end: TaskTimes
+    edge: TaskTimes | None = None
+    cloud: TaskTimes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where one end device sends its tasks on."""
+
+    end: str
+    upstreams: tuple[Node, ...]
+    """In the order in which the end device tries them; empty when the coarse answer is all there is."""
+    in_turn: int
+    """How many of `upstreams`, from the first, share the load: task k starts at number k modulo this. 1 = always the
+    first; the others are there for when it fails."""
+    reason: str
+
+    def for_task(self, turn: int) -> tuple[Node, ...]:
+        """The upstreams of the `turn`-th task on this route, first choice first; of those in turn the first few."""
+        if self.in_turn < 2:
+            return self.upstreams
+        return _from(self.upstreams[: self.in_turn], turn % self.in_turn)
+
+
+def time_end(tasks: int, n_end: int, end: TaskTimes) -> float:
+    """Eq. 1: T_End = N_t / N_end * (t^c_end + t^p_end)."""
+    return tasks / n_end * end.total_s
+
+
+def time_end_cloud(tasks: int, n_end: int, n_cloud: int, end: TaskTimes, cloud: TaskTimes) -> float:
+    """Eq. 2: T_End-Cloud = T_End + N_t / N_cloud * (t^c_cloud + t^p_cloud)."""
+    return time_end(tasks, n_end, end) + tasks / n_cloud * cloud.total_s
+
+
+def time_end_edge(tasks: int, n_end: int, n_edge: int, end: TaskTimes, edge: TaskTimes) -> float:
+    """Eq. 3: T_End-Edge = T_End + N_t / N_edge * (t^c_edge + t^p_edge)."""
+    return time_end(tasks, n_end, end) + tasks / n_edge * edge.total_s
+
+
+def map_count(end: TaskTimes, edge: TaskTimes) -> int:
+    """Eq. 4: N_map = ceil((t^c_edge + t^p_edge) / (t^c_end + t^p_end)) end devices per edge node, at least 1.
+
+    While one edge node works on a task, N_map end devices prepare at least one more for it. With end devices that cost
+    no time at all the ratio has no value; 1 is returned.
+    """
+    if end.total_s <= 0:
+        return 1
+    # Without the small step, 0.3 / 0.1 = 2.9999999999999996 or 3.0000000000000004 would decide about a whole device.
+    return max(1, math.ceil(edge.total_s / end.total_s - 1e-9))
+
+
+def share_to_cloud(n_end: int, n_edge: int, n_map: int) -> float:
+    """Eq. 5: theta_cloud = max(0, (N_end - N_edge * N_map) / N_end), the share of tasks that goes to the cloud."""
+    return max(0.0, (n_end - n_edge * n_map) / n_end)
+
+
+def time_mapping(theta_cloud: float, end_cloud_s: float, end_edge_s: float) -> float:
+    """Eq. 6: T_Mapping = theta_cloud * T_End-Cloud + (1 - theta_cloud) * T_End-Edge."""
+    return theta_cloud * end_cloud_s + (1.0 - theta_cloud) * end_edge_s
+
+
+def natural_order(node_id: str) -> tuple[tuple[int, str | int], ...]:
+    """Sort key of the device list: end-2 stands before end-10, whichever of them registered first."""
+    parts = re.split(r"(\d+)", node_id)
+    return tuple((1, int(part)) if part.isdigit() else (0, part) for part in parts if part)
+
+
+def plan_routes(
+    scheme: Scheme, *, ends: Iterable[str], edges: Sequence[Node], clouds: Sequence[Node], n_map: int
+) -> dict[str, Route]:
+    """The route of every end device, in the order of the device list.
+
+    Args:
+        ends: ids of the end devices on the device list.
+        edges, clouds: upper nodes that are on the device list and may see the pixels.
+        n_map: end devices per edge node, from `map_count` or set by the operator; at least 1.
+
+    Mapping hands out the first `N_edge * N_map` end devices to the edge nodes one by one and round again, so that with
+    fewer end devices than places no edge node idles beside a doubly used one. For `N_map = 1` this is the paper's
+    evaluation: the first four end devices to the four edge nodes, the others to the cloud.
+    """
+    end_ids = sorted(ends, key=natural_order)
+    edge_nodes = sorted(edges, key=lambda node: natural_order(node.node_id))
+    cloud_nodes = sorted(clouds, key=lambda node: natural_order(node.node_id))
+    return {
+        end: route_of(scheme, end=end, position=position, edges=edge_nodes, clouds=cloud_nodes, n_map=n_map)
+        for position, end in enumerate(end_ids)
+    }
+
+
+def route_of(
+    scheme: Scheme, *, end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int
+) -> Route:
+    """The route of one end device.
+
+    Args:
+        position: of the end device among those on the device list, from 0.
+        edges, clouds, n_map: as for `plan_routes`, in the order of the device list.
+    """
+    if n_map < 1:
+        raise ValueError(f"n_map must be at least 1, not {n_map}")
+    if scheme is Scheme.MAPPING:
+        return _map(end, position, edges, clouds, n_map)
+    if scheme is Scheme.END:
+        return Route(end=end, upstreams=(), in_turn=0, reason="scheme end: coarse answers only")
+    if scheme is Scheme.ADAPTIVE:
+        every = (*edges[:_MOST_ASKED], *clouds[:_MOST_ASKED])
+        reason = "scheme adaptive: chosen for each task" if every else "no upper node on the device list"
+        return Route(end=end, upstreams=every, in_turn=min(1, len(every)), reason=reason)
+    upper = edges if scheme is Scheme.END_EDGE else clouds
+    tier = "edge" if scheme is Scheme.END_EDGE else "cloud"
+    reason = f"scheme {scheme}: {_count(upper, tier)}"
+    reason += " in sequential order" if len(upper) > 1 else "" if upper else " on the device list"
+    return Route(end=end, upstreams=tuple(upper), in_turn=len(upper), reason=reason)
+
+
+def _map(end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int) -> Route:
+    places = len(edges) * n_map
+    if position < places:
+        own, others, spare = edges, position % len(edges), clouds
+        reason = f"place {position + 1} of {places} on {_count(edges, 'edge')} (N_map = {n_map})"
+    elif clouds:
+        own, others, spare = clouds, (position - places) % len(clouds), edges
+        reason = f"all {places} places on {_count(edges, 'edge')} are taken (N_map = {n_map}): the rest go to the cloud"
+        if not edges:
+            reason = "no edge node on the device list: the cloud serves all"
+    elif edges:
+        own, others, spare = edges, position % len(edges), clouds
+        reason = f"all {places} places are taken (N_map = {n_map}) and there is no cloud: shared among the edge nodes"
+    else:
+        own, others, spare = (), 0, ()
+        reason = "no upper node on the device list: the coarse answer stands"
+    upstreams = (*_from(own, others), *_from(spare, position % len(spare) if len(spare) > _MOST_ASKED else 0))
+    return Route(end=end, upstreams=upstreams, in_turn=min(1, len(upstreams)), reason=reason)
+
+
+def _from(nodes: Sequence[Node], first: int) -> tuple[Node, ...]:
+    """The first few nodes in a circle."""
+    return (*nodes[first : first + _MOST_ASKED], *nodes[: max(0, min(first, first + _MOST_ASKED - len(nodes)))])
+
+
+def _count(nodes: Sequence[Node], tier: str) -> str:
+    return f"{len(nodes) or 'no'} {tier} node{'' if len(nodes) == 1 else 's'}"

@@ -1,0 +1,480 @@
+"""The device list as the mapping sees it: who is alive and may get images, in which form, with which model, along which
+routes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from encryption.noise import job_key
+from encryption.policy import Form, Trust, decide_form
+from models.manifest import EncoderEntry, Manifest
+from scheduler.devices.list import Device, DeviceList
+from scheduler.jobs.policy import JobPolicy
+from scheduler.placement.mapping import (
+    FleetTimes,
+    Node,
+    Route,
+    TaskTimes,
+    map_count,
+    plan_routes,
+    route_of,
+    share_to_cloud,
+)
+from scheduler.settings import SchedulerSettings
+from tierkit.errors import Conflict, Forbidden
+from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
+from tierkit.wire.messages import Encoding, Relay, Upstream
+
+__all__ = ["PAPER_BATCH", "Fleet", "MapCount", "Ways", "in_words"]
+
+PAPER_BATCH = 50
+"""Images of a task in the paper's formulas."""
+
+_TIERS = frozenset(Tier)
+_HERE = "in the version of the scheduler's manifest"
+_UPPER_TIERS = {
+    Scheme.END: (),
+    Scheme.END_EDGE: (Tier.EDGE,),
+    Scheme.END_CLOUD: (Tier.CLOUD,),
+    Scheme.MAPPING: (Tier.EDGE, Tier.CLOUD),
+    Scheme.ADAPTIVE: (Tier.EDGE, Tier.CLOUD),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """In which forms the images of a job may go up."""
+
+    privacy: Privacy = Privacy.AUTO
+    encode_on: Tier = Tier.END
+    """Where they are encoded: end or edge."""
+    feature_form: FeatureForm = FeatureForm.UINT8
+    as_tuned: bool = False
+    """Whether only encoders that are cut from a network itself may take part: thresholds were tuned on its answers, and
+    behind a learned encoder is another network."""
+
+    @classmethod
+    def of(cls, policy: JobPolicy) -> Ways:
+        """Those that the job was accepted with."""
+        return cls(
+            privacy=policy.privacy,
+            encode_on=Tier(policy.encode_on),
+            feature_form=policy.feature_form,
+            as_tuned=bool(policy.gates),
+        )
+
+
+_DEFAULT = Ways()
+
+_PLAIN = frozenset(
+    privacy for privacy in (Privacy.AUTO, Privacy.NONE) if decide_form(privacy, Trust.TRUSTED) is Form.PIXELS
+)
+"""With these a trusted node gets pixels whatever encoders there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapCount:
+    """N_map as it is used, and where it comes from."""
+
+    value: int | None
+    """None where a tier that it is computed for has no node."""
+    reason: str
+
+    @property
+    def used(self) -> int:
+        """For formulas and routes, which hardly depend on it then."""
+        return 1 if self.value is None else self.value
+
+
+class Fleet:
+    """Views of a device list.
+
+    Args:
+        devices: the list.
+        settings: trust, N_map and link times.
+        manifest: names the networks with fine answers, best known first, and the encoders.
+        secret: of this scheduler; the keys of the noise that encoders add come from it.
+    """
+
+    def __init__(self, devices: DeviceList, settings: SchedulerSettings, manifest: Manifest, secret: bytes) -> None:
+        self._devices = devices
+        self._settings = settings
+        self._fine_models = [entry.name for entry in manifest.models if entry.target == "fine"]
+        self._encoders = manifest.encoders
+        self._cut = [encoder.name for encoder in manifest.encoders if encoder.is_cut]
+        self._secret = secret
+        self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
+        self._nodes: dict[str, tuple[Device, Node]] = {}
+        """By node id, as long as it is of that incarnation."""
+        self._entries: dict[str, tuple[Node, Upstream]] = {}
+        """As upper nodes stand on the wire when they get pixels."""
+        self._uppers: dict[tuple[Tier, Ways], tuple[int, list[Node]]] = {}
+        """As long as the device list has changed so often."""
+        self._aboves: dict[tuple[Scheme, Ways], tuple[int, tuple[list[Node], list[Node]]]] = {}
+        """Likewise: edge nodes and clouds."""
+        self._plain: tuple[int, dict[str, tuple[Node, Upstream]]] = 0, {}
+        """Likewise: the trusted nodes that are alive, as they stand on the wire when they get pixels."""
+        self._n_map: tuple[tuple[int, int], MapCount] | None = None
+
+    def route(self, scheme: Scheme, node_id: str, now: float, ways: Ways | None = None) -> Route:
+        """The route of one end device; one that is not alive is counted in as if it were."""
+        self._devices.alive(Tier.END, now)
+        edges, clouds = self._above(scheme, now, ways)
+        return route_of(
+            scheme,
+            end=node_id,
+            position=self._devices.place(Tier.END, self._devices.get(node_id).order),
+            edges=edges,
+            clouds=clouds,
+            n_map=self.n_map(now).used,
+        )
+
+    def routes(self, scheme: Scheme, now: float) -> dict[str, Route]:
+        """The routes of the end devices that are alive, for a job with the default ways."""
+        edges, clouds = self._above(scheme, now, None)
+        return plan_routes(
+            scheme,
+            ends=[device.node_id for device in self._devices.alive(Tier.END, now)],
+            edges=edges,
+            clouds=clouds,
+            n_map=self.n_map(now).used,
+        )
+
+    def has_upstream(self, scheme: Scheme, now: float, ways: Ways | None = None) -> bool:
+        """Whether an upper node that the scheme uses is alive, and may get the images in some form."""
+        return any(self.upper(tier, now, ways) for tier in _UPPER_TIERS[scheme])
+
+    def upper(self, tier: Tier, now: float, ways: Ways | None = None) -> list[Node]:
+        """Nodes of an upper tier that are alive and may get images in some form; suspects where there is no other: the
+        end device asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway.
+
+        Args:
+            ways: of the job; the defaults unless given.
+        """
+        ways = ways or _DEFAULT
+        alive, ends = self._devices.alive(tier, now), self._devices.alive(Tier.END, now)
+        if not alive:
+            return self._able(self._devices.suspect(tier, now), ends, ways, now)
+        # Who may get them in which form depends on the end devices and the edge nodes that encode as well.
+        changes = self._devices.changes
+        known = self._uppers.get((tier, ways))
+        if known is None or known[0] != changes:
+            known = self._uppers[tier, ways] = changes, self._able(alive, ends, ways, now)
+        return known[1]
+
+    def _able(self, devices: Sequence[Device], ends: Sequence[Device], ways: Ways, now: float) -> list[Node]:
+        return [self.node(device) for device in devices if self._may_get(device, ends, ways, now)]
+
+    def uppers(self, now: float, ways: Ways | None = None) -> list[Node]:
+        """The upper nodes of both tiers, edge first; those that are set aside only where there is no other."""
+        nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now, ways)]
+        return self._sound(nodes, now, beside=nodes)
+
+    def _above(self, scheme: Scheme, now: float, ways: Ways | None) -> tuple[list[Node], list[Node]]:
+        """The edge nodes and the clouds for the routes of a scheme."""
+        # Which suspects there are, and who is set aside, is also a matter of time; who is alive is not.
+        alive = self._devices.alive(Tier.EDGE, now) and self._devices.alive(Tier.CLOUD, now)
+        key, changes = (scheme, ways or _DEFAULT), self._devices.changes
+        known = self._aboves.get(key) if alive else None
+        if known is not None and known[0] == changes:
+            return known[1]
+        edges, clouds = self.upper(Tier.EDGE, now, ways), self.upper(Tier.CLOUD, now, ways)
+        if len(_UPPER_TIERS[scheme]) > 1:
+            edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
+        if alive:
+            self._aboves[key] = changes, (edges, clouds)
+        return edges, clouds
+
+    def _sound(self, nodes: list[Node], now: float, *, beside: Sequence[Node]) -> list[Node]:
+        """Those whose answers are not wrong, where there are such beside them; else all."""
+        if all(self._devices.alive(node.tier, now) for some in (nodes, beside) for node in (*some[:1], *some[-1:])):
+            return nodes  # nobody who is set aside is among them: each tier has nodes that are alive, or none
+        aside = {view.device.node_id for view in self._devices.view(now) if view.set_aside}
+        if all(node.node_id in aside for node in beside):
+            return list(nodes)
+        return [node for node in nodes if node.node_id not in aside]
+
+    def alive_ends(self, now: float) -> list[Node]:
+        """End devices that may receive new tasks."""
+        return [self.node(device) for device in self._devices.alive(Tier.END, now)]
+
+    def trusts(self, device: Device) -> bool:
+        """By the scheduler's own list, never by what the node says."""
+        trusted = self._settings.trusted
+        # Names of tiers stand in the same list, and are no ids, whatever a node calls itself.
+        return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
+
+    def check_trust(self, scheme: Scheme, ways: Ways, now: float) -> None:
+        """Whether a job may run without pixels getting to an untrusted node.
+
+        A scheme is refused while a node that it would use can get its images in no form that is allowed, or when no
+        node could. Should such a node join later, it is left out of the routes.
+
+        Raises:
+            Forbidden: pixels would go to a node that is not trusted; with what to do about it.
+            Conflict: an encoder that the job needs is missing on a device or on an upper node.
+        """
+        known = [view.device for view in self._devices.view(now)]
+        wanted = _UPPER_TIERS[scheme]
+        targets = [device for device in known if device.tier in wanted]
+        blind = [
+            device
+            for device in targets
+            if not self.trusts(device) and (ways.privacy is Privacy.NONE or not self._served(device, ways))
+        ]
+        possible = {tier for tier in wanted if tier in self._settings.trusted}
+        if ways.privacy is not Privacy.NONE:
+            possible |= self._encoded_tiers & set(wanted)
+        hopeless = bool(wanted) and not possible and not any(self.trusts(device) for device in targets)
+        if blind or hopeless:
+            raise Forbidden(self._advice(scheme, blind, known))
+        ends = self._devices.alive(Tier.END, now)
+        for target in targets:
+            for end in ends:
+                try:
+                    self._way(end, target, ways, now)
+                except (Conflict, Forbidden) as exc:
+                    raise Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}") from exc
+            if not ends and ways.privacy in (Privacy.CONV1, Privacy.BOTTLENECK):
+                kinds = {encoder.kind for encoder in self._served(target, ways)}
+                decide_form(
+                    ways.privacy, self._trust(target), kinds, lacking=f"{target.node_id} lacks the tail {_HERE}"
+                )
+
+    def _advice(self, scheme: Scheme, untrusted: Sequence[Device], known: Sequence[Device]) -> str:
+        wanted = _UPPER_TIERS[scheme]
+        tiers = [str(tier) for tier in wanted if tier not in self._settings.trusted]
+        which = ", ".join(d.node_id for d in untrusted) or f"the {' and '.join(tiers)} tier"
+        others = [scheme for scheme in (Scheme.END_EDGE, Scheme.END) if self._is_clean(scheme, known)]
+        return (
+            f"scheme {scheme} would send pixels to {which}, which this scheduler does not trust: submit with scheme "
+            f"{' or '.join(others)}, or, if it may see them, start the scheduler with "
+            f"--trusted {','.join([*self._settings.trusted, *([d.node_id for d in untrusted] or tiers)])}"
+        )
+
+    def n_map(self, now: float) -> MapCount:
+        """End devices per edge node: as set, else Eq. 4 over the measured speeds."""
+        if self._settings.n_map is not None:
+            return MapCount(self._settings.n_map, "set by the operator (--n-map)")
+        for tier in (Tier.END, Tier.EDGE):
+            self._devices.alive(tier, now)
+        versions = self._devices.version(Tier.END), self._devices.version(Tier.EDGE)
+        if self._n_map is None or self._n_map[0] != versions:
+            self._n_map = versions, self._by_formula(now)
+        return self._n_map[1]
+
+    def _by_formula(self, now: float) -> MapCount:
+        times = self.times(now)
+        if times is None or times.edge is None:
+            return MapCount(None, f"there is no {'end device' if times is None else 'edge node'} to compute it for")
+        value = map_count(times.end, times.edge)
+        return MapCount(value, f"ceil({times.edge.total_s:.3f} s / {times.end.total_s:.3f} s), Eq. 4")
+
+    def theta_cloud(self, now: float) -> float | None:
+        """Eq. 5 for the fleet as it is; None without end devices."""
+        ends = len(self._devices.alive(Tier.END, now))
+        if not ends:
+            return None
+        return share_to_cloud(ends, len(self.upper(Tier.EDGE, now)), self.n_map(now).used)
+
+    def times(self, now: float) -> FleetTimes | None:
+        """Seconds per task of 50 images: each tier's median measured speed, so that a node that was disturbed when it
+        measured does not count, and the link times of the settings."""
+        links = {
+            Tier.END: self._settings.end_link_s,
+            Tier.EDGE: self._settings.edge_link_s,
+            Tier.CLOUD: self._settings.cloud_link_s,
+        }
+
+        def of(tier: Tier) -> TaskTimes | None:
+            speeds = [self.node(device).ms_per_image for device in self._devices.alive(tier, now)]
+            if not speeds:
+                return None
+            return TaskTimes(communication_s=links[tier], processing_s=median(speeds) / 1000 * PAPER_BATCH)
+
+        end = of(Tier.END)
+        return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
+
+    def upstreams(
+        self, end: Device, nodes: Sequence[Node], ways: Ways, now: float, *, content: str
+    ) -> tuple[tuple[Node, Upstream], ...]:
+        """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
+        its node and the form in which they do. The last thing that is decided before a task is sent, whatever it is
+        sent for.
+
+        Args:
+            content: digest of the job's images.
+        """
+        entries: list[tuple[Node, Upstream]] = []
+        plain = ways.privacy in _PLAIN
+        if self._plain[0] != self._devices.changes:
+            self._plain = self._devices.changes, {}
+        pairs = self._plain[1]
+        for node in nodes:
+            if plain and (known := pairs.get(node.node_id)) is not None and known[0] is node:
+                entries.append(known)
+                continue
+            target = self._devices.find(node.node_id)
+            if target is None:
+                continue
+            pair = self._entry(node, target)
+            if plain and self.trusts(target):
+                entries.append(pair)
+                if target.listed:  # if it leaves the list, that is another change
+                    pairs[node.node_id] = pair
+                continue
+            entry = pair[1]
+            try:
+                encoder, relay = self._way(end, target, ways, now)
+            except (Conflict, Forbidden):
+                continue
+            if encoder is not None:
+                encoding = Encoding(
+                    name=encoder.name,
+                    head=encoder.head.sha256,
+                    tail=encoder.tail.sha256,
+                    form=ways.feature_form,
+                    noise_key=job_key(self._secret, content) if encoder.noise else "",
+                )
+                entry = entry.model_copy(update={"model": encoder.name, "encoding": encoding, "relay": relay})
+            entries.append((node, entry))
+        return tuple(entries)
+
+    def _entry(self, node: Node, device: Device) -> tuple[Node, Upstream]:
+        """With what stands for it on the wire when it gets pixels."""
+        known = self._entries.get(node.node_id)
+        key = device.registration.key
+        if known is None or known[0] is not node or known[1].key != key:
+            entry = Upstream(
+                node_id=node.node_id, url=node.url, tier=node.tier, model=node.model, encoding=None, key=key
+            )
+            known = self._entries[node.node_id] = node, entry
+        return known
+
+    def _way(self, end: Device, target: Device, ways: Ways, now: float) -> tuple[EncoderEntry | None, Relay | None]:
+        """How images get from an end device to an upper node: with which encoder, and who encodes in its place.
+
+        Raises:
+            Conflict, Forbidden: as `decide_form`.
+        """
+        if self._gets_pixels(target, ways):
+            return None, None
+        relays: list[Device] = []
+        holders = [end]
+        if ways.encode_on is Tier.EDGE:
+            holders = relays = [
+                device for device in self._devices.alive(Tier.EDGE, now) if self.trusts(device) and device is not target
+            ]
+        served = self._served(target, ways)
+        common = {encoder.kind: encoder for encoder in served if any(_holds(holder, encoder) for holder in holders)}
+        encodes = ways.encode_on is Tier.EDGE and target.tier is Tier.EDGE
+        lacking = _lacking(ways, end, target, relays, {encoder.kind for encoder in served})
+        form = decide_form(ways.privacy, self._trust(target), common, encodes=encodes, lacking=lacking)
+        if form is Form.PIXELS:
+            return None, None
+        encoder = common[EncoderKind(form.value)]
+        if ways.encode_on is not Tier.EDGE:
+            return encoder, None
+        able = [relay for relay in relays if _holds(relay, encoder)]
+        # Each device keeps to one of them, and they share the devices.
+        relay = able[zlib.crc32(end.node_id.encode()) % len(able)]
+        key = self._devices.key_of(relay.node_id)
+        return encoder, Relay(node_id=relay.node_id, url=relay.registration.url, key=key)
+
+    def _served(self, target: Device, ways: Ways) -> list[EncoderEntry]:
+        """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for, as
+        far as the job may use them."""
+        offers = {(offer.name, offer.sha256) for offer in target.registration.models}
+        network = self.node(target).model
+        return [
+            encoder
+            for encoder in self._encoders
+            if encoder.network == network
+            and (encoder.name, encoder.tail.sha256) in offers
+            and (encoder.is_cut or not ways.as_tuned)
+        ]
+
+    def _may_get(self, target: Device, ends: Sequence[Device], ways: Ways, now: float) -> bool:
+        if self._gets_pixels(target, ways):
+            return True
+        for end in ends:
+            try:
+                self._way(end, target, ways, now)
+            except (Conflict, Forbidden):
+                continue
+            return True
+        return False
+
+    def _gets_pixels(self, target: Device, ways: Ways) -> bool:
+        """Whether it gets them whatever encoders there are; False where those matter."""
+        return ways.privacy in _PLAIN and self.trusts(target)
+
+    def _trust(self, device: Device) -> Trust:
+        return Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED
+
+    def ends(self) -> list[Device]:
+        """All end devices in the order of the list, whatever their health."""
+        return list(self._devices.of(Tier.END))
+
+    def node(self, device: Device) -> Node:
+        """The node with the model that it would be asked for: on upper tiers a fine one where it holds one."""
+        known = self._nodes.get(device.node_id)
+        if known is None or known[0] is not device:
+            if len(self._nodes) > 2 * len(self._devices):  # most of them are gone for good
+                self._nodes.clear()
+                self._entries.clear()
+            known = self._nodes[device.node_id] = device, self._node(device)
+        return known[1]
+
+    def _node(self, device: Device) -> Node:
+        offers = device.registration.models
+        offer = offers[0]
+        if device.tier is not Tier.END:
+            # What is cut from a network has its weights: those are what thresholds were tuned for.
+            offer = next((o for names in (self._fine_models, self._cut) for o in offers if o.name in names), offer)
+        return Node(
+            node_id=device.node_id,
+            tier=device.tier,
+            url=device.registration.url,
+            # A node that serves tails alone is asked for their network.
+            model=next((encoder.network for encoder in self._encoders if encoder.name == offer.name), offer.name),
+            sha256=offer.sha256,
+            ms_per_image=offer.ms_per_image,
+        )
+
+    def _is_clean(self, scheme: Scheme, known: Sequence[Device]) -> bool:
+        wanted = _UPPER_TIERS[scheme]
+        return all(tier in self._settings.trusted for tier in wanted) and all(
+            self.trusts(device) for device in known if device.tier in wanted
+        )
+
+
+def in_words(entry: Upstream) -> str:
+    """In which form images go to an upper node."""
+    if entry.encoding is None:
+        return f"pixels to {entry.node_id}"
+    where = f", encoded by {entry.relay.node_id}" if entry.relay is not None else ""
+    kind = entry.encoding.name.rpartition(".")[2]
+    return f"{kind} features as {entry.encoding.form} to {entry.node_id}{where}"
+
+
+def _lacking(ways: Ways, end: Device, target: Device, relays: Sequence[Device], served: set[EncoderKind]) -> str:
+    """Who lacks its part of the encoders, where no encoder is left, for people."""
+    wanted = {kind for kind in EncoderKind if ways.privacy in (Privacy.AUTO, Privacy(kind.value))}
+    if wanted.isdisjoint(served):
+        return f"{target.node_id} lacks the tail {_HERE}"
+    if ways.encode_on is not Tier.EDGE:
+        return f"{end.node_id} lacks the head {_HERE}"
+    if not relays:
+        return f"there is no trusted edge node beside {target.node_id} to encode"
+    return f"{' and '.join(relay.node_id for relay in relays)} lacks the head {_HERE}"
+
+
+def _holds(device: Device, encoder: EncoderEntry) -> bool:
+    return any(
+        (offer.name, offer.head, offer.tail) == (encoder.name, encoder.head.sha256, encoder.tail.sha256)
+        for offer in device.registration.encoders
+    )

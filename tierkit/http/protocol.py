@@ -1,0 +1,628 @@
+"""HTTP/1.1 connections with bounds on everything that a peer may send, or leave out: a slow, endless or absent head, a
+body that is too large or too slow, an answer that nobody reads, too many connections.
+
+uvicorn has a protocol class of its own, whose bounds end with the idle time between two requests, which copies a body
+four times, writes an answer in two packets, and closes a connection whose body has not been read. Here a request may be
+answered before its body is there: the rest of it is thrown away as it comes, and the connection stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from tierkit.http.exchange import Again, Exchange, head_bytes
+from tierkit.http.head import refusal_of, without_upgrade
+from tierkit.http.repetition import MAX_OPENING_BYTES, Repeatable, Repetitions
+from tierkit.http.responses import send_error
+from tierkit.settings import ServiceSettings
+
+__all__ = ["bounded_protocol"]
+
+log = logging.getLogger(__name__)
+
+_MAX_HEAD_BYTES = 64 * 1024
+"""For the head of a request, and for what a chunked body has beside its data: extensions of chunks, and trailers."""
+
+_CHUNK_BYTES = 32
+"""What each chunk may have for its size and its line breaks."""
+
+_READ_AHEAD_BYTES = 256 * 1024
+"""So much of a body is taken in before the application has asked for it. A batch of 50 images fits."""
+
+_MAX_AHEAD = 1024
+"""Requests that may wait on a connection for the answer to an earlier one. They come in one piece: nothing is read
+while one waits."""
+
+_HOLD_S = 0.005
+"""How long the rest of a repeated request may take, before it is read like any other: a body of 150 kB comes in two
+pieces."""
+
+_LINGER_S = 2.0
+"""How long the rest of a request is still taken in after its answer. A socket that is closed with unread bytes resets
+the connection, and the sender would see that reset in place of the answer."""
+
+_RESERVE = 64
+"""Connections above the limit that still get a proper 503; those beyond are closed at once."""
+
+
+def bounded_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:
+    """Protocol class for uvicorn with the limits of `settings`."""
+    return type("BoundedHttpProtocol", (_HttpProtocol,), {"limits": settings, "repetitions": Repetitions()})
+
+
+class _HttpProtocol(asyncio.Protocol):
+    limits: ServiceSettings
+    repetitions: Repetitions
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._app = cast(ASGIApp, config.loaded_app)
+        self._server_state = server_state
+        self._loop = asyncio.get_running_loop()
+        self._parser = self._new_parser()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until `connection_made`
+        self._addresses: dict[str, Any] = {}
+        self._scheme = "http"
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._body_pieces = 0
+        self._framing_bytes = 0
+        """What has come of the body beside its data, `_CHUNK_BYTES` for each piece left out."""
+        self._trailer_bytes = 0
+        self._body_since = 0.0
+        self._answering: Exchange | None = None
+        """The request whose turn it is; it stays until it and its answer are complete."""
+        self._receiving: Exchange | None = None
+        """The request whose body is being received."""
+        self._pipelined: deque[Exchange] = deque()
+        self._amid = False
+        """Whether a part of a request has come, and not yet its end."""
+        self._begun = 0
+        """Requests that have begun since `_opening`."""
+        self._opening = b""
+        """Beginning of the piece that the request under way came in, or of the first of several."""
+        self._opening_bytes = 0
+        """Length of that piece, and below how much of it was body."""
+        self._opening_body_bytes = 0
+        self._repeatable: Repeatable | None = None
+        """The last request, while nothing is under way on this connection."""
+        self._held: list[bytes] = []
+        """What has come of its repetition."""
+        self._held_bytes = 0
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._repeated_at = -math.inf
+        self._awaiting = False
+        """Whether it is being answered; what comes meanwhile is held."""
+        self._take_back: Callable[[], None] | None = None
+        """For a client that hangs up, if the answer comes later."""
+        self._leaving = False
+        """Whether the connection ends with that answer."""
+        self._deaf = False
+        """Nothing more is wanted of this client; what still comes is thrown away."""
+        self._paused = False
+        self._waiting_for: Callable[[], None] | None = None
+        """What happens when `_timer` is due."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self.writable = True
+        self._drained = asyncio.Event()
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods of asyncio.Transport, but not its class.
+        self._transport = cast(asyncio.Transport, transport)
+        # No name: the peer has gone already.
+        self._addresses = {
+            "client": (transport.get_extra_info("peername") or ())[:2] or None,
+            "server": (transport.get_extra_info("sockname") or ())[:2] or None,
+        }
+        self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+        self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own classes
+        excess = len(self._server_state.connections) - self.limits.max_connections
+        if excess > _RESERVE:
+            self._transport.abort()
+            return
+        if excess > 0:
+            self._app = _too_many_connections
+        self._wait(self._head_is_late, self.limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server_state.connections.discard(self)
+        if self._awaiting:
+            self._held.clear()
+            if take_back := self._await_no_more():
+                take_back()
+        self._read_held()
+        self._deaf = True
+        self._wait(None)
+        self.resume_writing()
+        for exchange in (self._answering, *self._pipelined):
+            if exchange is not None:
+                exchange.give_up()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf or (self._repeatable is not None and self._repeats(self._repeatable, data)):
+            return
+        self._repeatable = None
+        opens = not self._amid and self._answering is None
+        if opens:
+            self._opening = data[:MAX_OPENING_BYTES]
+            self._opening_bytes = len(data)
+            self._begun = 0
+            self._body_bytes = 0
+        receiving, body_bytes, body_pieces = self._receiving, self._body_bytes, self._body_pieces
+        if receiving is None:
+            self._head_bytes += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as exc:
+            log.debug("not HTTP", extra={"peer": self._addresses["client"], "why": str(exc)})
+            self._refuse(400, "this is no valid HTTP request")
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self._refuse_long_head()
+        if receiving is not None and receiving is self._receiving:
+            allowed = self._body_bytes - body_bytes + (self._body_pieces - body_pieces) * _CHUNK_BYTES
+            self._framing_bytes += len(data) - allowed
+            if self._framing_bytes > _MAX_HEAD_BYTES:
+                self._refuse_long_framing()
+        if opens:
+            self._opening_body_bytes = self._body_bytes
+        if self._receiving is not None and self._receiving.unread_bytes >= _READ_AHEAD_BYTES:
+            self._pause_reading()
+            self._receiving.wake()
+        self._watch()
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # A client that asks for the connection to be closed, and yet sends more, shall have its answer.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Have it parsed, as if no request offered to go on in another protocol."""
+        while not self._deaf:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as exc:
+                if self._deaf:
+                    return
+                # This parser reads no further: another one reads the head without the offer, and what follows.
+                data = memoryview(data)[exc.args[0] :]
+                method, version = self._parser.get_method(), self._parser.get_http_version()
+                head = without_upgrade(method, self._url, version, self._headers)
+                self._parser = self._new_parser()
+                try:
+                    self._parser.feed_data(head)
+                except httptools.HttpParserUpgrade:
+                    return  # CONNECT, on a connection that is closing already
+            else:
+                return
+
+    def eof_received(self) -> bool:
+        return False  # a client that closes its side has hung up
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        self._drained.clear()
+        self._write_timer = self._loop.call_later(self.limits.write_timeout_s, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        self.writable = True
+        self._drained.set()
+
+    # --- httptools ---
+
+    def on_message_begin(self) -> None:
+        self._amid = True
+        self._begun += 1
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._receiving is None:
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
+            return
+        # A trailer. Nobody reads any, and it shall not pass for a header (RFC 9110, 6.5.1).
+        self._trailer_bytes += _line_bytes(name, value)
+        if self._trailer_bytes > _MAX_HEAD_BYTES:
+            self._refuse_long_framing()
+
+    def on_headers_complete(self) -> None:
+        if self._deaf:
+            return
+        # More came than a head may hold. It may be the body, or the next request: count.
+        if self._head_bytes > _MAX_HEAD_BYTES and self._head_length() > _MAX_HEAD_BYTES:
+            self._refuse_long_head()
+            return
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(501, "this is no proxy")
+            return
+        if self._parser.should_upgrade():
+            return  # `_feed` has the head read once more
+        version = self._parser.get_http_version()
+        headers = dict(self._headers)
+        if refusal := refusal_of(version, self._headers, headers):
+            self._refuse(*refusal)
+            return
+        self._head_bytes = 0
+        self._body_bytes = self._body_pieces = self._framing_bytes = self._trailer_bytes = 0
+        self._body_since = self._loop.time()
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        exchange = self._receiving = Exchange(
+            self,
+            {
+                "type": "http",
+                "asgi": {"version": "3.0", "spec_version": "2.3"},
+                "http_version": version,
+                "method": method.decode("ascii"),
+                "scheme": self._scheme,
+                "path": unquote(path) if "%" in path else path,
+                "raw_path": url.path,
+                "query_string": url.query or b"",
+                "root_path": "",
+                "headers": self._headers,
+                **self._addresses,
+            },
+            keep_alive=version != "1.0" and self._parser.should_keep_alive(),
+            expects_continue=headers.get(b"expect", b"").lower() == b"100-continue",
+            default_headers=self._server_state.default_headers,
+        )
+        if self._answering is None:
+            self._answer(exchange)
+        elif len(self._pipelined) < _MAX_AHEAD:
+            self._pipelined.append(exchange)
+            self._pause_reading()
+        else:
+            self._refuse(429, f"more than {_MAX_AHEAD} requests sent ahead")
+            return
+        if int(headers.get(b"content-length", 0)) > self.limits.max_body_bytes:
+            self._refuse(413, self._too_large())
+
+    def on_body(self, piece: bytes) -> None:
+        exchange = self._receiving
+        if exchange is None or self._deaf:
+            return
+        self._body_bytes += len(piece)
+        self._body_pieces += 1
+        if self._body_bytes > self.limits.max_body_bytes:
+            self._refuse(413, self._too_large())
+        else:
+            exchange.feed(piece)
+
+    def on_message_complete(self) -> None:
+        self._amid = False
+        exchange, self._receiving = self._receiving, None
+        if exchange is None or self._deaf:
+            return
+        exchange.feed_end()
+        if exchange.answered:
+            self._next()
+        else:
+            exchange.wake()
+
+    # --- one request after the other ---
+
+    def _answer(self, exchange: Exchange) -> None:
+        self._answering = exchange
+        task = self._loop.create_task(exchange.run(self._app))
+        # uvicorn waits for these when it stops.
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
+
+    def _next(self) -> None:
+        """Request and answer are complete: on to the next one."""
+        exchange, self._answering = self._answering, None
+        if exchange is not None and exchange.repeatable is not None and self._begun == 1:
+            self._remember(*exchange.repeatable)
+        self._opening = b""
+        if self._pipelined:
+            self._answer(self._pipelined.popleft())
+        self.resume_reading()
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when it stops: end the connection as soon as nothing is being answered."""
+        if self._awaiting:
+            self._leaving = True
+            return
+        self._read_held()
+        if self._answering is None:
+            self._transport.close()
+        else:
+            self._answering.keep_alive = False
+
+    def abort(self) -> None:
+        """End the connection now, whatever the client has not taken in yet."""
+        self._transport.abort()
+
+    # --- a request that is the last one once more ---
+
+    def _remember(self, body_bytes: int, again: Again) -> None:
+        """The request just answered, the only one since its first byte, may be repeated."""
+        head_bytes = self._opening.find(b"\r\n\r\n") + 4
+        # Only if the parser has found the same end of the head. And not if the first piece held nothing beyond what
+        # repeats: one who sends head and body apart, as for a "100 Continue", would have to wait until he is read.
+        if self._opening_bytes != head_bytes + self._opening_body_bytes or self._opening_body_bytes <= body_bytes:
+            return
+        same, length = head_bytes + body_bytes, head_bytes + self._body_bytes
+        if same <= MAX_OPENING_BYTES and length <= _READ_AHEAD_BYTES:
+            self._repeatable = Repeatable(self._opening[:same], length, again)
+
+    def _repeats(self, last: Repeatable, data: bytes) -> bool:
+        """Whether `data` has been dealt with: it belongs to the last request once more."""
+        if self._awaiting:
+            self._held.append(data)
+            self._pause_reading()
+            return True
+        if self._held:
+            self._hold(last, data)
+            return True
+        if len(data) > last.length or not (self.writable and data.startswith(last.opening)):
+            return False
+        if len(data) == last.length:
+            return self._answer_again(last, data)
+        if not self._alone():
+            return False
+        self.repetitions.holder = self
+        self._hold(last, data)
+        return True
+
+    def _alone(self) -> bool:
+        """Whether nothing else is under way on the server, while no request is on this connection."""
+        return not self._server_state.tasks and self.repetitions.none_but(self)
+
+    def _hold(self, last: Repeatable, data: bytes) -> None:
+        """A piece of the request has come: wait for the rest as long as nobody else is there."""
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes < last.length and not self._server_state.tasks:
+            if self._hold_timer is None:
+                self._hold_timer = self._loop.call_later(_HOLD_S, self._read_held)
+            return
+        complete = self._held_bytes == last.length and not self._server_state.tasks
+        data = self._let_go()
+        if not (complete and self._answer_again(last, data)):
+            self._repeatable = None
+            self.data_received(data)
+
+    def _answer_again(self, last: Repeatable, data: bytes) -> bool:
+        """Whether this complete request is being answered, or has been."""
+        alone = self._alone()
+        self._awaiting = True
+        try:
+            take_back = last.again(memoryview(data)[len(last.opening) :], self._reply, alone=alone)
+        except Exception:
+            log.exception("exception in the application")
+            take_back = None
+        if take_back is None:
+            self._awaiting = False
+            return False
+        if self._awaiting:
+            self._take_back = take_back
+            self.repetitions.waiting += 1
+        else:
+            # Nobody else is answered at once before the event loop has come around: one request after the other would
+            # hold up what else has come.
+            self.repetitions.holder = self
+            self._loop.call_soon(self.repetitions.let_go, self)
+        return True
+
+    def _reply(self, status: int, lines: bytes, body: bytes) -> None:
+        self._await_no_more()
+        self._repeated_at = self._loop.time()
+        start = self.repetitions.start(status, self._server_state.default_headers)
+        self._transport.write(b"%b%b\r\n%b" % (start, lines, body))
+        if self._leaving:
+            self._transport.close()
+        elif self._held:
+            self.resume_reading()
+            self._read_held()
+
+    def _await_no_more(self) -> Callable[[], None] | None:
+        """What takes the request back that was waited for, if its answer was to come later."""
+        self._awaiting = False
+        take_back, self._take_back = self._take_back, None
+        if take_back is not None:
+            self.repetitions.waiting -= 1
+        return take_back
+
+    def _read_held(self) -> None:
+        """Read what is held like any other request."""
+        if self._held:
+            self._repeatable = None
+            self.data_received(self._let_go())
+
+    def _let_go(self) -> bytes:
+        """What is held, and is so no more."""
+        held = b"".join(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        self.repetitions.let_go(self)
+        return held
+
+    # --- called by exchanges ---
+
+    def write(self, *pieces: bytes) -> None:
+        self._transport.writelines(pieces)
+
+    async def drain(self) -> None:
+        await self._drained.wait()
+
+    def alone(self) -> bool:
+        return len(self._server_state.tasks) == 1 and not self._pipelined and self.repetitions.none_but(None)
+
+    def resume_reading(self) -> None:
+        # With requests that wait for their turn there is nothing to read for: what is being answered has come whole.
+        if self._paused and (self._deaf or not self._pipelined):
+            self._paused = False
+            self._transport.resume_reading()
+
+    def finished(self, exchange: Exchange) -> None:
+        if not exchange.answered:
+            # Breaking the connection is how HTTP tells that an answer, once begun, will not be completed.
+            if not exchange.started:
+                self._write_error(500, "internal error")
+            self._transport.close()
+        elif not exchange.keep_alive:
+            self._close()
+        elif exchange.received:
+            self._next()
+            self._watch()
+        else:
+            self.resume_reading()
+            self._watch()
+
+    # --- bounds ---
+
+    def _watch(self) -> None:
+        """See that whatever has to come next has a time by which it must be there."""
+        if self._deaf:
+            return
+        if self._receiving is not None:
+            if self._receiving.answered:
+                self._wait(self._rest_is_late, _LINGER_S)
+            else:
+                self._wait(self._body_is_late, self.limits.body_timeout_s)
+        elif self._head_bytes:
+            self._wait(self._head_is_late, self.limits.header_timeout_s)
+        elif self._answering is None:
+            self._wait(self._idle_for_long, self.limits.keep_alive_s)
+        else:
+            self._wait(None)  # for the application, however long it takes
+
+    def _wait(self, then: Callable[[], None] | None, seconds: float = 0.0) -> None:
+        """Call `then` after so many seconds, unless something else is waited for by then."""
+        if then == self._waiting_for:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting_for = then
+        self._timer = None if then is None else self._loop.call_later(seconds, then)
+
+    def _idle_for_long(self) -> None:
+        self._waiting_for = None
+        left_s = self._repeated_at + self.limits.keep_alive_s - self._loop.time()
+        if self._held or self._awaiting:
+            self._watch()
+        elif left_s > 0:
+            self._wait(self._idle_for_long, left_s)
+        else:
+            self._transport.close()
+
+    def _rest_is_late(self) -> None:
+        self._transport.close()
+
+    def _head_is_late(self) -> None:
+        self._waiting_for = None
+        if self._paused:
+            self._watch()  # it is we who do not read
+        elif self._head_bytes:
+            self._refuse(408, f"the head of the request was not complete after {self.limits.header_timeout_s:g} s")
+        else:
+            self._transport.close()
+
+    def _body_is_late(self) -> None:
+        self._waiting_for = None
+        earned_s = self._body_bytes * 8 / self.limits.min_upload_bps
+        left_s = self._body_since + self.limits.body_timeout_s + earned_s - self._loop.time()
+        if self._paused:
+            self._watch()
+        elif left_s > 0:
+            self._wait(self._body_is_late, left_s)
+        else:
+            self._refuse(408, f"the body did not arrive in time ({self._body_bytes} bytes so far)")
+
+    def _head_length(self) -> int:
+        """Bytes of the head: its target and its lines."""
+        return len(self._url) + sum(_line_bytes(name, value) for name, value in self._headers)
+
+    def _refuse_long_head(self) -> None:
+        self._refuse(431, f"the head of the request is longer than {_MAX_HEAD_BYTES} bytes")
+
+    def _refuse_long_framing(self) -> None:
+        self._refuse(431, f"the extensions of chunks and the trailers are longer than {_MAX_HEAD_BYTES} bytes")
+
+    def _too_large(self) -> str:
+        return f"the body is larger than the limit of {self.limits.max_body_bytes} bytes"
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer in the application's place, and end the connection."""
+        if self._deaf or self._transport.is_closing():
+            return
+        exchange = self._answering
+        if exchange is not None and exchange is not self._receiving:
+            # Amid the answer to an earlier request, bytes of ours would be read as part of it: that one is completed.
+            exchange.keep_alive = False
+            self._deaf = True
+            self._wait(None)
+            return
+        if exchange is not None:
+            exchange.give_up()
+            if exchange.started:
+                self._transport.close()
+                return
+        self._write_error(status, message)
+        self._close()
+
+    def _write_error(self, status: int, message: str) -> None:
+        body = json.dumps({"error": message}).encode()
+        fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        self._transport.write(head_bytes(status, [*fields, (b"connection", b"close")]) + body)
+
+    def _close(self) -> None:
+        """Close the connection, when what the client still sends has been taken in."""
+        if self._receiving is None and not self._deaf and not self._head_bytes:
+            self._transport.close()
+            return
+        self._deaf = True
+        if self._transport.can_write_eof():  # TLS has no half-closed connections
+            self._transport.write_eof()
+        self.resume_reading()
+        self._wait(self._rest_is_late, _LINGER_S)
+
+    def _pause_reading(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+def _line_bytes(name: bytes, value: bytes) -> int:
+    """Of a header, with its colon, its blank and its line break."""
+    return len(name) + len(value) + 4
+
+
+async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
+    await send_error(send, 503, "too many connections; try again in a second", retry_after_s=1, close=True)

@@ -1,0 +1,358 @@
+"""Run a service: bind, answer health checks, load, serve, drain on a signal, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import Histogram, generate_latest
+from starlette.applications import Starlette
+
+from tierkit import logs
+from tierkit.access import Gate, ServerTls, follow_files, signature
+from tierkit.errors import SetupError
+from tierkit.http.address import bind, is_loopback, url_of
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.protocol import bounded_protocol
+from tierkit.http.shell import Shell
+from tierkit.http.tls import TlsListener
+from tierkit.settings import NodeSettings, ServiceSettings
+
+__all__ = ["Build", "running", "serve", "spare_collections"]
+
+log = logging.getLogger(__name__)
+
+Build = Callable[[Lifecycle], Starlette | Awaitable[Starlette]]
+"""Makes the application. Its lifespan begins after the address is bound and ends after the last answer."""
+
+_EXIT_CRASHED = 1
+_GC_THRESHOLD = 20_000
+"""Objects made, and not yet gone again, before the garbage collector looks for cycles: more than all the requests
+under way consist of."""
+
+_LAG_PERIOD_S = 0.05
+"""What blocks the event loop for longer than this cannot hide between two looks."""
+
+_CUT_S = 1.0
+"""For answers that were cut off to let go of what they read from; they have nothing else to wait for."""
+
+_LOOK_S = 0.01
+"""Between two looks whether the last connections have gone."""
+
+_event_loop_lag = Histogram(
+    "terrace_event_loop_lag_seconds",
+    "How late the event loop ran a timer that was due, 20 times a second; above 0.1 something blocks it.",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+
+
+def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
+    """Run the service until a signal stops it, and return its exit code.
+
+    The address is bound first, and `/livez` answers while the rest loads. When the application's lifespan has begun,
+    `/readyz` turns 200 and the ready file is written. The first SIGTERM or SIGINT drains: `/readyz` turns 503, new
+    work is refused with 503 and `Retry-After`, work under way finishes within `settings.drain_s`. A second signal
+    stops at once.
+
+    Args:
+        node_id: name of the node in logs, health answers and the ready file; "" where the service is no node.
+
+    Returns:
+        0 after a drain; 1 when a background loop of the service crashed.
+
+    Raises:
+        PortInUse: somebody else listens there; nothing has been loaded.
+        SetupError: what `build` or the lifespan found missing.
+    """
+    logs.configure(settings.log_level, settings.log_format, node_id=node_id or settings.service)
+    # uvicorn knows which event loop is the fast one here (uvloop where it is installed).
+    loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(_serve(build, settings, node_id))
+
+
+def spare_collections() -> None:
+    """Let the garbage collector look rarely, and never at what is there now, which stays.
+
+    It would look through all of it again and again, which takes a quarter of the event loop's time under load; and
+    through the requests under way a tenth.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+
+
+async def _serve(build: Build, settings: ServiceSettings, node_id: str) -> int:
+    lifecycle = Lifecycle()
+
+    async def run() -> None:
+        async with running(build, settings, lifecycle=lifecycle, node_id=node_id):
+            spare_collections()
+            log.info("ready", extra={"url": lifecycle.url, "pid": os.getpid()})
+            await lifecycle.wait_draining()
+        log.info("stopped")
+
+    with _signals(lifecycle, settings):
+        service = asyncio.create_task(run(), name=settings.service)
+        draining = asyncio.create_task(lifecycle.wait_draining())
+        await asyncio.wait({service, draining}, return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        if not lifecycle.ready:
+            # Told to stop while it loads, which may take long: there is no work to wait for.
+            service.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await service
+    return 0 if lifecycle.crash is None else _EXIT_CRASHED
+
+
+@contextlib.asynccontextmanager
+async def running(
+    build: Build, settings: ServiceSettings, *, lifecycle: Lifecycle, node_id: str = ""
+) -> AsyncIterator[None]:
+    """The service inside the present event loop: ready on entry, drained and stopped on exit.
+
+    `serve` is this inside a process of its own, with signals; tests use it as it is.
+    """
+    tls = None if settings.tls_cert is None else ServerTls(settings.tls_cert, settings.tls_key)
+    tls_seen = () if tls is None else signature(tls.paths)
+    tokens_seen = () if settings.tokens is None else signature([settings.tokens])
+    gate = _gate(settings, lifecycle)
+    sock = bind(settings.host, settings.port)
+    try:
+        _check_exposure(sock, settings, gate, tls)
+    except SetupError:
+        sock.close()
+        raise
+    lifecycle.url = url_of(sock, tls=tls is not None)
+    shell = Shell(lifecycle, generate_latest, node_id=node_id, gate=gate)
+    server = _Server(
+        uvicorn.Config(
+            shell,
+            http=bounded_protocol(settings),
+            ws="none",
+            lifespan="off",  # entered below, so that its errors are ours and health checks are answered meanwhile
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=settings.keep_alive_s,
+        ),
+        settings,
+        tls,
+    )
+    http = lifecycle.own(server.serve(sockets=[sock]), name="http server")
+    lifecycle.own(_measure_loop_lag(), name="event loop lag")
+    if gate is not None and gate.path is not None:
+        lifecycle.own(follow_files([gate.path], tokens_seen, gate.load, what="tokens"), name="tokens")
+    if tls is not None:
+        lifecycle.own(follow_files(tls.paths, tls_seen, tls.load, what="TLS certificate and key"), name="certificate")
+    try:
+        with _ready_file(
+            settings.ready_file, {"url": lifecycle.url, "pid": os.getpid(), "node_id": node_id}
+        ) as announce:
+            made = build(lifecycle)
+            app = await made if inspect.isawaitable(made) else made
+            async with app.router.lifespan_context(app):
+                shell.app = app
+                lifecycle.set_ready()
+                announce()
+                try:
+                    yield
+                finally:
+                    await _drain(lifecycle, server, http, settings.drain_s)
+    finally:
+        server.stop()
+        await http
+        await lifecycle.cancel_owned()
+
+
+def _gate(settings: ServiceSettings, lifecycle: Lifecycle) -> Gate | None:
+    """The gate of the service; None where it asks nobody for a token."""
+    if isinstance(settings, NodeSettings) and settings.own_token() is not None:
+        lifecycle.key = secrets.token_urlsafe(32)
+    if settings.tokens is None and not lifecycle.key:
+        return None
+    gate = Gate(settings.tokens, key=lifecycle.key, roles=settings.callers)
+    if gate.admits_nobody:
+        log.warning(
+            "the file of tokens %s has no valid token, so %s is let in: 'terrace token create' makes one",
+            gate.path,
+            "nobody but the fleet" if lifecycle.key else "nobody",
+        )
+    return gate
+
+
+def _check_exposure(sock: socket.socket, settings: ServiceSettings, gate: Gate | None, tls: ServerTls | None) -> None:
+    """Refuse to serve a network without asking anybody who he is; warn where secrets would cross it in the clear."""
+    if is_loopback(sock):
+        return
+    if gate is None and not settings.insecure:
+        own = " or --token-file FILE" if isinstance(settings, NodeSettings) else ""
+        raise SetupError(
+            f"the address {settings.host} can be reached from other machines, and nobody would be asked for a token: "
+            f"give --tokens FILE{own} (see 'terrace token create'), listen on 127.0.0.1, or say --insecure"
+        )
+    if gate is None:
+        log.warning("INSECURE: whoever reaches this address may use the service", extra={"host": settings.host})
+    elif tls is None:
+        log.warning("tokens and images cross the network unencrypted; give --tls-cert", extra={"host": settings.host})
+
+
+async def _drain(lifecycle: Lifecycle, server: _Server, http: asyncio.Task[None], drain_s: float) -> None:
+    """Wait for the work in flight while the socket still answers (with refusals), then close the connections."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + drain_s
+    lifecycle.drain()
+    try:
+        async with asyncio.timeout_at(deadline):
+            await lifecycle.wait_idle()
+    except TimeoutError:
+        log.warning("drain time is over; giving up work under way", extra={"in_flight": lifecycle.in_flight})
+    # What is left are answers that are being read (downloads, event streams): they have the rest of the time.
+    server.stop(deadline)
+    await http
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, settings: ServiceSettings, tls: ServerTls | None) -> None:
+        super().__init__(config)
+        self._settings = settings
+        self._tls = tls
+        self._stopped = asyncio.Event()
+        self._deadline: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but for TLS, whose handshakes uvicorn neither counts nor hurries."""
+        if self._tls is None or sockets is None:
+            await super().startup(sockets)
+            return
+
+        def protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn's union of its own classes
+                config=self.config, server_state=self.server_state, app_state={}
+            )
+
+        self.servers = [
+            TlsListener(sock, self._tls.context, protocol, self.server_state.connections, self._settings)  # type: ignore[misc]  # has what uvicorn needs of a server
+            for sock in sockets
+        ]
+        self.started = True
+
+    def stop(self, deadline: float | None = None) -> None:
+        """Stop; answers that are still being read may end until then (time of the event loop), or in their own time."""
+        self._deadline = self._deadline if deadline is None else deadline
+        self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own wakes ten times a second to look whether it should stop; this one sleeps, and stops at once."""
+        while not await self.on_tick(0):  # which renews the Date header
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._stopped.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, which sleeps a tenth of a second before it looks whether the connections are gone, and between
+        two looks: nearly all of the time that a service takes to stop."""
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        # One that was accepted a moment ago is not among them yet.
+        await asyncio.sleep(_LOOK_S)
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110  # uvicorn's sets
+                    await asyncio.sleep(_LOOK_S)
+                for server in self.servers:
+                    await server.wait_closed()
+        except TimeoutError:
+            left = set(self.server_state.tasks)
+            log.warning("cutting off answers that are still being read", extra={"answers": len(left)})
+            for task in left:
+                task.cancel()
+            for connection in list(self.server_state.connections):
+                connection.abort()  # type: ignore[union-attr]  # of `bounded_protocol`
+            if left:
+                # What they read from, such as a database, is closed after them.
+                await asyncio.wait(left, timeout=_CUT_S)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled in `_signals`: uvicorn's own way closes the socket at once and re-raises at the end."""
+        yield
+
+
+@contextlib.contextmanager
+def _signals(lifecycle: Lifecycle, settings: ServiceSettings) -> Iterator[None]:
+    def stop(number: signal.Signals) -> None:
+        if lifecycle.draining:
+            log.warning("second signal; stopping at once")
+            if settings.ready_file is not None:
+                settings.ready_file.unlink(missing_ok=True)
+            # Not sys.exit: inference threads would be waited for.
+            os._exit(128 + number)
+        log.info(
+            "draining; a second signal stops at once",
+            extra={"signal": number.name, "in_flight": lifecycle.in_flight, "drain_s": settings.drain_s},
+        )
+        lifecycle.drain()
+
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _ready_file(path: Path | None, content: dict[str, object]) -> Iterator[Callable[[], None]]:
+    """Yields what writes the file, in one step; it is gone before and after."""
+    if path is None:
+        yield lambda: None
+        return
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of a process that was killed
+
+    def announce() -> None:
+        with _writing(path):
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_text(json.dumps(content), encoding="utf-8")
+            part.replace(path)
+
+    try:
+        yield announce
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise SetupError(f"cannot write the ready file {path}: {exc.strerror}") from exc
+
+
+async def _measure_loop_lag() -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_PERIOD_S
+        await asyncio.sleep(_LAG_PERIOD_S)
+        _event_loop_lag.observe(max(0.0, loop.time() - due))

@@ -1,0 +1,186 @@
+"""The shell around every application: the gate, request ids, health and metrics, refusal while starting or draining.
+
+Pure ASGI: it costs a few microseconds a request and keeps answering health checks while the application inside is not
+there yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from collections.abc import Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tierkit.access import CALLER, Gate
+from tierkit.errors import TerraceError
+from tierkit.http import errors as http_errors
+from tierkit.http.exchange import REPEATABLE, Again, Reply
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.responses import send_body, send_error, send_json
+from tierkit.logs import request_context
+from tierkit.wire.messages import REQUEST_ID_HEADER
+
+__all__ = ["Shell"]
+
+log = logging.getLogger("tierkit.access")
+
+_VALID_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
+_ids = random.Random()
+"""Request ids need not be secret, only different: the system's randomness is a system call, in which the interpreter's
+lock may go to the inference thread, for each request."""
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Shell:
+    """ASGI application that wraps `app`; `app` may be set after the shell has begun to serve."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, metrics: Callable[[], bytes], *, node_id: str = "", gate: Gate | None = None
+    ) -> None:
+        self.app: ASGIApp | None = None
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+        self._node_id = node_id
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        request_id = _given_id(scope) or _new_id()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _REQUEST_ID]
+                message = {**message, "headers": [*headers, (_REQUEST_ID, request_id.encode())]}
+            await send(message)
+
+        with request_context(request_id):
+            try:
+                await self._route(scope, receive, send_with_id)
+            except ClientDisconnect:
+                log.debug("the client hung up")
+            finally:
+                if log.isEnabledFor(logging.DEBUG):
+                    elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
+                    log.debug("%s %s %s", scope["method"], scope["path"], status, extra={"ms": elapsed_ms})
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["path"]:
+            case "/livez":
+                await send_json(send, 200, {"status": "alive"})
+            case "/readyz" | "/healthz":
+                await self._send_health(send, told=self._gate is None or self._gate.knows(scope["headers"]))
+            case _ if self._gate is not None and not await self._admitted(self._gate, scope, send):
+                pass
+            case "/metrics":
+                await send_body(send, 200, self._metrics(), CONTENT_TYPE_LATEST.encode())
+            case _ if self.app is None or not self._lifecycle.ready:
+                await send_error(
+                    send, 503, "the service is starting; try again in a second", retry_after_s=1, close=True
+                )
+            case _ if scope["method"] in _READS:
+                await self.app(scope, receive, send)
+            case _ if self._lifecycle.draining:
+                await send_error(
+                    send, 503, "the service is shutting down; try another node", retry_after_s=1, close=True
+                )
+            case _:
+                self._see_to_repetitions(scope)
+                with self._lifecycle.working():
+                    await self.app(scope, receive, send)
+
+    def _see_to_repetitions(self, scope: Scope) -> None:
+        """Requests that are answered past the shell (`REPEATABLE`) look as if they had passed it. While the service
+        drains or logs each request there are none, and never where callers have to show tokens."""
+        offer: Callable[[int, Again], None] | None = scope["extensions"].pop(REPEATABLE, None)
+        if offer is not None and self._gate is None:
+            given = _given_id(scope)
+            scope["extensions"][REPEATABLE] = lambda body_bytes, again: offer(
+                body_bytes, _Within(self._lifecycle, given, again)
+            )
+
+    async def _admitted(self, gate: Gate, scope: Scope, send: Send) -> bool:
+        """Whether the request may go on; it has been answered otherwise."""
+        try:
+            scope[CALLER] = gate.admit(scope["headers"])
+        except TerraceError as exc:
+            await http_errors.answer(exc, send)
+            return False
+        return True
+
+    async def _send_health(self, send: Send, *, told: bool) -> None:
+        """`told`: whoever asks may know more than the state."""
+        lifecycle = self._lifecycle
+        checks = await lifecycle.run_checks() if lifecycle.ready else {}
+        if lifecycle.draining:
+            state = "draining"
+        elif not lifecycle.ready:
+            state = "starting"
+        else:
+            state = "ready" if all(result == "ok" for result in checks.values()) else "failing"
+        answer: dict[str, object] = {"status": state}
+        if told:
+            answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}
+        await send_json(send, 200 if state == "ready" else 503, answer)
+
+
+class _Within:
+    """Repeated requests as if they passed the shell; an `Again`.
+
+    Args:
+        lifecycle: of the service.
+        given: what the client calls all of them; "" where it gives no id.
+        again: answers them.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, given: str, again: Again) -> None:
+        self._lifecycle = lifecycle
+        self._given = given
+        self._again = again
+
+    def __call__(self, rest: memoryview, reply: Reply, *, alone: bool) -> Callable[[], None] | None:
+        lifecycle = self._lifecycle
+        if lifecycle.draining or log.isEnabledFor(logging.DEBUG):
+            return None
+        request_id = self._given or _new_id()
+
+        def reply_with_id(status: int, lines: bytes, body: bytes) -> None:
+            lifecycle.end_work()
+            reply(status, b"%b%b: %b\r\n" % (lines, _REQUEST_ID, request_id.encode()), body)
+
+        lifecycle.begin_work()
+        take_back = None
+        try:
+            with request_context(request_id):
+                take_back = self._again(rest, reply_with_id, alone=alone)
+        finally:
+            if take_back is None:
+                lifecycle.end_work()
+        if take_back is None:
+            return None
+
+        def take_back_and_end() -> None:
+            take_back()
+            lifecycle.end_work()
+
+        return take_back_and_end
+
+
+def _given_id(scope: Scope) -> str:
+    """What the client calls its request; "" where it gives no valid id."""
+    for name, value in scope["headers"]:
+        if name == _REQUEST_ID and _VALID_REQUEST_ID.fullmatch(value):
+            return str(value, "ascii")
+    return ""
+
+
+def _new_id() -> str:
+    return f"{_ids.getrandbits(64):016x}"

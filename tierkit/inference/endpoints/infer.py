@@ -1,0 +1,172 @@
+"""The hot path: one inference request from its bytes to the bytes of its answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from tierkit.errors import TooLarge
+from tierkit.http import errors as http_errors
+from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.http.exchange import ALONE, REPEATABLE, Again
+from tierkit.inference.endpoints.classification import best_classes
+from tierkit.inference.endpoints.lookup import Models
+from tierkit.inference.endpoints.repetition import RAW_NAMES, Repetition, server_timing
+from tierkit.inference.endpoints.request import MUCH_JSON, RequestReader, announced_images, budget_s, is_urgent
+from tierkit.inference.model import Model
+from tierkit.inference.runner import ModelRunner, RunResult
+from tierkit.metrics import ModelMetrics
+from tierkit.wire.oip import (
+    BINARY_HEADER,
+    Chunks,
+    InferRequest,
+    InferResponse,
+    Limits,
+    RequestedOutput,
+    Tensor,
+    encode_response,
+)
+
+__all__ = ["Guard", "InferEndpoint"]
+
+Guard = Callable[[InferRequest], Awaitable[None]]
+"""Raises a TerraceError where a request that fits the model shall not be answered all the same."""
+
+_BINARY = BINARY_HEADER.lower().encode()
+
+_MAX_TEXTS = 2**15
+"""Numbers as JSON, or classes by name, in one answer: writing them holds up the event loop as reading them does."""
+
+
+class InferEndpoint:
+    """ASGI application for POST .../infer.
+
+    Plain ASGI, and not a function of a framework's `Request`: at several thousand requests a second on one core each
+    layer costs more than decoding, queueing and encoding together. It answers its own errors, for the same reason.
+
+    Args:
+        models: runners by model name.
+        metrics: by model name, for each of `models`.
+        limits: what a request may cost to read.
+        guards: by model name, for those whose requests are looked at before they are computed.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelRunner],
+        metrics: Mapping[str, ModelMetrics],
+        limits: Limits,
+        guards: Mapping[str, Guard] | None = None,
+    ) -> None:
+        self._models = Models(models)
+        self._guards = guards or {}
+        self._metrics = metrics
+        self._reader = RequestReader(limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        runner = self._models.runner(scope)
+        metrics = self._metrics[runner.model.name]
+        body = b""
+        try:
+            request_headers = dict(scope["headers"])
+            runner.check_room(announced_images(request_headers, runner.model.inputs[0]))
+            body = await self._reader.body(request_headers, receive)
+            result, chunks, headers = await self._answer(runner, body, request_headers, scope)
+        except BaseException as exc:
+            metrics.observe_request(time.perf_counter() - started, len(body), exc)
+            if isinstance(exc, ClientDisconnect) or not isinstance(exc, Exception):
+                raise  # nobody is left to answer
+            await http_errors.answer(exc, send)
+            return
+        raw_headers = [(RAW_NAMES[name], value.encode()) for name, value in headers.items()]
+        raw_headers.append((b"server-timing", server_timing(result)))
+        await send({"type": "http.response.start", "status": 200, "headers": raw_headers})
+        # Answers are small (400 bytes an image at most): one piece is cheaper than several.
+        await send({"type": "http.response.body", "body": b"".join(chunks)})
+        metrics.observe_request(time.perf_counter() - started, len(body), None)
+
+    async def _answer(
+        self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], scope: Scope
+    ) -> tuple[RunResult, Chunks, dict[str, str]]:
+        inputs = runner.model.inputs
+        arrived = time.perf_counter()
+        with cancelled_on_disconnect(scope):
+            request = await self._reader.read(
+                headers, body, raw_input=inputs[0] if len(inputs) == 1 else None, check_room=runner.check_room
+            )
+            budget = budget_s(headers, request)
+            wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
+            binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
+            arrays = {tensor.name: tensor.data for tensor in request.inputs}
+            if guard := self._guards.get(runner.model.name):
+                runner.check_request(arrays)
+                await guard(request)
+            if texts := [output for output in wanted if output.classification or output.name not in binary]:
+                _check_texts(runner.model, runner.check_request(arrays, [output.name for output in wanted]), texts)
+            # Reading much JSON has held the event loop up already.
+            alone = (_BINARY in headers or len(body) <= MUCH_JSON) and _is_alone(scope)
+            result = await runner.infer(
+                arrays,
+                [output.name for output in wanted],
+                budget_s=None if budget is None else budget - (time.perf_counter() - arrived),
+                alone=alone,
+                urgent=is_urgent(headers),
+            )
+        model = runner.model
+        tensors = []
+        all_binary = len(binary) == len(wanted)
+        if budget is None and not texts and runner.model.name not in self._guards:
+            self._offer_repetition(scope, runner, headers, request, len(body), tuple(o.name for o in wanted))
+        for output in wanted:
+            data = result.outputs[output.name]
+            if output.classification:
+                data = best_classes(output.name, data, output.classification, model.labels.get(output.name, ()))
+            tensors.append(Tensor(output.name, data))
+        return (
+            result,
+            *encode_response(
+                InferResponse(model.name, model.version, tuple(tensors), request.id), binary=all_binary or binary
+            ),
+        )
+
+    def _offer_repetition(
+        self,
+        scope: Scope,
+        runner: ModelRunner,
+        headers: Mapping[bytes, bytes],
+        request: InferRequest,
+        body_bytes: int,
+        outputs: tuple[str, ...],
+    ) -> None:
+        offer: Callable[[int, Again], None] | None = scope["extensions"].get(REPEATABLE)
+        json_length = headers.get(_BINARY)
+        if offer is None or json_length is None or len(request.inputs) != 1:
+            return
+        # Numbers that are a part of the JSON do not follow it.
+        same_bytes = int(json_length)
+        array = request.inputs[0].data
+        if array.dtype.kind != "O" and array.nbytes == body_bytes - same_bytes:
+            metrics, urgent = self._metrics[runner.model.name], is_urgent(headers)
+            offer(same_bytes, Repetition(runner, metrics, request, outputs, body_bytes, urgent=urgent))
+
+
+def _is_alone(scope: Scope) -> bool:
+    alone: Callable[[], bool] | None = scope["extensions"].get(ALONE)
+    return alone is not None and alone()
+
+
+def _check_texts(model: Model, images: int, texts: Sequence[RequestedOutput]) -> None:
+    """Refuse to write more text than the event loop has time for."""
+    # A size that the model leaves open counts as 1.
+    sizes = {spec.name: abs(math.prod(spec.shape[1:])) for spec in model.outputs}
+    count = images * sum(min(output.classification or math.inf, sizes[output.name]) for output in texts)
+    if count > _MAX_TEXTS:
+        raise TooLarge(
+            f"the answer would hold {count:,} numbers or names as text; at most {_MAX_TEXTS:,} are written: "
+            "ask for binary outputs, fewer classes or fewer images"
+        )

@@ -1,0 +1,156 @@
+"""An inference request as HTTP carries it: a body, and what its headers say of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+
+from starlette.types import Receive
+
+from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
+from tierkit.http.asgi import read_body
+from tierkit.inference.model import TensorSpec
+from tierkit.wire.messages import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
+from tierkit.wire.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
+from tierkit.wire.oip.compression import CODING, content_bytes, decompress
+from tierkit.wire.oip.datatypes import dtype_of
+
+__all__ = ["MUCH_JSON", "RequestReader", "announced_images", "budget_s", "is_urgent"]
+
+_BINARY = BINARY_HEADER.lower().encode()
+_BUDGET = BUDGET_HEADER.lower().encode()
+
+_PRIORITY = PRIORITY_HEADER.lower().encode()
+_URGENT = INTERACTIVE.encode()
+
+MUCH_JSON = 64 * 1024
+"""Bytes of JSON that take about a millisecond to read."""
+
+_LONGEST_S = 1e9
+"""Some thirty years: whoever sends a larger number means no end."""
+
+_BREATH_S = 0.002
+"""Time for everything else before so much JSON is read."""
+
+
+class RequestReader:
+    """Reads the requests of a route. What takes long is read one after the other, with a pause before each.
+
+    Reading JSON stops the event loop. One of the size that `limits` accept may; a row of them, from clients that send
+    at the same time, would hold up the health checks for as long as all of them take. A thread would not help: the
+    parser does not let go of Python's lock.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._turn = asyncio.Lock()
+
+    async def body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """The body of a request.
+
+        Args:
+            headers: as for `read`.
+
+        Raises:
+            TooLarge: it is JSON alone, and too much of it, as soon as that shows.
+            ClientDisconnect: the client hung up before the end.
+        """
+        if _BINARY in headers:
+            return await read_body(receive)
+        most_bytes = self._limits.max_json_bytes
+        try:
+            return await read_body(receive, most_bytes=most_bytes)
+        except TooLarge as exc:
+            raise TooLarge(f"more than {most_bytes} bytes of JSON: send tensors as binary") from exc
+
+    async def read(
+        self,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        *,
+        raw_input: TensorSpec | None = None,
+        check_room: Callable[[int], object] | None = None,
+    ) -> InferRequest:
+        """Decode a body; arguments and errors beside those below as for `tierkit.wire.oip.decode_request`.
+
+        Args:
+            headers: of the HTTP request, names in lower case.
+            check_room: raises where so many images have no room. Called, where there is a `raw_input`, with the images
+                of a compressed body before it is unpacked.
+
+        Raises:
+            UnsupportedMedia: the body is compressed in another way than `tierkit.wire.oip.compression` does.
+        """
+        length = headers.get(_BINARY)
+        header_length = parse_header_length(None if length is None else length.decode("latin-1"))
+        coding = headers.get(b"content-encoding", b"identity").lower()
+        if coding == CODING.encode():
+            most_bytes = self._limits.max_json_bytes if header_length is None else self._limits.max_body_bytes
+            size = content_bytes(body, most_bytes)
+            if raw_input is not None and check_room is not None:
+                check_room(announced_images({**headers, b"content-length": b"%d" % size}, raw_input))
+            body = await decompress(body, most_bytes)
+        elif coding != b"identity":
+            raise UnsupportedMedia(
+                f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed, or as {CODING}"
+            )
+        json_bytes = len(body) if header_length is None else header_length
+        # More than is accepted at all is refused without a look at it.
+        if MUCH_JSON < json_bytes <= self._limits.max_json_bytes:
+            async with self._turn:
+                await asyncio.sleep(_BREATH_S)
+                return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)
+        return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)
+
+
+def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
+    """How many images a body that has not been read yet must hold, by its headers alone; 1 where they do not tell.
+
+    Good enough to refuse by, when even so many have no room: a server that reads 150 kB only to say that it is full
+    has less time for those whom it does serve.
+
+    Args:
+        headers: of the HTTP request, names in lower case.
+        spec: the model's only input.
+    """
+    length, json_length = headers.get(b"content-length", b""), headers.get(_BINARY, b"")
+    if -1 in spec.shape[1:] or not (length.isdigit() and json_length.isdigit()):
+        return 1
+    widest = max(dtype_of(datatype).itemsize for datatype in (spec.datatype, *spec.also))
+    row_bytes = math.prod(spec.shape[1:]) * widest
+    return max(1, (int(length[:19]) - int(json_length[:19])) // row_bytes)
+
+
+def budget_s(headers: Mapping[bytes, bytes], request: InferRequest) -> float | None:
+    """Seconds within which the answer is of use: the header `BUDGET_HEADER` (milliseconds) or the request parameter
+    `timeout` of Triton's clients (microseconds), the shorter where both are given, `_LONGEST_S` at most; None without
+    either.
+
+    Raises:
+        InvalidInput: not a number, or negative.
+    """
+    budgets: list[float] = []
+    if (header := headers.get(_BUDGET)) is not None:
+        budgets.append(_number(header.decode("latin-1"), BUDGET_HEADER) / 1e3)
+    if (timeout := request.parameters.get("timeout", 0)) != 0:  # 0 is what Triton's clients send for "none"
+        budgets.append(_number(timeout, "the parameter timeout") / 1e6)
+    return min(*budgets, _LONGEST_S) if budgets else None
+
+
+def is_urgent(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the request overtakes those that wait. Raises InvalidInput for a priority that there is not."""
+    priority = headers.get(_PRIORITY)
+    if priority not in (None, _URGENT):
+        raise InvalidInput(f"{PRIORITY_HEADER} is '{INTERACTIVE}' or absent, not {priority.decode('latin-1')[:32]!r}")
+    return priority is not None
+
+
+def _number(value: str | float | bool, what: str) -> float:
+    try:
+        number = math.nan if isinstance(value, str) and "_" in value else float(value)  # 1_000 is Python
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number < math.inf or isinstance(value, bool):
+        raise InvalidInput(f"{what} must be a number of at least 0, not {str(value)[:32]!r}")
+    return number

@@ -1,0 +1,85 @@
+"""The routes of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tierkit.inference.endpoints import describe
+from tierkit.inference.endpoints.infer import InferEndpoint
+from tierkit.inference.endpoints.lookup import Models
+from tierkit.inference.runner import ModelRunner
+
+__all__ = ["EXTENSIONS", "oip_routes"]
+
+EXTENSIONS = ("binary_tensor_data", "classification", "statistics", "model_configuration")
+
+
+def oip_routes(
+    models: Mapping[str, ModelRunner],
+    infer: InferEndpoint,
+    *,
+    ready: Callable[[], bool],
+    version: str,
+    server_name: str = "terrace",
+) -> list[Route]:
+    """Routes of the Open Inference Protocol for these models.
+
+    Args:
+        models: runners by model name.
+        infer: answers the inference requests.
+        ready: whether the node takes requests now.
+        version: of the server, as its metadata shows it.
+        server_name: likewise.
+    """
+    found = Models(models)
+
+    async def server_metadata(_request: Request) -> Response:
+        return JSONResponse({"name": server_name, "version": version, "extensions": EXTENSIONS})
+
+    async def live(_request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def server_ready(_request: Request) -> Response:
+        return JSONResponse({"ready": ready()}, 200 if ready() else 503)
+
+    async def model_ready(request: Request) -> Response:
+        return JSONResponse({"name": found.runner(request.scope).model.name, "ready": ready()}, 200 if ready() else 503)
+
+    async def model_metadata(request: Request) -> Response:
+        return JSONResponse(describe.metadata(found.runner(request.scope)))
+
+    async def model_config(request: Request) -> Response:
+        return JSONResponse(describe.config(found.runner(request.scope)))
+
+    async def model_statistics(request: Request) -> Response:
+        return JSONResponse({"model_stats": [describe.statistics(found.runner(request.scope))]})
+
+    async def all_statistics(_request: Request) -> Response:
+        return JSONResponse({"model_stats": [describe.statistics(runner) for runner in found]})
+
+    model = "/v2/models/{model}"
+    version_of = model + "/versions/{version}"
+    return [
+        # First, for routes are tried in turn.
+        Route(f"{model}/infer", infer, methods=["POST"]),
+        Route(f"{version_of}/infer", infer, methods=["POST"]),
+        Route("/v2", server_metadata),
+        Route("/v2/", server_metadata),  # some descriptions of the protocol write it so
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", server_ready),
+        Route("/v2/models/stats", all_statistics),
+        *(
+            Route(prefix + suffix, endpoint)
+            for prefix in (model, version_of)
+            for suffix, endpoint in (
+                ("", model_metadata),
+                ("/ready", model_ready),
+                ("/config", model_config),
+                ("/stats", model_statistics),
+            )
+        ),
+    ]

@@ -1,0 +1,214 @@
+"""A node's place in the scheduler's device list: registration, heartbeats, farewell.
+
+The scheduler may be away, restart with an empty list, or come later than the node: the sender keeps trying for as long
+as the node lives, and says in the log what changed, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httpx
+from pydantic import ValidationError
+
+from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated, UpstreamError
+from tierkit.http.client import authorization, calling
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.wire.messages import Heartbeat, Lease, Registration
+
+__all__ = ["HeartbeatSender", "LoadFigures", "backoff_s"]
+
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.2
+_LONGEST_BACKOFF_S = 5.0
+_JITTER = 0.1
+"""Beats of many nodes that started together spread by this share of the interval."""
+
+_REGISTER_BUDGET_S = 5.0
+_FAREWELL_BUDGET_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFigures:
+    """How busy the node is, as its heartbeats tell it."""
+
+    in_flight: int
+    queued_images: int
+    running_images: int
+    images_done: int
+
+
+def backoff_s(failures: int, chance: float) -> float:
+    """Pause after that many failures in a row: 0.2 s, doubled each time up to 5 s, of which `chance` (0 to 1) decides
+    the upper half, so that nodes which lost the scheduler together do not come back together."""
+    full_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16))
+    return full_s * (0.5 + 0.5 * chance)
+
+
+class HeartbeatSender:
+    """Keeps a node in the device list from `async with` on; takes it off at the end.
+
+    Args:
+        scheduler: its URL.
+        registration: called for each registration, so that its content is fresh; an error counts as a failed attempt.
+        load: figures for the next heartbeat.
+        http: client to send with.
+        lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
+            once.
+        token: shown to the scheduler; None where it asks for none.
+        chance: source of random numbers from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        registration: Callable[[], Registration],
+        load: Callable[[], LoadFigures],
+        http: httpx.AsyncClient,
+        *,
+        lifecycle: Lifecycle,
+        token: str | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._scheduler = scheduler
+        self._registration = registration
+        self._load = load
+        self._http = http
+        self._lifecycle = lifecycle
+        self._headers = {"Content-Type": "application/json", **authorization(token)}
+        self._chance = chance
+        self._registered: Registration | None = None
+        self._lease = Lease(lease_s=1.0, heartbeat_s=1.0)
+        self._said_draining = False
+        self._last_news = ""
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def registered(self) -> bool:
+        """Whether the scheduler has the node in its list, as far as the node knows."""
+        return self._registered is not None
+
+    async def __aenter__(self) -> Self:
+        self._loop = self._lifecycle.own(self._run(), name="heartbeats")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the list; takes at most 1 s where the scheduler does not answer."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+        if self._registered is None:
+            return
+        try:
+            await self._leave(self._registered)
+        except TerraceError as exc:
+            # The lease will run out; nothing else can be done.
+            log.info("left without a word to the scheduler", extra={"reason": str(exc)})
+
+    async def _run(self) -> None:
+        await self._lifecycle.wait_ready()
+        failures = 0
+        while True:
+            try:
+                if self._registered is None:
+                    self._registered = await self._register()
+                else:
+                    await self._beat(self._registered)
+            except (NotFound, Conflict) as exc:
+                if self._lifecycle.draining:
+                    return
+                if self._registered is not None:
+                    # The scheduler restarted, or has given the node up: its place is gone, not the scheduler.
+                    self._registered = None
+                    self._tell(logging.WARNING, "the scheduler does not know this node any more; registering again")
+                    continue
+                failures += 1
+                self._tell(logging.ERROR, f"the scheduler refuses this node: {exc}")
+            except (Unauthenticated, Forbidden) as exc:
+                # Perhaps its token is known soon, or valid again. A place that it has is lost with its lease.
+                failures += 1
+                self._tell(logging.ERROR, f"the scheduler refuses this node's token (token_file): {exc}")
+            except TerraceError as exc:
+                failures += 1
+                self._tell(logging.WARNING, f"no contact with the scheduler at {self._scheduler}, trying on: {exc}")
+            else:
+                failures = 0
+                self._tell(logging.INFO, f"registered with the scheduler at {self._scheduler}")
+            await self._pause(failures)
+
+    async def _pause(self, failures: int) -> None:
+        """Until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
+        pause_s = self._lease.heartbeat_s * (1.0 + _JITTER * (2.0 * self._chance() - 1.0))
+        if failures:
+            backoff = backoff_s(failures, self._chance())
+            # A node that is still on the list has a lease to lose: it never waits longer than between two beats.
+            pause_s = backoff if self._registered is None else min(backoff, pause_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                if self._registered is None or self._said_draining:
+                    await asyncio.Event().wait()
+                await self._lifecycle.wait_draining()
+
+    async def _register(self) -> Registration:
+        registration = self._registration()
+        answer = await self._send("POST", "/v1/devices", _REGISTER_BUDGET_S, registration.model_dump_json())
+        try:
+            self._lease = Lease.model_validate_json(answer.content)
+        except ValidationError as exc:
+            raise UpstreamError(f"{self._scheduler} answers a registration with something that is no lease") from exc
+        self._said_draining = False
+        return registration
+
+    async def _beat(self, registration: Registration) -> None:
+        load = self._load()
+        self._said_draining = self._lifecycle.draining
+        beat = Heartbeat(
+            incarnation=registration.incarnation,
+            in_flight=load.in_flight,
+            queued_images=load.queued_images,
+            running_images=load.running_images,
+            images_done=load.images_done,
+            draining=self._said_draining,
+        )
+        # A scheduler that is slow drops the beats whose senders have given up on them. Two tries within a lease.
+        budget_s = max(0.5, self._lease.lease_s / 2.0)
+        await self._send("POST", f"/v1/devices/{registration.node_id}/heartbeat", budget_s, beat.model_dump_json())
+
+    async def _leave(self, registration: Registration) -> None:
+        target = f"/v1/devices/{registration.node_id}?incarnation={registration.incarnation}"
+        await self._send("DELETE", target, _FAREWELL_BUDGET_S)
+        log.info("left the device list")
+
+    async def _send(self, method: str, target: str, budget_s: float, body: str = "") -> httpx.Response:
+        async with calling("the scheduler", budget_s=budget_s):
+            answer = await self._http.request(method, self._scheduler + target, content=body, headers=self._headers)
+        if answer.is_success:
+            return answer
+        message = f"{answer.status_code} {answer.text[:200]}"
+        match answer.status_code:
+            case 401:
+                raise Unauthenticated(message)
+            case 403:
+                raise Forbidden(message)
+            case 404:
+                raise NotFound(message)
+            case 409:
+                raise Conflict(message)
+            case status:
+                raise UpstreamError(message, status_code=status)
+
+    def _tell(self, level: int, news: str) -> None:
+        """Log what has changed since the last time."""
+        if news != self._last_news:
+            self._last_news = news
+            log.log(level, "%s", news)

@@ -1,0 +1,233 @@
+"""A tier node: models that are served, measured, watched and offered. End, edge and cloud nodes are made of this."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from types import TracebackType
+from typing import ClassVar, Protocol, Self
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from tierkit.emulation import Answers, Slowdown, emulate
+from tierkit.http import errors as http_errors
+from tierkit.http.address import reachable_url
+from tierkit.http.asgi import DirectRoutes
+from tierkit.http.client import announce_links, open_client
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
+from tierkit.inference.heartbeat import HeartbeatSender, LoadFigures
+from tierkit.inference.model import Model
+from tierkit.inference.runner import ModelRunner
+from tierkit.inference.thread import InferenceThread
+from tierkit.metrics import ModelMetrics
+from tierkit.settings import NodeSettings
+from tierkit.types import Tier
+from tierkit.wire.messages import EncoderOffer, ModelOffer, Registration
+from tierkit.wire.oip import Limits
+
+__all__ = ["HeldEncoders", "InferenceNode", "ServedModels", "node_app"]
+
+log = logging.getLogger(__name__)
+
+
+class HeldEncoders(Protocol):
+    """What a node runs for itself, to send features instead of pixels."""
+
+    @property
+    def offers(self) -> tuple[EncoderOffer, ...]:
+        """What it tells the scheduler of them."""
+        ...
+
+    def running(self, thread: InferenceThread) -> AbstractAsyncContextManager[object]:
+        """They answer within this context."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModels:
+    """The models of a node, loaded by the service: this package knows no way to load any."""
+
+    ready: Sequence[Model]
+    """At least one, of distinct names; loaded."""
+    standby: Mapping[str, Sequence[Model]] = field(default_factory=dict)
+    """Models that load themselves with the first request for them, by the name of the one in `ready` as whose equals in
+    speed they are offered."""
+    guards: Mapping[str, Guard] = field(default_factory=dict)
+    """By model name, for those whose requests are looked at before they are computed."""
+
+
+class InferenceNode:
+    """The models of one node process, behind one inference thread; from `async with` on they answer.
+
+    Args:
+        settings: of the node.
+        models: what it serves.
+        lifecycle: of the process; readiness will depend on the models.
+        encoders: what it runs for itself besides.
+
+    Raises:
+        SetupError: the settings ask for emulated models, and their answers cannot be used.
+    """
+
+    tier: ClassVar[Tier]
+    """Where nodes of this class stand."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        models: Sequence[Model] | ServedModels,
+        lifecycle: Lifecycle,
+        encoders: HeldEncoders | None = None,
+    ) -> None:
+        served = models if isinstance(models, ServedModels) else ServedModels(ready=models)
+        ready, standby = served.ready, served.standby
+        if settings.emulate_ms_per_image is not None:
+            slowdown = None
+            if settings.emulate_slowdown is not None:
+                slowdown = Slowdown(factor=settings.emulate_slowdown, after_images=settings.emulate_slowdown_after)
+            ms_per_image = settings.emulate_ms_per_image
+            path = settings.emulate_answers
+            answers = None if path is None else Answers.load(path, ready)
+            ready = emulate(ready, ms_per_image, answers, slowdown)
+            standby = {like: emulate(others, ms_per_image, answers, slowdown) for like, others in standby.items()}
+        self._like = {model.name: like for like, others in standby.items() for model in others}
+        announce_links(settings.links)
+        self.guards = served.guards
+        self.encoders = encoders
+        self.settings = settings
+        self.lifecycle = lifecycle
+        self.version = version("terrace")
+        self.incarnation = secrets.token_hex(8)
+        """Fresh at each start: work given to an earlier process of the same name is void."""
+        everything = [*ready, *(model for others in standby.values() for model in others)]
+        self.metrics = {model.name: ModelMetrics(self.tier, model.name) for model in everything}
+        self._thread = InferenceThread()
+        self.runners = {
+            model.name: ModelRunner(
+                model,
+                max_batch_size=settings.batch_images,
+                max_queue_delay_s=settings.max_queue_delay_s,
+                max_queue_images=settings.max_queue_images,
+                thread=self._thread,
+                observe=self.metrics[model.name].observe_batch,
+            )
+            for model in everything
+        }
+        self._offers: tuple[ModelOffer, ...] = ()
+        self._stack = AsyncExitStack()
+
+    @property
+    def default_runner(self) -> ModelRunner:
+        """Of the first model: the one that the node serves where a request names none."""
+        return next(iter(self.runners.values()))
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for runner in self.runners.values():
+                await stack.enter_async_context(runner)
+                if runner.model.name in self._like:
+                    continue
+                await runner.warm_up()
+                name, ms_per_image = runner.model.name, round(runner.ms_per_image, 3)
+                log.info("model ready", extra={"model": name, "ms_per_image": ms_per_image})
+                self.lifecycle.add_check(f"model {name}", runner.check)
+            if self.encoders is not None:
+                await stack.enter_async_context(self.encoders.running(self._thread))
+            self._offers = tuple(
+                ModelOffer(
+                    name=name,
+                    sha256=runner.model.sha256,
+                    ms_per_image=self.runners[self._like.get(name, name)].ms_per_image,
+                )
+                for name, runner in self.runners.items()
+            )
+            if self.settings.scheduler is not None:
+                http = await stack.enter_async_context(
+                    open_client(links=self.settings.links, tls_ca=self.settings.tls_ca)
+                )
+                sender = HeartbeatSender(
+                    self.settings.scheduler,
+                    self.registration,
+                    self.load,
+                    http,
+                    lifecycle=self.lifecycle,
+                    token=self.settings.own_token(),
+                )
+                await stack.enter_async_context(sender)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, traceback)
+
+    def load(self) -> LoadFigures:
+        """How busy the node is now."""
+        runners = self.runners.values()
+        return LoadFigures(
+            in_flight=self.lifecycle.in_flight,
+            queued_images=sum(runner.queued_images for runner in runners),
+            running_images=sum(runner.running_images for runner in runners),
+            images_done=sum(runner.images_done for runner in runners),
+        )
+
+    def registration(self) -> Registration:
+        """What the node offers, and where; once it has been entered.
+
+        Raises:
+            Unavailable: its own address is not known yet, for no route leads to the scheduler.
+        """
+        url = self.settings.advertise_url or self.lifecycle.url
+        if self.settings.advertise_url is None and self.settings.scheduler is not None:
+            url = reachable_url(url, peer=self.settings.scheduler)
+        return Registration(
+            node_id=self.settings.node_id,
+            incarnation=self.incarnation,
+            tier=self.tier,
+            url=url,
+            models=self._offers,
+            encoders=() if self.encoders is None else self.encoders.offers,
+            version=self.version,
+            images_per_minute=self.settings.images_per_minute,
+            key=self.lifecycle.key,
+        )
+
+
+def node_app(
+    node: InferenceNode, routes: Sequence[BaseRoute] = (), below: Mapping[str, tuple[ASGIApp, str]] | None = None
+) -> Starlette:
+    """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own.
+
+    Args:
+        below: endpoints among those of `routes` that POST requests reach without the framework; see `DirectRoutes`.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with node:
+            yield
+
+    limits = Limits(max_body_bytes=node.settings.max_body_bytes)
+    infer = InferEndpoint(node.runners, node.metrics, limits, node.guards)
+    oip = oip_routes(
+        node.runners,
+        infer,
+        ready=lambda: node.lifecycle.ready and not node.lifecycle.draining,
+        version=node.version,
+        server_name=f"terrace-{node.tier}",
+    )
+    app = Starlette(routes=[*oip, *routes], lifespan=lifespan)
+    direct = {f"/v2/models/{name}/infer": (infer, {"model": name}) for name in node.runners}
+    http_errors.install(app)
+    # Around the framework's own middleware as well, of which each layer costs some microseconds a request.
+    answering = {path: (http_errors.Answering(endpoint), name) for path, (endpoint, name) in (below or {}).items()}
+    app.middleware_stack = DirectRoutes(app.build_middleware_stack(), direct, answering)
+    return app

@@ -1,0 +1,190 @@
+"""Asking another node for an inference, in the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from contextlib import aclosing
+from urllib.parse import quote
+
+from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.http.client import authorization, calling
+from tierkit.http1 import Answer, Fields, ServiceClient
+from tierkit.wire.messages import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER, REQUEST_ID_HEADER
+from tierkit.wire.oip import (
+    BINARY_HEADER,
+    InferRequest,
+    InferResponse,
+    Limits,
+    Timing,
+    decode_response,
+    encode_request,
+    parse_header_length,
+)
+from tierkit.wire.oip.compression import CODING, compress
+
+__all__ = ["OipClient"]
+
+log = logging.getLogger(__name__)
+
+_MAX_RETRY_AFTER_S = 60.0
+
+_MAX_REFUSAL_BYTES = 64 * 1024
+"""So much of an answer that is an error is read."""
+
+_ROW_BYTES = 256 * 1024
+"""For what one image is answered with: 64 thousand probabilities in FP32."""
+
+# No number has more digits than whom the answer is passed on to takes (`tierkit.wire.events`).
+_TIMING = re.compile(r'queue;dur=(\d{1,9}\.\d{3}), infer;dur=(\d{1,9}\.\d{3});desc="([1-9]\d{0,8})"', re.ASCII)
+
+
+class OipClient:
+    """Inference requests to any server of the protocol, over connections that `http` keeps open.
+
+    The caller owns `http`, closes it, and chooses its pool; its timeouts apply besides the budget of each call.
+
+    Args:
+        limits: of answers.
+        row_bytes: most bytes that the answer about one image may have, as binary.
+    """
+
+    def __init__(self, http: ServiceClient, *, limits: Limits | None = None, row_bytes: int = _ROW_BYTES) -> None:
+        self._http = http
+        self._limits = limits or Limits()
+        self._row_bytes = row_bytes
+
+    async def infer(
+        self,
+        url: str,
+        model: str,
+        request: InferRequest,
+        *,
+        budget_s: float | None = None,
+        request_id: str = "",
+        urgent: bool = False,
+        token: str = "",
+        compressed: bool = False,
+        prefix: str = "/v2/models",
+        headers: Mapping[str, str] | None = None,
+    ) -> InferResponse:
+        """Send one request and read its answer; tensors go and come as binary and are not copied here.
+
+        Args:
+            url: of the node, such as http://127.0.0.1:7401.
+            model: name of the model there.
+            request: the batch; names the outputs wanted.
+            budget_s: for the whole exchange; sent along, so that the node can refuse what it cannot do in time.
+            request_id: sent along; "" for none.
+            urgent: whether it overtakes the requests that wait there.
+            token: that the node asks for; "" for none.
+            compressed: whether the request goes compressed; only Terrace's own nodes read that.
+            prefix: of the route.
+            headers: to send along besides.
+
+        Raises:
+            UpstreamUnavailable: no connection, or it broke, or the node takes no work now (503).
+            UpstreamTimeout: no answer within the budget, or the node said so (504).
+            UpstreamError: any other refusal, or an answer that is none to this request.
+        """
+        chunks, own = encode_request(request)
+        own |= headers or {}
+        if budget_s is not None:
+            own[BUDGET_HEADER] = f"{max(0.0, budget_s) * 1000:.3f}"
+        if request_id:
+            own[REQUEST_ID_HEADER] = request_id
+        if urgent:
+            own[PRIORITY_HEADER] = INTERACTIVE
+        own |= authorization(token)
+        if compressed:
+            chunks = [await compress(b"".join(chunks))]
+            own |= {"Content-Encoding": CODING, "Content-Length": str(len(chunks[0]))}
+        target = f"{url}{prefix}/{quote(model, safe='')}/infer"
+        async with calling(url, budget_s=budget_s), aclosing(await self._http.ask(target, chunks, own)) as answer:
+            if answer.status == 200:
+                body = await self._read(answer, url, rows=len(request.inputs[0].data))
+            else:
+                body = await _beginning(answer)
+        fields = Fields(answer.headers)
+        if answer.status != 200:
+            raise _refusal(url, answer.status, fields, body)
+        try:
+            response = decode_response(body, parse_header_length(fields.get(BINARY_HEADER)), limits=self._limits)
+        except InvalidInput as exc:
+            raise UpstreamError(f"{url} gave an answer that cannot be read: {exc}") from exc
+        except Exception as exc:  # an error of ours, and yet nobody else's answer leads to it
+            log.exception("an answer cannot be read", extra={"url": url})
+            raise UpstreamError(f"{url} gave an answer that cannot be read: {type(exc).__name__}") from exc
+        _check_answers(response, request, model, url)
+        return InferResponse(
+            response.model_name,
+            response.model_version,
+            response.outputs,
+            response.id,
+            response.parameters,
+            timing=_timing(fields.get("Server-Timing", "")),
+            request_bytes=sum(map(len, chunks)),
+            headers=fields,
+        )
+
+    async def _read(self, answer: Answer, url: str, *, rows: int) -> bytes:
+        limits = self._limits
+        most_bytes = min(limits.max_body_bytes, limits.max_json_bytes + rows * self._row_bytes)
+        body = bytearray()
+        async for piece in answer:
+            body += piece
+            if len(body) > most_bytes:
+                raise UpstreamError(f"{url} answers with more than {most_bytes} bytes")
+        return bytes(body)
+
+
+async def _beginning(answer: Answer) -> bytes:
+    body = bytearray()
+    async for piece in answer:
+        body += piece
+        if len(body) > _MAX_REFUSAL_BYTES:
+            break
+    return bytes(body)
+
+
+def _check_answers(response: InferResponse, request: InferRequest, model: str, url: str) -> None:
+    if response.model_name != model:
+        raise UpstreamError(f"{url} was asked for the model {model!r} and answered with {response.model_name[:120]!r}")
+    rows = len(request.inputs[0].data)
+    for wanted in request.outputs:
+        data = response.output(wanted.name)
+        if data is None or len(data) != rows:
+            found = "no such output" if data is None else f"{len(data)} rows"
+            raise UpstreamError(f"{url} was asked for '{wanted.name}' of {rows} images and answered with {found}")
+
+
+def _timing(header: str) -> Timing | None:
+    """What a Terrace node says of its own time; None where it says nothing, or nothing like it."""
+    found = _TIMING.fullmatch(header)
+    if found is None:
+        return None
+    queue_ms, compute_ms, images = found.groups()
+    return Timing(queue_s=float(queue_ms) / 1000, compute_s=float(compute_ms) / 1000, batch_images=int(images))
+
+
+def _refusal(url: str, status: int, fields: Mapping[str, str], body: bytes) -> Exception:
+    message = f"{url} answered {status}: {_sentence(body)}"
+    if status == 503:
+        return UpstreamUnavailable(message, retry_after_s=_seconds(fields.get("Retry-After", "")))
+    if status == 504:
+        return UpstreamTimeout(message)
+    return UpstreamError(message, status_code=status)
+
+
+def _sentence(body: bytes) -> str:
+    try:
+        said = str(json.loads(body)["error"])[:500]
+        return said.encode(errors="backslashreplace").decode()  # JSON can hold half a character, which is no text
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "no reason given"
+
+
+def _seconds(value: str) -> float:
+    return min(float(value), _MAX_RETRY_AFTER_S) if value.isascii() and value.isdigit() else 1.0

@@ -1,0 +1,728 @@
+"""Inference: a bounded queue, dynamic batching, one inference thread.
+
+    async with ModelRunner(model) as runner:
+        await runner.warm_up()
+        result = await runner.infer({"images": pixels}, ["probabilities"], budget_s=0.5)
+
+The thread takes what waits, up to `max_batch_size` images, joins it to one batch, runs the model and gives each
+request its own rows. Nobody waits for company unless `max_queue_delay_s` says so: batches form because requests
+arrive while the batch before them is computed.
+
+A request that is alone on the node has nothing to gain from the thread: handing it over and back takes as long as a
+small inference. Where it is known to be short, it is computed on the event loop. So are short batches where the thread
+and the event loop have one core between them: requests that come meanwhile would only interrupt the computation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TerraceError, TooLarge, Unavailable
+from tierkit.inference.model import Array, Model, Steady, TensorSpec
+from tierkit.inference.statistics import BatchRecord, ModelRun, ModelStatistics
+from tierkit.inference.thread import InferenceThread
+from tierkit.wire.oip.datatypes import datatype_of, dtype_of
+
+__all__ = ["ModelRunner", "RunResult"]
+
+_RATE_HALF_LIFE_IMAGES = 128
+"""So many images later, a measurement weighs half as much in `ms_per_image`."""
+
+_FRESH_S = 1.0
+"""`check` trusts a batch that succeeded so recently."""
+
+_MARGIN_S = 0.005
+"""Of a request's budget, what waking up and the answer's way may take."""
+
+_STALL_S = 30.0
+"""A batch that takes longer than this is taken for one that never ends."""
+
+_LOOP_S = 0.02
+"""Longest inference on the event loop, by the measured rate: what else comes meanwhile waits for so long. 50 images of
+the smallest network take 6 to 10 ms on one core, and more when others use the memory; to hand such a batch to the
+thread and back costs that core time as well."""
+
+_TURNS = 4
+"""Of the event loop, between two batches that are computed on it: a connection is taken in one turn, what it says is
+read in the next, and the answer is made in the one or two after that. Each takes microseconds when nothing comes."""
+
+_OVERRUN = 2.0
+_LOOP_PAUSE_S = 1.0
+"""After an inference on the event loop that took `_OVERRUN` times `_LOOP_S`, the thread has all of them for so long."""
+
+_OVERTAKEN_S = 2.0
+"""A request that has waited for so long is overtaken no more."""
+
+_WARM_UP_IMAGES = 50
+_WARM_UP_S = 0.4
+"""Largest batch of the speed measurement, and about how long it may take for a slow network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """One request's answer and what it cost."""
+
+    outputs: dict[str, Array]
+    """By name, first axis as in the request's inputs. May view arrays that other requests view too: read only."""
+    queue_s: float
+    """From arrival to the start of its batch."""
+    compute_s: float
+    """In the model, for the whole batch."""
+    batch_images: int
+    """Images in the batch."""
+
+
+_Post = Callable[..., object]
+"""Has the event loop call a function, given with its arguments."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    inputs: Mapping[str, Array]
+    outputs: Sequence[str]
+    images: int
+    arrived: float
+    waits_until: float
+    """How long it may be made to wait for company."""
+    deadline: float
+    urgent: bool
+    own: bool
+    """The runner's: nobody asked for these images, so they are computed alone and neither metrics nor statistics count
+    them."""
+    settle: Callable[[RunResult | Exception], None] | None
+    """Told once, on the event loop, how it ended; None from then on, or when nobody wants to know any more."""
+
+    def end(self, outcome: RunResult | Exception) -> None:
+        settle, self.settle = self.settle, None
+        if settle is not None:
+            settle(outcome)
+
+
+class ModelRunner:
+    """A model, its queue, and the thread that serves it.
+
+    Args:
+        model: what to run.
+        max_batch_size: most images in one call of the model; a larger request is computed in pieces.
+        max_queue_delay_s: how long the first request of a batch waits for others to join it, less where the budget of
+            one of them asks for it.
+        max_queue_images: most images that may wait; more are refused at once.
+        thread: inference thread to share with other runners; None for one of its own.
+        observe: called on the event loop after each batch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_batch_size: int = 64,
+        max_queue_delay_s: float = 0.0,
+        max_queue_images: int = 4096,
+        thread: InferenceThread | None = None,
+        observe: Callable[[BatchRecord], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.max_batch_size = max_batch_size
+        self.max_queue_delay_s = max_queue_delay_s
+        self.max_queue_images = max_queue_images
+        self.statistics = ModelStatistics()
+        self._thread = thread or InferenceThread()
+        self._observe = observe
+        self._queue: deque[_Job] = deque()
+        self._queued_images = 0
+        self._running_images = 0
+        self._open = False
+        self._batch_started = math.inf
+        self._last_success = -math.inf
+        self._s_per_image = 0.0
+        self._best_s_per_image = 0.0
+        self._off_loop_until = -math.inf
+        self._steady = isinstance(model, Steady) and model.steady
+        self._about_to_run = False
+        """Whether the event loop will come to run what waits."""
+        self._output_names = tuple(spec.name for spec in model.outputs)
+        self._float_inputs = tuple(
+            spec.name
+            for spec in model.inputs
+            if any(dtype_of(datatype).kind == "f" for datatype in (spec.datatype, *spec.also))
+        )
+        self._several_types = any(spec.also for spec in model.inputs)
+        self._joined: dict[tuple[str, str], Array] = {}
+
+    # --- on the event loop ---
+
+    @property
+    def queued_images(self) -> int:
+        """Images that wait for their batch."""
+        return self._queued_images
+
+    @property
+    def running_images(self) -> int:
+        """Images of the batch that is being computed."""
+        return self._running_images
+
+    @property
+    def images_done(self) -> int:
+        """Images answered since the runner was warm."""
+        return self.statistics.images
+
+    @property
+    def ms_per_image(self) -> float:
+        """Measured compute time, moving average; 0 before `warm_up`."""
+        return self._s_per_image * 1000.0
+
+    @property
+    def backlog_s(self) -> float:
+        """Estimated time to compute all that waits and runs."""
+        return (self._queued_images + self._running_images) * self._s_per_image
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._thread.attach(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Refuse new requests and those that still wait; the batch under way is finished and answered."""
+        self._open = False
+        with self._thread.lock:
+            left = list(self._queue)
+            self._queue.clear()
+            self._queued_images = 0
+        for job in left:
+            job.end(Draining("the node is shutting down"))
+        await self._thread.detach(self)
+
+    async def warm_up(self) -> None:
+        """Let the model allocate what it needs, and measure `ms_per_image` on the way that requests take."""
+        await self._probe(1)
+        one = await self._probe(1)
+        images = max(
+            1,
+            min(
+                _WARM_UP_IMAGES,
+                self.max_batch_size,
+                self.max_queue_images,
+                int(_WARM_UP_S / 2 / max(one.compute_s, 1e-6)),
+            ),
+        )
+        runs = [await self._probe(images) for _ in range(2)]
+        self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
+
+    async def _probe(self, images: int) -> RunResult:
+        """A batch of the runner's own, which waits for no company."""
+        return await self._submit(
+            _blank(self.model.inputs, images), self._output_names[:1], images, budget_s=None, delay_s=0.0, own=True
+        )
+
+    async def check(self) -> None:
+        """Prove that the model still answers, through its own thread; costs nothing while it is at work.
+
+        Raises:
+            Unavailable: the batch under way takes longer than any should.
+            Exception: whatever the model raises.
+        """
+        now = time.perf_counter()
+        if now - self._batch_started > _STALL_S:
+            raise Unavailable(f"the model '{self.model.name}' has computed one batch for over {_STALL_S:g} s")
+        if self._thread.backlog_s() == 0 and now - self._last_success > _FRESH_S:
+            await self._probe(1)
+
+    async def infer(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] = (),
+        *,
+        budget_s: float | None = None,
+        alone: bool = False,
+        urgent: bool = False,
+    ) -> RunResult:
+        """Compute one request, possibly in one batch with others. Cancelling it takes it out of the queue.
+
+        A request that is `alone` is computed before this returns to the event loop if the inference thread has nothing
+        to do, the model is `steady`, and the measured rate says that it takes 20 ms at most.
+
+        Args:
+            inputs: one array for each of the model's inputs, all with the same first axis n >= 1. They are read until
+                the answer is there.
+            outputs: names of the outputs wanted; none for all.
+            budget_s: time within which the answer is of use; None for no limit.
+            alone: nothing else is under way on this event loop that would have to wait meanwhile.
+            urgent: it overtakes the requests that wait, but for urgent ones and those that have waited for 2 s.
+
+        Raises:
+            InvalidInput: inputs or outputs that are not the model's, or numbers that are none (NaN, infinity).
+            TooLarge: more images than the whole queue may hold.
+            Overloaded: the queue is full, or too long for this budget. Another node may have time for it.
+            DeadlineExceeded: the model is too slow for this budget, or the budget was spent while it waited.
+            Draining: the runner is closed or closes before the request's turn.
+        """
+        images = self.check_request(inputs, outputs)
+        if alone and self._fits_the_loop(images):
+            self._admit(images, budget_s)
+            return self._run_on_loop(inputs, outputs or self._output_names, images)
+        delay_s = 0.0 if urgent else self.max_queue_delay_s
+        return await self._submit(inputs, outputs, images, budget_s=budget_s, delay_s=delay_s, urgent=urgent)
+
+    async def _submit(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        images: int,
+        *,
+        budget_s: float | None,
+        delay_s: float,
+        urgent: bool = False,
+        own: bool = False,
+    ) -> RunResult:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[RunResult] = loop.create_future()
+        settle = partial(_settle, future)
+        job = self._enqueue(inputs, outputs, images, settle, budget_s=budget_s, delay_s=delay_s, urgent=urgent, own=own)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._forget(job)
+            raise
+
+    def _enqueue(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        images: int,
+        settle: Callable[[RunResult | Exception], None],
+        *,
+        budget_s: float | None,
+        delay_s: float,
+        urgent: bool,
+        own: bool = False,
+    ) -> _Job:
+        self._admit(images, budget_s, urgent=urgent)
+        now = time.perf_counter()
+        job = _Job(
+            inputs=inputs,
+            outputs=outputs or self._output_names,
+            images=images,
+            arrived=now,
+            waits_until=now + delay_s,
+            deadline=math.inf if budget_s is None else now + budget_s,
+            urgent=urgent,
+            own=own,
+            settle=settle,
+        )
+        with self._thread.lock:
+            self._queue.insert(self._place(now) if urgent else len(self._queue), job)
+            self._queued_images += images
+        if self._runs_on_loop:
+            self._run_soon()
+        else:
+            self._thread.wake()
+        return job
+
+    def _place(self, now: float) -> int:
+        """Where in the queue an urgent request goes. Under the lock."""
+        waiting = enumerate(self._queue)
+        return next(
+            (at for at, job in waiting if not job.urgent and now - job.arrived < _OVERTAKEN_S), len(self._queue)
+        )
+
+    @property
+    def _runs_on_loop(self) -> bool:
+        """Whether short batches are computed on the event loop."""
+        return self._thread.shares_core and self._steady and not self.max_queue_delay_s
+
+    def _run_soon(self) -> None:
+        """Run a batch when the event loop has come around a few times: by then it has read what else has come, and
+        answered what is no inference."""
+        if not self._about_to_run:
+            self._about_to_run = True
+            self._loop.call_soon(self._run_here, _TURNS)
+
+    def _run_here(self, turns: int) -> None:
+        if turns:
+            self._loop.call_soon(self._run_here, turns - 1)
+            return
+        self._about_to_run = False
+        if not self._queue:
+            return
+        if not self._is_short(self._queue[0].images) or not self._thread.lend():
+            self._thread.wake()
+            return
+        outcomes: list[Callable[[], None]] = []
+        started = time.perf_counter()
+        try:
+            self.run_batch(
+                lambda callback, *args: outcomes.append(partial(callback, *args)), int(_LOOP_S / self._s_per_image)
+            )
+        finally:
+            self._thread.give_back()
+        self._note_hold_up(time.perf_counter() - started)
+        for tell in outcomes:
+            tell()
+        if self._queue:
+            self._run_soon()
+
+    def _fits_the_loop(self, images: int) -> bool:
+        return self._is_short(images) and not self.max_queue_delay_s and self._thread.idle
+
+    def _is_short(self, images: int) -> bool:
+        return (
+            self._steady
+            and images <= self.max_batch_size
+            and 0 < images * self._s_per_image <= _LOOP_S
+            and time.perf_counter() >= self._off_loop_until
+        )
+
+    def _note_hold_up(self, seconds: float) -> None:
+        """The event loop has stood still for so long."""
+        if seconds > _OVERRUN * _LOOP_S:
+            self._off_loop_until = time.perf_counter() + _LOOP_PAUSE_S
+
+    def _run_on_loop(self, inputs: Mapping[str, Array], names: Sequence[str], images: int) -> RunResult:
+        started = time.perf_counter()
+        try:
+            self._check_finite(inputs)
+            outputs, runs = self._run_model(inputs, names, images)
+        except Exception:
+            self.statistics.add_failure(time.perf_counter() - started)
+            raise
+        elapsed = time.perf_counter() - started
+        self._note_hold_up(elapsed)
+        infer_s = runs[0].seconds
+        self._count(BatchRecord(queue_s=(0.0,), input_s=0.0, runs=runs, output_s=elapsed - infer_s))
+        return RunResult(outputs=outputs, queue_s=0.0, compute_s=infer_s, batch_images=images)
+
+    def infer_at_once(self, inputs: Mapping[str, Array], outputs: Sequence[str], images: int) -> RunResult | None:
+        """As `infer` for a request that is alone, if it can be computed here and now.
+
+        Args:
+            inputs: arrays of a form that `check_request` has found right before.
+            outputs: likewise.
+            images: rows of the inputs.
+
+        Returns:
+            None where it has to wait or does not fit the event loop, and nothing has happened.
+
+        Raises:
+            InvalidInput: numbers that are none.
+            Exception: whatever the model raises.
+        """
+        if not self._open or images > self.max_queue_images or not self._fits_the_loop(images):
+            return None
+        return self._run_on_loop(inputs, outputs, images)
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        images: int,
+        settle: Callable[[RunResult | Exception], None],
+        *,
+        urgent: bool = False,
+    ) -> Callable[[], None]:
+        """As `infer`, for a request without a budget that no task waits for.
+
+        Args:
+            inputs, outputs, images: as for `infer_at_once`.
+            settle: told the result, or the error, on the event loop; never before this returns.
+            urgent: as for `infer`.
+
+        Returns:
+            What takes the request back; `settle` is not called after it.
+
+        Raises:
+            Draining, TooLarge, Overloaded: as `infer`.
+        """
+        delay_s = 0.0 if urgent else self.max_queue_delay_s
+        job = self._enqueue(inputs, outputs, images, settle, budget_s=None, delay_s=delay_s, urgent=urgent)
+        return partial(self._forget, job)
+
+    def check_room(self, images: int = 1) -> None:
+        """Refuse early: before a request's body is read, if so many images have no room now.
+
+        Raises:
+            Draining, TooLarge, Overloaded: as `infer`.
+        """
+        self._admit(images, None)
+
+    def check_request(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> int:
+        """Number of images, if the request fits the model. Raises InvalidInput."""
+        specs = self.model.inputs
+        if len(inputs) != len(specs) or any(spec.name not in inputs for spec in specs):
+            raise InvalidInput(
+                f"model '{self.model.name}' takes the inputs {[spec.name for spec in specs]}, not {list(inputs)}"
+            )
+        for spec in specs:
+            array = inputs[spec.name]
+            datatype = datatype_of(array)
+            if (datatype != spec.datatype and datatype not in spec.also) or not spec.accepts(array):
+                allowed = " or ".join([spec.datatype, *spec.also])
+                raise InvalidInput(
+                    f"input '{spec.name}' of model '{self.model.name}' is {allowed} {list(spec.shape)}, "
+                    f"not {datatype_of(array)} {list(array.shape)}"
+                )
+        counts = {len(inputs[spec.name]) for spec in specs}
+        if len(counts) != 1 or 0 in counts:
+            raise InvalidInput(f"all inputs need the same number of rows, at least 1; got {sorted(counts)}")
+        for name in outputs:
+            if name not in self._output_names:
+                raise InvalidInput(
+                    f"model '{self.model.name}' has the outputs {list(self._output_names)}, not {name[:64]!r}"
+                )
+        return counts.pop()
+
+    def _admit(self, images: int, budget_s: float | None, *, urgent: bool = False) -> None:
+        try:
+            self._check_admission(images, budget_s, urgent=urgent)
+        except TerraceError:
+            self.statistics.add_failure(0.0)
+            raise
+
+    def _check_admission(self, images: int, budget_s: float | None, *, urgent: bool) -> None:
+        if not self._open:
+            raise Draining("the node is shutting down")
+        if images > self.max_queue_images:
+            raise TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
+        if self._queued_images + images > self.max_queue_images:
+            raise Overloaded(
+                f"{self._queued_images} images wait, at most {self.max_queue_images} may",
+                retry_after_s=self._thread.backlog_s(),
+            )
+        if budget_s is None:
+            return
+        # By the best rate ever measured: a moving average that one slow batch has spoilt must not refuse everything,
+        # for then nothing would ever correct it. The backlog may use the average: while there is one, batches run.
+        if images * self._best_s_per_image >= budget_s:
+            raise DeadlineExceeded(
+                f"{'1 image takes' if images == 1 else f'{images} images take'} "
+                f"{_ms(images * self._best_s_per_image)} here, {_ms(max(budget_s, 0.0))} are left"
+            )
+        backlog_s = self._thread.backlog_s()
+        if urgent:
+            with self._thread.lock:
+                overtaken = sum(job.images for job in list(self._queue)[self._place(time.perf_counter()) :])
+            backlog_s = max(0.0, backlog_s - overtaken * self._s_per_image)
+        if backlog_s and backlog_s + images * self._s_per_image > budget_s:
+            raise Overloaded(
+                f"about {_ms(backlog_s)} of work wait here, {_ms(budget_s)} are left",
+                retry_after_s=backlog_s,
+            )
+
+    def _forget(self, job: _Job) -> None:
+        job.settle = None
+        with self._thread.lock:
+            if job in self._queue:
+                self._queue.remove(job)
+                self._queued_images -= job.images
+
+    # --- on the inference thread, or on the event loop in its place ---
+
+    def due(self) -> float:
+        """When the next batch shall start (`time.perf_counter`); infinity with an empty queue. Under the lock."""
+        if not self._queue:
+            return math.inf
+        if self._queue[0].urgent:
+            return 0.0  # before the other runners' batches, too
+        first = self._queue[0].arrived
+        if self._queued_images >= self.max_batch_size or not self.max_queue_delay_s:
+            return first
+        # Company is worth no missed deadline. Twice the expected time: the rate is an average, and half of all batches
+        # take longer.
+        needs_s = 2 * self._queued_images * self._s_per_image + _MARGIN_S
+        return max(first, min(min(job.waits_until, job.deadline - needs_s) for job in self._queue))
+
+    def run_batch(self, post: _Post | None = None, most_images: float = math.inf) -> None:
+        """Take the next batch from the queue, compute it and hand the answers to the event loop.
+
+        Args:
+            post: has the event loop call a function with arguments; None on another thread.
+            most_images: of the batch, if it has several requests.
+        """
+        jobs, expired = self._take(min(most_images, self.max_batch_size))
+        post = post or self._loop.call_soon_threadsafe
+        if expired:
+            post(self._expire, expired)
+        if jobs:
+            self._running_images = sum(job.images for job in jobs)
+            self._batch_started = time.perf_counter()
+            self._answer(jobs, post)
+            self._batch_started = math.inf
+
+    def _answer(self, jobs: list[_Job], post: _Post) -> None:
+        try:
+            outcome = partial(self._deliver, jobs, *self._compute(jobs))
+        except Exception as exc:
+            if len(jobs) > 1:
+                # One request's content may have broken the batch: its neighbours shall not pay for it.
+                for job in jobs:
+                    self._answer([job], post)
+                return
+            outcome = partial(self._fail, jobs[0], exc)
+        # Before the answer: who has it must not find its own work still in the backlog.
+        self._running_images = 0
+        post(outcome)
+
+    def _take(self, most_images: float) -> tuple[list[_Job], list[_Job]]:
+        jobs: list[_Job] = []
+        expired: list[_Job] = []
+        images = 0
+        now = time.perf_counter()
+        with self._thread.lock:
+            while self._queue and (not jobs or images + self._queue[0].images <= most_images):
+                if jobs and (jobs[0].own or self._queue[0].own):
+                    break
+                if self._several_types and jobs and _types(jobs[0]) != _types(self._queue[0]):
+                    break  # arrays of different types do not join
+                job = self._queue.popleft()
+                self._queued_images -= job.images
+                if job.deadline <= now:
+                    expired.append(job)
+                else:
+                    jobs.append(job)
+                    images += job.images
+        return jobs, expired
+
+    def _compute(self, jobs: list[_Job]) -> tuple[list[RunResult], BatchRecord]:
+        started = time.perf_counter()
+        for job in jobs:
+            self._check_finite(job.inputs)
+        images = sum(job.images for job in jobs)
+        wanted = {name for job in jobs for name in job.outputs}
+        inputs = self._join(jobs, images)
+        joined = time.perf_counter()
+        outputs, runs = self._run_model(inputs, [name for name in self._output_names if name in wanted], images)
+        infer_s = sum(run.seconds for run in runs)
+        results: list[RunResult] = []
+        start = 0
+        for job in jobs:
+            end = start + job.images
+            results.append(
+                RunResult(
+                    outputs={name: outputs[name][start:end] for name in job.outputs},
+                    queue_s=started - job.arrived,
+                    compute_s=infer_s,
+                    batch_images=images,
+                )
+            )
+            start = end
+        record = BatchRecord(
+            queue_s=[result.queue_s for result in results],
+            input_s=joined - started,
+            runs=runs,
+            output_s=time.perf_counter() - joined - infer_s,
+        )
+        return results, record
+
+    def _check_finite(self, inputs: Mapping[str, Array]) -> None:
+        """Here and not in `check_request`: a look at megabytes of features would hold the loop up."""
+        for name in self._float_inputs:
+            array = inputs[name]
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise InvalidInput(f"input '{name}' holds NaN or infinity")
+
+    def _join(self, jobs: list[_Job], images: int) -> Mapping[str, Array]:
+        if len(jobs) == 1:
+            return jobs[0].inputs
+        return {
+            spec.name: np.concatenate(
+                [job.inputs[spec.name] for job in jobs],
+                out=self._buffer(spec, datatype_of(jobs[0].inputs[spec.name]))[:images],
+            )
+            for spec in self.model.inputs
+        }
+
+    def _buffer(self, spec: TensorSpec, datatype: str) -> Array:
+        """Where batches are joined, the same memory each time. Only requests that fit `max_batch_size` are joined."""
+        buffer = self._joined.get((spec.name, datatype))
+        if buffer is None:
+            typed = TensorSpec(name=spec.name, datatype=datatype, shape=spec.shape)
+            buffer = self._joined[spec.name, datatype] = _blank([typed], self.max_batch_size)[spec.name]
+        return buffer
+
+    def _run_model(
+        self, inputs: Mapping[str, Array], names: Sequence[str], images: int
+    ) -> tuple[dict[str, Array], list[ModelRun]]:
+        """The outputs of all images, in as many runs as `max_batch_size` asks for."""
+        step = self.max_batch_size
+        pieces: list[dict[str, Array]] = []
+        runs: list[ModelRun] = []
+        for at in range(0, images, step):
+            piece = inputs if images <= step else {name: array[at : at + step] for name, array in inputs.items()}
+            begun = time.perf_counter()
+            pieces.append(self.model.run(piece, names))
+            runs.append(ModelRun(min(step, images - at), time.perf_counter() - begun))
+        outputs = pieces[0]
+        if len(pieces) > 1:
+            outputs = {name: np.concatenate([piece[name] for piece in pieces]) for name in names}
+        for name in names:
+            if len(outputs[name]) != images:
+                raise RuntimeError(f"model '{self.model.name}' returned {len(outputs[name])} rows for {images} images")
+        return outputs, runs
+
+    # --- back on the event loop ---
+
+    def _deliver(self, jobs: list[_Job], results: list[RunResult], record: BatchRecord) -> None:
+        self._count(record, own=jobs[0].own)
+        for job, result in zip(jobs, results, strict=True):
+            job.end(result)
+
+    def _count(self, record: BatchRecord, *, own: bool = False) -> None:
+        """Learn from a batch that succeeded."""
+        self._last_success = time.perf_counter()
+        weight = 0.5 ** (record.images / _RATE_HALF_LIFE_IMAGES)
+        measured = record.infer_s / record.images
+        self._s_per_image = weight * self._s_per_image + (1 - weight) * measured if self._s_per_image else measured
+        self._best_s_per_image = min(self._best_s_per_image, measured)
+        if own:
+            return
+        self.statistics.add_batch(record)
+        if self._observe is not None:
+            self._observe(record)
+
+    def _fail(self, job: _Job, exc: Exception) -> None:
+        if not job.own:
+            self.statistics.add_failure(time.perf_counter() - job.arrived)
+        job.end(exc)
+
+    def _expire(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            self._fail(job, DeadlineExceeded("the time budget was spent while the request waited"))
+
+
+def _settle(future: asyncio.Future[RunResult], outcome: RunResult | Exception) -> None:
+    if future.done():  # cancelled, and whoever waited has not been told yet
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _types(job: _Job) -> list[np.dtype[Any]]:
+    return [array.dtype for array in job.inputs.values()]
+
+
+def _ms(seconds: float) -> str:
+    """A duration in milliseconds, with as many digits as tell it from nothing."""
+    ms = seconds * 1000
+    return f"{ms:.0f} ms" if ms == 0 or ms >= 10 else f"{ms:.2g} ms"
+
+
+def _blank(specs: Sequence[TensorSpec], images: int) -> dict[str, Array]:
+    """Zeros of the given shapes, `images` rows each."""
+    return {
+        spec.name: np.zeros([images if size == -1 else size for size in spec.shape], dtype_of(spec.datatype))
+        for spec in specs
+    }

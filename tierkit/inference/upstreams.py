@@ -1,0 +1,103 @@
+"""Where a request may go on to: the upper nodes that its sender names, checked. Pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+
+from tierkit.errors import Forbidden, InvalidInput
+from tierkit.wire.messages import UPSTREAM_HEADER, UPSTREAMS, Upstream
+
+__all__ = ["MAX_UPSTREAMS", "read_header", "read_upstreams"]
+
+MAX_UPSTREAMS = 16
+"""More would be a list of targets rather than a route."""
+
+_REMEMBERED_BYTES = 4096
+"""Lists up to this length are remembered, the last 256 of them."""
+
+_T = TypeVar("_T")
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def read_upstreams(header: str | None, allowed: tuple[str, ...]) -> tuple[Upstream, ...]:
+    """The upper nodes that a request names, in the order in which to try them.
+
+    A node sends a user's pixels to these URLs because its caller says so. The list is therefore short, its URLs say
+    plainly where they lead, and `allowed` can pin them. What has been read is remembered: a scheduler names the same
+    nodes with task after task.
+
+    Args:
+        header: value of `UPSTREAM_HEADER`; None and "[]" mean that the coarse answer alone is wanted.
+        allowed: URLs below which each of them must lie; none for any.
+
+    Raises:
+        InvalidInput: it cannot be read, or names too many nodes or an end device, or a URL is not a plain http(s) one.
+        Forbidden: a URL outside `allowed`.
+    """
+    if header is None:
+        return ()
+    return (_remembered if len(header) <= _REMEMBERED_BYTES else _read)(header, allowed)
+
+
+def _read(header: str, allowed: tuple[str, ...]) -> tuple[Upstream, ...]:
+    upstreams = read_header(UPSTREAMS, UPSTREAM_HEADER, header)
+    if len(upstreams) > MAX_UPSTREAMS:
+        raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")
+    for url in [url for upstream in upstreams for url in (upstream.url, upstream.relay and upstream.relay.url) if url]:
+        parts = _plain(url)
+        if allowed and not any(_is_below(parts, urlsplit(prefix)) for prefix in allowed):
+            raise Forbidden(f"this node may not send images to {url}; --allowed-upstreams lists where it may")
+    return upstreams
+
+
+_remembered = lru_cache(maxsize=256)(_read)
+
+
+def read_header(adapter: TypeAdapter[_T], name: str, header: str) -> _T:
+    """The JSON value of the header `name`.
+
+    Raises:
+        InvalidInput: what is wrong with it.
+    """
+    try:
+        return adapter.validate_json(header)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise InvalidInput(f"{name} cannot be read: {f'{place}: ' if place else ''}{said}") from exc
+
+
+def _plain(url: str) -> SplitResult:
+    try:
+        # urlsplit drops line breaks and keeps backslashes; other parsers see another host behind those.
+        if not url.isprintable() or "\\" in url:
+            raise ValueError("characters that do not belong into one")
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as exc:
+        raise InvalidInput(f"{UPSTREAM_HEADER}: {url!r} is no URL: {exc}") from exc
+    if not host or parts.username is not None or parts.query or parts.fragment:
+        raise InvalidInput(f"{UPSTREAM_HEADER}: {url!r} must be a plain URL: scheme, host, port and path alone")
+    return parts
+
+
+def _is_below(url: SplitResult, prefix: SplitResult) -> bool:
+    if (url.scheme, url.hostname, _port(url)) != (prefix.scheme, prefix.hostname, _port(prefix)):
+        return False
+    # Whole path segments: /edge is no prefix of /edge-2. ".." could climb out of the prefix again.
+    segments, wanted = _segments(url), _segments(prefix)
+    return ".." not in segments and "%" not in url.path and segments[: len(wanted)] == wanted
+
+
+def _port(url: SplitResult) -> int | None:
+    return url.port or _DEFAULT_PORTS.get(url.scheme)
+
+
+def _segments(url: SplitResult) -> list[str]:
+    return [segment for segment in url.path.split("/") if segment]

@@ -1,7 +1,0 @@
-"""Open Inference Protocol v2 over HTTP for a set of `ModelRunner`s, with the extensions for binary tensors,
-classification, statistics and model configuration: `oip_routes(...)` gives the routes."""
-
-from tierkit.oip_server.infer import Guard, InferEndpoint
-from tierkit.oip_server.routes import EXTENSIONS, oip_routes
-
-__all__ = ["EXTENSIONS", "Guard", "InferEndpoint", "oip_routes"]

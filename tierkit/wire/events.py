@@ -1,0 +1,226 @@
+"""The answer stream of an end node (NDJSON): what each line says, how it is written and how it is read.
+
+Structs of msgspec and not models of pydantic, like all other messages (`tierkit.wire.messages`): these come with each
+task, and reading one that has not been read for a while takes a quarter of the time. Who makes an event is not checked,
+who reads one is told of everything that is wrong with it. Unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tierkit.types import Tier
+from tierkit.wire.messages import NODE_ID_PATTERN
+
+__all__ = [
+    "CoarseEvent",
+    "ErrorEvent",
+    "FallbackEvent",
+    "FallbackReason",
+    "FineEvent",
+    "RoutedEvent",
+    "Sent",
+    "StageAnswer",
+    "StageLoss",
+    "TaskEvent",
+    "UpperAnswer",
+    "UpperTiming",
+    "WrongAnswer",
+    "read_event",
+    "read_sent",
+    "written",
+]
+
+Name = Annotated[str, Meta(max_length=63)]
+"""Of a node that the reader knows: it is compared, which is quicker than to look for a pattern."""
+Named = Annotated[str, Meta(pattern=NODE_ID_PATTERN.replace("$", r"\Z"))]
+"""Of a node that the reader need not know. Python's `$` would let a line break follow."""
+# Bounds on all numbers and texts: sums and averages of what nodes say must be numbers as well, whatever they say.
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Meta(gt=0, le=2**31 - 1)]
+Bytes = Annotated[int, Meta(ge=0, le=2**50)]
+Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""Milliseconds; at most some eleven days."""
+Id = Annotated[str, Meta(max_length=128)]
+ModelName = Annotated[str, Meta(max_length=120)]
+Detail = Annotated[str, Meta(max_length=16 * 1024)]
+Confidence = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class _Message(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Event(_Message, frozen=True, tag_field="event"):
+    @property
+    def event(self) -> str:
+        """What the line says of itself."""
+        return str(self.__struct_config__.tag)
+
+
+FallbackReason = Literal[
+    "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline", "quarantined"
+]
+
+
+class CoarseEvent(_Event, tag="coarse", frozen=True, kw_only=True):
+    """First line of an answer: one superclass per image."""
+
+    task_id: Id
+    node_id: Name
+    model: ModelName
+    labels: tuple[Count, ...]
+    confidences: tuple[Confidence, ...]
+    queue_ms: Duration
+    compute_ms: Duration
+    """Of the whole batch."""
+    batch_images: Positive | None = None
+    """Images of the batch that the task was computed in; None where the node does not say."""
+    unsure: tuple[Count, ...] | None = None
+    """Positions of the images that go up by the first stage's threshold, rising; None where there is none."""
+
+
+class UpperTiming(_Message, frozen=True, kw_only=True):
+    """How long a task waited in an upper node, and how long its batch was computed there."""
+
+    queue_ms: Duration
+    compute_ms: Duration
+    """Of the whole batch."""
+    batch_images: Positive
+
+
+class Sent(_Message, frozen=True, kw_only=True):
+    """In which form images went to an upper node, and what that cost."""
+
+    form: Annotated[str, Meta(max_length=32)]
+    """`pixels`, or the kind of the encoder whose features went there."""
+    upload_bytes: Bytes
+    """Body of the request to that node, as it went over the wire."""
+    encode_ms: Duration = 0.0
+    """Time of the head for these images."""
+    encoded_by: Named | None = None
+    """The node that ran the head; None for pixels."""
+    relay_bytes: Bytes = 0
+    """Body of the request to the node that encoded, where the end node sent pixels to it."""
+
+
+class WrongAnswer(_Message, frozen=True, kw_only=True):
+    """An upper node that was asked and answered with an error or with nonsense."""
+
+    node_id: Named
+    detail: Detail
+
+
+class UpperAnswer(_Message, frozen=True, kw_only=True):
+    """What one upper node answered: one class per image, and the superclass that its probabilities add up to."""
+
+    node_id: Name
+    tier: Tier
+    model: ModelName
+    labels: tuple[Count, ...]
+    confidences: tuple[Confidence, ...]
+    coarse_labels: tuple[Count, ...]
+    coarse_confidences: tuple[Confidence, ...]
+    round_trip_ms: Duration
+    timing: UpperTiming | None = None
+    """What the upper node says of its own part in `round_trip_ms`; None where it says nothing."""
+    sent: Sent | None = None
+    wrong: tuple[WrongAnswer, ...] = ()
+    """Of the nodes that were asked before it."""
+
+
+class FineEvent(_Event, UpperAnswer, tag="fine", frozen=True, kw_only=True):
+    """The finer answer of an upper node for a whole task."""
+
+    task_id: Id
+
+
+class StageAnswer(UpperAnswer, frozen=True, kw_only=True):
+    """The finer answer of an upper node for some images of a task."""
+
+    indices: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    """Positions in the task, rising."""
+
+
+class StageLoss(_Message, frozen=True, kw_only=True):
+    """Images that should have gone up to a tier of which no node answered: the answer from below stands."""
+
+    tier: Tier
+    indices: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    reason: FallbackReason
+    detail: Detail
+    tried: tuple[Named, ...]
+    wrong: tuple[WrongAnswer, ...] = ()
+    """Of those that were tried."""
+
+
+class RoutedEvent(_Event, tag="routed", frozen=True, kw_only=True):
+    """The finer answers of a task whose images went up one by one, as sure as they were.
+
+    The answer of an image is the one of the highest tier that has it in its `indices`. Images in none of them stay with
+    their coarse answer: because it was sure, or (where a loss names them) because no node of the tier answered.
+    """
+
+    task_id: Id
+    answers: tuple[StageAnswer, ...]
+    """By tier, rising."""
+    losses: tuple[StageLoss, ...]
+    """By tier, rising."""
+
+
+class FallbackEvent(_Event, tag="fallback", frozen=True, kw_only=True):
+    """In place of the fine answer: the coarse one stands, and this is why."""
+
+    task_id: Id
+    reason: FallbackReason
+    detail: Detail
+    tried: tuple[Named, ...]
+    wrong: tuple[WrongAnswer, ...] = ()
+    """Of those that were tried."""
+
+
+class ErrorEvent(_Event, tag="error", frozen=True, kw_only=True):
+    """Last line when the end node itself failed after it had begun to answer."""
+
+    task_id: Id
+    error: Detail
+
+
+TaskEvent = CoarseEvent | FineEvent | RoutedEvent | FallbackEvent | ErrorEvent
+
+_read_event: Callable[[str], TaskEvent] = msgspec.json.Decoder(TaskEvent).decode
+_read_sent = msgspec.json.Decoder(Sent).decode
+_write = msgspec.json.Encoder().encode
+
+
+def read_event(line: str) -> TaskEvent:
+    """Read one line of an answer stream.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return _read_event(line)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def read_sent(text: str) -> Sent:
+    """Read what a node says of what it sent on.
+
+    Raises:
+        ValueError: it does not say that.
+    """
+    try:
+        return _read_sent(text)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def written(message: TaskEvent | Sent) -> bytes:
+    """A message as JSON, in one line without its end."""
+    return _write(message)

@@ -1,0 +1,268 @@
+"""Messages between Terrace's own services, as they stand on the wire (JSON, UTF-8).
+
+Tensors travel in the Open Inference Protocol (`tierkit.wire.oip`), and answers to tasks as lines
+(`tierkit.wire.events`); everything else that services say to each other is here: registration and heartbeats (node to
+scheduler), and the route of a task (scheduler to end node, in a header). Unknown fields are refused, so that a misspelt
+field is an error at once and not a silent default.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    model_validator,
+)
+
+from tierkit.types import FeatureForm, Tier
+from tierkit.urls import checked_url
+
+__all__ = [
+    "BUDGET_HEADER",
+    "ENCODED_HEADER",
+    "ESCALATION",
+    "ESCALATION_HEADER",
+    "INTERACTIVE",
+    "NODE_ID_PATTERN",
+    "PRIORITY_HEADER",
+    "REQUEST_ID_HEADER",
+    "STAGE_HEADER",
+    "UPSTREAMS",
+    "UPSTREAM_HEADER",
+    "EncoderOffer",
+    "Encoding",
+    "Heartbeat",
+    "Lease",
+    "ModelOffer",
+    "NodeId",
+    "Registration",
+    "Relay",
+    "Stage",
+    "Upstream",
+    "checked_node_id",
+]
+
+REQUEST_ID_HEADER = "X-Request-Id"
+"""Follows a task through all hops; services make one where it is missing and echo it in every answer."""
+
+BUDGET_HEADER = "Terrace-Budget-Ms"
+"""Milliseconds left for this request when it was sent. Remaining time, not a point in time: clocks differ."""
+
+UPSTREAM_HEADER = "Terrace-Upstream"
+"""JSON list of `Upstream`, in the order in which the end node shall try them; absent or [] for coarse only."""
+
+PRIORITY_HEADER = "Terrace-Priority"
+"""`INTERACTIVE`: somebody waits for the answer, so the request overtakes batch work in each node's queue."""
+
+INTERACTIVE = "interactive"
+
+STAGE_HEADER = "Terrace-Stage"
+"""`fine`: the coarse answer is known, so the end node only asks the upper nodes; absent or `all`: both stages."""
+
+ESCALATION_HEADER = "Terrace-Escalation"
+"""JSON list of `Stage`, from the lowest: only those images go up a tier of which the answer below is unsure. The nodes
+to ask are those of the stage's tier in `UPSTREAM_HEADER`. Absent: all images go to the first of these that answers."""
+
+ENCODED_HEADER = "Terrace-Encoded"
+"""JSON `Sent`, in the answer of a node that has encoded and passed on: what went from there to the upper node."""
+
+NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+
+def checked_node_id(value: str) -> str:
+    """The node id itself. Raises ValueError with the rule in words.
+
+    No node is called like a tier: lists such as the scheduler's `trusted` name tiers and nodes side by side.
+    """
+    if not re.fullmatch(NODE_ID_PATTERN, value):
+        raise ValueError(
+            "must be 1 to 63 lower-case letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+        )
+    if value in tuple(Tier):
+        raise ValueError(f"must not be the name of a tier, as {value!r} is: add a number or a name, such as {value}-1")
+    return value
+
+
+def _checked_upper_tier(value: object) -> object:
+    if value not in (Tier.EDGE, Tier.CLOUD):
+        raise ValueError("must be 'edge' or 'cloud', the tiers above the end devices")
+    return value
+
+
+UpperTier = Annotated[Tier, BeforeValidator(_checked_upper_tier)]
+
+NodeId = Annotated[str, AfterValidator(checked_node_id), Field(json_schema_extra={"pattern": NODE_ID_PATTERN})]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+NodeKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,128}$", repr=False)]
+"""Bearer token of one node process; a secret. Empty: its gate is open."""
+
+NoiseKey = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", repr=False)]
+"""Of the noise that encoders add to a job's images; a secret of those that get the pixels."""
+
+_PLAIN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
+
+
+def checked_model_name(value: str) -> str:
+    """The name itself. Raises ValueError with the rule in words."""
+    if not re.fullmatch(_PLAIN_NAME_PATTERN, value):
+        raise ValueError(
+            "must be 1 to 120 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+        )
+    return value
+
+
+ModelName = Annotated[
+    str, AfterValidator(checked_model_name), Field(json_schema_extra={"pattern": _PLAIN_NAME_PATTERN})
+]
+"""As in the manifest: of a network, or of an encoder's tail."""
+
+EncoderName = Annotated[str, Field(pattern=_PLAIN_NAME_PATTERN)]
+"""NETWORK.KIND, as in the manifest; also the name under which a node serves the tail."""
+
+
+# Bounds on all numbers, as in `tierkit.wire.events`: what others work out from them must be numbers as well.
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Total = Annotated[int, Field(ge=0, le=2**53)]
+"""Since the start of a process; JSON of other languages holds no larger whole number."""
+Period = Annotated[float, Field(gt=0, le=1e9)]
+"""Seconds; at most some thirty years."""
+Incarnation = Annotated[str, Field(min_length=8, max_length=64)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelOffer(_Message):
+    """A model that a node holds, and how fast it ran there when the node started."""
+
+    name: ModelName
+    sha256: Sha256
+    ms_per_image: Annotated[float, Field(ge=1e-6, le=1e9)]
+    """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds."""
+
+
+class EncoderOffer(_Message):
+    """An encoder of which a node holds the head: it can send features to nodes with that tail."""
+
+    name: EncoderName
+    head: Sha256
+    tail: Sha256
+
+
+def _different_models(models: tuple[ModelOffer, ...]) -> tuple[ModelOffer, ...]:
+    names = [model.name for model in models]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"must name each model once, and names {twice!r} twice")
+    return models
+
+
+class Registration(_Message):
+    """POST /v1/devices: a node asks for a place in the device list. Answered by a `Lease`."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    """Fresh at each start of the process; work given to an older incarnation is void."""
+    tier: Tier
+    url: Annotated[str, Field(max_length=512, json_schema_extra={"pattern": "^https?://"}), AfterValidator(checked_url)]
+    """Where the scheduler and other nodes reach this node."""
+    models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64), AfterValidator(_different_models)]
+    encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
+    """What it can encode for the nodes above it. The tails that it serves itself are among its models."""
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")]
+    """Version of the Terrace distribution that the node runs."""
+    images_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
+    key: NodeKey = ""
+    """Opens the node's gate; for the scheduler, and for those whom it sends there."""
+
+
+class Lease(_Message):
+    """The right to receive tasks, renewed by each heartbeat."""
+
+    lease_s: Period
+    heartbeat_s: Period
+
+
+class Heartbeat(_Message):
+    """POST /v1/devices/{node_id}/heartbeat. 404 or 409 means: register again."""
+
+    incarnation: Incarnation
+    in_flight: Count
+    """Requests being answered."""
+    queued_images: Count
+    """Images that wait for their batch."""
+    running_images: Count = 0
+    """Images of the batch that is being computed."""
+    images_done: Total
+    """Since the node started; a count that stands still under load shows a node that makes no progress."""
+    draining: bool = False
+
+
+class Encoding(_Message):
+    """Send features of this encoder, and in no case pixels."""
+
+    name: EncoderName
+    head: Sha256
+    tail: Sha256
+    """Digests of both parts: features of one version never meet the tail of another."""
+    form: FeatureForm = FeatureForm.UINT8
+    noise_key: NoiseKey = ""
+    """Whoever encodes an image with the same key adds the same noise. Empty: the node takes a key of its own."""
+
+
+class Relay(_Message):
+    """A trusted node that takes the pixels, encodes them and passes the features on."""
+
+    node_id: NodeId
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
+    key: NodeKey = ""
+
+
+class Upstream(_Message):
+    """One upper node that an end node may ask for the fine answer."""
+
+    node_id: NodeId
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
+    tier: UpperTier
+    model: ModelName
+    encoding: Encoding | None
+    """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
+    relay: Relay | None = None
+    """Who encodes in the end node's place; only with `encoding`."""
+    key: NodeKey = ""
+    """Opens that node's gate."""
+
+    @model_validator(mode="after")
+    def _relay_encodes(self) -> Upstream:
+        if self.relay is not None and self.encoding is None:
+            raise ValueError("a relay is there to encode: name the encoding")
+        return self
+
+
+class Stage(_Message):
+    """A tier that is asked about the images that are unsure below it."""
+
+    tier: UpperTier
+    below: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    """Images go up whose margin below (largest minus second largest probability) is smaller than this; None: all."""
+    spare: bool = True
+    """Whether the images that the stage before this one should have answered, but did not, go up as well."""
+    only: tuple[Count, ...] | None = None
+    """Positions of the images that go up, rising, where the sender knows them: they are `CoarseEvent.unsure` of the
+    answer that it has already. None: as `below` says."""
+
+
+ESCALATION: TypeAdapter[tuple[Stage, ...]] = TypeAdapter(tuple[Stage, ...])
+"""Reads and writes the escalation header."""
+
+UPSTREAMS: TypeAdapter[tuple[Upstream, ...]] = TypeAdapter(tuple[Upstream, ...])
+"""Reads and writes the upstream header."""
