@@ -15,8 +15,8 @@ from models.manifest import Manifest, load_manifest
 from scheduler.api.sse import Hub
 from scheduler.devices.list import DeviceList
 from scheduler.devices.watch import Watch
-from scheduler.dispatch.attempt import HttpWire
-from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.loop import Dispatcher
+from scheduler.dispatch.wire import HttpWire
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.service import Scheduler
 from scheduler.measures import DEVICES

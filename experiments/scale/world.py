@@ -30,8 +30,8 @@ from experiments.scale.clock import VirtualLoop
 from models.manifest import Manifest, load_manifest
 from scheduler.devices.health import Probe
 from scheduler.devices.list import DeviceList
-from scheduler.dispatch.attempt import Order
-from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.loop import Dispatcher
+from scheduler.dispatch.wire import Order
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.jobs.policy import PolicyRequest, settle
 from scheduler.placement.adaptive.pilot import Pilot

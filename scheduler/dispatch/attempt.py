@@ -1,349 +1,112 @@
-"""One attempt of a task on one end device: the body out, the lines of the answer in, each checked as it arrives.
+"""One attempt: a try of a task on one end device, and the phase that it is in.
 
-The device is believed nothing: an answer for another task, with a wrong number of labels, with a label that does not
-exist, or from a node that was not asked, is an `UpstreamError`, and so is a stream that breaks off or goes on and on.
+    acknowledging -> coarse -> fine -> answered -> ended
+
+`attempt_state` moves it from phase to phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import StrEnum
 
-import httpx
+from scheduler.devices.list import Device
+from scheduler.dispatch.work import ActiveJob, ActiveTask, AttemptReport
+from scheduler.placement.mapping import Node
+from tierkit.types import Tier
+from tierkit.wire.events import FallbackEvent, RoutedEvent
+from tierkit.wire.messages import Stage, Upstream
 
-from encryption.sending import PIXELS, kind_of
-from scheduler.ingest.inputs import Pixels
-from scheduler.placement.escalation import check_routed
-from tierkit.errors import (
-    DeadlineExceeded,
-    InvalidAnswer,
-    Overloaded,
-    UpstreamError,
-    UpstreamTimeout,
-    UpstreamUnavailable,
-)
-from tierkit.http.client import authorization, calling
-from tierkit.http1 import Answer, Fields, ServiceClient
-from tierkit.wire.events import (
-    CoarseEvent,
-    ErrorEvent,
-    FallbackEvent,
-    FineEvent,
-    RoutedEvent,
-    Sent,
-    StageLoss,
-    TaskEvent,
-    UpperAnswer,
-    read_event,
-)
-from tierkit.wire.messages import (
-    BUDGET_HEADER,
-    ESCALATION,
-    ESCALATION_HEADER,
-    INTERACTIVE,
-    PRIORITY_HEADER,
-    REQUEST_ID_HEADER,
-    STAGE_HEADER,
-    UPSTREAM_HEADER,
-    UPSTREAMS,
-    Stage,
-    Upstream,
-)
-from tierkit.wire.oip import InferRequest, Tensor, encode_request
-
-__all__ = ["HttpWire", "Order", "Wire", "may_have_held"]
-
-_MAX_LINE_BYTES = 256 * 1024
-_MAX_REFUSAL_BYTES = 1000
-_MOST_SAID = 500
-"""Characters of what a device says that go into reasons, which are told for each image."""
-_NOT_ITS_OWN = ("no_upstream", "quarantined")
-"""Reasons of a fallback that the scheduler alone can give."""
-_NDJSON = "application/x-ndjson"
+__all__ = ["Attempt", "Phase"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A task for one end device."""
+class Phase(StrEnum):
+    """Where an attempt stands; see the module."""
 
-    task_id: str
-    request_id: str
-    node_id: str
-    url: str
-    model: str
-    """That the device has registered for its coarse answers."""
-    pixels: Pixels
-    upstreams: tuple[Upstream, ...]
-    coarse_classes: int
-    fine_classes: int
+    ACKNOWLEDGING = "acknowledging"
+    COARSE = "coarse"
+    FINE = "fine"
+    ANSWERED = "answered"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Attempt:
+    """One try of a task on one end device."""
+
+    job: ActiveJob
+    task: ActiveTask
+    device: Device
+    upstreams: tuple[Node, ...] = ()
+    entries: tuple[Upstream, ...] = ()
+    """`upstreams` as they go over the wire, with the form in which each gets the images."""
+    incarnations: dict[str, str] = field(default_factory=dict)
+    """Of the upper nodes."""
     stages: tuple[Stage, ...] = ()
-    """Tiers to which the unsure images go up; none where all images go up together."""
-    coarse_known: bool = False
-    """Whether only the fine answer is wanted; there must be `upstreams` then."""
-    interactive: bool = False
-    """Whether somebody waits for the answer, so that the task overtakes batch work in the nodes' queues."""
-    key: str = field(default="", repr=False)
-    """Opens the device's gate."""
+    hedge: bool = False
+    why: str = ""
+    too_late: bool = False
+    """No upper node is asked because none would answer before the deadline: the coarse answer stands."""
+    fine_only: bool = False
+    trial: bool = False
+    """The last answer of its device was wrong, to another task."""
+    started: float
+    started_at: float
+    """Wall clock, seconds since 1970."""
+    deadline: float
+    """When it is given up."""
+    until: float = 0.0
+    """When it is given up in its present phase."""
+    phase: Phase = Phase.COARSE
+    leaving: str = ""
+    """An upper node that has left the list while the coarse answer was still to come."""
+    fallback: tuple[FallbackEvent | RoutedEvent, str] | None = None
+    """What the device said of upper nodes that failed, and how it came."""
+    gave_coarse: bool = False
+    """The coarse answer that its task has is from it."""
+    reported: bool = False
+    number: int = 0
+    """From 1, of the task's attempts."""
+    node_id: str = field(init=False)
+    first_asked: tuple[Node, ...] = field(init=False)
+    """The upper node that is asked first; of each tier, where images go up tier after tier."""
 
-
-class Wire(Protocol):
-    """The way to the end devices."""
-
-    def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
-        """Send a task and yield the lines of the answer, read and as they came: coarse, then fine or fallback where
-        upstreams were named. Ends with the answer's end, which frees the connection for the next task.
-
-        Total time is for the caller to bound (`asyncio.timeout`); `budget_s` is what the device is told.
-
-        Raises:
-            UpstreamUnavailable: the connection was refused or broke.
-            Overloaded: the device takes no work now; `retry_after_s` is what it asks for.
-            DeadlineExceeded: it says that `budget_s` is too short for it.
-            InvalidAnswer: no proper answer, so what has come of it is void.
-            UpstreamError: an error.
-        """
-
-    async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
-        """Ask a device whether it is there, before it gets a task.
-
-        Raises:
-            UpstreamUnavailable: the connection was refused or broke, or there was no answer of any kind within
-                `budget_s`.
-            UpstreamError: it has no usable address.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class HttpWire:
-    """HTTP on real sockets."""
-
-    http: ServiceClient
-
-    def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
-        return _send_task(self.http, order, budget_s=budget_s)
-
-    async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
-        try:
-            # The head is enough: nobody knows how much would follow.
-            async with calling(node_id, budget_s=budget_s), self.http.stream("GET", f"{url}/livez"):
-                pass
-        except UpstreamTimeout as exc:
-            raise UpstreamUnavailable(f"{node_id} did not acknowledge within {budget_s:g} s") from exc
-
-
-async def _send_task(
-    http: ServiceClient, order: Order, *, budget_s: float
-) -> AsyncGenerator[tuple[TaskEvent, str], None]:
-    # Views of the mapped input file go down to the transport as they are.
-    chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),)))
-    headers = {
-        **headers,
-        REQUEST_ID_HEADER: order.request_id,
-        BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
-        "Accept-Encoding": "identity",
-        **authorization(order.key),
-    }
-    if order.upstreams:
-        headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
-        if order.stages:
-            headers[ESCALATION_HEADER] = ESCALATION.dump_json(order.stages).decode()
-    if order.interactive:
-        headers[PRIORITY_HEADER] = INTERACTIVE
-    if order.coarse_known:
-        headers[STAGE_HEADER] = "fine"
-    url = f"{order.url}/v1/tasks/{order.task_id}"
-    async with calling(order.node_id, budget_s=None), aclosing(await http.ask(url, chunks, headers)) as answer:
-        if answer.status != 200:
-            raise await _refusal(answer, order)
-        if Fields(answer.headers).get("content-type", "").partition(";")[0].strip() != _NDJSON:
-            raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
-        expected, lines = _Expected(order), _Lines(order.node_id)
-        async for piece in answer:
-            for line in lines.of(piece):
-                if expected.complete:
-                    return  # it goes on after the end; leaving closes the connection
-                yield expected.check(line), line
-        for line in lines.rest() if not expected.complete else ():
-            yield expected.check(line), line
-        if not expected.complete:
-            raise InvalidAnswer(f"{order.node_id} broke off its answer after {expected.stage}")
-
-
-def may_have_held(error: Exception | None) -> bool:
-    """Whether the connection broke when the device may have had the task; a refused one never brought it there."""
-    refused = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-    return isinstance(error, UpstreamUnavailable) and not isinstance(error.__cause__, refused)
-
-
-async def _refusal(answer: Answer, order: Order) -> Exception:
-    body = b""
-    async for chunk in answer:
-        body += chunk
-        if len(body) > _MAX_REFUSAL_BYTES:
-            break
-    said = body[:_MAX_REFUSAL_BYTES].decode("utf-8", "replace")
-    message = f"{order.node_id} answered {answer.status}: {said}"
-    if answer.status == 503:
-        try:
-            wait_s = float(Fields(answer.headers).get("retry-after", "1"))
-        except ValueError:
-            wait_s = 1.0
-        return Overloaded(message, retry_after_s=min(30.0, max(0.1, wait_s)))
-    if answer.status == 504:
-        return DeadlineExceeded(message)
-    return UpstreamError(message, status_code=answer.status)
-
-
-class _Lines:
-    """Cuts what arrives of an answer into lines, without a copy of the line that has begun for each piece of it."""
-
-    def __init__(self, node_id: str) -> None:
-        self._node_id = node_id
-        self._begun: list[bytes] = []
-        self._idle_bytes = 0
-        """What has come since the end of the last line that says something."""
-
-    def of(self, piece: bytes) -> list[str]:
-        """The lines that end in this piece; blank ones are none."""
-        *ended, begun = piece.split(b"\n")
-        if ended:
-            ended[0] = b"".join([*self._begun, ended[0]])
-            self._begun.clear()
-        self._begun.append(begun)
-        lines = [self._text(line) for line in ended if line.strip()]
-        self._idle_bytes = len(begun) if lines else self._idle_bytes + len(piece)
-        if self._idle_bytes > _MAX_LINE_BYTES:
-            raise InvalidAnswer(f"{self._node_id} sent more than {_MAX_LINE_BYTES} bytes without a line")
-        return lines
-
-    def rest(self) -> list[str]:
-        """The last line, where nothing ends it but the end of the answer."""
-        line = b"".join(self._begun)
-        return [self._text(line)] if line.strip() else []
-
-    def _text(self, line: bytes) -> str:
-        try:
-            return line.decode()
-        except UnicodeDecodeError as exc:
-            raise InvalidAnswer(f"{self._node_id} sent a line that is not UTF-8") from exc
-
-
-class _Expected:
-    """What may come next in the answer to an order."""
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._asked = {upstream.node_id: upstream for upstream in order.upstreams}
-        self._has_coarse = order.coarse_known
-        self._unsure: tuple[int, ...] | None = None
-        self.complete = False
+    def __post_init__(self) -> None:
+        self.node_id = self.device.node_id
+        self.first_asked = self.upstreams[:1]
+        if self.stages:
+            first = {node.tier: node for node in reversed(self.upstreams)}
+            self.first_asked = tuple(first[stage.tier] for stage in self.stages if stage.tier in first)
 
     @property
-    def stage(self) -> str:
-        return "the coarse answer" if self._has_coarse else "nothing"
+    def nodes(self) -> tuple[str, ...]:
+        """The end device, and the upper nodes that are asked first."""
+        return self.node_id, *(node.node_id for node in self.first_asked)
 
-    def check(self, line: str) -> TaskEvent:
-        order = self._order
-        try:
-            event = read_event(line)
-        except ValueError as exc:
-            raise self._wrong(f"a line that is no answer ({exc})") from exc
-        if event.task_id != order.task_id:
-            raise self._wrong(f"an answer for another task, {event.task_id!r}")
-        match event:
-            case ErrorEvent():
-                raise UpstreamError(f"{order.node_id}: {event.error[:_MOST_SAID]}")
-            case CoarseEvent():
-                if self._has_coarse:
-                    raise self._wrong("two coarse answers")
-                if event.node_id != order.node_id:
-                    raise self._wrong(f"a coarse answer in the name of {event.node_id!r}")
-                if event.model != order.model:
-                    raise self._wrong(
-                        f"a coarse answer of the model {event.model!r}, and has registered {order.model!r}"
-                    )
-                self._check_labels(event.labels, event.confidences, order.coarse_classes, len(order.pixels))
-                self._check_unsure(event.unsure)
-                self._unsure = event.unsure
-                self._has_coarse = True
-                self.complete = not order.upstreams
-            case FineEvent() if not order.stages:
-                self._need_coarse()
-                self._check_fine(event, len(order.pixels))
-                self.complete = True
-            case FallbackEvent() if not order.stages:
-                self._need_coarse()
-                if event.reason in _NOT_ITS_OWN:
-                    raise self._wrong(f"the reason {event.reason!r}, which no device can know")
-                self._check_tried(event)
-                self.complete = True
-            case RoutedEvent() if order.stages:
-                self._need_coarse()
-                fault = check_routed(event, order.stages, len(order.pixels), self._unsure)
-                if fault is not None:
-                    raise self._wrong(fault)
-                for answer in event.answers:
-                    self._check_fine(answer, len(answer.indices))
-                for loss in event.losses:
-                    self._check_loss(loss)
-                self.complete = True
-            case _:
-                raise self._wrong(f"a line {event.event!r}, which was not asked for")
-        return event
+    @property
+    def owed(self) -> bool:
+        """Whether the device itself owes its answer; what it waits for from an upper node is not its own work."""
+        return self.phase is Phase.COARSE or (self.phase is Phase.ACKNOWLEDGING and not self.fine_only)
 
-    def _check_unsure(self, unsure: tuple[int, ...] | None) -> None:
-        order = self._order
-        if unsure is None:
-            return
-        if not order.stages or order.stages[0].below is None:
-            raise self._wrong("which images are unsure, where there is no threshold")
-        if list(unsure) != sorted(set(unsure)) or (unsure and unsure[-1] >= len(order.pixels)):
-            raise self._wrong(f"positions of unsure images that are none of {len(order.pixels)} images")
+    @property
+    def lacks_fine(self) -> bool:
+        """Whether it has said all that it will, and the task waits for a fine answer."""
+        return self.phase is Phase.ANSWERED and not self.task.closed
 
-    def _need_coarse(self) -> None:
-        if not self._has_coarse:
-            raise self._wrong("a final answer before the coarse one")
-
-    def _check_fine(self, answer: UpperAnswer, images: int) -> None:
-        order, upstream = self._order, self._asked.get(answer.node_id)
-        if upstream is None or upstream.tier is not answer.tier:
-            raise self._wrong(f"a fine answer from {answer.tier} node {answer.node_id!r}, which was not asked")
-        if answer.model != upstream.model:
-            raise self._wrong(f"a fine answer of the model {answer.model!r}, where {upstream.model!r} was asked for")
-        if answer.sent is not None:
-            self._check_sent(answer.sent, upstream)
-        self._check_labels(answer.labels, answer.confidences, order.fine_classes, images)
-        self._check_labels(answer.coarse_labels, answer.coarse_confidences, order.coarse_classes, images)
-
-    def _check_sent(self, sent: Sent, upstream: Upstream) -> None:
-        form, by = PIXELS, None
-        if upstream.encoding is not None:
-            form = kind_of(upstream.encoding)
-            by = self._order.node_id if upstream.relay is None else upstream.relay.node_id
-        if sent.form != form:
-            raise self._wrong(f"what it had sent on as {sent.form!r}, where {form!r} was asked for")
-        if sent.encoded_by != by:
-            raise self._wrong(f"what {sent.encoded_by or 'nobody'} had encoded, where {by or 'nobody'} was to do it")
-
-    def _check_loss(self, loss: StageLoss) -> None:
-        # That there is nobody to ask shows in the route; that a task kills nodes, in no route.
-        there = any(upstream.tier is loss.tier for upstream in self._order.upstreams)
-        if loss.reason == "quarantined" or (loss.reason == "no_upstream" and there):
-            raise self._wrong(f"the reason {loss.reason!r} for the {loss.tier}, which cannot be")
-        self._check_tried(loss)
-
-    def _check_tried(self, loss: FallbackEvent | StageLoss) -> None:
-        for node_id in loss.tried:
-            if node_id not in self._asked:
-                raise self._wrong(f"that it had tried {node_id!r}, which was not asked")
-
-    def _check_labels(self, labels: Sequence[int], confidences: Sequence[float], classes: int, images: int) -> None:
-        if len(labels) != images or len(confidences) != images:
-            raise self._wrong(f"{len(labels)} labels and {len(confidences)} confidences for {images} images")
-        if max(labels) >= classes:
-            raise self._wrong(f"the label {max(labels)} where there are {classes} classes")
-
-    def _wrong(self, what: str) -> InvalidAnswer:
-        return InvalidAnswer(f"{self._order.node_id} sent {what[:_MOST_SAID]}")
+    def report(self, outcome: str = "running", reason: str = "", ended_at: float | None = None) -> AttemptReport:
+        """The attempt as users see it."""
+        return AttemptReport(
+            task=self.task.index,
+            number=self.number,
+            node_id=self.node_id,
+            incarnation=self.device.incarnation,
+            tier=Tier.END,
+            upstream=self.upstreams[0].node_id if self.upstreams else None,
+            stage="fine" if self.fine_only else "all",
+            hedge=self.hedge,
+            outcome=outcome,
+            reason=reason,
+            why=self.why,
+            started_at=self.started_at,
+            ended_at=ended_at,
+        )

@@ -1,4 +1,4 @@
-"""Which task goes to which end device next. A pure function of a snapshot; `dispatcher` acts on it.
+"""Which task goes to which end device next.
 
 Which job: an interactive request goes before all jobs. Jobs share the fleet by start-time fair queueing (Goyal, Vin and
 Cheng, 1996): each task of n images of a job with weight w has a start tag, the larger of the virtual time and of the
@@ -9,67 +9,51 @@ weights, one that comes later begins beside the others and not before them, and 
 Which device, for the schemes of the paper: tasks go over the end devices in sequential order (section 3.4: #1, #2, ...,
 N, #1, ...), except that a device whose window is full is passed over: the order of the paper is kept where all devices
 are equally fast, and a slow one does not hold up the others. An interactive request may use one place more than the
-window. For the scheme `adaptive` the planner is asked.
+window. For the scheme `adaptive` the planner is asked about the next few devices that have room: of a few the best is
+nearly as good as the best of all (Mitzenmacher: The power of two choices in randomized load balancing, 2001).
 
 A task that has failed somewhere waits for another device, full windows or not, while one is alive. A device that fails
-at once is always free: were tasks to go to whoever is free, it would get all attempts of one after the other. Devices
-whose last answers were wrong get a task as a trial: its first attempt, while there are others for what has failed
-already, or has its coarse answer and must just be passed on. See `eligible`.
+at once is always free: were tasks to go to any device that is free, it would get all attempts of one after the other.
+Devices whose last answers were wrong get a task as a trial: its first attempt, while there are others for what has
+failed already, or has its coarse answer and must just be passed on. See `grade`.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from scheduler.devices.list import Device, DeviceList
+from scheduler.dispatch.attempt_state import AttemptStates
+from scheduler.dispatch.work import ActiveJob, ActiveTask
+from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.planner import Ask, Hold, Outlook
 from scheduler.placement.mapping import Node
+from scheduler.placement.routes import Fleet
+from tierkit.types import Recovery, Scheme, Tier
 
-__all__ = ["Choice", "FreePlaces", "Place", "Turn", "Want", "choose", "eligible", "in_order", "tags", "turn"]
+__all__ = ["Choice", "Chooser", "Ring", "grade", "tags", "turn"]
 
+_MANY = 32
+"""A fleet of more end devices, or twice as many upper nodes, is looked at in parts by the scheme `adaptive`."""
+_PART = 6
+"""Of a large fleet: end devices with room, and upper nodes of each tier, that are looked at for one task."""
+_OUTLOOK_S, _OUTLOOK = 0.1, 0.05
+"""How long a forecast of a large fleet stays valid: a minimum in seconds, and a fraction of the remaining time."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """An end device as the choice sees it, in the order of the device list."""
-
-    node_id: str
-    outstanding: int
-    """Tasks that it has now, those of the scheme `adaptive` apart."""
-    owed: int = 0
-    """Tasks of any scheme whose coarse answer it owes."""
-    alive: bool
-    """On the device list, not suspect, not draining, not asking to be left alone."""
-    on_trial: bool = False
-    """Its last answer was wrong: whether it is right again is to be seen."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
-    """A job that has a task ready to go."""
-
-    job_id: str
-    task: int = 0
-    """Its index."""
-    interactive: bool
-    tried: frozenset[str] = frozenset()
-    """Nodes on which this very task has failed: it goes to them only when no other end device may receive tasks."""
-    fine_only: bool = False
-    """The coarse answer is there: the device just passes the task on."""
-    regardless: frozenset[str] | None = None
-    """With recovery `reassign`: the devices of the job's beginning, which receive tasks whatever their health. None:
-    those that are alive."""
-    adaptive: bool = False
-    """Whether the planner says where the task goes."""
+Order = tuple[tuple[int, str | int], ...]
+"""Place of a device in the list, see `mapping.natural_order`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Send a task of `job_id` to `node_id`."""
+    """Send this task to this end device."""
 
-    job_id: str
-    task: int = 0
-    """Its index."""
-    node_id: str
+    job: ActiveJob
+    task: ActiveTask
+    device: Device
     reason: str
     upper: tuple[Node, ...] | None = None
     """The upper nodes to ask, in this order; None: those of the device's route."""
@@ -77,15 +61,8 @@ class Choice:
     """No upper node is asked because none would answer before the deadline."""
 
 
-Planner = Callable[[Want], Choice | None]
-
-
-Turn = tuple[bool, float]
-"""Whose turn it is: the smallest goes first."""
-
-
-def turn(virtual: float, finish_tag: float, *, interactive: bool) -> Turn:
-    """Whose task goes next. Arguments as for `tags`."""
+def turn(virtual: float, finish_tag: float, *, interactive: bool) -> tuple[bool, float]:
+    """Key of a job: the smallest goes next. Arguments as for `tags`."""
     return not interactive, max(virtual, finish_tag)
 
 
@@ -93,118 +70,249 @@ def tags(virtual: float, finish_tag: float, images: int, weight: float) -> tuple
     """Start and finish tag of a job's next task.
 
     Args:
-        virtual: virtual time: the start tag of the task sent last, of whichever job.
+        virtual: virtual time: the start tag of the task sent last, of any job.
         finish_tag: of the job's task before; 0 for none.
     """
     start = max(virtual, finish_tag)
     return start, start + images / weight
 
 
-def eligible(want: Want, places: Sequence[Place]) -> list[Place]:
-    """The end devices that a task may go to, with or without room: a device with a clean record that has not failed it,
-    else one on trial, else one that has failed it. Its first attempt goes to any that is alive."""
-    if want.regardless is not None:
-        return [place for place in places if place.node_id in want.regardless]
-    able = [place for place in places if place.alive]
-    if not (want.tried or want.fine_only):
-        return able
-    untried = [place for place in able if place.node_id not in want.tried]
-    return [place for place in untried if not place.on_trial] or untried or able
-
-
-def choose(wants: Iterable[Want], *, in_order: Planner, plan: Planner) -> Choice | None:
-    """The next task to send, or None when nothing can go now. A job that cannot go does not hold up another.
+def grade(*, first: bool, tried: bool, on_trial: bool) -> int:
+    """How well a device suits a task; a task goes to devices of the lowest grade that there is.
 
     Args:
-        wants: jobs with a task that is ready, by their `turn`; read up to the first one that can go.
-        in_order: for the schemes of the paper.
-        plan: for the scheme `adaptive`.
+        first: the task has not failed anywhere and needs its coarse answer: it may go to any device.
+        tried: an attempt of it has failed on the device.
+        on_trial: the device's last answer was wrong.
     """
-    for want in wants:
-        choice = plan(want) if want.adaptive else in_order(want)
-        if choice is not None:
-            return choice
-    return None
+    return 0 if first else 2 if tried else 1 if on_trial else 0
 
 
-def in_order(want: Want, places: Sequence[Place], *, window: int, last_used: str | None) -> Choice | None:
-    """The next device in sequential order that has room.
+class Ring:
+    """End devices in the order of the list; adding, removing and finding the next take O(log n)."""
 
-    Args:
-        places: end devices in the order of the device list.
-        window: tasks that a device may have outstanding.
-        last_used: the device that got the task before; the sequential order goes on after it.
-    """
-    start = next((i + 1 for i, place in enumerate(places) if place.node_id == last_used), 0)
-    in_turn = [*places[start:], *places[:start]]
-    limit = window + want.interactive
-    able = eligible(want, in_turn)
-    place = next((place for place in able if max(place.outstanding, place.owed) < limit), None)
-    if place is None:
-        return None
-    return _chosen(want, place.node_id, in_turn.index(place))
+    def __init__(self, devices: Iterable[Device] = ()) -> None:
+        self._order = sorted((device.order, device.node_id) for device in devices)
+        self._known = {node_id: order for order, node_id in self._order}
 
-
-def _chosen(want: Want, node_id: str, passed_over: int) -> Choice:
-    reason = f"next in order with room, {passed_over} passed over" if passed_over else "next in sequential order"
-    return Choice(job_id=want.job_id, task=want.task, node_id=node_id, reason=reason)
-
-
-Order = tuple[tuple[int, str | int], ...]
-"""Of a device in the list, see `mapping.natural_order`."""
-
-
-class FreePlaces:
-    """The end devices that are alive and have room in their window, in the order of the list: `in_order` for most
-    tasks of a large fleet, in O(log n) and the number of devices that do not fit."""
-
-    def __init__(self) -> None:
-        self._free: list[tuple[Order, str]] = []
-        self._known: dict[str, Order] = {}
-
-    def set(self, node_id: str, order: Order, *, free: bool) -> None:
-        """A device has room now, or none."""
-        if free and node_id not in self._known:
+    def set(self, node_id: str, order: Order, *, member: bool) -> None:
+        """A device belongs to the ring now, or does not."""
+        if member and node_id not in self._known:
             self._known[node_id] = order
-            insort(self._free, (order, node_id))
-        elif not free and (known := self._known.pop(node_id, None)) is not None:
-            del self._free[bisect_left(self._free, (known, node_id))]
+            insort(self._order, (order, node_id))
+        elif not member and (known := self._known.pop(node_id, None)) is not None:
+            del self._order[bisect_left(self._order, (known, node_id))]
 
     def __len__(self) -> int:
-        return len(self._free)
+        return len(self._order)
 
-    def after(self, last_used: Order | None, fits: Callable[[str], bool] | None = None) -> str | None:
-        """The next one in sequential order; None where nobody has room.
+    def after(self, last: Order | None, most: int, fits: Callable[[str], bool] | None = None) -> list[str]:
+        """The next few devices in sequential order.
 
         Args:
-            fits: whether a task may go to a device; None where it may go to any.
+            last: the device that the order goes on after.
+            fits: leaves out others; None for none.
         """
-        at = 0 if last_used is None else bisect_right(self._free, last_used, key=lambda one: one[0])
-        count = len(self._free)
-        for number in range(at, at + count):
-            node_id = self._free[number % count][1]
+        at = 0 if last is None else bisect_right(self._order, last, key=lambda one: one[0])
+        found: list[str] = []
+        for number in range(at, at + len(self._order)):
+            node_id = self._order[number % len(self._order)][1]
             if fits is None or fits(node_id):
-                return node_id
+                found.append(node_id)
+                if len(found) == most:
+                    break
+        return found
+
+
+class Chooser:
+    """Chooses the next task to send and its device.
+
+    Args:
+        window: tasks that an end device may have outstanding.
+        devices: the device list.
+        fleet: routes over it.
+        pilot: of the scheme `adaptive`.
+        states: the attempts under way.
+    """
+
+    def __init__(self, *, window: int, devices: DeviceList, fleet: Fleet, pilot: Pilot, states: AttemptStates) -> None:
+        self._window = window
+        self._devices = devices
+        self._fleet = fleet
+        self._pilot = pilot
+        self._states = states
+        self.look_at = math.inf
+        """When a task that was held back may go."""
+        self._virtual = 0.0
+        """Virtual time of the fair queue, see `tags`."""
+        self._last: Order | None = None
+        """The device that got the last task."""
+        self._changed: set[str] = set()
+        self._free, self._open = Ring(), Ring()
+        """Devices with room in their window; with room for a task of the scheme `adaptive`, as far as is known."""
+        self._full: set[str] = set()
+        """Devices that `adaptive` found to have enough to do."""
+        self._last_part: Order | None = None
+        self._part = 0
+        self._outlooks: dict[str, tuple[float, Outlook]] = {}
+        """By job: until when it is valid, and what it is."""
+
+    def changed(self, node_id: str) -> None:
+        """An end device may have come to have room, or no room."""
+        self._changed.add(node_id)
+
+    def forget_all_but(self, present: set[str]) -> None:
+        """Forget the nodes that are not among these."""
+        self._changed &= present
+        self._full &= present
+
+    def forget_job(self, job_id: str) -> None:
+        self._outlooks.pop(job_id, None)
+
+    def look_again(self) -> None:
+        """Time alone may have given room to devices that had enough to do."""
+        self._changed |= self._full
+        self._full.clear()
+
+    def next(self, jobs: Iterable[ActiveJob], now: float) -> Choice | None:
+        """The next task to send, or None when nothing can go now. A job that cannot go does not hold up another."""
+        self._update_rings()
+        if not self._free and self._devices.alive(Tier.END, now):
+            jobs = (job for job in jobs if not job.keeps_window)
+        ready = (job for job in jobs if job.ready)
+        for job in sorted(ready, key=lambda job: turn(self._virtual, job.finish_tag, interactive=job.interactive)):
+            for task in job.next_tasks():
+                adaptive = job.policy.scheme is Scheme.ADAPTIVE
+                choice = self._plan(job, task, now) if adaptive else self._in_order(job, task, now)
+                if choice is not None:
+                    return choice
         return None
 
-    def some(self, last_used: Order | None, most: int) -> list[str]:
-        """The next few in sequential order."""
-        at = 0 if last_used is None else bisect_right(self._free, last_used, key=lambda one: one[0])
-        found = self._free[at : at + most]
-        return [node_id for _, node_id in [*found, *self._free[: min(at, most - len(found))]]]
+    def sent(self, choice: Choice) -> None:
+        """The choice was acted on."""
+        self._last = choice.device.order
+        job = choice.job
+        if not job.interactive:
+            images, weight = choice.task.images, job.policy.weight
+            self._virtual, job.finish_tag = tags(self._virtual, job.finish_tag, images, weight)
 
-    def choice(
-        self,
-        want: Want,
-        last_used: Order | None,
-        passed_over: Callable[[str], int],
-        fits: Callable[[str], bool] | None = None,
-    ) -> Choice | None:
-        """As `in_order`, where a task may go to all devices that are alive and fit.
+    def _update_rings(self) -> None:
+        changed, self._changed = self._changed, set()
+        for node_id in changed:
+            device = self._devices.find(node_id)
+            listed = device is not None and device.tier is Tier.END and device.listed
+            order = () if device is None else device.order
+            self._free.set(node_id, order, member=listed and self._load(node_id) < self._window)
+            self._open.set(node_id, order, member=listed)
 
-        Args:
-            passed_over: how many devices stand between the last one and this one.
-            fits: as for `after`.
-        """
-        node_id = self.after(last_used, fits)
-        return None if node_id is None else _chosen(want, node_id, passed_over(node_id))
+    def _load(self, node_id: str) -> int:
+        """Tasks that count against a device's window: those that `adaptive` has sent only while it owes them."""
+        attempts = list(self._states.at(node_id))
+        held = sum(attempt.job.policy.scheme is not Scheme.ADAPTIVE for attempt in attempts)
+        return max(held, sum(attempt.owed for attempt in attempts))
+
+    def _owed(self, node_id: str) -> int:
+        return sum(attempt.owed for attempt in self._states.at(node_id))
+
+    def _pool(self, job: ActiveJob, now: float) -> tuple[Sequence[Device], bool]:
+        """The end devices that a job's tasks may go to, and whether they are those that are alive."""
+        alive = self._devices.alive(Tier.END, now)
+        if job.policy.recovery is Recovery.REASSIGN:
+            if not job.regardless:
+                job.regardless = frozenset(device.node_id for device in alive)
+            return [device for device in map(self._devices.find, job.regardless) if device is not None], False
+        return (alive, True) if alive else (self._devices.last_resort(Tier.END, now), False)
+
+    def _fits(self, job: ActiveJob, task: ActiveTask, pool: Sequence[Device]) -> Callable[[str], bool] | None:
+        """Which devices of the pool suit the task best; None for all."""
+        # Going round over all devices is what `reassign` does, whatever it has met there.
+        if job.policy.recovery is Recovery.REASSIGN or not (task.tried or task.has_coarse):
+            return None
+
+        def graded(device: Device) -> int:
+            return grade(first=False, tried=device.node_id in task.tried, on_trial=device.wrong.count > 0)
+
+        # A clean record is common, so the first few devices tell.
+        best = 0 if any(graded(device) == 0 for device in pool) else min(map(graded, pool), default=0)
+        return lambda node_id: graded(self._devices.get(node_id)) <= best
+
+    def _in_order(self, job: ActiveJob, task: ActiveTask, now: float) -> Choice | None:
+        pool, alive = self._pool(job, now)
+        fits = self._fits(job, task, pool)
+        found = self._free.after(self._last, 1, fits) if alive else []
+        if not found and (job.interactive or not alive):
+            limit = self._window + job.interactive
+            found = Ring(device for device in pool if self._load(device.node_id) < limit).after(self._last, 1, fits)
+        if not found:
+            return None
+        return Choice(job=job, task=task, device=self._devices.get(found[0]), reason="next in order with room")
+
+    def _plan(self, job: ActiveJob, task: ActiveTask, now: float) -> Choice | None:
+        pool, alive = self._pool(job, now)
+        uppers = self._fleet.uppers(now, job.ways)
+        fits = self._fits(job, task, pool)
+        untried = [node for node in uppers if node.node_id not in task.tried] or uppers
+        known = None
+        in_parts = alive and not job.interactive and (len(pool) > _MANY or len(uppers) > 2 * _MANY)
+        if in_parts:
+            known = self._outlook(job, task, uppers, now)
+            ends, untried = self._some_ends(task, fits, now), self._some_uppers(untried)
+        else:
+            limit = self._window + job.interactive
+            ends = [
+                EndPlace(node=self._fleet.node(device), has_room=self._owed(device.node_id) < limit)
+                for device in pool
+                if fits is None or fits(device.node_id)
+            ]
+        ask = Ask(
+            remaining=len(job.ready),
+            interactive=job.interactive,
+            deadline=job.deadline_of(task, now),
+            job_deadline=job.deadline,
+        )
+        found = self._pilot.plan(ask, task.images, ends, untried, now, fine_only=task.has_coarse, known=known)
+        if found is None:
+            return None
+        if isinstance(found, Hold):
+            job.held_back = found.reason
+            self.look_at = min(self.look_at, found.until, now + _OUTLOOK_S if in_parts else math.inf)
+            return None
+        device = self._devices.get(found.end)
+        return Choice(
+            job=job, task=task, device=device, reason=found.reason, upper=found.upper, too_late=found.too_late
+        )
+
+    def _some_ends(self, task: ActiveTask, fits: Callable[[str], bool] | None, now: float) -> list[EndPlace]:
+        """The next few end devices that have room."""
+        while some := self._open.after(self._last_part, _PART, fits):
+            self._last_part = self._devices.get(some[-1]).order
+            places = [
+                EndPlace(node=self._fleet.node(self._devices.get(node_id)), has_room=self._owed(node_id) < self._window)
+                for node_id in some
+            ]
+            ends = self._pilot.with_room(places, task.images, now, fine_only=task.has_coarse)
+            for node_id in set(some) - {end.node.node_id for end in ends}:
+                self._open.set(node_id, (), member=False)
+                self._full.add(node_id)
+            if ends:
+                return ends
+        return []
+
+    def _some_uppers(self, uppers: Sequence[Node]) -> list[Node]:
+        """A few upper nodes of each tier, other ones each time."""
+        self._part += 1
+        cut = bisect_left(uppers, True, key=lambda node: node.tier is Tier.CLOUD)
+        chosen: list[Node] = []
+        for nodes in (uppers[:cut], uppers[cut:]):
+            first = self._part * _PART % max(1, len(nodes))
+            chosen += [*nodes[first:], *nodes[:first]][:_PART]
+        return chosen
+
+    def _outlook(self, job: ActiveJob, task: ActiveTask, uppers: Sequence[Node], now: float) -> Outlook:
+        until, known = self._outlooks.get(job.job_id, (0.0, None))
+        if known is None or now >= until:
+            ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
+            known = self._pilot.outlook(len(job.ready), task.images, ends, uppers, now)
+            until = now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now))
+            self._outlooks[job.job_id] = until, known
+        return known

@@ -1,40 +1,25 @@
-"""Jobs under way, as the dispatcher has them in memory: which tasks are ready, delayed, answered, closed.
-
-Every step is a plain function call, so no cancellation can fall between "this stage is answered" and the handing over
-of the answer. That, and the key of the results table, is what makes answers exactly once.
-"""
+"""Jobs under way, as the dispatcher has them in memory: which tasks are ready, delayed, held, closed."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from scheduler.dispatch.retry import RetryBudget, is_suspect
 from scheduler.ingest.inputs import Pixels
 from scheduler.jobs.policy import JobPolicy
-from scheduler.measures import count_task
-from scheduler.placement.escalation import without
 from scheduler.placement.routes import Ways
-from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
-from tierkit.wire.events import (
-    CoarseEvent,
-    ErrorEvent,
-    FallbackEvent,
-    FallbackReason,
-    FineEvent,
-    RoutedEvent,
-    TaskEvent,
-    written,
-)
+from tierkit.types import Recovery, Scheme, Tier
+from tierkit.wire.events import RoutedEvent, TaskEvent
 
-__all__ = ["FAILED_OUTCOMES", "ActiveJob", "ActiveTask", "Answer", "AttemptReport", "Sink"]
+if TYPE_CHECKING:
+    from scheduler.dispatch.attempt import Attempt
 
-_log = logging.getLogger(__name__)
+__all__ = ["FAILED_OUTCOMES", "ActiveJob", "ActiveTask", "Answer", "AttemptReport", "Sink", "elapsed_ms"]
 
 _LOOK_AHEAD = 64
 """Ready tasks among which one is looked for that may go before one that waits for another device."""
@@ -123,8 +108,8 @@ class ActiveTask:
     images: int
     attempts: int = 0
     """Made so far, those under way included."""
-    under_way: int = 0
-    """More than one when a straggler has been hedged."""
+    running: list[Attempt] = field(default_factory=list)
+    """Those under way; more than one when a straggler has been hedged."""
     moves: int = 0
     """How often it was taken from an upper node that had become slow."""
     failed_attempts: int = 0
@@ -283,24 +268,29 @@ class ActiveJob:
         if self._suspect is task:
             self._suspect = None
 
-    def wake_delayed(self, now: float, *, has_upstream: bool) -> None:
-        """Make tasks ready whose wait is over. Those that lack only the fine answer need an upper node: without one
-        they wait for it or, as the policy says, are closed by their coarse answer. Suspects go one at a time."""
+    def wake_delayed(self, now: float, *, has_upstream: bool) -> list[ActiveTask]:
+        """Make tasks ready whose wait is over. Suspects go one at a time.
+
+        Returns:
+            Tasks that lack only a fine answer while there is no upper node. They are held.
+        """
         due, self.held = self.held, []
         while self.delayed and self.delayed[0].not_before <= now:
             due.append(heapq.heappop(self.delayed))
+        without_upper: list[ActiveTask] = []
         for task in due:
             if task.closed:
                 continue
             if task.has_coarse and not has_upstream:
-                if self.no_upper(task, now):
-                    self.held.append(task)
+                self.held.append(task)
+                without_upper.append(task)
             elif is_suspect(task.deaths) and not self._claim_suspect(task):
                 self.held.append(task)
             elif self.policy.recovery is Recovery.REASSIGN:
                 self.ready.append(task)  # after all tasks have been assigned once (section 3.6 of the paper)
             else:
                 self.ready.appendleft(task)
+        return without_upper
 
     def _claim_suspect(self, task: ActiveTask) -> bool:
         present = self._suspect
@@ -314,15 +304,6 @@ class ActiveJob:
         """Whether a task lacks nothing but a fine answer for which there is no upper node now."""
         return any(task.has_coarse for task in self.held)
 
-    def no_upper(self, task: ActiveTask, now: float) -> bool:
-        """There is no upper node for a task that has its coarse answer. Returns whether it shall wait for one; if not,
-        it is closed."""
-        if self.policy.on_upstream_loss is UpstreamLoss.WAIT:
-            return True
-        detail = f"no upper node of scheme {self.policy.scheme} on the device list"
-        self._fall_back(task, "no_upstream", detail, now)
-        return False
-
     def deadline_of(self, task: ActiveTask, now: float) -> float:
         """When the task must have its final answer; it counts from its first dispatch."""
         started = now if task.started is None else task.started
@@ -330,101 +311,26 @@ class ActiveJob:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def take(
-        self, task: ActiveTask, event: TaskEvent, line: str, now: float, *, asked_upper: bool, too_late: bool = False
-    ) -> bool:
-        """Take a line of an attempt's answer. Returns False when the upper nodes failed or none was there, and the
-        coarse answer shall not stand yet.
-
-        Args:
-            asked_upper: whether the attempt named upper nodes.
-            too_late: whether it named none because none would answer before the deadline.
-        """
-        if task.closed or self.ending:
-            return True
-        may_retry = self.policy.on_upstream_loss is UpstreamLoss.WAIT or self.policy.recovery is not Recovery.NONE
-        match event:
-            case CoarseEvent():
-                task.deaths.clear()  # whoever answers has not died of it
-                if not task.has_coarse:
-                    task.has_coarse, task.unsure = True, event.unsure
-                    self._hand_over(task, "coarse", "coarse", event, line, now)
-                if self.policy.scheme is Scheme.END:
-                    self._close(task, "coarse", now)
-                elif too_late:
-                    self.give_up(task, "deadline", "no upper node would have answered in time", now)
-                elif not asked_upper:
-                    return not self.no_upper(task, now)
-            case FineEvent():
-                task.deaths.clear()
-                self._close(task, "fine", now)
-                self._hand_over(task, "final", "fine", event, line, now)
-            case FallbackEvent() if may_retry and event.reason != "deadline":
-                return False
-            case RoutedEvent() if may_retry and any(loss.reason != "deadline" for loss in without(event).values()):
-                task.partial = (event, line)
-                return False
-            case FallbackEvent() | RoutedEvent():
-                self.stand(task, event, line, now)
-        return True
-
-    def withdraw(self, task: ActiveTask) -> None:
-        """What the coarse answer was a part of is invalid: it is as if it had not been given."""
-        if task.coarse is not None and not task.closed and not self.ending:
-            self.sink.withdrawn(task.coarse)
-            task.has_coarse, task.coarse, task.unsure, task.partial = False, None, None, None
-
-    def stand(self, task: ActiveTask, event: FallbackEvent | RoutedEvent, line: str, now: float) -> None:
-        """What the end device has is the answer: the coarse one for the reason that it has given, or what came of the
-        images one by one."""
-        if not task.closed:
-            kind = "fine" if isinstance(event, RoutedEvent) and (event.answers or not event.losses) else "fallback"
-            self._close(task, kind, now)
-            self._hand_over(task, "final", kind, event, line, now)
-
-    def give_up(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
-        """No (further) answer will come: the coarse one stands, or the task has failed."""
-        if task.closed:
-            return
-        if task.has_coarse:
-            self._fall_back(task, reason, detail, now)
-            return
-        named = reason in ("deadline", "quarantined")
-        event = ErrorEvent(task_id=self.task_id(task), error=f"{reason}: {detail}" if named else detail)
-        self._close(task, "failed", now)
-        self._hand_over(task, "final", "failed", event, written(event).decode(), now)
-
-    def _fall_back(self, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:
-        if task.partial is not None and reason != "quarantined":
-            self.stand(task, *task.partial, now)
-            return
-        event = FallbackEvent(task_id=self.task_id(task), reason=reason, detail=detail, tried=())
-        self.stand(task, event, written(event).decode(), now)
-
-    def _close(self, task: ActiveTask, outcome: str, now: float) -> None:
-        task.closed, task.coarse = True, None
-        del self.open[task.index]
-        count_task(outcome)
-        if _log.isEnabledFor(logging.INFO):
-            what = {"job": self.job_id, "task": task.index, "request_id": self.request_id(task), "outcome": outcome}
-            _log.info("task done", extra={**what, "ms": round(_elapsed_ms(task, now), 3)})
-
-    def _hand_over(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> None:
-        answer = Answer(
+    def answer(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> Answer:
+        """The answer to a stage of a task, as its sink takes it."""
+        return Answer(
             task=task.index,
             first_image=task.first_image,
             images=task.images,
             stage=stage,
             kind=kind,
-            ms=_elapsed_ms(task, now),
+            ms=elapsed_ms(task, now),
             request_id=self.request_id(task),
             event=event,
             line=line,
         )
-        if stage == "coarse":
-            task.coarse = answer
-        self.sink.answer(answer)
+
+    def close(self, task: ActiveTask) -> None:
+        """The task has its final answer."""
+        task.closed, task.coarse = True, None
+        del self.open[task.index]
 
 
-def _elapsed_ms(task: ActiveTask, now: float) -> float:
+def elapsed_ms(task: ActiveTask, now: float) -> float:
+    """Milliseconds since the task was sent for the first time."""
     return 0.0 if task.started is None else (now - task.started) * 1000

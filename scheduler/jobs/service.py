@@ -35,7 +35,7 @@ from scheduler.api.views import (
     to_line,
 )
 from scheduler.devices.list import DeviceList
-from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.ingest.collect import IngestLimits
 from scheduler.ingest.inputs import InputFiles, MemoryWriter, Pixels

@@ -103,7 +103,7 @@ async def test_the_reasons_of_the_papers_schemes(kit, scheduler):
         job = await scheduler.submit(kit.images(100), scheme="end-edge")
         await scheduler.finished(job["id"])
         explained = (await scheduler.http.get(f"/v1/jobs/{job['id']}/explain")).json()
-        why = "next in sequential order; scheme end-edge: 2 edge nodes in sequential order"
+        why = "next in order with room; scheme end-edge: 2 edge nodes in sequential order"
         assert [(each["upstream"], each["why"]) for each in explained["decisions"]] == [
             ("edge-0", f"{why}; pixels to edge-0"),
             ("edge-1", f"{why}; pixels to edge-1"),

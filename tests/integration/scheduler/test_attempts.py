@@ -346,7 +346,7 @@ def crash(*_: object, **__: object) -> float:
 
 
 async def test_a_crash_in_deciding_what_follows_an_attempt_fails_its_job_and_no_other(kit, scheduler, monkeypatch):
-    monkeypatch.setattr("scheduler.dispatch.attempts.backoff_s", crash)
+    monkeypatch.setattr("scheduler.dispatch.attempt_state.backoff_s", crash)
     async with kit.end(scheduler, "end-0", script=answers_500) as end:
         job = await scheduler.submit(kit.images(20), scheme="end", batch_size=10)
         view = await scheduler.finished(job["id"])
@@ -355,14 +355,14 @@ async def test_a_crash_in_deciding_what_follows_an_attempt_fails_its_job_and_no_
         assert counts(await scheduler.finished(other["id"])) == ("completed", 20, 0, 0, 0)
         devices = (await scheduler.http.get("/v1/devices")).json()["devices"]
     assert counts(view) == ("failed", 0, 0, 0, 20)
-    assert "internal error at task" in view["reason"]
+    assert "internal error" in view["reason"]
     assert "a fault in the scheduler" in view["reason"]
     assert [device["outstanding"] for device in devices] == [0]
 
 
 async def test_a_crash_that_the_job_cannot_be_told_of_ends_the_service(kit, settings, monkeypatch):
-    monkeypatch.setattr("scheduler.dispatch.attempts.backoff_s", crash)
-    monkeypatch.setattr("scheduler.dispatch.attempts.Attempts.stop", crash)
+    monkeypatch.setattr("scheduler.dispatch.attempt_state.backoff_s", crash)
+    monkeypatch.setattr("scheduler.dispatch.suspicion.Suspicion.forget_job", crash)
     async with (
         serve_app(lambda lifecycle: create_app(settings, lifecycle), settings) as lifecycle,
         httpx.AsyncClient(base_url=lifecycle.url) as http,

@@ -24,7 +24,7 @@ async def test_what_is_known_of_nodes_that_have_left_is_forgotten(kit, settings,
         report = (await scheduler.http.get("/v1/mapping", params={"scheme": "adaptive"})).json()
         return {node["node_id"]: node["samples"] for node in report["adaptive"]["nodes"]}
 
-    monkeypatch.setattr(f"scheduler.dispatch.dispatcher.{bound}", value)
+    monkeypatch.setattr(f"scheduler.dispatch.loop.{bound}", value)
     async with kit.scheduler(settings) as scheduler, kit.uppers(scheduler, "edge-0"):
         for name in ("end-a", "end-b", "end-c"):
             async with kit.end(scheduler, name):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from starlette.responses import StreamingResponse
 
-from scheduler.dispatch.attempt import HttpWire, Order
+from scheduler.dispatch.wire import HttpWire, Order
 from tests.integration.scheduler.test_dispatching import counts
 from tierkit.errors import Overloaded, UpstreamError, UpstreamUnavailable
 from tierkit.http.client import open_client

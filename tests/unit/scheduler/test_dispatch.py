@@ -2,131 +2,168 @@
 
 from __future__ import annotations
 
-from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from hypothesis import assume, given, strategies as st
+from hypothesis import given, strategies as st
 
-from scheduler.dispatch.choice import Choice, FreePlaces, Place, Want, choose, eligible, in_order, tags, turn
+from scheduler.devices.health import DetectorTimes
+from scheduler.devices.list import DeviceList
+from scheduler.dispatch.choice import Choice, Chooser, Ring, grade, tags, turn
+from scheduler.dispatch.work import ActiveJob, ActiveTask
+from scheduler.jobs.policy import JobPolicy
 from scheduler.placement.mapping import natural_order
+from tierkit.types import Recovery, Scheme, Tier
+from tierkit.wire.messages import ModelOffer, Registration
+
+TIMES = DetectorTimes(heartbeat_s=0.2, suspect_s=0.5, probe_s=0.2, lease_s=1.0, stall_s=5.0, set_aside_s=1.0)
 
 
-def place(node_id: str, outstanding: int = 0, *, alive: bool = True, on_trial: bool = False) -> Place:
-    return Place(node_id=node_id, outstanding=outstanding, alive=alive, on_trial=on_trial)
+def registration(node_id: str) -> Registration:
+    offer = ModelOffer(name="m", sha256="0" * 64, ms_per_image=1.0)
+    return Registration(
+        node_id=node_id, tier=Tier.END, incarnation="1" * 16, url="http://127.0.0.1:1", models=(offer,), version="1"
+    )
 
 
-def want(job_id: str = "job", *, interactive: bool = False, **rest) -> Want:
-    return Want(job_id=job_id, interactive=interactive, **rest)
+class Fleet:
+    """End devices that are alive, with the tasks that they hold, and the choice among them."""
 
+    def __init__(self, *names: str, window: int = 1) -> None:
+        self.devices = DeviceList(TIMES)
+        self.held: dict[str, list[SimpleNamespace]] = {name: [] for name in names}
+        states = SimpleNamespace(at=lambda node_id: self.held[node_id])
+        self.chooser = Chooser(window=window, devices=self.devices, fleet=None, pilot=None, states=states)  # type: ignore[arg-type]
+        self.devices.follow(self.chooser.changed)
+        for name in names:
+            self.devices.register(registration(name), 0.0)
 
-def pick(wants: list[Want], places: list[Place], *, window: int, last_used: str | None) -> Choice | None:
-    """The choice among jobs of the paper's schemes."""
+    def give(self, node_id: str, tasks: int = 1, *, scheme: Scheme = Scheme.MAPPING, owed: bool = False) -> None:
+        job = SimpleNamespace(policy=SimpleNamespace(scheme=scheme))
+        self.held[node_id] += [SimpleNamespace(job=job, owed=owed)] * tasks
+        self.chooser.changed(node_id)
 
-    def plan(want: Want) -> Choice | None:
-        raise AssertionError("the planner was asked")
+    def put_on_trial(self, *names: str) -> None:
+        """Their last answer was wrong, and they have rested for it."""
+        for name in names:
+            self.devices.answered_wrongly(name, "1" * 16, "nonsense", -100.0)
+            self.devices.heard(name, "1" * 16, 0.0)
 
-    return choose(wants, in_order=partial(in_order, places=places, window=window, last_used=last_used), plan=plan)
+    def choice(self, *jobs: ActiveJob) -> Choice | None:
+        return self.chooser.next(jobs, 0.0)
 
-
-def node_of(choice: Choice | None) -> str | None:
-    return None if choice is None else choice.node_id
-
-
-def run(count: int, *, window: int, wants: list[Want], names: list[str]) -> list[str]:
-    """The devices of so many tasks when nothing comes back."""
-    outstanding = dict.fromkeys(names, 0)
-    last, sent = None, []
-    for _ in range(count):
-        choice = pick(wants, [place(name, outstanding[name]) for name in names], window=window, last_used=last)
+    def choose(self, *jobs: ActiveJob) -> str | None:
+        """The device of the next task, which stays there."""
+        choice = self.choice(*jobs)
         if choice is None:
-            break
-        last = choice.node_id
-        outstanding[last] += 1
-        sent.append(last)
-    return sent
+            return None
+        choice.job.begin(0.0, choice.task)
+        self.chooser.sent(choice)
+        self.give(choice.device.node_id)
+        return choice.device.node_id
 
 
-def test_tasks_go_over_the_device_list_in_sequential_order_until_all_windows_are_full():
-    names = ["end-1", "end-2", "end-3"]
-    assert run(10, window=2, wants=[want()], names=names) == names * 2
-    assert run(10, window=1, wants=[want()], names=names) == names
+class Ignored:
+    def started(self) -> None: ...
 
 
-def test_a_full_device_is_passed_over():
-    choice = pick([want()], [place("a", 2), place("b", 2), place("c", 1)], window=2, last_used=None)
-    assert choice is not None
-    assert (choice.node_id, choice.reason) == ("c", "next in order with room, 2 passed over")
+def job(tasks: int = 10, *, name: str = "job", interactive: bool = False, **policy) -> ActiveJob:
+    settled = JobPolicy(**{"scheme": Scheme.MAPPING, "deadline_s": 100, "task_deadline_s": 10, **policy})
+    return ActiveJob(
+        job_id=name,
+        policy=settled,
+        pixels=np.zeros((tasks, 32, 32, 3), np.uint8),
+        content="",
+        tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
+        sink=Ignored(),  # type: ignore[arg-type]
+        deadline=100.0,
+        interactive=interactive,
+    )
 
 
-def test_the_order_goes_on_after_the_last_used_device():
-    places = [place("a"), place("b"), place("c")]
-    assert node_of(pick([want()], places, window=1, last_used="b")) == "c"
-    assert node_of(pick([want()], places, window=1, last_used="c")) == "a"
-    assert node_of(pick([want()], places, window=1, last_used="gone")) == "a"
+def with_tried(*names: str, tasks: int = 1, **rest) -> ActiveJob:
+    made = job(tasks, **rest)
+    made.ready[0].tried.update(names)
+    return made
+
+
+@pytest.mark.parametrize(("window", "rounds"), [(1, 1), (2, 2)])
+def test_tasks_go_over_the_device_list_in_sequential_order_until_all_windows_are_full(window, rounds):
+    names = ["end-1", "end-2", "end-10"]
+    fleet, batch = Fleet(*names, window=window), job()
+    assert [fleet.choose(batch) for _ in range(10)] == (names * rounds + [None] * 10)[:10]
+
+
+def test_a_full_device_is_passed_over_and_the_order_goes_on_after_the_last_one():
+    fleet = Fleet("a", "b", "c", window=2)
+    fleet.give("a", 2)
+    assert [fleet.choose(job()) for _ in range(5)] == ["b", "c", "b", "c", None]
 
 
 def test_only_alive_devices_receive_tasks():
-    places = [place("a", alive=False), place("b")]
-    assert node_of(pick([want()], places, window=1, last_used=None)) == "b"
-    assert pick([want()], [place("a", alive=False)], window=1, last_used=None) is None
+    fleet = Fleet("a", "b")
+    fleet.devices.drain("a", 0.0)
+    assert [fleet.choose(job()), fleet.choose(job())] == ["b", None]
 
 
 def test_reassign_goes_round_over_the_devices_of_the_beginning_dead_or_alive():
-    places = [place("a", alive=False), place("b"), place("new")]
-    job = want(regardless=frozenset({"a", "b"}))
-    assert node_of(pick([job], places, window=1, last_used=None)) == "a"
-    assert node_of(pick([job], places, window=1, last_used="b")) == "a"
+    fleet, batch = Fleet("a", "b", window=3), job(recovery=Recovery.REASSIGN)
+    assert fleet.choose(batch) == "a"
+    fleet.devices.drain("a", 0.0)
+    fleet.held["new"] = []
+    fleet.devices.register(registration("new"), 0.0)
+    assert [fleet.choose(batch), fleet.choose(batch)] == ["b", "a"]
 
 
 def test_a_task_prefers_devices_that_have_not_failed_it_but_takes_what_there_is():
-    places = [place("a"), place("b")]
-    assert node_of(pick([want(tried=frozenset({"a"}))], places, window=1, last_used=None)) == "b"
-    assert node_of(pick([want(tried=frozenset({"a", "b"}))], places, window=1, last_used=None)) == "a"
+    assert Fleet("a", "b").choose(with_tried("a")) == "b"
+    assert Fleet("a", "b").choose(with_tried("a", "b")) == "a"
 
 
 def test_a_task_waits_for_a_device_that_has_not_failed_it_rather_than_go_to_one_that_has():
     """A device that fails at once is always free."""
-    job = want(tried=frozenset({"a"}))
-    assert pick([job], [place("a"), place("b", 1)], window=1, last_used=None) is None
-    assert node_of(pick([job], [place("a"), place("b", 1, alive=False)], window=1, last_used=None)) == "a"
+    fleet = Fleet("a", "b")
+    fleet.give("b")
+    assert fleet.choice(with_tried("a")) is None
     # What has not failed there goes meanwhile.
-    choice = pick([job, want(task=5)], [place("a"), place("b", 1)], window=1, last_used=None)
+    choice = fleet.choice(with_tried("a", tasks=2))
     assert choice is not None
-    assert (choice.node_id, choice.task) == ("a", 5)
-
-
-FLEET = [
-    place("bad-1", on_trial=True),
-    place("bad-2", on_trial=True),
-    place("end-1", 9),
-    place("end-2"),
-    place("gone", alive=False),
-]
+    assert (choice.device.node_id, choice.task.index) == ("a", 1)
+    fleet.devices.drain("b", 0.0)
+    assert fleet.choose(with_tried("a")) == "a"
 
 
 @pytest.mark.parametrize(
-    ("task", "may_go_to"),
+    ("tried", "has_coarse", "goes_to"),
     [
         # A first attempt may be a trial.
-        ({}, "bad-1 bad-2 end-1 end-2"),
+        ("", False, "bad-1"),
         # What has failed already is no trial while another device has a clean record, with or without room.
-        ({"tried": {"bad-1"}}, "end-1 end-2"),
-        ({"tried": {"bad-1", "end-2"}}, "end-1"),
-        ({"tried": {"bad-1", "end-1", "end-2"}}, "bad-2"),
-        ({"tried": {"bad-1", "bad-2", "end-1", "end-2"}}, "bad-1 bad-2 end-1 end-2"),
+        ("bad-1", False, "end-2"),
+        ("bad-1 end-2", False, None),
+        ("bad-1 end-1 end-2", False, "bad-2"),
+        ("bad-1 bad-2 end-1 end-2", False, "bad-1"),
         # The coarse answer is not entrusted to a device on trial either.
-        ({"fine_only": True}, "end-1 end-2"),
-        ({"fine_only": True, "tried": {"end-1", "end-2"}}, "bad-1 bad-2"),
-        ({"tried": {"bad-1"}, "regardless": frozenset({"bad-1", "gone"})}, "bad-1 gone"),
+        ("", True, "end-2"),
+        ("end-1 end-2", True, "bad-1"),
     ],
 )
-def test_what_has_failed_goes_to_devices_with_a_clean_record(task, may_go_to):
-    assert [place.node_id for place in eligible(want(**task), FLEET)] == may_go_to.split()
+def test_what_has_failed_goes_to_devices_with_a_clean_record(tried, has_coarse, goes_to):
+    fleet, batch = Fleet("bad-1", "bad-2", "end-1", "end-2"), with_tried(*tried.split())
+    fleet.put_on_trial("bad-1", "bad-2")
+    fleet.give("end-1", 9)
+    batch.ready[0].has_coarse = has_coarse
+    assert fleet.choose(batch) == goes_to
 
 
-def test_where_all_devices_are_on_trial_they_get_what_has_failed_as_well():
-    bad = [place("bad-1", on_trial=True), place("bad-2", on_trial=True)]
-    assert [place.node_id for place in eligible(want(tried=frozenset({"bad-1"})), bad)] == ["bad-2"]
+def test_grades():
+    assert grade(first=True, tried=True, on_trial=True) == 0
+    clean, on_trial, tried = (
+        grade(first=False, tried=tried, on_trial=trial)
+        for tried, trial in ((False, False), (False, True), (True, False))
+    )
+    assert clean < on_trial < tried
 
 
 def test_jobs_take_turns():
@@ -137,36 +174,26 @@ def test_jobs_take_turns():
 
 def test_an_interactive_request_goes_first_and_may_exceed_the_window_by_one():
     assert turn(0.0, 9.0, interactive=True) < turn(0.0, 0.0, interactive=False)
-    wants = [want("live", interactive=True), want("batch")]
-    for outstanding, expected in ((0, "live"), (1, "live"), (2, "live"), (3, None)):
-        choice = pick(wants, [place("a", outstanding)], window=2, last_used=None)
-        assert (None if choice is None else choice.job_id) == expected
+    for held, expected in ((0, "live"), (1, "live"), (2, "live"), (3, None)):
+        fleet = Fleet("a", window=2)
+        fleet.give("a", held)
+        choice = fleet.choice(job(name="batch"), job(name="live", interactive=True))
+        assert (None if choice is None else choice.job.job_id) == expected
 
 
 def test_a_job_that_cannot_go_does_not_hold_up_another():
-    stuck = want("stuck", regardless=frozenset({"gone"}))
-    choice = pick([stuck, want("other")], [place("a")], window=1, last_used=None)
+    stuck = job(name="stuck", recovery=Recovery.REASSIGN)
+    stuck.regardless = frozenset({"gone"})
+    choice = Fleet("a").choice(stuck, job(name="other"))
     assert choice is not None
-    assert choice.job_id == "other"
+    assert choice.job.job_id == "other"
 
 
-def test_the_planner_says_where_the_tasks_of_adaptive_jobs_go():
-    def plan(want: Want) -> Choice | None:
-        return None if want.job_id == "held" else Choice(job_id=want.job_id, node_id="b", reason="planned")
-
-    wants = [want("held", adaptive=True), want("sent", adaptive=True), want("fixed")]
-    by_order = partial(in_order, places=[place("a")], window=1, last_used=None)
-    choice = choose(wants, in_order=by_order, plan=plan)
-    assert choice == Choice(job_id="sent", node_id="b", reason="planned")
-    # What is held back holds up nobody.
-    choice = choose([wants[0], wants[2]], in_order=by_order, plan=plan)
-    assert choice is not None
-    assert choice.job_id == "fixed"
-
-
-def test_a_device_that_owes_a_window_of_coarse_answers_is_full_whatever_scheme_they_are_of():
-    full = Place(node_id="a", outstanding=0, owed=2, alive=True)
-    assert pick([want()], [full], window=2, last_used=None) is None
+@pytest.mark.parametrize(("scheme", "owed", "full"), [("adaptive", True, True), ("adaptive", False, False)])
+def test_tasks_of_the_scheme_adaptive_count_against_the_window_while_their_coarse_answers_are_owed(scheme, owed, full):
+    fleet = Fleet("a", window=2)
+    fleet.give("a", 2, scheme=Scheme(scheme), owed=owed)
+    assert (fleet.choice(job()) is None) == full
 
 
 def shares(weights: dict[str, float], tasks: int, *, late: str | None = None) -> dict[str, int]:
@@ -194,25 +221,15 @@ def test_a_job_that_comes_late_begins_beside_the_others_and_not_before_them():
     assert sent["late"] == 1250
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=12),
-    st.integers(-1, 12),
-    st.booleans(),
-)
-def test_the_book_of_free_places_chooses_as_a_look_at_all_places_does(devices, last, again):
-    """Where there is a device with a clean record; without one, all places are looked at."""
-    places = [
-        place(f"end-{n}", held, alive=alive, on_trial=on_trial) for n, (held, alive, on_trial, _) in enumerate(devices)
-    ]
-    tried = frozenset(f"end-{n}" for n, (_, _, _, failed) in enumerate(devices) if failed and again)
-    last_used = f"end-{last}" if 0 <= last < len(places) else None
-    free = FreePlaces()
-    for one in reversed(places):
-        free.set(one.node_id, natural_order(one.node_id), free=True)
-    for one in places:
-        free.set(one.node_id, natural_order(one.node_id), free=one.alive and one.outstanding < 2)
-    clean = {one.node_id for one in places if one.node_id not in tried and not one.on_trial}
-    assume(not again or any(one.alive and one.node_id in clean for one in places))
-    expected = in_order(want(fine_only=again, tried=tried), places, window=2, last_used=last_used)
-    found = free.after(None if last_used is None else natural_order(last_used), clean.__contains__ if again else None)
-    assert found == node_of(expected)
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=40), st.integers(-1, 13), st.integers(1, 13))
+def test_a_ring_goes_round_in_the_order_of_the_list(changes, last, most):
+    ring = Ring()
+    members: set[int] = set()
+    for number, member in changes:
+        ring.set(f"end-{number}", natural_order(f"end-{number}"), member=member)
+        (members.add if member else members.discard)(number)
+    in_order = sorted(members, key=lambda number: (number <= last, number))
+    found = ring.after(None if last < 0 else natural_order(f"end-{last}"), most)
+    assert found == [f"end-{number}" for number in in_order[:most]]
+    fits = {f"end-{number}" for number in members if number % 2}
+    assert ring.after(None, 99, fits.__contains__) == [f"end-{number}" for number in sorted(members) if number % 2]

@@ -1,41 +1,26 @@
-"""A job under way: its queue, and which answers count."""
+"""A job under way: its queue, and how its end is written."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from scheduler.dispatch.work import ActiveJob, ActiveTask
 from scheduler.jobs.policy import JobPolicy
 from scheduler.jobs.progress import Progress
 from scheduler.jobs.sinks import DurableSink
 from tierkit.errors import Unavailable
-from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
-from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
+from tierkit.types import Recovery, Scheme, UpstreamLoss
 
 
 class Told:
-    """A sink that remembers."""
+    """A sink that counts starts."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[int, str, str]] = []
         self.starts = 0
 
     def started(self) -> None:
         self.starts += 1
-
-    def answer(self, answer: Answer) -> None:
-        self.answers.append((answer.task, answer.stage, answer.kind))
-
-    def withdrawn(self, answer: Answer) -> None:
-        self.answers.remove((answer.task, answer.stage, answer.kind))
-
-    def attempted(self, report: AttemptReport) -> None:
-        raise AssertionError("not here")
-
-    async def ended(self, state: str | None, reason: str) -> None:
-        raise AssertionError("not here")
 
 
 def job(tasks: int = 3, **policy) -> tuple[ActiveJob, Told]:
@@ -47,134 +32,10 @@ def job(tasks: int = 3, **policy) -> tuple[ActiveJob, Told]:
         pixels=np.zeros((tasks, 32, 32, 3), np.uint8),
         content="",
         tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
-        sink=told,
+        sink=told,  # type: ignore[arg-type]
         deadline=100.0,
     )
     return active, told
-
-
-COARSE = CoarseEvent(
-    task_id="j-0", node_id="end-0", model="m", labels=(0,), confidences=(0.5,), queue_ms=0, compute_ms=1
-)
-FINE = FineEvent(
-    task_id="j-0",
-    node_id="edge-0",
-    tier=Tier.EDGE,
-    model="m",
-    labels=(0,),
-    confidences=(0.5,),
-    coarse_labels=(0,),
-    coarse_confidences=(0.5,),
-    round_trip_ms=1,
-)
-LOST = FallbackEvent(task_id="j-0", reason="upstream_unavailable", detail="refused", tried=())
-LATE = FallbackEvent(task_id="j-0", reason="deadline", detail="late", tried=())
-
-
-def take(active: ActiveJob, task: ActiveTask, *events, asked_upper: bool = True) -> list[bool]:
-    return [active.take(task, event, "line", 1.0, asked_upper=asked_upper) for event in events]
-
-
-def test_a_second_attempt_changes_no_answer_that_is_there():
-    active, told = job()
-    task = active.begin(0.0)
-    take(active, task, COARSE)
-    take(active, task, COARSE, FINE)
-    assert told.answers == [(0, "coarse", "coarse"), (0, "final", "fine")]
-    take(active, task, COARSE, FINE, LOST)
-    active.give_up(task, "deadline", "late", 2.0)
-    assert told.answers == [(0, "coarse", "coarse"), (0, "final", "fine")]
-    assert sorted(active.open) == [1, 2]
-
-
-def test_an_ending_job_takes_nothing_more():
-    active, told = job()
-    task = active.begin(0.0)
-    active.ending = True
-    take(active, task, COARSE, FINE)
-    assert told.answers == []
-    assert active.next_task() is None
-
-
-def test_scheme_end_is_closed_by_the_coarse_answer():
-    active, told = job(scheme=Scheme.END)
-    take(active, active.begin(0.0), COARSE, asked_upper=False)
-    assert told.answers == [(0, "coarse", "coarse")]
-    assert sorted(active.open) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("loss", "events", "asked_upper", "done", "kinds"),
-    [
-        (UpstreamLoss.FALLBACK, (COARSE,), False, [True], ["coarse", "fallback"]),
-        (UpstreamLoss.FALLBACK, (COARSE, LOST), True, [True, False], ["coarse"]),
-        (UpstreamLoss.FALLBACK, (COARSE, LATE), True, [True, True], ["coarse", "fallback"]),
-        (UpstreamLoss.WAIT, (COARSE,), False, [False], ["coarse"]),
-        (UpstreamLoss.WAIT, (COARSE, LOST), True, [True, False], ["coarse"]),
-        (UpstreamLoss.WAIT, (COARSE, LATE), True, [True, True], ["coarse", "fallback"]),
-    ],
-)
-def test_a_lost_upper_node(loss, events, asked_upper, done, kinds):
-    active, told = job(on_upstream_loss=loss)
-    assert take(active, active.begin(0.0), *events, asked_upper=asked_upper) == done
-    assert [kind for _, _, kind in told.answers] == kinds
-
-
-EDGE = StageAnswer(
-    tier=Tier.EDGE,
-    node_id="edge-0",
-    model="m",
-    indices=(0,),
-    labels=(0,),
-    confidences=(0.5,),
-    coarse_labels=(0,),
-    coarse_confidences=(0.5,),
-    round_trip_ms=1,
-)
-NO_CLOUD = StageLoss(tier=Tier.CLOUD, indices=(0,), reason="upstream_timeout", detail="slow", tried=("cloud-0",))
-NO_TIME = replace(NO_CLOUD, reason="deadline")
-NO_EDGE = replace(NO_CLOUD, tier=Tier.EDGE)
-
-
-def routed(*answers: StageAnswer, losses: tuple[StageLoss, ...] = ()) -> RoutedEvent:
-    return RoutedEvent(task_id="j-0", answers=answers, losses=losses)
-
-
-@pytest.mark.parametrize(
-    ("event", "recovery", "done", "kind"),
-    [
-        (routed(EDGE), Recovery.MONITOR, True, "fine"),
-        (routed(), Recovery.MONITOR, True, "fine"),  # the coarse answer was sure: no fallback
-        (routed(EDGE, losses=(NO_CLOUD,)), Recovery.MONITOR, False, None),
-        (routed(EDGE, losses=(NO_CLOUD,)), Recovery.NONE, True, "fine"),
-        (routed(EDGE, losses=(NO_TIME,)), Recovery.MONITOR, True, "fine"),
-        (routed(losses=(NO_EDGE,)), Recovery.MONITOR, False, None),
-        (routed(losses=(NO_EDGE,)), Recovery.NONE, True, "fallback"),
-        (routed(replace(EDGE, tier=Tier.CLOUD), losses=(NO_EDGE,)), Recovery.MONITOR, True, "fine"),
-    ],
-)
-def test_images_that_went_up_one_by_one(event: RoutedEvent, recovery: Recovery, done: bool, kind: str | None):
-    active, told = job(recovery=recovery)
-    assert take(active, active.begin(0.0), COARSE, event) == [True, done]
-    assert [said for _, stage, said in told.answers if stage == "final"] == ([] if kind is None else [kind])
-
-
-@pytest.mark.parametrize(("reason", "kind"), [("deadline", "fine"), ("quarantined", "fallback")])
-def test_what_there_is_of_the_finer_answers_stands_when_no_more_comes(reason, kind):
-    active, told = job()
-    task = active.begin(0.0)
-    take(active, task, COARSE, routed(EDGE, losses=(NO_CLOUD,)))
-    active.give_up(task, reason, "it is over", 2.0)
-    assert told.answers[-1] == (0, "final", kind)
-
-
-def test_giving_up_leaves_the_coarse_answer_or_an_error():
-    active, told = job()
-    with_coarse, without = active.begin(0.0), active.begin(0.0)
-    take(active, with_coarse, COARSE)
-    active.give_up(with_coarse, "deadline", "late", 2.0)
-    active.give_up(without, "deadline", "late", 2.0)
-    assert told.answers[1:] == [(0, "final", "fallback"), (1, "final", "failed")]
 
 
 @pytest.mark.parametrize(("recovery", "order"), [(Recovery.MONITOR, [0, 1, 2]), (Recovery.REASSIGN, [1, 2, 0])])
@@ -192,30 +53,14 @@ def test_a_failed_task_comes_again_at_once_or_after_all_others(recovery, order):
 def test_a_task_that_waits_for_an_upper_node_stays_until_there_is_one():
     active, _ = job(tasks=2, on_upstream_loss=UpstreamLoss.WAIT)
     waiting, failed = active.begin(0.0), active.begin(0.0)
-    take(active, waiting, COARSE, asked_upper=False)
+    waiting.has_coarse = True
     active.delay(waiting, 1.0)
     active.delay(failed, 1.0)
-    active.wake_delayed(2.0, has_upstream=False)
+    assert active.wake_delayed(2.0, has_upstream=False) == [waiting]
     assert (list(active.ready), active.held, active.waiting) == ([failed], [waiting], 2)
     assert active.waits_for_upstream
     active.wake_delayed(2.0, has_upstream=True)
     assert list(active.ready) == [waiting, failed]
-
-
-def test_without_an_upper_node_a_task_that_is_tried_again_is_closed_by_its_coarse_answer():
-    active, told = job(tasks=1)
-    task = active.begin(0.0)
-    take(active, task, COARSE, LOST)
-    active.delay(task, 1.0)
-    active.wake_delayed(2.0, has_upstream=False)
-    assert told.answers == [(0, "coarse", "coarse"), (0, "final", "fallback")]
-    assert (active.waiting, active.open) == (0, {})
-
-
-def test_with_recovery_none_the_first_failure_of_the_upper_nodes_counts():
-    active, told = job(tasks=1, recovery=Recovery.NONE)
-    assert take(active, active.begin(0.0), COARSE, LOST) == [True, True]
-    assert told.answers[-1] == (0, "final", "fallback")
 
 
 def test_suspects_go_one_at_a_time():
@@ -235,7 +80,7 @@ def test_suspects_go_one_at_a_time():
     active.begin(2.0)
     active.wake_delayed(3.0, has_upstream=True)
     assert list(active.ready) == []
-    take(active, second, COARSE)  # whoever answers has not died of it
+    second.deaths.clear()  # it has been answered
     active.wake_delayed(3.0, has_upstream=True)
     assert list(active.ready) == [first]
 
@@ -302,7 +147,7 @@ def test_a_task_that_waits_for_another_device_lets_the_next_one_go_first():
     assert active.next_tasks() == [first, third]
     assert active.begin(0.0, third) is third
     assert list(active.ready) == [first, second, fourth]
-    active.give_up(fourth, "quarantined", "it kills", 0.0)
+    active.close(fourth)
     assert active.next_tasks() == [first]
-    active.give_up(first, "quarantined", "it kills", 0.0)
+    active.close(first)
     assert active.next_tasks() == [second]

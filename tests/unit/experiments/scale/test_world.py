@@ -7,7 +7,7 @@ import pytest
 from experiments.profile import read_profile
 from experiments.scale.experiment import Size, case_of, simulated_point
 from experiments.scale.world import Case, simulate
-from scheduler.dispatch.dispatcher import Dispatcher
+from scheduler.dispatch.loop import Dispatcher
 from tierkit.errors import InvalidInput
 from tierkit.types import Scheme
 
