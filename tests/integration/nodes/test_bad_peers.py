@@ -84,7 +84,8 @@ async def test_json_beyond_its_limit_is_refused_before_its_end(running: Any) -> 
 
 async def test_json_that_is_nested_deeply_is_the_senders_fault(running: Any) -> None:
     answer = await running.http.post(running.infer_path, content='{"a":' * 900 + "1" + "}" * 900)
-    assert (answer.status_code, answer.json()) == (400, {"error": "'inputs' must be a list of objects"})
+    assert answer.status_code == 400
+    assert list(answer.json()) == ["error"]
 
 
 async def test_many_uploads_that_trickle(start_node: Any) -> None:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
-from typing import Any, NoReturn
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
-import orjson
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from tierkit.errors import MalformedMessage, TooLarge
 from tierkit.inference.model import Array, TensorSpec
 from tierkit.wire.oip.datatypes import BYTES, dtype_of
 from tierkit.wire.oip.encode import BINARY_HEADER
-from tierkit.wire.oip.messages import InferRequest, InferResponse, Parameters, RequestedOutput, Tensor
+from tierkit.wire.oip.messages import InferRequest, InferResponse, RequestedOutput, Tensor
 
 __all__ = ["Limits", "decode_request", "decode_response", "parse_header_length", "tensor_from_bytes"]
 
-_MAX_RANK = 16
-_MAX_DIMENSION = 2**63 - 1
-_MAX_NAME = 256
 _MAX_LISTS = 2**15
 """Lists and objects in a JSON part: reading one of them takes as long as reading several numbers."""
 _MAX_NUMBERS = 200_000
@@ -31,15 +28,53 @@ _MAX_NUMBERS = 200_000
 _MAX_STRINGS = 2**16
 """Elements of a BYTES tensor, each of which becomes a Python object; class names are the only strings here."""
 
-_REMEMBERED_BYTES = 1024
-"""JSON parts up to this length are remembered, the last 256 of requests and of responses: a client sends the same one
-with all its requests of one size, and reading it costs several times what reading the tensors behind it does."""
-
 _UNSUPPORTED = {"sequence_": "sequences", "shared_memory_": "tensors in shared memory"}
-"""By the beginning of their parameters' names: who asks for them would take an answer for something that it is not."""
+"""By the beginning of a parameter's name. Ignoring such a parameter would give a wrong answer."""
 
-_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
-"""What may stand in the JSON of a tensor, by numpy's kind of its type."""
+_NESTED = re.compile(rb"\s*\[\s*\[")
+
+T = TypeVar("T")
+Plain = dict[str, str | int | float | bool]
+Body = bytes | bytearray | memoryview
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Count = Annotated[int, Meta(ge=0)]
+Dimension = Annotated[int, Meta(gt=0, le=2**63 - 1)]
+
+
+class _OutputHead(Struct):
+    name: Name
+    parameters: Plain | None = None
+
+
+class _TensorHead(Struct):
+    name: Name
+    shape: Annotated[tuple[Dimension, ...], Meta(min_length=1, max_length=16)]
+    datatype: str
+    parameters: Plain | None = None
+    data: Raw | UnsetType = UNSET
+
+
+class _RequestHead(Struct):
+    """The JSON part of a request."""
+
+    inputs: Annotated[list[_TensorHead], Meta(min_length=1)]
+    outputs: list[_OutputHead] = []
+    id: str = ""
+    parameters: Plain | None = None
+
+
+class _ResponseHead(Struct):
+    """The JSON part of a response."""
+
+    outputs: Annotated[list[_TensorHead], Meta(min_length=1)]
+    model_name: str = ""
+    model_version: str = ""
+    id: str = ""
+    parameters: Plain | None = None
+
+
+_REQUEST_HEAD = msgspec.json.Decoder(_RequestHead)
+_RESPONSE_HEAD = msgspec.json.Decoder(_ResponseHead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +83,8 @@ class Limits:
 
     max_body_bytes: int = 64 * 2**20
     max_json_bytes: int = 640 * 2**10
-    """For the JSON part alone, some 50 images of 32 x 32 pixels: reading so much (about 8 ms) holds up everything else
-    in the process, in a thread of its own as well, and once parsed it takes up to some thirty times its length."""
+    """For the JSON part alone, some 50 images of 32 x 32 pixels: reading it holds up everything else in the process, in
+    a thread of its own as well, and once parsed it takes up to some thirty times its length."""
     max_tensors: int = 64
 
 
@@ -71,11 +106,7 @@ def parse_header_length(value: str | None) -> int | None:
 
 
 def decode_request(
-    body: bytes | bytearray | memoryview,
-    header_length: int | None,
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
-    raw_input: TensorSpec | None = None,
+    body: Body, header_length: int | None, *, limits: Limits = _DEFAULT_LIMITS, raw_input: TensorSpec | None = None
 ) -> InferRequest:
     """Read a request.
 
@@ -94,42 +125,41 @@ def decode_request(
         _check_size(body, limits)
         return InferRequest(inputs=(Tensor(raw_input.name, _rows(body, raw_input)),))
     text, payload = _split(body, header_length, limits)
-    read = _remembered_request_head if len(payload) and len(text) <= _REMEMBERED_BYTES else _request_head
-    head = read(text, limits.max_tensors)
+    head = _read(_REQUEST_HEAD, text)
+    parameters = _checked(head.parameters, "the request")
+    binary_output = _take(parameters, "binary_data_output", bool, False)
+    _check_names(head.outputs, "outputs", limits)
     return InferRequest(
-        inputs=_tensors(head.inputs, payload),
-        outputs=head.outputs,
+        inputs=_tensors(head.inputs, "inputs", payload, limits),
+        outputs=tuple(_requested_output(output) for output in head.outputs),
         id=head.id,
-        parameters=head.parameters,
-        binary_output=head.binary_output,
+        parameters=parameters,
+        binary_output=binary_output,
     )
 
 
-def decode_response(
-    body: bytes | bytearray | memoryview, header_length: int | None, *, limits: Limits = _DEFAULT_LIMITS
-) -> InferResponse:
+def decode_response(body: Body, header_length: int | None, *, limits: Limits = _DEFAULT_LIMITS) -> InferResponse:
     """Read a response; arguments and errors as for `decode_request`."""
     text, payload = _split(body, header_length, limits)
-    read = _remembered_response_head if len(payload) and len(text) <= _REMEMBERED_BYTES else _response_head
-    head = read(text, limits.max_tensors)
+    head = _read(_RESPONSE_HEAD, text)
     return InferResponse(
         model_name=head.model_name,
         model_version=head.model_version,
-        outputs=_tensors(head.outputs, payload),
+        outputs=_tensors(head.outputs, "outputs", payload, limits),
         id=head.id,
-        parameters=head.parameters,
+        parameters=_checked(head.parameters, "the response"),
     )
 
 
-# --- the two parts of a body ---
+# --- the JSON part ---
 
 
-def _check_size(body: bytes | bytearray | memoryview, limits: Limits) -> None:
+def _check_size(body: Body, limits: Limits) -> None:
     if len(body) > limits.max_body_bytes:
         raise TooLarge(f"a body of {len(body)} bytes; at most {limits.max_body_bytes} are accepted")
 
 
-def _split(body: bytes | bytearray | memoryview, header_length: int | None, limits: Limits) -> tuple[bytes, memoryview]:
+def _split(body: Body, header_length: int | None, limits: Limits) -> tuple[bytes, memoryview]:
     """The JSON part and what follows it."""
     _check_size(body, limits)
     length = len(body) if header_length is None else header_length
@@ -146,257 +176,79 @@ def _split(body: bytes | bytearray | memoryview, header_length: int | None, limi
     return text, view[length:]
 
 
-_LENGTH_HINT = f"where tensors follow the JSON, {BINARY_HEADER} must be its length"
-
-
-def _json_object(text: bytes) -> dict[str, Any]:
-    """The JSON part. Whatever is not beyond doubt is read by Python's own parser, which says what is wrong."""
+def _read(decoder: msgspec.json.Decoder[T], text: bytes | Raw) -> T:
     try:
-        head = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return _strict_json_object(text)
-    # orjson takes the last of several equal keys. Each key has a colon: as many keys as colons, and none was lost.
-    if not isinstance(head, dict) or text.count(b":") != _keys(head):
-        return _strict_json_object(text)
-    return head
-
-
-def _keys(head: dict[str, Any]) -> int:
-    """Keys in an object and in those within it; lists are looked into if they begin with an object."""
-    count, left = 0, [head]  # no recursion: how deep they are is the sender's choice
-    while left:
-        found = left.pop()
-        count += len(found)
-        for item in found.values():
-            if isinstance(item, dict):
-                left.append(item)
-            elif isinstance(item, list) and item and isinstance(item[0], dict):
-                left += [entry for entry in item if isinstance(entry, dict)]
-    return count
-
-
-def _strict_json_object(text: bytes) -> dict[str, Any]:
-    try:
-        head = _JSON.decode(text.decode())
-    except UnicodeDecodeError as exc:
-        raise _unreadable(f"no text from byte {exc.start} on; {_LENGTH_HINT}") from exc
-    except json.JSONDecodeError as exc:
-        raise _unreadable(f"{exc}; {_LENGTH_HINT}" if exc.msg == "Extra data" else str(exc)) from exc
+        return decoder.decode(text)
+    except msgspec.ValidationError as exc:
+        raise MalformedMessage(f"the JSON part: {exc}") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise MalformedMessage(
+            f"the JSON part cannot be read: {exc}; where tensors follow the JSON, {BINARY_HEADER} must be its length"
+        ) from exc
     except RecursionError as exc:
-        raise _unreadable("its lists or objects are nested too deeply") from exc
-    except ValueError as exc:  # Python's bound on the digits of a number
-        raise _unreadable("one of its numbers has too many digits") from exc
-    if not isinstance(head, dict):
-        raise MalformedMessage("the JSON part must be an object")
-    return head
+        raise MalformedMessage("the JSON part cannot be read: its lists or objects are nested too deeply") from exc
 
 
-def _unreadable(why: str) -> MalformedMessage:
-    return MalformedMessage(f"the JSON part cannot be read: {why}")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise MalformedMessage("the JSON part names a key twice in one object")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise MalformedMessage(f"{name} is not JSON: send the tensor as binary")
-
-
-# Made once: `json.loads` with these arguments makes a decoder for each call.
-_JSON = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-
-
-@dataclass(frozen=True, slots=True)
-class _RequestHead:
-    """The JSON part of a request. Shared by all requests that have the same one."""
-
-    inputs: tuple[_TensorHead, ...]
-    outputs: tuple[RequestedOutput, ...]
-    id: str
-    parameters: Parameters
-    binary_output: bool
-
-
-def _request_head(text: bytes, max_tensors: int) -> _RequestHead:
-    head = _json_object(text)
-    parameters = _parameters(head, "the request")
-    binary_output = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
-    return _RequestHead(
-        inputs=_tensor_heads(head, "inputs", max_tensors),
-        outputs=_requested_outputs(head, max_tensors),
-        id=_text(head.get("id", ""), "id"),
-        parameters=parameters,
-        binary_output=binary_output,
-    )
-
-
-_remembered_request_head = lru_cache(maxsize=256)(_request_head)
-
-
-@dataclass(frozen=True, slots=True)
-class _ResponseHead:
-    """The JSON part of a response. Shared as that of requests is."""
-
-    model_name: str
-    model_version: str
-    outputs: tuple[_TensorHead, ...]
-    id: str
-    parameters: Parameters
-
-
-def _response_head(text: bytes, max_tensors: int) -> _ResponseHead:
-    head = _json_object(text)
-    return _ResponseHead(
-        model_name=_text(head.get("model_name", ""), "model_name"),
-        model_version=_text(head.get("model_version", ""), "model_version"),
-        outputs=_tensor_heads(head, "outputs", max_tensors),
-        id=_text(head.get("id", ""), "id"),
-        parameters=_parameters(head, "the response"),
-    )
-
-
-_remembered_response_head = lru_cache(maxsize=256)(_response_head)
-
-
-# --- small values ---
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise MalformedMessage(f"{what} must be a string")
-    return value
-
-
-def _flag(value: Any, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise MalformedMessage(f"{what} must be true or false")
-    return value
-
-
-def _name(entry: dict[str, Any], key: str, seen: set[str]) -> str:
-    name = entry.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-        raise MalformedMessage(f"each of the {key} needs a name of 1 to {_MAX_NAME} characters")
-    if name in seen:
-        raise MalformedMessage(f"{name!r} stands twice among the {key}")
-    seen.add(name)
-    return name
-
-
-def _entries(head: dict[str, Any], key: str, max_tensors: int) -> list[dict[str, Any]]:
-    entries = head.get(key)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise MalformedMessage(f"{key!r} must be a list of objects")
-    if len(entries) > max_tensors:
-        raise TooLarge(f"{len(entries)} {key}; at most {max_tensors} are accepted")
-    return entries
-
-
-def _parameters(entry: dict[str, Any], what: str) -> dict[str, str | int | float | bool]:
-    parameters = entry.get("parameters")
-    if parameters is None:
-        return {}
-    if not isinstance(parameters, dict) or not all(isinstance(v, str | int | float) for v in parameters.values()):
-        raise MalformedMessage(f"the parameters of {what} must be an object of strings, numbers and booleans")
-    for name, value in parameters.items():
-        if value in (math.inf, -math.inf):
-            raise MalformedMessage(f"the parameter {name[:64]!r} of {what} is a number that is too large")
+def _checked(parameters: Plain | None, what: str) -> Plain:
+    for name, value in (parameters or {}).items():
         for beginning, feature in _UNSUPPORTED.items():
             if value and name.startswith(beginning):
                 raise MalformedMessage(f"{what} has the parameter {name[:64]!r}: {feature} are not supported")
-    return parameters
+    return parameters or {}
 
 
-def _requested_outputs(head: dict[str, Any], max_tensors: int) -> tuple[RequestedOutput, ...]:
-    if "outputs" not in head:
-        return ()
-    seen: set[str] = set()
-    outputs = []
-    for entry in _entries(head, "outputs", max_tensors):
-        name = _name(entry, "outputs", seen)
-        parameters = _parameters(entry, f"output {name!r}")
-        binary = parameters.pop("binary_data", None)
-        if binary is not None:
-            _flag(binary, "binary_data")
-        top = parameters.pop("classification", 0)
-        if type(top) is not int or top < 0:
-            raise MalformedMessage("classification must be a number of classes")
-        outputs.append(
-            RequestedOutput(
-                name, binary=None if binary is None else bool(binary), classification=top, parameters=parameters
-            )
-        )
-    return tuple(outputs)
+def _take(parameters: Plain, name: str, kind: Any, default: Any) -> Any:
+    """Remove a parameter that the protocol defines."""
+    try:
+        return msgspec.convert(parameters.pop(name, default), kind)
+    except msgspec.ValidationError as exc:
+        raise MalformedMessage(f"the parameter {name}: {exc}") from exc
+
+
+def _check_names(heads: Sequence[_TensorHead | _OutputHead], key: str, limits: Limits) -> None:
+    if len(heads) > limits.max_tensors:
+        raise TooLarge(f"{len(heads)} {key}; at most {limits.max_tensors} are accepted")
+    names = [head.name for head in heads]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise MalformedMessage(f"{min(twice)!r} stands twice among the {key}")
+
+
+def _requested_output(head: _OutputHead) -> RequestedOutput:
+    parameters = _checked(head.parameters, f"output {head.name!r}")
+    return RequestedOutput(
+        head.name,
+        binary=_take(parameters, "binary_data", bool | None, None),
+        classification=_take(parameters, "classification", Count, 0),
+        parameters=parameters,
+    )
 
 
 # --- tensors ---
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorHead:
-    """What the JSON part says of a tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    datatype: str
-    parameters: Parameters
-    size: int | None
-    """Bytes behind the JSON part; None: it is `data`."""
-    data: Any
-
-
-def _tensor_heads(head: dict[str, Any], key: str, max_tensors: int) -> tuple[_TensorHead, ...]:
-    seen: set[str] = set()
-    heads = []
-    for entry in _entries(head, key, max_tensors):
-        name = _name(entry, key, seen)
-        shape = _shape(entry.get("shape"), name)
-        datatype = _text(entry.get("datatype"), f"the datatype of {name!r}")
-        parameters = _parameters(entry, f"tensor {name!r}")
-        size = parameters.pop("binary_data_size", None)
-        if (size is None) == ("data" not in entry):
-            raise MalformedMessage(f"tensor {name!r} needs either 'data' or a binary_data_size")
-        if size is not None and (type(size) is not int or size < 0):
-            sent = f"the string {size[:32]!r}" if isinstance(size, str) else str(size)[:32]
-            raise MalformedMessage(f"the binary_data_size of tensor {name!r} must be a number of bytes, not {sent}")
-        heads.append(_TensorHead(name, shape, datatype, parameters, size, entry.get("data")))
-    if not heads:
-        raise MalformedMessage(f"{key!r} is empty")
-    return tuple(heads)
-
-
-def _tensors(heads: Sequence[_TensorHead], payload: memoryview) -> tuple[Tensor, ...]:
+def _tensors(heads: Sequence[_TensorHead], key: str, payload: memoryview, limits: Limits) -> tuple[Tensor, ...]:
+    _check_names(heads, key, limits)
     tensors = []
     start = 0
     for head in heads:
-        if head.size is None:
+        parameters = _checked(head.parameters, f"tensor {head.name!r}")
+        size = _take(parameters, "binary_data_size", Count | None, None)
+        if (size is None) == (head.data is UNSET):
+            raise MalformedMessage(f"tensor {head.name!r} needs either 'data' or a binary_data_size")
+        if isinstance(head.data, Raw):
             data = _from_json(head.data, head.shape, head.datatype, head.name)
         else:
-            end = start + head.size
+            end = start + (size or 0)
             if end > len(payload):
                 raise MalformedMessage(
-                    f"tensor {head.name!r} claims {head.size} bytes where {len(payload) - start} follow the JSON part"
+                    f"tensor {head.name!r} claims {size} bytes where {len(payload) - start} follow the JSON part"
                 )
             data = tensor_from_bytes(payload[start:end], head.shape, head.datatype, head.name)
             start = end
-        tensors.append(Tensor(head.name, data, head.parameters))
+        tensors.append(Tensor(head.name, data, parameters))
     if start != len(payload):
         raise MalformedMessage(f"{len(payload) - start} bytes follow the last tensor")
     return tuple(tensors)
-
-
-def _shape(value: Any, name: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not 0 < len(value) <= _MAX_RANK:
-        raise MalformedMessage(f"the shape of {name!r} must be a list of 1 to {_MAX_RANK} numbers")
-    for dim in value:
-        if type(dim) is not int or not 0 < dim <= _MAX_DIMENSION:
-            shown = str(dim)[:32] if isinstance(dim, int | float) else type(dim).__name__
-            raise MalformedMessage(f"each dimension of {name!r} must be a whole number from 1 to 2^63 - 1, not {shown}")
-    return tuple(value)
 
 
 def tensor_from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: str) -> Array:
@@ -423,7 +275,7 @@ def tensor_from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, n
     return array.reshape(shape)
 
 
-def _rows(body: bytes | bytearray | memoryview, spec: TensorSpec) -> Array:
+def _rows(body: Body, spec: TensorSpec) -> Array:
     """The body as rows of a tensor whose first axis is free."""
     row_bytes = math.prod(spec.shape[1:]) * dtype_of(spec.datatype).itemsize
     if spec.datatype == BYTES or spec.shape[0] != -1 or -1 in spec.shape[1:]:
@@ -462,53 +314,40 @@ def _string_array(items: Sequence[bytes], shape: tuple[int, ...]) -> Array:
     return array.reshape(shape)
 
 
-def _from_json(data: Any, shape: tuple[int, ...], datatype: str, name: str) -> Array:
+@cache
+def _data_decoder(datatype: str, rank: int) -> msgspec.json.Decoder[list[Any]]:
+    """Reads the JSON of a tensor as lists of numbers that its datatype can hold, nested `rank` deep."""
     dtype = dtype_of(datatype)
-    flat = _flatten(data, shape, name)
-    types = set(map(type, flat))
-    if datatype == BYTES:
-        _check_strings(len(flat), name)
-        if types != {str}:
-            raise MalformedMessage(f"tensor {name!r}: BYTES as JSON are strings")
-        try:
-            return _string_array([item.encode() for item in flat], shape)
-        except UnicodeEncodeError as exc:
-            raise MalformedMessage(f"tensor {name!r}: a string holds a lone surrogate") from exc
-    wanted = _JSON_TYPES[dtype.kind]
-    if not types <= wanted:
-        found = ", ".join(sorted(kind.__name__ for kind in types - wanted))
-        raise MalformedMessage(f"tensor {name!r}: {datatype} cannot hold {found}")
-    if dtype.kind in "iu":
+    kind: Any = {"b": bool, "f": float, "O": str}.get(dtype.kind)
+    if kind is None:
         bounds = np.iinfo(dtype)
-        try:
-            numbers: Array = np.fromiter(flat, np.int64, len(flat))
-        except OverflowError:
-            numbers = np.array(flat, object)  # all that Python can hold
-        if int(numbers.min()) < bounds.min or int(numbers.max()) > bounds.max:
-            raise MalformedMessage(f"tensor {name!r}: {datatype} goes from {bounds.min} to {bounds.max}")
-        return numbers.astype(dtype).reshape(shape)
+        # msgspec takes no bound above 2^63: numpy checks the upper one of UINT64.
+        kind = Annotated[int, Meta(ge=int(bounds.min), le=None if datatype == "UINT64" else int(bounds.max))]
+    for _ in range(rank):
+        kind = list[kind]
+    return msgspec.json.Decoder(kind)
+
+
+def _from_json(data: Raw, shape: tuple[int, ...], datatype: str, name: str) -> Array:
+    """A tensor's JSON is either one flat list in row-major order or lists nested as its shape says."""
+    dtype = dtype_of(datatype)
+    nested = len(shape) > 1 and _NESTED.match(data) is not None
+    try:
+        values = _read(_data_decoder(datatype, len(shape) if nested else 1), data)
+    except MalformedMessage as exc:
+        raise MalformedMessage(f"tensor {name!r} ({datatype}): {exc}") from exc
     try:
         with np.errstate(over="ignore"):
-            array: Array = np.array(flat, dtype)
-    except OverflowError:  # an int beyond the largest double
-        raise MalformedMessage(f"tensor {name!r}: a number is too large for {datatype}") from None
+            array: Array = np.array(values, dtype)
+    except OverflowError as exc:
+        raise MalformedMessage(f"tensor {name!r}: a number is too large for {datatype}") from exc
+    except ValueError as exc:  # lists of different lengths
+        raise MalformedMessage(f"tensor {name!r}: its lists are not nested as its shape {list(shape)} says") from exc
+    if array.shape != (shape if nested else (math.prod(shape),)):
+        raise MalformedMessage(f"tensor {name!r}: its data are {list(array.shape)}, and its shape says {list(shape)}")
+    if datatype == BYTES:
+        _check_strings(array.size, name)
+        return _string_array([item.encode() for item in array.reshape(-1)], shape)
     if dtype.kind == "f" and not np.isfinite(array).all():
         raise MalformedMessage(f"tensor {name!r}: a number is too large for {datatype}")
     return array.reshape(shape)
-
-
-def _flatten(data: Any, shape: tuple[int, ...], name: str) -> list[Any]:
-    """A tensor's JSON is either one flat list in row-major order or lists nested as its shape says."""
-    if not isinstance(data, list):
-        raise MalformedMessage(f"the data of {name!r} must be a list")
-    rows: list[Any] = data
-    if len(shape) > 1 and rows and isinstance(rows[0], list):
-        if len(rows) != shape[0]:
-            raise MalformedMessage(f"tensor {name!r}: {len(rows)} rows where its shape says {shape[0]}")
-        for dim in shape[1:]:
-            if set(map(type, rows)) != {list} or set(map(len, rows)) != {dim}:
-                raise MalformedMessage(f"tensor {name!r}: its lists are not nested as its shape {list(shape)} says")
-            rows = list(chain.from_iterable(rows))
-    if len(rows) != math.prod(shape):
-        raise MalformedMessage(f"tensor {name!r}: {len(rows)} elements where its shape says {math.prod(shape)}")
-    return rows

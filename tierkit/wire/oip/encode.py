@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Collection, Iterable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from tierkit.errors import MalformedMessage
-from tierkit.inference.model import Array
 from tierkit.wire.oip.datatypes import BYTES, DATATYPES
 from tierkit.wire.oip.messages import InferRequest, InferResponse, RequestedOutput, Tensor
 
@@ -26,9 +24,6 @@ later changes of the arrays: send before you change those."""
 
 _ALIGNMENT = 8
 """The JSON is padded with blanks to a multiple of this, so that the receiver can read tensors of any type in place."""
-
-# Made once: `json.dumps` with these arguments makes an encoder for each call.
-_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunks, dict[str, str]]:
@@ -45,87 +40,20 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[Chunk
     Raises:
         MalformedMessage: a tensor that the protocol, or JSON, cannot carry.
     """
-    if binary and _is_usual(request, request.inputs):
-        outputs = request.outputs
-        if not any(output.parameters for output in outputs):
-            wanted = tuple([(output.name, output.binary, output.classification) for output in outputs])
-            (tensor,) = request.inputs
-            head = _usual_request_head(wanted, request.binary_output, tensor.name, tensor.data.shape, tensor.data.dtype)
-            return head.before(tensor.data)
-    return _encode(_request_head(request), "inputs", request.inputs, lambda _name: binary)
-
-
-def _request_head(request: InferRequest) -> dict[str, Any]:
-    head: dict[str, Any] = {"id": request.id} if request.id else {}
+    head: dict[str, Any] = {}
+    if request.outputs:
+        head["outputs"] = [_requested(output) for output in request.outputs]
     parameters = dict(request.parameters)
     if request.binary_output:
         parameters["binary_data_output"] = True
-    if parameters:
-        head["parameters"] = parameters
-    if request.outputs:
-        head["outputs"] = [_requested(output) for output in request.outputs]
-    return head
+    return _encode(head, request.id, parameters, "inputs", request.inputs, lambda _name: binary)
 
 
 def encode_response(response: InferResponse, *, binary: bool | Collection[str] = True) -> tuple[Chunks, dict[str, str]]:
     """Write a response; as `encode_request`, where `binary` may also be the names of the outputs to send as binary."""
-    if binary is True and _is_usual(response, response.outputs):
-        (tensor,) = response.outputs
-        return _usual_response_head(
-            response.model_name, response.model_version, tensor.name, tensor.data.shape, tensor.data.dtype
-        ).before(tensor.data)
-    head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
-    if response.id:
-        head["id"] = response.id
-    if response.parameters:
-        head["parameters"] = dict(response.parameters)
+    head = {"model_name": response.model_name, "model_version": response.model_version}
     choose = (lambda _name: binary) if isinstance(binary, bool) else binary.__contains__
-    return _encode(head, "outputs", response.outputs, choose)
-
-
-def _is_usual(message: InferRequest | InferResponse, tensors: Collection[Tensor]) -> bool:
-    """Whether it has one tensor of numbers, and nothing else to say."""
-    if len(tensors) != 1 or message.id or message.parameters:
-        return False
-    (tensor,) = tensors
-    return not tensor.parameters and tensor.data.dtype.kind != "O"
-
-
-class _Head(NamedTuple):
-    """What comes before the numbers of a message with one tensor: the same for all batches of one size. Writing it
-    takes longer than all else that sending does."""
-
-    text: bytes
-    headers: dict[str, str]
-    dtype: np.dtype[Any]
-    """In which the numbers follow."""
-
-    @classmethod
-    def of(cls, head: dict[str, Any], key: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Head:
-        blank = Tensor(name, np.broadcast_to(np.zeros((), dtype), shape))
-        chunks, headers = _encode(head, key, [blank], lambda _name: True)
-        return cls(bytes(chunks[0]), headers, DATATYPES[blank.datatype])
-
-    def before(self, data: Array) -> tuple[Chunks, dict[str, str]]:
-        return [self.text, np.ascontiguousarray(data, self.dtype).data.cast("B")], self.headers.copy()
-
-
-@lru_cache(maxsize=256)
-def _usual_response_head(model: str, version: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Head:
-    return _Head.of({"model_name": model, "model_version": version}, "outputs", name, shape, dtype)
-
-
-@lru_cache(maxsize=256)
-def _usual_request_head(
-    outputs: tuple[tuple[str, bool | None, int], ...],
-    binary_output: bool,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-) -> _Head:
-    wanted = tuple(RequestedOutput(output, binary, best) for output, binary, best in outputs)
-    head = _request_head(InferRequest((), wanted, binary_output=binary_output))
-    return _Head.of(head, "inputs", name, shape, dtype)
+    return _encode(head, response.id, dict(response.parameters), "outputs", response.outputs, choose)
 
 
 def _requested(output: RequestedOutput) -> dict[str, Any]:
@@ -138,40 +66,43 @@ def _requested(output: RequestedOutput) -> dict[str, Any]:
 
 
 def _encode(
-    head: dict[str, Any], key: str, tensors: Iterable[Tensor], binary: Callable[[str], bool]
+    head: dict[str, Any],
+    message_id: str,
+    parameters: dict[str, Any],
+    key: str,
+    tensors: Iterable[Tensor],
+    binary: Callable[[str], bool],
 ) -> tuple[Chunks, dict[str, str]]:
+    if message_id:
+        head["id"] = message_id
+    if parameters:
+        head["parameters"] = parameters
     entries: list[dict[str, Any]] = []
     payload: Chunks = []
-    payload_bytes = 0
     for tensor in tensors:
-        datatype = tensor.datatype
-        shape = list(tensor.data.shape)
+        datatype, shape = tensor.datatype, tensor.data.shape
         if not shape or 0 in shape:
-            raise MalformedMessage(f"tensor {tensor.name!r} of shape {shape} holds nothing")
+            raise MalformedMessage(f"tensor {tensor.name!r} of shape {list(shape)} holds nothing")
         entry: dict[str, Any] = {"name": tensor.name, "shape": shape, "datatype": datatype}
-        parameters = dict(tensor.parameters)
+        about = dict(tensor.parameters)
         if binary(tensor.name):
             view = _raw(tensor, datatype)
-            parameters["binary_data_size"] = len(view)
+            about["binary_data_size"] = len(view)
             payload.append(view)
-            payload_bytes += len(view)
         else:
             entry["data"] = _plain(tensor, datatype)
-        if parameters:
-            entry["parameters"] = parameters
+        if about:
+            entry["parameters"] = about
         entries.append(entry)
     head[key] = entries
-    try:
-        text = _JSON.encode(head).encode()
-    except ValueError as exc:
-        raise MalformedMessage("JSON carries neither NaN nor infinity: ask for binary tensors") from exc
+    text = msgspec.json.encode(head)
     if not payload:
         return [text], {"Content-Type": "application/json", "Content-Length": str(len(text))}
     text += b" " * (-len(text) % _ALIGNMENT)
     headers = {
         "Content-Type": "application/octet-stream",
         BINARY_HEADER: str(len(text)),
-        "Content-Length": str(len(text) + payload_bytes),
+        "Content-Length": str(len(text) + sum(map(len, payload))),
     }
     return [text, *payload], headers
 
@@ -185,6 +116,8 @@ def _raw(tensor: Tensor, datatype: str) -> bytes | memoryview:
 
 def _plain(tensor: Tensor, datatype: str) -> list[Any]:
     if datatype != BYTES:
+        if tensor.data.dtype.kind == "f" and not np.isfinite(tensor.data).all():
+            raise MalformedMessage("JSON carries neither NaN nor infinity: ask for binary tensors")
         flat: list[Any] = tensor.data.reshape(-1).tolist()
         return flat
     try:
