@@ -1,4 +1,4 @@
-"""TOML files that people write, checked against a pydantic model: what is wrong is said in one sentence."""
+"""TOML files that people write, checked against a pydantic model. Errors are sentences that name the place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from tierkit.errors import SetupError
 
-__all__ = ["faults", "read_document"]
+__all__ = ["faults", "parse_document", "read_document", "read_toml", "sentence"]
 
 _TABLE = re.compile(r"a valid dictionary( or instance of \w+)?")
 
@@ -31,19 +31,36 @@ def read_document(path: Path, kind: type[M], *, what: str) -> M:
     Raises:
         SetupError: it cannot be read, is no TOML, or does not fit; an unknown name brings the closest known one.
     """
+    return parse_document(read_toml(path, what=what), kind, f"the {what} {path}")
+
+
+def parse_document(document: Mapping[str, Any], kind: type[M], where: str) -> M:
+    """What `read_toml` returned, as `kind`. Raises SetupError."""
+    try:
+        return kind.model_validate(document)
+    except ValidationError as exc:
+        raise SetupError(f"{where}: {faults(exc, kind, document)}") from exc
+
+
+def read_toml(path: Path, *, what: str, content: bytes | None = None) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Args:
+        what: how messages call the file.
+        content: of the file, where it has been read already.
+
+    Raises:
+        SetupError: it cannot be read, or is no TOML.
+    """
     try:
         # An editor may have put a byte order mark before the text.
-        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads((path.read_bytes() if content is None else content).decode("utf-8-sig"))
     except OSError as exc:
         raise SetupError(f"cannot read the {what} {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise SetupError(f"the {what} {path} is no text in UTF-8") from exc
     except tomllib.TOMLDecodeError as exc:
         raise SetupError(f"the {what} {path} is not valid TOML: {exc}") from exc
-    try:
-        return kind.model_validate(document)
-    except ValidationError as exc:
-        raise SetupError(f"the {what} {path}: {faults(exc, kind, document)}") from exc
 
 
 def faults(error: ValidationError, kind: type[BaseModel], document: Any = None) -> str:
@@ -55,30 +72,44 @@ def faults(error: ValidationError, kind: type[BaseModel], document: Any = None) 
     errors = error.errors()
     # A part that is wrong in itself counts as none of a list: that the list is then too short is no fault of its own.
     own = [each for each in errors if each["type"] != "too_short" or not _any_within(each["loc"], errors)]
-    return "; ".join(_sentence(each, kind, document) for each in own)
+    return "; ".join(
+        sentence(
+            each, _where([part for part in each["loc"] if part != "[key]"], document), _fields_around(each["loc"], kind)
+        )
+        for each in own
+    )
 
 
 def _any_within(place: tuple[int | str, ...], errors: Sequence[ErrorDetails]) -> bool:
     return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
 
 
-def _sentence(error: ErrorDetails, kind: type[BaseModel], document: Any) -> str:
-    where = _where([part for part in error["loc"] if part != "[key]"], document)
+def sentence(error: ErrorDetails, where: str, known: Mapping[str, FieldInfo]) -> str:
+    """One fault in plain words.
+
+    Args:
+        where: the place of the value; "" for the whole document.
+        known: the fields that may stand there.
+    """
     if error["type"] == "extra_forbidden":
-        known = list(_fields_around(error["loc"], kind))
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         return f"{where} is unknown; " + (f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}")
     if error["type"] == "missing":
-        field = _fields_around(error["loc"], kind).get(str(error["loc"][-1]))
+        field = known.get(str(error["loc"][-1]))
         meaning = " ".join((field.description if field and field.description else "").split()).rstrip(".")
         return f"{where} is missing" + (f" ({meaning[0].lower()}{meaning[1:]})" if meaning else "")
     if error["type"] == "too_short":
         return f"{where} has too few entries: {error['ctx']['actual_length']}, at least {error['ctx']['min_length']}"
     # Files have lists and tables, whatever becomes of them.
     reason = _TABLE.sub("a table", error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list"))
-    if where and isinstance(error["input"], dict | list):  # too much to be repeated in a sentence
+    if not where:
+        return reason
+    reason = f"{reason[0].lower()}{reason[1:]}"
+    field = known.get(str(error["loc"][-1]))
+    # A list or table is too long for a sentence, and a secret is not repeated.
+    if isinstance(error["input"], dict | list) or (field and not field.repr):
         return f"{where}: {reason}"
-    return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}" if where else reason
+    return f"{where} is {error['input']!r}: {reason}"
 
 
 def _where(location: Sequence[int | str], document: Any) -> str:

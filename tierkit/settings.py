@@ -7,10 +7,8 @@ environment nor files; only `load_settings`, which `__main__` calls, does.
 
 from __future__ import annotations
 
-import difflib
 import os
 import secrets
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -38,6 +36,7 @@ from pydantic_settings import (
 )
 
 from tierkit.access import Role, check_private, checked_token, read_token
+from tierkit.documents import read_toml, sentence
 from tierkit.errors import SetupError
 from tierkit.naming import lasting_name
 from tierkit.urls import checked_url
@@ -351,19 +350,13 @@ def _read_environment(settings_class: type[ServiceSettings], prefix: str) -> dic
 def _read_table(service: str, config: Path | None) -> Mapping[str, object]:
     if config is None:
         return {}
-    try:
-        with config.open(encoding="utf-8") as handle:
-            found, tables = os.fstat(handle.fileno()), tomllib.loads(handle.read())
-    except OSError as exc:
-        raise SetupError(f"cannot read the settings file {config}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise SetupError(f"the settings file {config} is not valid TOML: {exc}") from exc
+    tables = read_toml(config, what="settings file")
     table = tables.get(service)
     if not isinstance(table, dict):
         names = ", ".join(f"[{name}]" for name in tables) or "nothing"
         raise SetupError(f"the settings file {config} has no table [{service}]; it holds {names}")
     if "token" in table:
-        check_private(found, config, "the settings file with a token,")
+        check_private(config.stat(), config, "the settings file with a token,")
     return table
 
 
@@ -371,11 +364,4 @@ def _sentence(settings_class: type[ServiceSettings], error: ErrorDetails, origin
     name = str(error["loc"][0])
     # A default can be wrong beside another setting that was given.
     where = origin.get(name, f"the default of {name}")
-    if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(name, settings_class.model_fields, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(settings_class.model_fields)}"
-        return f"{where} is no setting of this service; {hint}"
-    reason = error["msg"].removeprefix("Value error, ")
-    if name == "token":
-        return f"{where} is no token"
-    return f"{where} is {error['input']!r}: {reason[0].lower()}{reason[1:]}"
+    return f"{where} is no token" if name == "token" else sentence(error, where, settings_class.model_fields)

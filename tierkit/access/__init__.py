@@ -1,12 +1,10 @@
 """Who may call a service: tokens and the file that says whose they are, limits per token, TLS of both sides."""
 
-from tierkit.access.callers import CALLER, Caller, Role, caller_of
+from tierkit.access.callers import CALLER, Allowance, Bucket, Caller, Role, caller_of
+from tierkit.access.files import check_private, checked_token, follow_files, read_private, read_token, signature
 from tierkit.access.gate import Gate
-from tierkit.access.limits import Allowance, Bucket
-from tierkit.access.private import check_private, checked_token, read_private, read_token
 from tierkit.access.tls import ServerTls, client_context, tls_trouble
-from tierkit.access.tokens import TokenBook, TokenEntry, digest_of, new_token, parse_book, read_book, write_book
-from tierkit.access.watching import follow_files, signature
+from tierkit.access.tokens import TokenBook, TokenEntry, digest_of, new_token, read_book, write_book
 
 __all__ = [
     "CALLER",
@@ -25,7 +23,6 @@ __all__ = [
     "digest_of",
     "follow_files",
     "new_token",
-    "parse_book",
     "read_book",
     "read_private",
     "read_token",

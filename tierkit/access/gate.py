@@ -16,14 +16,14 @@ from pathlib import Path
 
 from prometheus_client import Counter
 
-from tierkit.access.callers import Caller, Role
-from tierkit.access.limits import Allowance
+from tierkit.access.callers import Allowance, Caller, Role
 from tierkit.access.tokens import TokenBook, read_book
-from tierkit.errors import Forbidden, LimitReached, Unauthenticated
+from tierkit.errors import Forbidden, LimitReached, TerraceError, Unauthenticated
 
 __all__ = ["Gate"]
 
 _MAX_TOKEN_BYTES = 512
+_REASONS: dict[type[TerraceError], str] = {Unauthenticated: "token", Forbidden: "role", LimitReached: "limit"}
 
 _refused = Counter(
     "terrace_refused_callers_total",
@@ -79,14 +79,8 @@ class Gate:
                 raise Forbidden(f"the token of {caller.name!r} has the role {caller.role}, which is not served here")
             if caller.allowance is not None:
                 caller.allowance.take_request(self._clock())
-        except Unauthenticated:
-            _refused.labels("token").inc()
-            raise
-        except Forbidden:
-            _refused.labels("role").inc()
-            raise
-        except LimitReached:
-            _refused.labels("limit").inc()
+        except (Unauthenticated, Forbidden, LimitReached) as exc:
+            _refused.labels(_REASONS[type(exc)]).inc()
             raise
         return caller
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from tierkit.access.private import check_private
+from tierkit.access.files import check_private
 from tierkit.errors import SetupError
 
 __all__ = ["ServerTls", "client_context", "tls_trouble"]

@@ -18,26 +18,25 @@ import hmac
 import json
 import re
 import secrets
-import tomllib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from tierkit.access.private import read_private
+from tierkit.access.files import read_private
+from tierkit.documents import parse_document, read_toml
 from tierkit.errors import SetupError
 from tierkit.types import Tier
 from tierkit.wire.messages import NodeId
 
-__all__ = ["TokenBook", "TokenEntry", "digest_of", "new_token", "parse_book", "read_book", "write_book"]
+__all__ = ["TokenBook", "TokenEntry", "digest_of", "new_token", "read_book", "write_book"]
 
 _PREFIX = "terrace_"
 """Lets people and scanners for leaked secrets see what it is."""
 
-_MAX_TOKENS = 10_000
 _PATTERN = r"^[a-z0-9*?][a-z0-9._*?-]{0,62}$"
 _ID_LENGTH = 8
 
@@ -61,7 +60,8 @@ class TokenEntry(BaseModel):
     """Whose it is. Several tokens may have one name while they are exchanged; limits count per name."""
     role: Literal["user", "node"]
     """`user` may use the job API and a node's models; `node` may register, send heartbeats and fetch weights."""
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
+    """Of the token. Messages do not repeat it: it may be the token itself, by mistake."""
     created: AwareDatetime | None = None
     expires: AwareDatetime | None = None
     """Refused from then on, by the clock of the service that is asked. None: never."""
@@ -99,19 +99,21 @@ class TokenEntry(BaseModel):
         return any(fnmatchcase(node_id, pattern) for pattern in patterns)
 
 
-class TokenBook:
-    """The tokens of a file.
+class _File(BaseModel):
+    """Of tokens: tables [[token]]."""
 
-    Raises:
-        SetupError: one hash stands there twice.
-    """
+    model_config = ConfigDict(extra="forbid")
+
+    token: Annotated[tuple[TokenEntry, ...], Field(max_length=10_000)] = ()
+
+
+class TokenBook:
+    """The tokens of a file."""
 
     def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
         self._entries = tuple(entries)
         # A look-up by the beginning of the hash tells an attacker nothing: he cannot choose the hash of what he sends.
-        self._by_hash = {entry.sha256[:16]: (bytes.fromhex(entry.sha256), entry) for entry in self._entries}
-        if len(self._by_hash) != len(self._entries):
-            raise SetupError("one sha256 stands there twice: each token has an entry of its own")
+        self._by_hash = {entry.sha256[:16]: entry for entry in self._entries}
 
     def __iter__(self) -> Iterator[TokenEntry]:
         return iter(self._entries)
@@ -121,36 +123,9 @@ class TokenBook:
 
     def find(self, token: bytes) -> TokenEntry | None:
         """The entry of a token, expired or not. The time that it takes does not depend on how much of it is right."""
-        digest = digest_of(token)
-        found = self._by_hash.get(digest.hex()[:16])
-        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
-
-
-def parse_book(text: str) -> TokenBook:
-    """Read the content of a token file.
-
-    Raises:
-        SetupError: it is no TOML, or an entry is wrong; the sentence names it.
-    """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise SetupError(f"it is not valid TOML: {exc}") from exc
-    if unknown := [key for key in document if key != "token"]:
-        raise SetupError(f"unknown key {unknown[0]!r}: it consists of tables [[token]]")
-    tables = document.get("token", [])
-    if not isinstance(tables, list) or len(tables) > _MAX_TOKENS:
-        raise SetupError(f"token must be a list of at most {_MAX_TOKENS} tables [[token]]")
-    entries = []
-    for number, table in enumerate(tables, start=1):
-        try:
-            entries.append(TokenEntry.model_validate(table))
-        except ValidationError as exc:
-            error = exc.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, error["loc"]))
-            reason = error["msg"].removeprefix("Value error, ")
-            raise SetupError(f"token {number}: {f'{place}: ' if place else ''}{reason}") from exc
-    return TokenBook(entries)
+        digest = digest_of(token).hex()
+        found = self._by_hash.get(digest[:16])
+        return found if found is not None and hmac.compare_digest(found.sha256, digest) else None
 
 
 def read_book(path: Path, *, any_owner: bool = False) -> TokenBook:
@@ -160,18 +135,19 @@ def read_book(path: Path, *, any_owner: bool = False) -> TokenBook:
         any_owner: as for `read_private`.
 
     Raises:
-        SetupError: as `read_private` and `parse_book`; the sentence names the file.
+        SetupError: as `read_private`, or an entry is wrong; the sentence names file and entry.
     """
-    try:
-        return parse_book(read_private(path, "the file of tokens", any_owner=any_owner).decode("utf-8"))
-    except UnicodeDecodeError as exc:
-        raise SetupError(f"the file of tokens {path} is not UTF-8") from exc
-    except SetupError as exc:
-        raise exc if str(path) in str(exc) else SetupError(f"the file of tokens {path}: {exc}") from exc
+    content = read_private(path, "the file of tokens", any_owner=any_owner)
+    file = parse_document(read_toml(path, what="file of tokens", content=content), _File, f"the file of tokens {path}")
+    if len({entry.sha256 for entry in file.token}) != len(file.token):
+        raise SetupError(
+            f"the file of tokens {path}: one sha256 stands there twice: each token has an entry of its own"
+        )
+    return TokenBook(file.token)
 
 
 def write_book(entries: Iterable[TokenEntry]) -> str:
-    """The content of a token file; `parse_book` reads it."""
+    """The content of a token file; `read_book` reads it."""
     lines = [
         "# Who may use Terrace: hashes of tokens. Written by `terrace token`; services read it again on change.",
         "",

@@ -66,7 +66,7 @@ def test_without_a_link_there_is_no_file(tmp_path: Path) -> None:
         (HEAD + NODES + "[path.end-clod]\ndelay_s = 1", "there is no path end-clod; did you mean end-cloud?"),
         (HEAD + "[nodes]\nend = 0\nedge = 1\ncloud = 1", "nodes.end is 0: input should be greater than or equal to 1"),
         (HEAD + "nodes = 5", "nodes is 5: input should be a table"),
-        (HEAD + "nodes = [1]", "nodes: Input should be a table"),
+        (HEAD + "nodes = [1]", "nodes: input should be a table"),
         (HEAD + NODES + "[path]\nend-edge = 1", "path.end-edge is 1: input should be a table"),
         ("path = 1\n" + HEAD + NODES, "path is 1: input should be a table"),
         (

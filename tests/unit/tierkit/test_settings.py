@@ -59,8 +59,8 @@ def test_names_are_a_list_in_the_file_and_comma_separated_elsewhere(
         ({"max_queue_delay_ms": "1e9"}, {}, "", "--max-queue-delay-ms is '1e9': input should be less than or equal to"),
         ({"scheduler": "ftp://x"}, {}, "", "the flag --scheduler is 'ftp://x': must start with http:// or https://"),
         ({}, {"PORT": "70000"}, "", "the environment variable TERRACE_EDGELIKE_PORT is '70000'"),
-        ({}, {"PROT": "1"}, "", "TERRACE_EDGELIKE_PROT is no setting of this service; did you mean port?"),
-        ({}, {}, "prot = 1", "the key prot is no setting of this service; did you mean port?"),
+        ({}, {"PROT": "1"}, "", "TERRACE_EDGELIKE_PROT is unknown; did you mean port?"),
+        ({}, {}, "prot = 1", "the key prot is unknown; did you mean port?"),
         ({}, {}, 'log_level = "loud"', "table [edgelike], the key log_level is 'loud': input should be 'debug'"),
     ],
 )

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tierkit.access import (
+    TokenBook,
     TokenEntry,
     checked_token,
     digest_of,
     new_token,
-    parse_book,
     read_book,
     read_token,
     write_book,
@@ -34,19 +34,26 @@ def test_a_new_token_is_long_and_never_the_same() -> None:
     assert all(len(token) == 51 and checked_token(token, "it") == token for token in tokens)
 
 
-def test_what_is_written_is_read_again() -> None:
+def book_of(folder: Path, *entries: TokenEntry) -> TokenBook:
+    path = folder / "tokens.toml"
+    path.write_text(write_book(entries))
+    path.chmod(0o600)
+    return read_book(path)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     entries = [
         entry("one", expires=datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC), requests_per_minute=7, unfinished_jobs=2),
         entry("two", upload_bytes_per_minute=1000, created=datetime(2026, 1, 2, tzinfo=UTC)),
         entry("three", name="pi", role="node", nodes=("pi", "door-*"), tiers=(Tier.END,)),
     ]
-    assert list(parse_book(write_book(entries))) == entries
+    assert list(book_of(tmp_path, *entries)) == entries
     assert "one" not in write_book(entries)
 
 
-def test_a_token_is_found_by_itself_alone() -> None:
+def test_a_token_is_found_by_itself_alone(tmp_path: Path) -> None:
     token = new_token()
-    book = parse_book(write_book([entry(token), entry(new_token(), name="bob")]))
+    book = book_of(tmp_path, entry(token), entry(new_token(), name="bob"))
     assert book.find(token.encode()) == entry(token)
     for other in (token[:-1], token + "a", token.upper(), new_token(), digest_of(token.encode()).hex()):
         assert book.find(other.encode()) is None
@@ -73,20 +80,32 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
     ("text", "message"),
     [
         ("token = ", "not valid TOML"),
-        ("tokens = 1", "unknown key 'tokens'"),
-        ("token = 1", "list of at most"),
-        ('[[token]]\nname = "a"\nrole = "user"', "token 1: sha256: Field required"),
-        (f'[[token]]\nname = "A b"\nrole = "user"\nsha256 = "{SHA}"', "token 1: name: must be 1 to 63 lower-case"),
-        (f'[[token]]\nname = "a"\nrole = "admin"\nsha256 = "{SHA}"', "token 1: role: Input should be 'user' or 'node'"),
-        ('[[token]]\nname = "a"\nrole = "user"\nsha256 = "hello"', "token 1: sha256: String should match pattern"),
+        ("tokens = 1", "tokens is unknown; did you mean token"),
+        ("token = 1", "token is 1: input should be a list"),
+        ('[[token]]\nname = "a"\nrole = "user"', "sha256 of token 'a' is missing"),
+        (
+            f'[[token]]\nname = "A b"\nrole = "user"\nsha256 = "{SHA}"',
+            "name of token 'A b' is 'A b': must be 1 to 63 lower-case",
+        ),
+        (
+            f'[[token]]\nname = "a"\nrole = "admin"\nsha256 = "{SHA}"',
+            "role of token 'a' is 'admin': input should be 'user' or 'node'",
+        ),
+        (
+            '[[token]]\nname = "a"\nrole = "user"\nsha256 = "hello"',
+            "sha256 of token 'a': string should match pattern",
+        ),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nexpires = 2030-01-01T00:00:00',
-            "token 1: expires: Input should have timezone info",
+            "expires of token 'a' is .*: input should have timezone info",
         ),
-        (f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nrequests = 1', "token 1: requests: Extra inputs"),
+        (
+            f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nrequests = 1',
+            "requests of token 'a' is unknown; known are name, role",
+        ),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nrequests_per_minute = 0',
-            "token 1: requests_per_minute: Input should be greater than 0",
+            "requests_per_minute of token 'a' is 0: input should be greater than 0",
         ),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nnodes = ["*"]',

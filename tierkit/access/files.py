@@ -1,17 +1,23 @@
-"""Files that nobody but their owner may read."""
+"""Files with secrets: only their owner may read them, and services read them again when they change."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tierkit.errors import SetupError
 
-__all__ = ["check_private", "checked_token", "read_private", "read_token"]
+__all__ = ["check_private", "checked_token", "follow_files", "read_private", "read_token", "signature"]
+
+log = logging.getLogger(__name__)
 
 _MAX_BYTES = 4 * 1024 * 1024
+_PERIOD_S = 1.0
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 """What RFC 6750 allows in a bearer token; a short one would be a password, which can be guessed."""
 
@@ -75,3 +81,40 @@ def checked_token(text: str, where: str) -> str:
     if not _TOKEN.fullmatch(token):
         raise SetupError(f"{where} holds no token: one line of 16 to 512 letters, digits and - . _ ~ + / = is expected")
     return token
+
+
+def signature(paths: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
+    """What changes when a file is written, replaced, or given other permissions; () for one that is not there."""
+    found: list[tuple[int, ...]] = []
+    for path in paths:
+        try:
+            facts = path.stat()
+        except OSError:
+            found.append(())
+        else:
+            found.append((facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_mode))
+    return tuple(found)
+
+
+async def follow_files(
+    paths: Sequence[Path], seen: tuple[tuple[int, ...], ...], read: Callable[[], None], *, what: str
+) -> None:
+    """Call `read`, in a thread, whenever one of the files has changed, until cancelled. What it cannot use leaves
+    everything as it was, and is told once.
+
+    Args:
+        seen: their signature when they were last read.
+        what: names them in the log.
+    """
+    while True:
+        await asyncio.sleep(_PERIOD_S)
+        now = await asyncio.to_thread(signature, paths)
+        if now == seen:
+            continue
+        seen = now
+        try:
+            await asyncio.to_thread(read)
+        except SetupError as exc:
+            log.error("the %s stay as they were: %s", what, exc)
+        else:
+            log.info("the %s were read again", what)
