@@ -51,7 +51,7 @@ class EdgeNode(InferenceNode):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await super().__aexit__(kind, error, traceback)
-        await self._http.aclose()
+        await self._http.close()
 
     async def pass_on(self, to: TakesFeatures, images: Array, call: Call) -> Reply:
         """Encode images, UINT8 `[n, h, w, 3]`, and ask the upper node about their features, both in the budget of the

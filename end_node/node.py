@@ -164,7 +164,7 @@ class EndNode(InferenceNode):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await super().__aexit__(kind, error, traceback)
-        await self._http.aclose()
+        await self._http.close()
 
     async def coarse(self, task: Task) -> tuple[CoarseEvent, Array]:
         """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+import aiohttp
 import anyio
-import httpx
 
 from models.manifest import Manifest, ModelEntry, WeightsFile, load_manifest, weights_folder
 from models.session import OnnxModel, load_model
 from models.store import Fetch, ModelStore
 from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError, WeightsError
-from tierkit.http.client import authorization, calling, open_client
+from tierkit.http.client import authorization, calling, open_client, read_at_most
 from tierkit.inference.heartbeat import backoff_s
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
@@ -123,24 +123,22 @@ def _fetch_from(settings: NodeSettings) -> Fetch:
         async with (
             open_client(tls_ca=settings.tls_ca) as http,
             calling("the scheduler", budget_s=None),
-            http.stream(
-                "GET",
+            http.get(
                 target,
                 params={"sha256": sha256},
                 headers=authorization(settings.own_token()),
-                timeout=httpx.Timeout(_STALL_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_STALL_S, sock_read=_STALL_S),
+                allow_redirects=False,
             ) as answer,
         ):
-            if answer.status_code in (401, 403):
-                said = (await answer.aread())[:_SHOWN_BYTES].decode("utf-8", "replace")
-                raise SetupError(
-                    f"the scheduler gives this node no weights: {answer.status_code} {said}; see --token-file"
-                )
-            if answer.status_code == 404:
+            if answer.status in (401, 403):
+                said = (await read_at_most(answer, _SHOWN_BYTES)).decode("utf-8", "replace")
+                raise SetupError(f"the scheduler gives this node no weights: {answer.status} {said}; see --token-file")
+            if answer.status == 404:
                 raise WeightsError(f"neither this node nor the scheduler has the weights of model '{name}' ({sha256})")
-            if answer.status_code != 200:
-                raise UpstreamError(f"the scheduler answered {answer.status_code}", status_code=answer.status_code)
-            async for block in answer.aiter_bytes():
+            if answer.status != 200:
+                raise UpstreamError(f"the scheduler answered {answer.status}", status_code=answer.status)
+            async for block in answer.content.iter_any():
                 yield block
 
     return fetch

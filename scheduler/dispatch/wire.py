@@ -7,11 +7,10 @@ exist, or from a node that was not asked, is an `UpstreamError`, and so is a str
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import httpx
+import aiohttp
 
 from encryption.sending import PIXELS, kind_of
 from scheduler.ingest.inputs import Pixels
@@ -24,8 +23,7 @@ from tierkit.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from tierkit.http.client import authorization, calling
-from tierkit.http1 import Answer, Fields, ServiceClient
+from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.wire.events import (
     CoarseEvent,
     ErrorEvent,
@@ -119,7 +117,7 @@ class Wire(Protocol):
 class HttpWire:
     """HTTP on real sockets."""
 
-    http: ServiceClient
+    http: aiohttp.ClientSession
 
     def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
         return _send_task(self.http, order, budget_s=budget_s)
@@ -127,14 +125,14 @@ class HttpWire:
     async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
         try:
             # The head is enough: nobody knows how much would follow.
-            async with calling(node_id, budget_s=budget_s), self.http.stream("GET", f"{url}/livez"):
+            async with calling(node_id, budget_s=budget_s), ask(self.http, "GET", f"{url}/livez"):
                 pass
         except UpstreamTimeout as exc:
             raise UpstreamUnavailable(f"{node_id} did not acknowledge within {budget_s:g} s") from exc
 
 
 async def _send_task(
-    http: ServiceClient, order: Order, *, budget_s: float
+    http: aiohttp.ClientSession, order: Order, *, budget_s: float
 ) -> AsyncGenerator[tuple[TaskEvent, str], None]:
     # Views of the mapped input file go down to the transport as they are.
     chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),)))
@@ -142,7 +140,6 @@ async def _send_task(
         **headers,
         REQUEST_ID_HEADER: order.request_id,
         BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
-        "Accept-Encoding": "identity",
         **authorization(order.key),
     }
     if order.upstreams:
@@ -154,13 +151,13 @@ async def _send_task(
     if order.coarse_known:
         headers[STAGE_HEADER] = "fine"
     url = f"{order.url}/v1/tasks/{order.task_id}"
-    async with calling(order.node_id, budget_s=None), aclosing(await http.ask(url, chunks, headers)) as answer:
+    async with calling(order.node_id, budget_s=None), ask(http, "POST", url, chunks, headers) as answer:
         if answer.status != 200:
             raise await _refusal(answer, order)
-        if Fields(answer.headers).get("content-type", "").partition(";")[0].strip() != _NDJSON:
+        if answer.content_type != _NDJSON:
             raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
         expected, lines = _Expected(order), _Lines(order.node_id)
-        async for piece in answer:
+        async for piece in answer.content.iter_any():
             for line in lines.of(piece):
                 if expected.complete:
                     return  # it goes on after the end; leaving closes the connection
@@ -173,21 +170,16 @@ async def _send_task(
 
 def may_have_held(error: Exception | None) -> bool:
     """Whether the connection broke when the device may have had the task; a refused one never brought it there."""
-    refused = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+    refused = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
     return isinstance(error, UpstreamUnavailable) and not isinstance(error.__cause__, refused)
 
 
-async def _refusal(answer: Answer, order: Order) -> Exception:
-    body = b""
-    async for chunk in answer:
-        body += chunk
-        if len(body) > _MAX_REFUSAL_BYTES:
-            break
-    said = body[:_MAX_REFUSAL_BYTES].decode("utf-8", "replace")
+async def _refusal(answer: aiohttp.ClientResponse, order: Order) -> Exception:
+    said = (await read_at_most(answer, _MAX_REFUSAL_BYTES)).decode("utf-8", "replace")
     message = f"{order.node_id} answered {answer.status}: {said}"
     if answer.status == 503:
         try:
-            wait_s = float(Fields(answer.headers).get("retry-after", "1"))
+            wait_s = float(answer.headers.get("Retry-After", "1"))
         except ValueError:
             wait_s = 1.0
         return Overloaded(message, retry_after_s=min(30.0, max(0.1, wait_s)))

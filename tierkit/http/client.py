@@ -1,20 +1,20 @@
-"""HTTP to other services: one client per process, one total budget per call, foreign errors translated once."""
+"""HTTP to other services, over aiohttp: one budget per call, and the one place where aiohttp's errors become ours."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 
-import httpx
+import aiohttp
 
 from tierkit.access import client_context, tls_trouble
 from tierkit.errors import CertificateError, TerraceError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http1 import HttpTransport, ServiceClient, Way
-from tierkit.links import LinkTransport, read_links
+from tierkit.links import LinkMiddleware, read_links
 
-__all__ = ["announce_links", "authorization", "calling", "open_client"]
+__all__ = ["announce_links", "ask", "authorization", "calling", "open_client", "read_at_most"]
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,9 @@ _CONNECT_S = 3.0
 _KEEPALIVE_S = 30.0
 """Shorter than the 75 s for which our services keep an idle connection: the side that closes first must be this one,
 or a request could be sent into a connection that the other side is closing."""
+
+_MAX_REASON = 200
+"""Characters of what is wrong with an answer; the peer chooses some of them."""
 
 
 def authorization(token: str | None) -> dict[str, str]:
@@ -42,12 +45,13 @@ def announce_links(links: Path | None) -> None:
         log.warning("EMULATED LINKS are active: requests are delayed on purpose", extra={"links": names})
 
 
-def open_client(*, max_connections: int = 64, links: Path | None = None, tls_ca: Path | None = None) -> ServiceClient:
-    """A client for a service to share among its calls; close it with `async with`.
+def open_client(
+    *, max_connections: int = 64, links: Path | None = None, tls_ca: Path | None = None
+) -> aiohttp.ClientSession:
+    """A client for a service to share among its calls; close it with `async with`. Send with `ask`, inside `calling`.
 
-    Phases are bounded here (connecting 3 s; reading, writing and waiting for a free connection by the call's total
-    budget alone, so use `calling`). Redirects are not followed, and proxies of the environment are not used: nodes
-    talk to the addresses that they are given and to nothing else.
+    Connecting is bounded here (3 s); everything else by the call's total budget alone. Proxies of the environment are
+    not used and cookies are not kept: nodes talk to the addresses that they are given and to nothing else.
 
     Args:
         max_connections: to each peer; more requests wait for a free one.
@@ -57,57 +61,86 @@ def open_client(*, max_connections: int = 64, links: Path | None = None, tls_ca:
     Raises:
         SetupError: one of the files cannot be used.
     """
-    way: Way = HttpTransport(client_context(tls_ca), max_connections=max_connections, keepalive_s=_KEEPALIVE_S)
-    if links is not None:
-        way = LinkTransport(read_links(links), way)
-    return ServiceClient(way, timeout=httpx.Timeout(None, connect=_CONNECT_S))
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=0, limit_per_host=max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=client_context(tls_ca)
+        ),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+        skip_auto_headers=("Accept", "User-Agent"),
+        middlewares=() if links is None else (LinkMiddleware(read_links(links)),),
+    )
 
 
-class calling:
+def ask(
+    http: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    body: Sequence[bytes | memoryview] = (),
+    headers: Mapping[str, str] | None = None,
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    """Send one request; redirects are not followed. The context is entered when the head of the answer is there, and
+    leaving it before the end of the answer closes the connection.
+
+    aiohttp sends a GET or DELETE a second time if a connection that had been idle breaks; never a POST.
+
+    Args:
+        body: in pieces, which are not copied.
+    """
+    data = None
+    if body:
+        headers = {**(headers or {}), "Content-Length": str(sum(map(len, body)))}
+        data = _each(body)
+    return http.request(method, url, data=data, headers=headers, allow_redirects=False)
+
+
+async def _each(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    for piece in pieces:
+        yield piece
+
+
+async def read_at_most(answer: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    """The body of an answer, or its beginning: nobody knows how much would follow."""
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) >= limit_bytes:
+            break
+    return bytes(body[:limit_bytes])
+
+
+@asynccontextmanager
+async def calling(who: str, *, budget_s: float | None) -> AsyncIterator[None]:
     """What runs inside is one call to `who`, at most `budget_s` seconds in total.
-
-    A class, for a generator takes several times as long to enter and leave, which counts when it is done per request.
 
     Raises:
         UpstreamTimeout: no complete answer within the budget.
-        UpstreamUnavailable: no connection, or it broke.
+        UpstreamUnavailable: no connection, or it broke, or the answer is not HTTP.
         CertificateError: the two sides do not agree on TLS, or the certificate does not prove who it is.
-        UpstreamError: an answer that is none.
+        UpstreamError: an address that leads nowhere.
     """
-
-    def __init__(self, who: str, *, budget_s: float | None) -> None:
-        self._who = who
-        self._limit = None if budget_s is None else asyncio.timeout(budget_s)
-
-    async def __aenter__(self) -> None:
-        if self._limit is not None:
-            await self._limit.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._limit is not None:
-            try:
-                await self._limit.__aexit__(kind, error, traceback)
-            except TimeoutError as exc:
-                error = exc
-        if error is not None and (known := _translated(error, self._who)) is not None:
-            raise known from error
+    try:
+        async with asyncio.timeout(budget_s):
+            yield
+    except (aiohttp.ClientError, TimeoutError, UnicodeError) as exc:
+        raise _translated(exc, who) from exc
 
 
-def _translated(error: BaseException, who: str) -> TerraceError | None:
-    """What the error of another library means here; None for what is not its."""
+def _translated(error: Exception, who: str) -> TerraceError:
+    """What an error of aiohttp means here."""
+    reason = (str(error) or type(error).__name__)[:_MAX_REASON]
     match error:
-        case httpx.ConnectTimeout():
+        case aiohttp.ConnectionTimeoutError():
             return UpstreamUnavailable(f"{who} takes no connection")
-        case TimeoutError() | httpx.TimeoutException():
+        case TimeoutError():
             return UpstreamTimeout(f"{who} did not answer within its budget")
-        case httpx.UnsupportedProtocol():
-            return UpstreamError(f"{who} has no usable address: {error}")
-        case httpx.TransportError():
-            if trouble := tls_trouble(error, who):
-                return CertificateError(trouble)
-            return UpstreamUnavailable(f"{who} cannot be reached: {str(error) or type(error).__name__}")
-        case httpx.HTTPError() | httpx.InvalidURL():
-            return UpstreamError(f"{who} gave no usable answer: {error}")
-    return None
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError() | UnicodeError():  # no name of a host
+            return UpstreamError(f"{who} has no usable address: {reason}")
+        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
+            return UpstreamUnavailable(f"{who} broke off its answer, or it is no HTTP: {reason}")
+    # aiohttp's errors are TLS errors as well, but without what OpenSSL says.
+    if trouble := tls_trouble(error.__cause__ or error, who):
+        return CertificateError(trouble)
+    return UpstreamUnavailable(f"{who} cannot be reached: {reason}")

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import httpx
+import aiohttp
 from pydantic import ValidationError
 
 from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated, UpstreamError
-from tierkit.http.client import authorization, calling
+from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.wire.messages import Heartbeat, Lease, Registration
 
@@ -34,6 +34,7 @@ _JITTER = 0.1
 
 _REGISTER_BUDGET_S = 5.0
 _FAREWELL_BUDGET_S = 1.0
+_MAX_ANSWER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class HeartbeatSender:
         scheduler: str,
         registration: Callable[[], Registration],
         load: Callable[[], LoadFigures],
-        http: httpx.AsyncClient,
+        http: aiohttp.ClientSession,
         *,
         lifecycle: Lifecycle,
         token: str | None = None,
@@ -163,7 +164,7 @@ class HeartbeatSender:
         registration = self._registration()
         answer = await self._send("POST", "/v1/devices", _REGISTER_BUDGET_S, registration.model_dump_json())
         try:
-            self._lease = Lease.model_validate_json(answer.content)
+            self._lease = Lease.model_validate_json(answer)
         except ValidationError as exc:
             raise UpstreamError(f"{self._scheduler} answers a registration with something that is no lease") from exc
         self._said_draining = False
@@ -189,13 +190,17 @@ class HeartbeatSender:
         await self._send("DELETE", target, _FAREWELL_BUDGET_S)
         log.info("left the device list")
 
-    async def _send(self, method: str, target: str, budget_s: float, body: str = "") -> httpx.Response:
-        async with calling("the scheduler", budget_s=budget_s):
-            answer = await self._http.request(method, self._scheduler + target, content=body, headers=self._headers)
-        if answer.is_success:
-            return answer
-        message = f"{answer.status_code} {answer.text[:200]}"
-        match answer.status_code:
+    async def _send(self, method: str, target: str, budget_s: float, body: str = "") -> bytes:
+        url, pieces = self._scheduler + target, [body.encode()] if body else ()
+        async with (
+            calling("the scheduler", budget_s=budget_s),
+            ask(self._http, method, url, pieces, self._headers) as answer,
+        ):
+            said = await read_at_most(answer, _MAX_ANSWER_BYTES)
+        if 200 <= answer.status < 300:
+            return said
+        message = f"{answer.status} {said.decode(errors='replace')[:200]}"
+        match answer.status:
             case 401:
                 raise Unauthenticated(message)
             case 403:

@@ -6,12 +6,12 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from contextlib import aclosing
 from urllib.parse import quote
 
+import aiohttp
+
 from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http.client import authorization, calling
-from tierkit.http1 import Answer, Fields, ServiceClient
+from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.wire.messages import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER, REQUEST_ID_HEADER
 from tierkit.wire.oip import (
     BINARY_HEADER,
@@ -51,7 +51,9 @@ class OipClient:
         row_bytes: most bytes that the answer about one image may have, as binary.
     """
 
-    def __init__(self, http: ServiceClient, *, limits: Limits | None = None, row_bytes: int = _ROW_BYTES) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, *, limits: Limits | None = None, row_bytes: int = _ROW_BYTES
+    ) -> None:
         self._http = http
         self._limits = limits or Limits()
         self._row_bytes = row_bytes
@@ -102,14 +104,15 @@ class OipClient:
             chunks = [await compress(b"".join(chunks))]
             own |= {"Content-Encoding": CODING, "Content-Length": str(len(chunks[0]))}
         target = f"{url}{prefix}/{quote(model, safe='')}/infer"
-        async with calling(url, budget_s=budget_s), aclosing(await self._http.ask(target, chunks, own)) as answer:
-            if answer.status == 200:
-                body = await self._read(answer, url, rows=len(request.inputs[0].data))
-            else:
-                body = await _beginning(answer)
-        fields = Fields(answer.headers)
+        limit_bytes = self._limit_bytes(rows=len(request.inputs[0].data))
+        async with calling(url, budget_s=budget_s), ask(self._http, "POST", target, chunks, own) as answer:
+            # One byte more, which tells an answer that is too long.
+            body = await read_at_most(answer, limit_bytes + 1 if answer.status == 200 else _MAX_REFUSAL_BYTES)
+        fields = answer.headers
         if answer.status != 200:
             raise _refusal(url, answer.status, fields, body)
+        if len(body) > limit_bytes:
+            raise UpstreamError(f"{url} answers with more than {limit_bytes} bytes")
         try:
             response = decode_response(body, parse_header_length(fields.get(BINARY_HEADER)), limits=self._limits)
         except InvalidInput as exc:
@@ -129,24 +132,9 @@ class OipClient:
             headers=fields,
         )
 
-    async def _read(self, answer: Answer, url: str, *, rows: int) -> bytes:
-        limits = self._limits
-        most_bytes = min(limits.max_body_bytes, limits.max_json_bytes + rows * self._row_bytes)
-        body = bytearray()
-        async for piece in answer:
-            body += piece
-            if len(body) > most_bytes:
-                raise UpstreamError(f"{url} answers with more than {most_bytes} bytes")
-        return bytes(body)
-
-
-async def _beginning(answer: Answer) -> bytes:
-    body = bytearray()
-    async for piece in answer:
-        body += piece
-        if len(body) > _MAX_REFUSAL_BYTES:
-            break
-    return bytes(body)
+    def _limit_bytes(self, *, rows: int) -> int:
+        """Of an answer about this number of images."""
+        return min(self._limits.max_body_bytes, self._limits.max_json_bytes + rows * self._row_bytes)
 
 
 def _check_answers(response: InferResponse, request: InferRequest, model: str, url: str) -> None:

@@ -19,6 +19,7 @@ from models.serving import load_models
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.errors import SetupError
+from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.heartbeat import HeartbeatSender, LoadFigures
 from tierkit.settings import NodeSettings, ServiceSettings, load_settings
@@ -222,7 +223,7 @@ async def test_a_node_whose_token_is_revoked_goes_on_asking_and_comes_back(caplo
     lifecycle.set_ready()
     async with (
         serve_app(app) as scheduler,
-        httpx.AsyncClient(trust_env=False) as http,
+        open_client() as http,
         HeartbeatSender(
             scheduler.url, lambda: place, lambda: load, http, lifecycle=lifecycle, token="secret-token-of-a"
         ),

@@ -9,7 +9,7 @@ from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_model
 from tierkit.emulation import Answers
-from tierkit.http.client import open_client
+from tierkit.http.client import ask, open_client
 from tierkit.inference.oip_client import OipClient
 from tierkit.testing import service_process
 from tierkit.types import Tier
@@ -42,7 +42,8 @@ async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path)
         assert "EMULATED COMPUTE is active" in service.log
         # Once, though the node has two clients: for heartbeats, and for inference.
         assert service.log.count("EMULATED LINKS are active") == 1
-        metadata = (await http.get(f"{service.url}/v2/models/{entry.name}")).json()
+        async with ask(http, "GET", f"{service.url}/v2/models/{entry.name}") as answer:
+            metadata = await answer.json()
         assert metadata["parameters"]["emulated_ms_per_image"] == MS_PER_IMAGE
         request = InferRequest(inputs=(Tensor("images", images),), outputs=(RequestedOutput("logits"),))
         started = time.perf_counter()

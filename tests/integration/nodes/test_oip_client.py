@@ -107,10 +107,10 @@ def logits(rows: int, name: str = "logits") -> InferResponse:
         (http_200(logits(2)), UpstreamError, "2 rows"),
         (http_200(logits(1, "other")), UpstreamError, "no such output"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", UpstreamError, "cannot be read"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello", UpstreamUnavailable, "cannot be reached"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello", UpstreamUnavailable, "broke off"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + bytes(200000), UpstreamError, "more than 100000"),
         (b"HTTP/1.1 302 \r\nlocation: http://x/\r\ncontent-length: 0\r\n\r\n", UpstreamError, "302"),
-        (b"this is no HTTP\r\n\r\n", UpstreamUnavailable, "cannot be reached"),
+        (b"this is no HTTP\r\n\r\n", UpstreamUnavailable, "no HTTP"),
         (b"", UpstreamUnavailable, "cannot be reached"),
     ],
 )

@@ -1,27 +1,34 @@
 """Which error a failed call becomes."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
-import httpx
+import aiohttp
 import pytest
+from aiohttp.client_reqrep import ConnectionKey
 
 from tierkit.errors import TerraceError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.client import calling
 
+KEY = ConnectionKey("10.0.0.1", 80, False, False, None, None, None)
+REQUEST: Any = SimpleNamespace(real_url="http://10.0.0.1/")
+
 
 async def test_every_foreign_error_is_translated() -> None:
     cases: list[tuple[Exception, type[TerraceError]]] = [
-        (httpx.ConnectError("x"), UpstreamUnavailable),
-        (httpx.ConnectTimeout("x"), UpstreamUnavailable),
-        (httpx.ReadTimeout("x"), UpstreamTimeout),
-        (httpx.PoolTimeout("x"), UpstreamTimeout),
+        (aiohttp.ClientConnectorError(KEY, OSError(111, "refused")), UpstreamUnavailable),
+        (aiohttp.ClientConnectorDNSError(KEY, OSError(-2, "no such name")), UpstreamUnavailable),
+        (aiohttp.ConnectionTimeoutError(), UpstreamUnavailable),
+        (aiohttp.SocketTimeoutError("x"), UpstreamTimeout),
         (TimeoutError(), UpstreamTimeout),
-        (httpx.RemoteProtocolError("x"), UpstreamUnavailable),
-        (httpx.ReadError(""), UpstreamUnavailable),
-        (httpx.DecodingError("x"), UpstreamError),
-        (httpx.UnsupportedProtocol("x"), UpstreamError),
-        (httpx.InvalidURL("x"), UpstreamError),
-        (httpx.TooManyRedirects("x"), UpstreamError),
+        (aiohttp.ServerDisconnectedError(), UpstreamUnavailable),
+        (aiohttp.ClientOSError(104, "reset"), UpstreamUnavailable),
+        (aiohttp.ClientConnectionError(""), UpstreamUnavailable),
+        (aiohttp.ClientPayloadError("x"), UpstreamUnavailable),
+        (aiohttp.ClientResponseError(REQUEST, (), status=400, message="x"), UpstreamUnavailable),
+        (aiohttp.NonHttpUrlClientError("ftp://x"), UpstreamError),
+        (aiohttp.InvalidURL("x"), UpstreamError),
     ]
     for foreign, ours in cases:
         with pytest.raises(ours, match="edge-1") as caught:
