@@ -19,7 +19,7 @@ from models.session import OnnxModel, load_model
 from models.store import Fetch, ModelStore
 from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError, WeightsError
 from tierkit.http.client import authorization, calling, open_client, read_at_most
-from tierkit.inference.heartbeat import backoff_s
+from tierkit.pacing import backoff_s
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 
@@ -106,7 +106,7 @@ async def obtain_weights(
             failures += 1
             if failures == 1:
                 log.warning("cannot fetch model '%s' from the scheduler yet, trying on: %s", entry.name, exc)
-            await asyncio.sleep(backoff_s(failures, random.random()))
+            await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
 
 
 def _fetch_from(settings: NodeSettings) -> Fetch:

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tierkit.pacing import backoff_s
+
 __all__ = ["LONGEST_S", "WrongAnswers", "rest_s"]
 
 LONGEST_S = 30.0
-_MOST_COUNTED = 1000
-"""Beyond that a further one changes nothing but the number."""
 
 
 def rest_s(count: int, base_s: float) -> float:
     """Seconds for which a node is set aside after so many wrong answers in a row (at least 1)."""
-    doublings = min(count, _MOST_COUNTED) - 1
-    return min(LONGEST_S, base_s * 2.0**doublings)
+    return backoff_s(count, first_s=base_s, cap_s=LONGEST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from scheduler.devices.health import Probe
 from scheduler.devices.list import Device, DeviceList, DeviceView
 from tierkit.access import tls_trouble
+from tierkit.pacing import backoff_s
 from tierkit.types import Health
 
 __all__ = ["Watch"]
@@ -105,7 +106,9 @@ class Watch:
                 if pause_s is None:
                     # A server that closes each connection after its answer would be asked without end.
                     closed_soon = closed_soon + 1 if self._clock() - began < _SOON_S else 0
-                    pause_s = min(_UNREACHED_AGAIN_S, _BROKEN_AGAIN_S * 2**closed_soon) if closed_soon else 0.0
+                    pause_s = 0.0
+                    if closed_soon:
+                        pause_s = backoff_s(closed_soon, first_s=2 * _BROKEN_AGAIN_S, cap_s=_UNREACHED_AGAIN_S)
                 if pause_s:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause_s):

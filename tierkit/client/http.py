@@ -35,6 +35,7 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.http.client import authorization
+from tierkit.pacing import backoff_s
 
 __all__ = ["Backoff", "OnWait", "Patience", "SchedulerHttp"]
 
@@ -73,9 +74,7 @@ class Backoff:
 
     def wait_s(self, failures: int, *, at_least_s: float = 0.0) -> float:
         """Seconds to wait after the given number of failures in a row (1 or more)."""
-        bound = min(self.cap_s, self.first_s * 2 ** min(failures - 1, 30))
-        # Full jitter: clients that lost the same server do not come back together.
-        return max(at_least_s, random.uniform(self.first_s / 2, bound))
+        return max(at_least_s, backoff_s(failures, first_s=self.first_s, cap_s=self.cap_s, chance=random.random()))
 
 
 OnWait = Callable[[str, float], None]

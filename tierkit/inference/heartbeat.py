@@ -21,14 +21,14 @@ from pydantic import ValidationError
 from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated, UpstreamError
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.pacing import backoff_s
 from tierkit.wire.messages import Heartbeat, Lease, Registration
 
-__all__ = ["HeartbeatSender", "LoadFigures", "backoff_s"]
+__all__ = ["HeartbeatSender", "LoadFigures"]
 
 log = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S = 0.2
-_LONGEST_BACKOFF_S = 5.0
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.2, 5.0
 _JITTER = 0.1
 """Beats of many nodes that started together spread by this share of the interval."""
 
@@ -45,13 +45,6 @@ class LoadFigures:
     queued_images: int
     running_images: int
     images_done: int
-
-
-def backoff_s(failures: int, chance: float) -> float:
-    """Pause after that many failures in a row: 0.2 s, doubled each time up to 5 s, of which `chance` (0 to 1) decides
-    the upper half, so that nodes which lost the scheduler together do not come back together."""
-    full_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16))
-    return full_s * (0.5 + 0.5 * chance)
 
 
 class HeartbeatSender:
@@ -151,7 +144,7 @@ class HeartbeatSender:
         """Until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
         pause_s = self._lease.heartbeat_s * (1.0 + _JITTER * (2.0 * self._chance() - 1.0))
         if failures:
-            backoff = backoff_s(failures, self._chance())
+            backoff = backoff_s(failures, first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=self._chance())
             # A node that is still on the list has a lease to lose: it never waits longer than between two beats.
             pause_s = backoff if self._registered is None else min(backoff, pause_s)
         with contextlib.suppress(TimeoutError):
