@@ -35,7 +35,6 @@ from collections.abc import Callable, Iterator, Sequence
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch import events
 from scheduler.dispatch.attempt import Attempt, Phase
-from scheduler.dispatch.retry import backoff_s
 from scheduler.dispatch.suspicion import Suspicion
 from scheduler.dispatch.wire import may_have_held
 from scheduler.dispatch.work import ActiveJob, ActiveTask
@@ -49,6 +48,7 @@ from tierkit.errors import (
     UpstreamError,
     UpstreamUnavailable,
 )
+from tierkit.pacing import backoff_s
 from tierkit.types import Recovery, Scheme, UpstreamLoss
 from tierkit.wire.events import (
     CoarseEvent,
@@ -67,7 +67,9 @@ __all__ = ["AttemptStates"]
 
 _log = logging.getLogger(__name__)
 
-_UPSTREAM_WAIT_BASE_S, _UPSTREAM_WAIT_CAP_S = 0.2, 5.0
+_RETRY_S, _RETRY_CAP_S = 0.05, 2.0
+_UPSTREAM_WAIT_S, _UPSTREAM_WAIT_CAP_S = 0.2, 5.0
+"""Longest wait after the first failure, and after many."""
 _AFTER_FINAL_S = 1.0
 """How long an answer stream may go on after its final line before the connection is given up."""
 _MOST_MOVES = 3
@@ -443,15 +445,17 @@ class AttemptStates:
                 self._stand(job, task, event, line, now)
 
     def _wait_for_upper(self, job: ActiveJob, task: ActiveTask, now: float) -> None:
-        wait_s = min(_UPSTREAM_WAIT_CAP_S, _UPSTREAM_WAIT_BASE_S * 2**task.upstream_waits)
         task.upstream_waits += 1
-        self._again(job, task, now + wait_s * self._chance.uniform(0.5, 1.0))
+        chance = self._chance.random()
+        wait_s = backoff_s(task.upstream_waits, first_s=_UPSTREAM_WAIT_S, cap_s=_UPSTREAM_WAIT_CAP_S, chance=chance)
+        self._again(job, task, now + wait_s)
 
     def _retry(self, attempt: Attempt, now: float) -> None:
         job, task = attempt.job, attempt.task
         if task.running:
             return  # the other attempt goes on
-        wait_s = backoff_s(task.failed_attempts + task.trials) * self._chance.uniform(0.5, 1.0)
+        failures, chance = task.failed_attempts + task.trials, self._chance.random()
+        wait_s = backoff_s(failures, first_s=_RETRY_S, cap_s=_RETRY_CAP_S, chance=chance)
         paid_in_s = 0.0
         if job.policy.recovery is Recovery.MONITOR and job.retries is not None:
             paid_in_s = job.retries.take(now)

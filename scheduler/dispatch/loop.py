@@ -33,7 +33,7 @@ from scheduler.dispatch import events
 from scheduler.dispatch.attempt import Attempt, Phase
 from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.dispatch.choice import Choice, Chooser
-from scheduler.dispatch.retry import RetryBudget, hedge_after_s
+from scheduler.dispatch.retry import hedge_after_s
 from scheduler.dispatch.wire import Order, Wire
 from scheduler.dispatch.work import ActiveJob, ActiveTask, AttemptReport, elapsed_ms
 from scheduler.measures import count_attempt, count_outstanding, count_task, counted_nodes, forget_nodes
@@ -44,6 +44,7 @@ from scheduler.placement.mapping import Node
 from scheduler.placement.routes import Fleet, in_words
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import TerraceError
+from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, UpperAnswer
 from tierkit.wire.messages import Upstream
@@ -148,7 +149,7 @@ class Dispatcher:
 
     def add(self, job: ActiveJob) -> None:
         """Take a job; its end is told to its sink. A job without open tasks ends at once."""
-        job.retries = RetryBudget(self._settings.retries_per_s, self._settings.retry_burst)
+        job.retries = TokenBucket(self._settings.retries_per_s, self._settings.retry_burst)
         self._jobs[job.job_id] = job
         self.wake()
 
@@ -352,7 +353,7 @@ class Dispatcher:
                 and not (device.wrong.count or self.outstanding(device.node_id))
             )
             device = next(others, None)
-            if device is None or job.retries is None or not job.retries.has_token(now):
+            if device is None or job.retries is None or job.retries.wait_s(now) > 0:
                 continue
             route = self._fleet.route(job.policy.scheme, device.node_id, now, job.ways)
             allowed = self._allowed(job, device, route.for_task(job.sent), now)

@@ -1,8 +1,8 @@
 """When a failed task is tried again, when a straggler is hedged, and what is poison. Pure; time is passed in.
 
-A job's retries come out of a token bucket: it holds `burst` tokens and gains `per_s` of them a second. A retry that
-finds it empty is not lost, it waits for its token; so a job whose tasks all fail cannot keep the fleet busy with
-retries, and one that loses a device with a few tasks on it does not notice the budget.
+A job's retries come out of a token bucket (`tierkit.pacing`). A retry that finds it empty is not lost, it waits for its
+token; so a job whose tasks all fail cannot keep the fleet busy with retries, and one that loses a device with a few
+tasks on it does not notice the budget.
 
 A hedge is a second attempt of a task that has been on its device for longer than 95 % of the job's tasks there took
 (Dean, Barroso: The tail at scale, CACM 2013).
@@ -19,14 +19,11 @@ __all__ = [
     "POISON_NODES",
     "SUSPECT_NODES",
     "DeathLog",
-    "RetryBudget",
-    "backoff_s",
     "hedge_after_s",
     "is_poison",
     "is_suspect",
 ]
 
-_BASE_S, _CAP_S = 0.05, 2.0
 _HEDGE_QUANTILE = 0.95
 _HEDGE_SAMPLES = 10
 """Fewer answers of a device tell nothing of its 95th percentile."""
@@ -60,41 +57,6 @@ class DeathLog:
         return sum(
             at >= now - _REMEMBERED_S and not any(is_suspect(deaths) for deaths in held) for at, held in self._deaths
         )
-
-
-@dataclass(slots=True)
-class RetryBudget:
-    """A token bucket. A retry may take a token that is not there yet, and is told how long to wait for it.
-
-    Args:
-        per_s: tokens gained per second.
-        burst: the most that it holds, and what it holds at first.
-    """
-
-    per_s: float
-    burst: float
-    _tokens: float = math.inf
-    _at: float = 0.0
-
-    def take(self, now: float) -> float:
-        """Take one token; returns after how many seconds it is there."""
-        self._refill(now)
-        self._tokens -= 1
-        return max(0.0, -self._tokens / self.per_s)
-
-    def has_token(self, now: float) -> bool:
-        """Whether `take` would not have to wait."""
-        self._refill(now)
-        return self._tokens >= 1
-
-    def _refill(self, now: float) -> None:
-        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_s)
-        self._at = now
-
-
-def backoff_s(failures: int) -> float:
-    """The longest wait after so many failed attempts (at least 1), seconds; the caller shortens it by chance."""
-    return float(min(_CAP_S, _BASE_S * 2 ** (failures - 1)))
 
 
 def hedge_after_s(durations_s: Sequence[float]) -> float | None:

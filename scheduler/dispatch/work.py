@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from scheduler.dispatch.retry import RetryBudget, is_suspect
+from scheduler.dispatch.retry import is_suspect
 from scheduler.ingest.inputs import Pixels
 from scheduler.jobs.policy import JobPolicy
 from scheduler.placement.routes import Ways
+from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.events import RoutedEvent, TaskEvent
 
@@ -186,7 +187,7 @@ class ActiveJob:
         """A heap by `not_before`."""
         self.held: list[ActiveTask] = []
         """Their delay is over, but they wait for an upper node, or for their turn as suspects."""
-        self.retries: RetryBudget | None = None
+        self.retries: TokenBucket | None = None
         """What retries are paid from; None for no limit."""
         self.sending = False
         """Whether a task is being sent and nothing else may be, with recovery `reassign`."""

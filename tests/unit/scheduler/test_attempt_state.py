@@ -17,11 +17,11 @@ from scheduler.devices.list import DeviceList
 from scheduler.dispatch import events
 from scheduler.dispatch.attempt import Attempt, Phase
 from scheduler.dispatch.attempt_state import AttemptStates
-from scheduler.dispatch.retry import RetryBudget
 from scheduler.dispatch.work import ActiveJob, ActiveTask
 from scheduler.jobs.policy import JobPolicy
 from scheduler.placement.mapping import Node
 from tierkit.errors import InvalidAnswer, Overloaded, UpstreamError, UpstreamUnavailable
+from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss, WrongAnswer
 from tierkit.wire.messages import ModelOffer, Registration
@@ -86,7 +86,7 @@ class World:
             sink=SimpleNamespace(started=lambda: None),
             deadline=100.0,
         )
-        self.job.retries = RetryBudget(100.0, 100)
+        self.job.retries = TokenBucket(100.0, 100)
         self.answers: list[tuple[int, str, str]] = []
         self.outcomes: list[str] = []
         self.owed: Counter[str] = Counter()

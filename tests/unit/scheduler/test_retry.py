@@ -4,29 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.dispatch.retry import DeathLog, RetryBudget, backoff_s, hedge_after_s, is_poison, is_suspect
-
-
-def test_a_retry_budget_gives_its_burst_at_once_and_then_its_rate():
-    budget = RetryBudget(per_s=10, burst=3)
-    assert [budget.take(5.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
-    assert not budget.has_token(5.2)
-    assert budget.take(5.2) == pytest.approx(0.1)
-    assert budget.has_token(5.5)
-    assert [budget.take(99.0) for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
-
-
-def test_in_any_time_no_more_retries_begin_than_the_burst_and_the_rate_allow():
-    budget = RetryBudget(per_s=20, burst=5)
-    begins = sorted(now + budget.take(now) for now in (0.001 * k for k in range(1000)))
-    for first in range(0, 1000, 37):
-        window = [begin for begin in begins if begins[first] <= begin <= begins[first] + 2.0]
-        assert len(window) <= 5 + 20 * 2.0 + 1
-
-
-@pytest.mark.parametrize(("failures", "expected"), [(1, 0.05), (2, 0.1), (3, 0.2), (5, 0.8), (20, 2.0)])
-def test_each_failure_doubles_the_wait_up_to_a_bound(failures, expected):
-    assert backoff_s(failures) == pytest.approx(expected)
+from scheduler.dispatch.retry import DeathLog, hedge_after_s, is_poison, is_suspect
 
 
 def test_a_straggler_is_beyond_the_95th_percentile_of_its_own_device():
