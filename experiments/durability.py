@@ -198,8 +198,8 @@ async def _durable(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[f
     submission = await scheduler.submit(
         small, [("scheme", scheme)], body(), until_gone=contextlib.nullcontext(), idempotency_key=None
     )
-    taken = await _taken(scheduler, submission.view.id)
-    view = await scheduler.view(submission.view.id)
+    taken = await _taken(scheduler, submission.job.id)
+    view = await scheduler.view(submission.job.id)
     if view.answered_coarse != len(pixels) or view.fallback or view.failed_images:
         raise ServiceFailed(
             f"the job is {view.state} with {view.answered_coarse} of {len(pixels)} images: {view.reason}"

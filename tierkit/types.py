@@ -9,6 +9,7 @@ __all__ = [
     "Escalate",
     "FeatureForm",
     "Health",
+    "JobState",
     "Privacy",
     "Recovery",
     "Scheme",
@@ -38,6 +39,20 @@ class Health(_Word):
     SUSPECT = "suspect"
     DEAD = "dead"
     DRAINING = "draining"
+
+
+class JobState(_Word):
+    """Where a job stands; the last three are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
 class Scheme(_Word):

@@ -1,4 +1,4 @@
-"""The event streams: server-sent events of a job, from the results table, and lines of an interactive request.
+"""Server-sent events of a job.
 
 A job's stream reads the table by commit number and waits for news in between. Nothing is buffered per reader: a slow
 one reads later, one that comes back names the last number it has seen (`Last-Event-ID`) and misses nothing.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 
-__all__ = ["Hub", "comment", "server_sent"]
+__all__ = ["Events", "Hub", "as_server_sent"]
 
 
 class Hub:
-    """Tells whoever follows a job that there is something new in the database."""
+    """Tells the followers of a job that there is something new in the database."""
 
     def __init__(self) -> None:
         self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
@@ -41,11 +41,16 @@ class Hub:
                 del self._followers[job_id]
 
 
-def server_sent(kind: str, data: str, *, number: int) -> str:
-    """One event of a `text/event-stream`; `data` is JSON on one line."""
-    return f"event: {kind}\nid: {number}\ndata: {data}\n\n"
+Events = AsyncGenerator[tuple[str, str, int] | None, None]
+"""Kind, data (JSON on one line) and number of each event; None where nothing has happened for a while."""
 
 
-def comment(text: str) -> str:
-    """A line that readers skip; keeps connections open."""
-    return f": {text}\n\n"
+async def as_server_sent(events: Events) -> AsyncGenerator[str, None]:
+    """A `text/event-stream`. A comment, which readers skip, keeps the connection open while nothing happens."""
+    async with aclosing(events):
+        async for event in events:
+            if event is None:
+                yield ": waiting\n\n"
+            else:
+                kind, data, number = event
+                yield f"event: {kind}\nid: {number}\ndata: {data}\n\n"

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,8 @@ import numpy as np
 
 from models.escalation import Tuning
 from models.manifest import Manifest
-from scheduler.api.sse import Hub, comment, server_sent
-from scheduler.api.views import (
-    CSV_COLUMNS,
-    AttemptPage,
-    Explanation,
-    JobPage,
-    JobView,
-    Renderer,
-    attempt_view,
-    csv_lines,
-    decision,
-    job_view,
-    to_line,
-)
+from scheduler.api.render import Renderer, Rows, attempt, decision, job as rendered, to_line
+from scheduler.api.sse import Events, Hub
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
@@ -48,13 +36,14 @@ from scheduler.jobs.sinks import DurableSink, LiveSink
 from scheduler.placement.routes import Fleet, Ways
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit, Result, Withdrawn
-from scheduler.store.jobs import UNFINISHED, ImageFacts, JobRow, JobStore, NewJob, is_job_id, new_job_id
+from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, StoredResult, is_job_id, new_job_id
 from tierkit.access import Allowance
 from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, Unavailable
-from tierkit.types import Health, Scheme, Tier
+from tierkit.types import Health, JobState, Scheme, Tier
+from tierkit.wire.api import AttemptPage, Explanation, Job, JobPage
 from tierkit.wire.events import CoarseEvent
 
-__all__ = ["CLASSIFY_MAX_IMAGES", "Scheduler", "Submission"]
+__all__ = ["CLASSIFY_MAX_IMAGES", "UNLIMITED", "Scheduler", "Submission"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,13 +52,14 @@ _CLASSIFY_DEADLINE_S = 60.0
 _KEEP_ALIVE_S = 15.0
 _EVENTS_AT_ONCE = 50
 _MAX_KEY = 255
+UNLIMITED = Allowance("everybody")
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A job that was submitted, and whether it was there already (same idempotency key, same content)."""
 
-    view: JobView
+    job: Job
     replayed: bool
 
 
@@ -131,13 +121,13 @@ class Scheduler:
         *,
         until_gone: AbstractContextManager[None],
         idempotency_key: str | None,
-        allowance: Allowance | None = None,
+        allowance: Allowance = UNLIMITED,
     ) -> Submission:
         """Receive an upload and make it a job. Whatever fails before the job is stored leaves nothing behind.
 
         Args:
             until_gone: cancels what runs inside when the client has gone.
-            allowance: of the caller, where he has one.
+            allowance: the limits of the caller.
 
         Raises:
             InvalidInput and its kin: wrong upload or policy.
@@ -148,13 +138,9 @@ class Scheduler:
         """
         if idempotency_key is not None and not 0 < len(idempotency_key) <= _MAX_KEY:
             raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
-        with _disk(), Spool(self._spool_folder) as spool, ExitStack() as counted:
-            # A repeated submission is no further job.
-            if idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None:
-                counted.enter_context(self._place())
-                if allowance is not None:
-                    allowance.check_jobs()
-            counted.enter_context(_counted(allowance))
+        # A repeated submission is no further job.
+        further = idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
+        with _disk(), Spool(self._spool_folder) as spool, self._counted(allowance, check=further):
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             policy = self._settle(upload.policy)
             stopped = threading.Event()
@@ -163,20 +149,25 @@ class Scheduler:
             return await self._store_job(policy, sha256, images, facts, idempotency_key, allowance)
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
-        """A place among the unfinished jobs, for an upload that will be one.
+    def _counted(self, allowance: Allowance, *, check: bool) -> Iterator[None]:
+        """Count an upload that will be a job.
 
         Raises:
-            Overloaded: there is none.
+            Overloaded: there are too many unfinished jobs.
+            LimitReached: the caller has too many.
         """
-        taken = self.dispatcher.unfinished + self._submissions
-        if taken >= self.settings.max_unfinished_jobs:
-            raise Overloaded(f"{taken} jobs are unfinished or being submitted; try again later", retry_after_s=5)
+        if check:
+            taken = self.dispatcher.unfinished + self._submissions
+            if taken >= self.settings.max_unfinished_jobs:
+                raise Overloaded(f"{taken} jobs are unfinished or being submitted; try again later", retry_after_s=5)
+            allowance.check_jobs()
         self._submissions += 1
+        allowance.submitting += 1
         try:
             yield
         finally:
             self._submissions -= 1
+            allowance.submitting -= 1
 
     def _settle(self, request: PolicyRequest) -> JobPolicy:
         settings = self.settings
@@ -204,7 +195,7 @@ class Scheduler:
         images: int,
         facts: ImageFacts,
         key: str | None,
-        allowance: Allowance | None,
+        allowance: Allowance,
     ) -> Submission:
         now = time.time()
         fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
@@ -217,7 +208,7 @@ class Scheduler:
                         "use a fresh key"
                     )
                 self._inputs.release(sha256)
-                return Submission(self._view(found), replayed=True)
+                return Submission(self._shown(found), replayed=True)
             job = await self._store.add(
                 NewJob(
                     policy=policy,
@@ -234,12 +225,11 @@ class Scheduler:
             ActiveTask(index=index, first_image=first, images=min(policy.batch_size, images - first))
             for index, first in enumerate(range(0, images, policy.batch_size))
         ]
-        if allowance is not None:
-            allowance.jobs.add(job.id)
-            self._allowances[job.id] = allowance
+        allowance.jobs.add(job.id)
+        self._allowances[job.id] = allowance
         self._activate(job, self._inputs.open(sha256, images), tasks, Progress(facts.labels, self._parents))
         _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
-        return Submission(self._view(job), replayed=False)
+        return Submission(self._shown(job), replayed=False)
 
     @asynccontextmanager
     async def _released_on_error(self, sha256: str) -> AsyncIterator[None]:
@@ -312,7 +302,7 @@ class Scheduler:
             pixels = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
         except DataError as exc:
             sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=lambda _: None)
-            await sink.ended("failed", str(exc))
+            await sink.ended(JobState.FAILED, str(exc))
             self._inputs.release(job.input_sha256)
             return
         _log.info("job taken up again", extra={"job": job.id, "tasks_left": len(open_tasks), "tasks": job.tasks})
@@ -320,33 +310,37 @@ class Scheduler:
 
     # --- what there is --------------------------------------------------------------------------------------------
 
-    async def view(self, job_id: str) -> JobView:
+    async def view(self, job_id: str) -> Job:
         """A job as it is now. Raises NotFound."""
-        return self._view(await self._current(await self._store.get(job_id)))
+        return self._shown(await self._current(await self._store.get(job_id)))
 
     async def _current(self, job: JobRow) -> JobRow:
         """The row, read again if the job has ended since it was read: then its figures are in the database alone."""
         return job if job.final or job.id in self._sinks else await self._store.get(job.id)
 
-    def _view(self, job: JobRow) -> JobView:
+    def _shown(self, row: JobRow) -> Job:
         now = time.time()
-        sink = self._sinks.get(job.id)
+        sink = self._sinks.get(row.id)
         if sink is None:
-            figures = job.summary or {**Progress(None, self._parents).summary(), "mapping": {}}
-            return job_view(job, state=job.state, reason=job.reason, figures=figures, now=now)
-        active = self.dispatcher.job(job.id)
+            figures = row.summary or {**Progress(None, self._parents).summary(), "mapping": {}}
+            return rendered(row, state=row.state, reason=row.reason, figures=figures, now=now)
+        active = self.dispatcher.job(row.id)
         reason = active.reason if active is not None else ""
-        if not reason and sink.state == "queued":
+        if not reason and sink.state is JobState.QUEUED:
             reason = "waiting for its turn"
-        return job_view(job, state=sink.state, reason=reason, figures=sink.figures, now=now)
+        return rendered(row, state=sink.state, reason=reason, figures=sink.figures, now=now)
 
-    async def page(self, *, limit: int, cursor: str | None, state: str | None) -> JobPage:
+    async def _state(self, job_id: str) -> JobState:
+        sink = self._sinks.get(job_id)
+        return sink.state if sink is not None else (await self._store.get(job_id)).state
+
+    async def page(self, *, limit: int, cursor: str | None, state: JobState | None) -> JobPage:
         """Jobs, newest first. Raises InvalidInput for a cursor that no page has given."""
         if cursor is not None and not is_job_id(cursor):
             raise InvalidInput(f"cursor is the next_cursor of the page before, not {cursor[:32]!r}")
         rows = await self._store.page(limit=limit + 1, before=cursor, state=state)
         shown = [await self._current(row) for row in rows[:limit]]
-        return JobPage(jobs=[self._view(row) for row in shown], next_cursor=shown[-1].id if len(rows) > limit else None)
+        return JobPage(jobs=tuple(map(self._shown, shown)), next_cursor=shown[-1].id if len(rows) > limit else None)
 
     async def attempts(self, job_id: str, *, limit: int, cursor: str | None, task: int | None) -> AttemptPage:
         """The attempts of a job, those under way included, by task and number.
@@ -358,7 +352,7 @@ class Scheduler:
         job = await self._store.get(job_id)
         shown, next_cursor = await self._reports(job_id, limit=limit, cursor=cursor, task=task)
         return AttemptPage(
-            attempts=[attempt_view(report, batch_size=job.policy.batch_size, images=job.images) for report in shown],
+            attempts=tuple(attempt(each, batch_size=job.policy.batch_size, images=job.images) for each in shown),
             next_cursor=next_cursor,
         )
 
@@ -377,7 +371,7 @@ class Scheduler:
             scheme=job.scheme,
             state=job.state,
             now=job.reason or (active.held_back if active is not None else ""),
-            decisions=[decision(report) for report in shown],
+            decisions=tuple(map(decision, shown)),
             next_cursor=next_cursor,
         )
 
@@ -398,7 +392,7 @@ class Scheduler:
         shown = found[:limit]
         return shown, f"{shown[-1].task}-{shown[-1].number}" if len(found) > limit else None
 
-    async def cancel(self, job_id: str) -> JobView:
+    async def cancel(self, job_id: str) -> Job:
         """End a job; returns when that is durable. Raises NotFound, or Conflict when it has ended already."""
         job = await self._store.get(job_id)
         sink = self._sinks.get(job_id)
@@ -410,99 +404,81 @@ class Scheduler:
                 await news.wait()
         return await self.view(job_id)
 
-    async def results(self, job_id: str, *, form: str) -> tuple[str, AsyncGenerator[str, None]]:
-        """The state of a job and its image results in index order, as text piece by piece. While the job runs, those
-        that there are; afterwards all. Raises NotFound."""
+    async def results(self, job_id: str) -> tuple[JobState, AsyncGenerator[Rows, None]]:
+        """The state of a job and its image results in index order, by task. While the job runs, those that there are;
+        afterwards all. Raises NotFound."""
         job = await self._current(await self._store.get(job_id))
         renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
         unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
 
-        async def pieces() -> AsyncGenerator[str, None]:
-            if form == "csv":
-                yield ",".join(CSV_COLUMNS) + "\r\n"
+        async def batches() -> AsyncGenerator[Rows, None]:
             size = job.policy.batch_size
             async for index, answers in self._store.answers_by_task(job):
-                if not answers and not job.final:
-                    continue
-                first = index * size
-                rows = renderer.task(
-                    first,
-                    min(size, job.images - first),
-                    answers.get("coarse"),
-                    answers.get("final"),
-                    unanswered=unanswered,
-                )
-                yield "".join(csv_lines(rows)) if form == "csv" else "".join(to_line(row) + "\n" for row in rows)
+                if answers or job.final:
+                    images = min(size, job.images - index * size)
+                    coarse, final = answers.get("coarse"), answers.get("final")
+                    yield renderer.task(index * size, images, coarse, final, unanswered=unanswered)
 
         sink = self._sinks.get(job_id)
-        return (job.state if sink is None else sink.state), pieces()
+        return (job.state if sink is None else sink.state), batches()
 
-    async def events(self, job_id: str, *, after: int) -> AsyncGenerator[str, None]:
-        """Server-sent events of a job from the result number `after` on; ends with the final state.
+    async def events(self, job_id: str, *, after: int, states_only: bool = False) -> Events:
+        """The events of a job from the result number `after` on; ends with the final state.
+
+        Args:
+            states_only: leave the results out. The states then have the number 0, so that a reader who goes on with
+                the results misses none.
 
         Raises:
             NotFound: at once, before the first event.
         """
         job = await self._store.get(job_id)
-        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
-        return self._events(job_id, after, renderer)
+        if states_only:
+            return self._events(job_id, 0, None)
+        return self._events(
+            job_id, after, Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
+        )
 
-    async def _events(self, job_id: str, seq: int, renderer: Renderer) -> AsyncGenerator[str, None]:
-        shown: str | None = None
+    async def _events(self, job_id: str, seq: int, renderer: Renderer | None) -> Events:
+        shown: JobState | None = None
         coarse: dict[int, Answer] = {}
         with self.hub.follow(job_id) as news:
             while not self.stopping:
                 news.clear()
                 # The state is read before the results: once it is final, no result can be missing below.
-                sink = self._sinks.get(job_id)
-                state = sink.state if sink is not None else (await self._store.get(job_id)).state
-                batch = await self._store.results_after(job_id, seq, limit=_EVENTS_AT_ONCE)
-                if state != shown and (state in UNFINISHED or not batch):
+                state = await self._state(job_id)
+                batch = [] if renderer is None else await self._store.results_after(job_id, seq, limit=_EVENTS_AT_ONCE)
+                if state is not shown and not (state.final and batch):
                     view = await self.view(job_id)
                     # It may have ended while its results were read; then there are more of them to come first.
-                    if view.state in UNFINISHED or state not in UNFINISHED:
+                    if state.final or not view.state.final:
                         shown = state
-                        yield server_sent("state", view.model_dump_json(), number=seq)
-                if not batch and state not in UNFINISHED:
+                        yield "state", view.model_dump_json(), seq
+                if state.final and not batch:
                     return
-                # A coarse answer that was told may have been withdrawn since.
-                kept = coarse.keys() - sink.replaced if sink is not None else set()
-                wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - kept
-                for task in wanted:
-                    coarse.pop(task, None)
-                coarse |= await self._store.coarse_of(job_id, sorted(wanted)) if wanted else {}
-                for result in batch:
-                    answer, seq = result.answer, result.seq
-                    if answer.stage == "coarse":
-                        coarse[answer.task] = answer
-                        rows = renderer.task(answer.first_image, answer.images, answer, None)
-                    else:
-                        rows = renderer.task(answer.first_image, answer.images, coarse.pop(answer.task, None), answer)
-                    yield server_sent(answer.kind, to_line(_group(answer, rows)), number=seq)
-                if not batch and not await _came(news, _KEEP_ALIVE_S):
-                    yield comment("waiting")
+                if renderer is not None and batch:
+                    await self._add_coarse(job_id, batch, coarse)
+                    for result in batch:
+                        answer, seq = result.answer, result.seq
+                        if answer.stage == "coarse":
+                            coarse[answer.task] = answer
+                            rows = renderer.task(answer.first_image, answer.images, answer, None)
+                        else:
+                            known = coarse.pop(answer.task, None)
+                            rows = renderer.task(answer.first_image, answer.images, known, answer)
+                        yield answer.kind, to_line(_group(answer, rows)), seq
+                elif not await _is_set_within(news, _KEEP_ALIVE_S):
+                    yield None
 
-    async def states(self, job_id: str) -> AsyncGenerator[str, None]:
-        """Server-sent events of a job's states alone; ends with the final one. Raises NotFound, as `events`."""
-        await self._store.get(job_id)
-        return self._states(job_id)
-
-    async def _states(self, job_id: str) -> AsyncGenerator[str, None]:
-        shown: str | None = None
-        with self.hub.follow(job_id) as news:
-            while not self.stopping:
-                news.clear()
-                sink = self._sinks.get(job_id)
-                state = sink.state if sink is not None else (await self._store.get(job_id)).state
-                if state != shown:
-                    view = await self.view(job_id)
-                    shown = view.state
-                    # Number 0: whoever goes on from here with the results as well has seen none of them.
-                    yield server_sent("state", view.model_dump_json(), number=0)
-                if shown not in UNFINISHED:
-                    return
-                if not await _came(news, _KEEP_ALIVE_S):
-                    yield comment("waiting")
+    async def _add_coarse(self, job_id: str, batch: Sequence[StoredResult], coarse: dict[int, Answer]) -> None:
+        """Read the coarse answers to the tasks in `batch` that have ended, where `coarse` does not hold them."""
+        sink = self._sinks.get(job_id)
+        # A coarse answer that was told may have been withdrawn since.
+        kept = coarse.keys() - sink.replaced if sink is not None else set()
+        wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - kept
+        for task in wanted:
+            coarse.pop(task, None)
+        coarse |= await self._store.coarse_of(job_id, sorted(wanted)) if wanted else {}
 
     # --- interactive requests -------------------------------------------------------------------------------------
 
@@ -514,14 +490,14 @@ class Scheduler:
         *,
         until_gone: AbstractContextManager[None],
         request_id: str,
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[Rows, None]:
         """Answer a few images at once, in one task that goes before all jobs; nothing is stored.
 
         Returns:
-            NDJSON lines: coarse, then fine, fallback or failed; then done, or error.
+            Events: coarse, then fine, fallback or failed; then done, or error.
 
         Raises:
-            As `submit`, before the first line.
+            As `submit`, before the first event.
         """
         with _disk(), Spool(self._spool_folder) as spool:
             upload = await receive_upload(headers, query, stream, spool, self.limits)
@@ -538,7 +514,7 @@ class Scheduler:
         return self._classify(policy, writer.pixels(), facts, request_id)
 
     def _check_ends(self) -> None:
-        """Whoever waits for an answer right now is told when all end devices are about to leave, or have left.
+        """Refuse an interactive request at once where all end devices are about to leave, or have left.
 
         Raises:
             NoNodeAvailable: with the state of each.
@@ -550,7 +526,7 @@ class Scheduler:
 
     async def _classify(
         self, policy: JobPolicy, pixels: Pixels, facts: ImageFacts, request_id: str
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[Rows, None]:
         begun = time.monotonic()
         sink = LiveSink()
         renderer = Renderer(self.manifest.hierarchy, facts, policy)
@@ -574,15 +550,14 @@ class Scheduler:
                 elif isinstance(item, Answer):
                     coarse = item if item.stage == "coarse" else coarse
                     rows = renderer.task(0, len(pixels), coarse, item if item.stage == "final" else None)
-                    yield to_line({"event": item.kind, **_group(item, rows)}) + "\n"
-                elif item[0] == "completed":
+                    yield [{"event": item.kind, **_group(item, rows)}]
+                elif item[0] == JobState.COMPLETED:
                     elapsed_ms = round((time.monotonic() - begun) * 1000, 3)
-                    done = {"event": "done", "images": len(pixels), "elapsed_ms": elapsed_ms, "request_id": request_id}
-                    yield to_line(done) + "\n"
+                    yield [{"event": "done", "images": len(pixels), "elapsed_ms": elapsed_ms, "request_id": request_id}]
                 else:
-                    yield to_line({"event": "error", "error": item[1]}) + "\n"
+                    yield [{"event": "error", "error": item[1]}]
         finally:
-            # Whoever hangs up does not want the answer any more.
+            # The client may have hung up.
             self.dispatcher.cancel(job.job_id, "the client has gone")
 
     # --- announcements --------------------------------------------------------------------------------------------
@@ -610,18 +585,6 @@ class Scheduler:
 
 
 @contextmanager
-def _counted(allowance: Allowance | None) -> Iterator[None]:
-    """An upload that will be a job of the caller's."""
-    if allowance is not None:
-        allowance.submitting += 1
-    try:
-        yield
-    finally:
-        if allowance is not None:
-            allowance.submitting -= 1
-
-
-@contextmanager
 def _disk() -> Iterator[None]:
     """What the system refuses to do with files, in words.
 
@@ -644,7 +607,7 @@ def _attempt_cursor(text: str) -> tuple[int, int]:
     return int(task), int(number)
 
 
-def _group(answer: Answer, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _group(answer: Answer, rows: Rows) -> dict[str, Any]:
     sent = [msgspec.to_builtins(found) for found in sent_of(answer.event)]
     return {"task": answer.task, "first_index": answer.first_image, "sent": sent, "results": rows}
 
@@ -658,7 +621,7 @@ def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:
     return digest.hexdigest()
 
 
-async def _came(news: asyncio.Event, timeout_s: float) -> bool:
+async def _is_set_within(news: asyncio.Event, timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
             await news.wait()

@@ -12,8 +12,9 @@ from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.jobs.progress import Progress
 from scheduler.measures import JOBS
 from scheduler.store.commit import GroupCommit, Result, Withdrawn
-from scheduler.store.jobs import JobRow, JobState, JobStore
+from scheduler.store.jobs import JobRow, JobStore
 from tierkit.errors import Unavailable
+from tierkit.types import JobState
 
 __all__ = ["DurableSink", "LiveSink"]
 
@@ -42,7 +43,7 @@ class DurableSink:
     ) -> None:
         self.job = job
         self.progress = progress
-        self.state: JobState = job.state
+        self.state = job.state
         self.mapping: Mapping[str, str] = {}
         """Upper node by end device, as last used."""
         self.replaced: set[int] = set()
@@ -56,7 +57,7 @@ class DurableSink:
         return {**self.progress.summary(), "mapping": dict(self.mapping)}
 
     def started(self) -> None:
-        self.state = "running"
+        self.state = JobState.RUNNING
         self._store.started(self.job.id, time.time())
 
     def answer(self, answer: Answer) -> None:
@@ -101,7 +102,7 @@ class DurableSink:
     def _conclude(self, state: str | None, reason: str) -> tuple[JobState, str]:
         """Completed when at least one image has an answer, failed when none has; `reason` says what is missing."""
         if state is not None:
-            return state, reason
+            return JobState(state), reason
         failed, late = self.progress.failed_images, self.progress.late_images
         quarantined = self.progress.quarantined_ranges()
         parts = [reason] if reason and (failed or late) else []
@@ -111,7 +112,8 @@ class DurableSink:
             parts.append(f"{late} of {self.job.images} images got no finer answer in time; what they have stands")
         if quarantined:
             parts.append(f"quarantined, since nodes died with them: images {quarantined}")
-        return ("completed" if self.progress.answered_coarse or not failed else "failed"), "; ".join(parts)
+        answered = self.progress.answered_coarse or not failed
+        return (JobState.COMPLETED if answered else JobState.FAILED), "; ".join(parts)
 
 
 class LiveSink:
@@ -133,7 +135,7 @@ class LiveSink:
         """Nothing is stored; the client gets the answer of the next attempt."""
 
     async def ended(self, state: str | None, reason: str) -> None:
-        self._queue.put_nowait((state or "completed", reason))
+        self._queue.put_nowait((state or JobState.COMPLETED, reason))
 
     async def answers(self) -> AsyncIterator[Answer | Withdrawn | tuple[str, str]]:
         """The answers as they come; the last item is (state, reason)."""

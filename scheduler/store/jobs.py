@@ -23,14 +23,12 @@ from scheduler.store.commit import Attempted, GroupCommit
 from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, jobs, results, tasks
 from tierkit.errors import Conflict, NotFound, Unavailable
-from tierkit.types import Tier
+from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
 
 __all__ = [
-    "UNFINISHED",
     "ImageFacts",
     "JobRow",
-    "JobState",
     "JobStore",
     "NewJob",
     "StoredResult",
@@ -39,10 +37,7 @@ __all__ = [
     "new_job_id",
 ]
 
-JobState = str
-"""queued | running | completed | failed | cancelled; the last three are final."""
-
-UNFINISHED = ("queued", "running")
+_UNFINISHED = [state for state in JobState if not state.final]
 
 _MOST_READING = 8
 """Queries at a time, each with a connection of its own; later ones wait for their turn."""
@@ -101,7 +96,7 @@ class JobRow:
 
     @property
     def final(self) -> bool:
-        return self.state not in UNFINISHED
+        return self.state.final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +151,7 @@ class JobStore:
         row = {
             "id": new_job_id(job.created_at),
             "name": job.policy.name,
-            "state": "queued",
+            "state": JobState.QUEUED,
             "reason": "waiting for its first task to be sent",
             "policy": job.policy.model_dump_json(),
             "images": job.images,
@@ -204,7 +199,7 @@ class JobStore:
     async def by_idempotency_key(self, key: str) -> JobRow | None:
         return await self._one(jobs.c.idempotency_key == key)
 
-    async def page(self, *, limit: int, before: str | None, state: str | None) -> list[JobRow]:
+    async def page(self, *, limit: int, before: str | None, state: JobState | None) -> list[JobRow]:
         """Up to `limit` jobs, newest first, those older than the job id `before`."""
         query = select(*_LIGHT).order_by(jobs.c.id.desc()).limit(limit)
         if before is not None:
@@ -215,7 +210,7 @@ class JobStore:
 
     async def unfinished(self) -> list[JobRow]:
         """Jobs that a scheduler before this one has left, oldest first."""
-        query = select(*_LIGHT).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.id)
+        query = select(*_LIGHT).where(jobs.c.state.in_(_UNFINISHED)).order_by(jobs.c.id)
         return [_job(row._mapping) for row in await self._rows(query)]
 
     async def facts(self, job_id: str) -> ImageFacts:
@@ -294,7 +289,7 @@ class JobStore:
     def started(self, job_id: str, at: float) -> None:
         """The first task of a job is on its way; written with the next group of results."""
         # A job that goes on after a restart keeps the time of its first beginning.
-        changed = {"state": "running", "reason": "", "started_at": func.coalesce(jobs.c.started_at, at)}
+        changed = {"state": JobState.RUNNING, "reason": "", "started_at": func.coalesce(jobs.c.started_at, at)}
         self._commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
     def attempted(self, job_id: str, report: AttemptReport) -> None:
@@ -383,7 +378,7 @@ def _job(row: RowMapping) -> JobRow:
     return JobRow(
         id=row["id"],
         name=row["name"],
-        state=row["state"],
+        state=JobState(row["state"]),
         reason=row["reason"],
         policy=JobPolicy.model_validate_json(row["policy"]),
         images=row["images"],

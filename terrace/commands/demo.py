@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -147,6 +146,6 @@ def _report(job: Job, fleet: Fleet, sample: ImageSet) -> dict[str, Any]:
         "nodes": nodes,
         "mapping": job.mapping,
         "scheme": job.scheme,
-        "sent": {form: asdict(share) for form, share in job.sent.items()},
+        "sent": {form: share.model_dump() for form, share in job.sent.items()},
         "job_s": job.elapsed_s,
     }

@@ -9,7 +9,8 @@ from tierkit.client.aio import DEFAULT_URL, AsyncClient
 from tierkit.client.blocking import Client
 from tierkit.client.http import Backoff
 from tierkit.client.uploads import IMAGE_SUFFIXES, Images, Labels, PolicyFields, list_images, shortened
-from tierkit.client.views import (
+from tierkit.types import JobState
+from tierkit.wire.api import (
     Attempt,
     AttemptPage,
     CoarseAnswer,
@@ -25,7 +26,6 @@ from tierkit.client.views import (
     ImageResult,
     Job,
     JobPage,
-    JobState,
     NodeShare,
     StateChange,
 )

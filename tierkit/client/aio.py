@@ -17,7 +17,9 @@ from anyio import to_thread
 from tierkit.client.http import Backoff, OnWait, Patience, SchedulerHttp
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
 from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload
-from tierkit.client.views import (
+from tierkit.errors import DeadlineExceeded, NotFound, Unavailable, UpstreamError, UpstreamTimeout
+from tierkit.types import JobState
+from tierkit.wire.api import (
     AttemptPage,
     CoarseResults,
     Device,
@@ -30,11 +32,9 @@ from tierkit.client.views import (
     ImageResult,
     Job,
     JobPage,
-    JobState,
     StateChange,
     parse,
 )
-from tierkit.errors import DeadlineExceeded, NotFound, Unavailable, UpstreamError, UpstreamTimeout
 
 __all__ = ["DEFAULT_URL", "AsyncClient"]
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from scheduler.api.access import for_nodes, for_users
-from scheduler.api.app import about, fleet, jobs
+from scheduler.api.fleet import about, fleet
+from scheduler.api.jobs import jobs
+from scheduler.api.routing import for_nodes, for_users
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Backoff

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scheduler.api.views import ImageResult
 from scheduler.store.jobs import JobStore
 from tierkit.testing import wait_for
+from tierkit.wire.api import ImageResult
 
 
 async def test_the_same_key_and_content_is_the_same_job(kit, scheduler):

@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -74,9 +73,9 @@ DEVICE = Device(node_id="end-1", tier=Tier.END, url="http://127.0.0.1:1", health
 
 async def test_a_healthy_node() -> None:
     async with serve_app(Starlette()) as service:
-        device = replace(DEVICE, url=service.url)
+        device = DEVICE.model_copy(update={"url": service.url})
         found = await to_thread.run_sync(examine, device)
-        older = await to_thread.run_sync(examine, replace(device, version="0.0.1"))
+        older = await to_thread.run_sync(examine, device.model_copy(update={"version": "0.0.1"}))
     assert {check.verdict for check in found.values()} == {Verdict.OK}
     assert older["end-1"].verdict is Verdict.NOTE
     assert "same version" in older["end-1"].advice
@@ -91,13 +90,13 @@ async def test_a_healthy_node() -> None:
     ],
 )
 def test_a_node_that_the_scheduler_doubts(change: dict[str, Any], verdict: Verdict, words: str) -> None:
-    check = examine(replace(DEVICE, **change))["end-1"]
+    check = examine(DEVICE.model_copy(update=change))["end-1"]
     assert check.verdict is verdict
     assert words in check.detail
 
 
 def test_a_node_that_cannot_be_reached_from_here(closed_url: str) -> None:
-    check = examine(replace(DEVICE, url=closed_url))["end-1"]
+    check = examine(DEVICE.model_copy(update={"url": closed_url}))["end-1"]
     assert check.verdict is Verdict.FAIL
     assert "cannot be reached from here (ConnectError)" in check.detail
     assert "--advertise-url" in check.advice

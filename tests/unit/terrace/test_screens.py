@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -214,7 +213,7 @@ def test_a_job_in_short() -> None:
     assert text.index("end-1 ") < text.index("cloud-1 "), "from the bottom of the tiers to the top"
     assert "end-1 → cloud-1" in text
     # The scheme adaptive has no mapping: the last ways of its tasks would be taken for one.
-    assert "→" not in seen(job_summary(replace(job, scheme=Scheme.ADAPTIVE)))
+    assert "→" not in seen(job_summary(job.model_copy(update={"scheme": Scheme.ADAPTIVE})))
 
 
 def test_a_job_that_has_just_begun() -> None:

@@ -1,21 +1,19 @@
-"""What the job API answers, as frozen values.
+"""What the job API answers: the scheduler makes these values and writes them as JSON, the client reads them.
 
-A client may be older than its scheduler, so fields it does not know are ignored here (the services among themselves
-refuse them, see `tierkit.wire.messages`).
+A client may be older or newer than its scheduler. So unknown fields are ignored here (the services among themselves
+refuse them, see `tierkit.wire.messages`), and fields that came later have a default.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tierkit.errors import UpstreamError
-from tierkit.types import Health, Scheme, Tier
+from tierkit.types import Health, JobState, Privacy, Scheme, Tier
 
 __all__ = [
     "Attempt",
@@ -43,22 +41,11 @@ __all__ = [
 ]
 
 
-class JobState(StrEnum):
-    """Where a job stands; the last three are final."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def final(self) -> bool:
-        return self not in (JobState.QUEUED, JobState.RUNNING)
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoarseAnswer:
+class CoarseAnswer(_Value):
     """The superclass of one image, from the end device."""
 
     index: int
@@ -69,8 +56,7 @@ class CoarseAnswer:
     """From the dispatch of the image's task to the moment this answer reached the scheduler."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FineAnswer:
+class FineAnswer(_Value):
     """The class of one image, from an edge or cloud node, and the superclass its probabilities add up to."""
 
     index: int
@@ -83,12 +69,13 @@ class FineAnswer:
     ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageResult:
+class ImageResult(_Value):
     """All that is known of one image of a job."""
 
     index: int
+    """Position in the upload, from 0."""
     name: str | None = None
+    """File name, where there is one."""
     coarse: CoarseAnswer | None = None
     fine: FineAnswer | None = None
     answered_by: Tier | None = None
@@ -98,11 +85,13 @@ class ImageResult:
     fallback: str | None = None
     """Why the coarse (or a lower tier's) answer stands for a finer one."""
     error: str | None = None
+    """Why there is no answer."""
     resized_from: tuple[int, int] | None = None
     """Height and width as sent, where they were not the networks' own."""
     true_fine: str | None = None
     true_coarse: str | None = None
     request_id: str | None = None
+    """Names this image in the logs of all services."""
 
     @property
     def label(self) -> str | None:
@@ -111,8 +100,7 @@ class ImageResult:
         return answer.label if answer else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeShare:
+class NodeShare(_Value):
     """How many of a job's images one node answered."""
 
     tier: Tier
@@ -120,8 +108,7 @@ class NodeShare:
     fine_images: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentShare:
+class SentShare(_Value):
     """What went to upper nodes in one form, for the answers that came."""
 
     tasks: int
@@ -131,28 +118,31 @@ class SentShare:
     relay_bytes: int = 0
     """Bodies of the requests to edge nodes that encoded."""
     encode_ms: float = 0.0
+    """Spent on encoding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A job as the scheduler last told of it. Accuracies are None without labels, latencies None before an answer."""
+class Job(_Value):
+    """A job as the scheduler last told of it. Accuracies are None without labels, latencies None before an answer; an
+    image's latency counts from the dispatch of its task to the moment the answer reached the scheduler."""
 
     id: str
     name: str | None = None
     state: JobState
     reason: str = ""
+    """Why it waits, failed or misses answers; "" when all is well."""
     scheme: Scheme
-    privacy: str | None = None
+    privacy: Privacy | None = None
     images: int
     tasks: int
     answered_coarse: int = 0
     answered_fine: int = 0
     fallback: int = 0
+    """Images whose coarse (or lower tier's) answer stands, no node having answered."""
     failed_images: int = 0
     """Images without any answer; of a running job, those given up so far."""
-    sent_up: Mapping[Tier, int] = field(default_factory=dict)
+    sent_up: Mapping[Tier, int] = Field(default_factory=dict)
     """Images sent to a tier, where they go up one by one."""
-    final_tier: Mapping[Tier, int] = field(default_factory=dict)
+    final_tier: Mapping[Tier, int] = Field(default_factory=dict)
     """Images by the tier whose answer stands."""
     quarantined_images: int = 0
     """Images of tasks that no node gets any more, since three different ones died with them."""
@@ -160,7 +150,9 @@ class Job:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     elapsed_s: float | None = None
+    """From the dispatch of the first task until now or the end."""
     images_per_s: float | None = None
+    """Images answered (coarse or better) per second of elapsed_s."""
     coarse_accuracy: float | None = None
     fine_accuracy: float | None = None
     coarse_from_fine_accuracy: float | None = None
@@ -170,12 +162,14 @@ class Job:
     coarse_p99_ms: float | None = None
     fine_p50_ms: float | None = None
     fine_p99_ms: float | None = None
-    sent: Mapping[str, SentShare] = field(default_factory=dict)
-    """By form: pixels, conv1 or bottleneck."""
-    by_node: Mapping[str, NodeShare] = field(default_factory=dict)
-    mapping: Mapping[str, str] = field(default_factory=dict)
+    sent: Mapping[str, SentShare] = Field(default_factory=dict)
+    """What went to upper nodes for the answers that came, by its form: pixels, conv1 or bottleneck. Attempts that
+    failed are not counted."""
+    by_node: Mapping[str, NodeShare] = Field(default_factory=dict)
+    mapping: Mapping[str, str] = Field(default_factory=dict)
+    """Upper node by end device, as last used."""
     resized_images: int = 0
-    policy: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = Field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -183,16 +177,15 @@ class Job:
         return self.state.final
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPage:
+class JobPage(_Value):
     """One page of the list of jobs, newest first."""
 
     jobs: tuple[Job, ...]
     next_cursor: str | None = None
+    """For the next page; None on the last one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(_Value):
     """One attempt of a task of a job on an end device."""
 
     task: int
@@ -208,24 +201,25 @@ class Attempt:
     stage: str = "all"
     """all | fine: whether the coarse answer was known already"""
     hedge: bool = False
+    """Made beside another attempt that took too long."""
     outcome: str
-    """running | ok | refused | unreachable | lost | error | fallback | rerouted | cancelled | late"""
+    """running | ok | refused | unreachable | lost | error | fallback | rerouted | cancelled | late (jobs.md)"""
     reason: str = ""
     started_at: datetime
     ended_at: datetime | None = None
     ms: float | None = None
+    """From its start to its end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptPage:
+class AttemptPage(_Value):
     """One page of the attempts of a job, by task."""
 
     attempts: tuple[Attempt, ...]
     next_cursor: str | None = None
+    """For the next page; None on the last one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(_Value):
     """Why a task was sent where it was."""
 
     task: int
@@ -239,21 +233,20 @@ class Decision:
     started_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(_Value):
     """One page of the decisions of a job, by task and attempt."""
 
     job: str
     scheme: Scheme
-    state: str
+    state: JobState
     now: str
     """Why nothing of it is sent at the moment; "" while tasks go, and at the end."""
     decisions: tuple[Decision, ...]
     next_cursor: str | None = None
+    """For the next page; None on the last one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(_Value):
     """One node of the device list."""
 
     node_id: str
@@ -263,32 +256,35 @@ class Device:
     reason: str = ""
     """Why the failure detector thinks so."""
     trusted: bool | None = None
+    """Whether it may see pixels, by the scheduler's own list."""
+    incarnation: str = ""
     version: str | None = None
     models: tuple[Mapping[str, Any], ...] = ()
     outstanding: int = 0
     """Tasks that the scheduler has given it."""
     in_flight: int = 0
     queued_images: int = 0
+    running_images: int = 0
     images_done: int = 0
     silent_s: float | None = None
     """Seconds since its last sign of life."""
     reached: bool | None = None
     """Whether the scheduler has reached it by itself, at the address that it gave."""
     phi: float | None = None
-    """Suspicion by silence."""
+    """Suspicion by silence: 8 means that one heartbeat in 10^8 comes so late."""
+    joined_s: float | None = None
+    """Seconds since it registered."""
     images_per_minute: int | None = None
     """Its power budget; None: no limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceList:
+class DeviceList(_Value):
     """All nodes that the scheduler knows."""
 
     devices: tuple[Device, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(_Value):
     """In which form the images of a task went to an upper node, and what that cost."""
 
     form: str
@@ -301,8 +297,7 @@ class Sent:
     """Bytes to that node, where it is not the end device itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Results:
+class _Results(_Value):
     """Answers that arrived together: the images of one task."""
 
     results: tuple[ImageResult, ...]
@@ -312,28 +307,23 @@ class _Results:
     """Of each tier that answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseResults(_Results):
     """Coarse answers have arrived."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FineResults(_Results):
     """Fine answers have arrived."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackResults(_Results):
     """The coarse answers of these images stand; each result says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedResults(_Results):
     """These images got no answer; each result says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateChange:
+class StateChange(_Value):
     """The job went into another state; the last event of a stream carries the final one."""
 
     job: Job

@@ -1,0 +1,312 @@
+"""Routes of the fleet: registration and heartbeats, the device list, the mapping with the paper's formulas, weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import FileResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from models.manifest import Manifest, weights_folder
+from models.store import ModelStore
+from scheduler.api.render import device
+from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
+from scheduler.api.schemas import AdaptiveReport, LinkReport, MappingReport, NodeReport, Pair, WhoAmI
+from scheduler.devices.own_address import OwnAddress
+from scheduler.ingest.collect import IngestLimits
+from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
+from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.planner import Ask, Send as SendUp
+from scheduler.placement.bound import NodeCounts, bound_of_scheme
+from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
+from scheduler.placement.routes import PAPER_BATCH, Fleet
+from scheduler.settings import SchedulerSettings
+from tierkit.errors import InvalidInput, NotFound, WeightsError
+from tierkit.types import Scheme, Tier
+from tierkit.wire.api import DeviceList
+from tierkit.wire.messages import Heartbeat, Lease, NodeId, Registration
+
+__all__ = ["about", "fleet"]
+
+_log = logging.getLogger(__name__)
+
+NodeName = Annotated[NodeId, Path()]
+
+fleet = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
+about = APIRouter(tags=["about"], dependencies=CHECKS)
+
+
+@fleet.get("/v1/devices", response_model=DeviceList, summary="The device list", dependencies=USERS)
+async def list_devices(scheduler: Service) -> DeviceList:
+    now = time.monotonic()
+    return DeviceList(
+        devices=tuple(
+            device(
+                view,
+                trusted=scheduler.fleet.trusts(view.device),
+                outstanding=scheduler.dispatcher.outstanding(view.device.node_id),
+                now=now,
+            )
+            for view in scheduler.devices.view(now)
+        )
+    )
+
+
+@fleet.post("/v1/devices", response_model=Lease, summary="Register a node", dependencies=NODES)
+async def register(request: Request, scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
+    if caller is not None:
+        caller.check_claim(registration.node_id, registration.tier)
+    server: tuple[str, int] | None = request.scope["server"]
+    own: OwnAddress = request.app.state.own_address
+    if registration.url == str(request.base_url).rstrip("/") or (
+        server is not None and await own.is_at(registration.url, port=server[1])
+    ):
+        raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
+    return scheduler.devices.register(registration, time.monotonic())
+
+
+@fleet.post("/v1/devices/{node_id}/heartbeat", status_code=204, summary="Renew a node's lease", dependencies=NODES)
+async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, beat: Heartbeat) -> Response:
+    """404 or 409: register again."""
+    if caller is not None:
+        caller.check_claim(node_id)
+    scheduler.devices.heartbeat(node_id, beat, time.monotonic())
+    return Response(status_code=204)
+
+
+@fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks", dependencies=USERS)
+async def drain(scheduler: Service, node_id: NodeName) -> Response:
+    scheduler.devices.drain(node_id, time.monotonic())
+    return Response(status_code=204)
+
+
+@fleet.delete(
+    "/v1/devices/{node_id}/drain", status_code=204, summary="Give a drained node tasks again", dependencies=USERS
+)
+async def resume(scheduler: Service, node_id: NodeName) -> Response:
+    """409: the node itself is shutting down."""
+    scheduler.devices.resume(node_id, time.monotonic())
+    return Response(status_code=204)
+
+
+@fleet.delete("/v1/devices/{node_id}", status_code=204, summary="Strike a node off the list")
+async def remove(
+    scheduler: Service,
+    caller: CallerOf,
+    node_id: NodeName,
+    incarnation: Annotated[str | None, Query(description="Only if this is the present one.")] = None,
+) -> Response:
+    """Its tasks go to others. A node that lives on registers again; drain it to keep it away. With a node's token, only
+    a node of its own."""
+    if caller is not None:
+        caller.check_claim(node_id)
+    scheduler.devices.remove(node_id, incarnation)
+    return Response(status_code=204)
+
+
+@fleet.get("/v1/mapping", response_model=MappingReport, summary="Who forwards to whom, and why", dependencies=USERS)
+async def get_mapping(
+    scheduler: Service,
+    scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
+    tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
+) -> MappingReport:
+    return _mapping_report(
+        scheduler.fleet,
+        scheduler.dispatcher.pilot,
+        scheduler.settings,
+        scheme=scheme,
+        tasks=tasks,
+        now=time.monotonic(),
+    )
+
+
+class _File(FileResponse):
+    """Refuses a `Range` in the form of all errors; the framework would do so in plain text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def checked(message: Message) -> None:
+            status = message.get("status")
+            if status == 400:
+                raise InvalidInput("Range must name bytes of the file, such as bytes=0-99")
+            if status == 416:
+                length = Headers(raw=message["headers"])["Content-Range"]
+                raise HTTPException(416, "Range names no bytes that the file has", {"Content-Range": length})
+            await send(message)
+
+        await super().__call__(scope, receive, checked)
+
+
+@about.get("/v1/models", summary="The manifest: all networks and encoders that nodes may fetch")
+async def list_models(scheduler: Service) -> dict[str, Any]:
+    return scheduler.manifest.listing()
+
+
+@about.get(
+    "/v1/models/{name}/file",
+    summary="The weights of a network",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {}}},
+        404: {"description": "Not here, or another version."},
+    },
+)
+async def get_weights(
+    request: Request,
+    scheduler: Service,
+    name: str,
+    sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="The version that is wanted.")] = None,
+) -> Response:
+    entry = scheduler.manifest.weights(name)
+    if sha256 is not None and sha256 != entry.sha256:
+        raise NotFound(f"model {name!r} is here with sha256 {entry.sha256}, not {sha256}")
+    etag = f'"{entry.sha256}"'
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers={"ETag": etag})
+    folder = scheduler.settings.weights or weights_folder()
+    try:
+        path = await asyncio.to_thread(ModelStore([folder], folder).find, entry)
+    except WeightsError as exc:
+        _log.error("weights cannot be given to nodes", extra={"model": name, "why": str(exc)})
+        raise NotFound(f"the weights of {name!r} are damaged here") from exc
+    if path is None:
+        raise NotFound(f"the weights of {name!r} are not here")
+    return _File(path, media_type="application/octet-stream", headers={"ETag": etag, **NOSNIFF})
+
+
+@about.get("/v1/whoami", response_model=WhoAmI, summary="Whose token this is, and until when")
+async def get_caller(caller: CallerOf) -> WhoAmI:
+    if caller is None:
+        return WhoAmI()
+    return WhoAmI(name=caller.name, role=caller.role, expires=caller.entry.expires if caller.entry else None)
+
+
+@about.get("/v1/info", summary="Version, limits and class names", dependencies=USERS)
+async def get_info(scheduler: Service) -> dict[str, Any]:
+    return _info(scheduler.manifest, scheduler.limits)
+
+
+def _mapping_report(
+    fleet: Fleet, pilot: Pilot, settings: SchedulerSettings, *, scheme: Scheme | None, tasks: int, now: float
+) -> MappingReport:
+    """Args: tasks: N_t of the formulas."""
+    shown = scheme or settings.scheme
+    n_map = fleet.n_map(now)
+    routes = fleet.routes(shown, now)
+    return MappingReport(
+        scheme=shown,
+        scheme_default=settings.scheme,
+        n_map=n_map.value,
+        n_map_reason=n_map.reason,
+        theta_cloud=fleet.theta_cloud(now),
+        pairs=_planned(fleet, pilot, now)
+        if shown is Scheme.ADAPTIVE
+        else [
+            Pair(
+                end=route.end,
+                upstream=[node.node_id for node in route.upstreams],
+                shared=route.in_turn,
+                reason=route.reason,
+            )
+            for route in routes.values()
+        ],
+        formulas=_formulas(fleet, shown, n_ends=len(routes), tasks=tasks, now=now),
+        adaptive=_estimates(fleet, pilot, now) if shown is Scheme.ADAPTIVE else None,
+    )
+
+
+def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
+    """Where each end device would send a lone task of 50 images that came now."""
+    pairs = []
+    for end in fleet.alive_ends(now):
+        ask = Ask(remaining=1, interactive=True)
+        plan = pilot.plan(ask, PAPER_BATCH, [EndPlace(node=end, has_room=True)], fleet.uppers(now), now)
+        if isinstance(plan, SendUp):
+            upstream = [node.node_id for node in plan.upper]
+            pairs.append(Pair(end=end.node_id, upstream=upstream, shared=min(1, len(upstream)), reason=plan.reason))
+        else:
+            reason = "it has as many tasks as it may" if plan is None else plan.reason
+            pairs.append(Pair(end=end.node_id, upstream=[], shared=0, reason=reason))
+    return pairs
+
+
+def _estimates(fleet: Fleet, pilot: Pilot, now: float) -> AdaptiveReport:
+    nodes, links = pilot.estimates(fleet.alive_ends(now), fleet.uppers(now), now)
+    return AdaptiveReport(
+        nodes=[NodeReport.model_validate(node) for node in nodes],
+        links=[LinkReport.model_validate(link) for link in links],
+    )
+
+
+def _info(manifest: Manifest, limits: IngestLimits) -> dict[str, Any]:
+    hierarchy = manifest.hierarchy
+    return {
+        "version": version("terrace"),
+        "limits": {
+            "max_images": limits.max_images,
+            "max_upload_bytes": limits.max_body_bytes,
+            "max_pixels": limits.max_pixels,
+            "max_file_bytes": limits.max_file_bytes,
+            "max_inflated_bytes": limits.max_inflated_bytes,
+            "classify_max_images": CLASSIFY_MAX_IMAGES,
+        },
+        "input_shape": list(manifest.models[0].input_shape),
+        "hierarchy": {
+            "name": hierarchy.name,
+            "fine": list(hierarchy.fine),
+            "coarse": list(hierarchy.coarse),
+            "parent": list(hierarchy.parent),
+        },
+    }
+
+
+def _formulas(fleet: Fleet, scheme: Scheme, *, n_ends: int, tasks: int, now: float) -> dict[str, dict[str, Any]]:
+    """Eq. 1 to 6 of the paper, and the bound of the scheme; a value is null where the tier that it is about has no
+    node."""
+    times = fleet.times(now)
+    n_edges, n_clouds = len(fleet.upper(Tier.EDGE, now)), len(fleet.upper(Tier.CLOUD, now))
+    n_map, theta = fleet.n_map(now), fleet.theta_cloud(now)
+    end_s = edge_s = cloud_s = mapping_s = None
+    if times is not None:
+        end_s = time_end(tasks, n_ends, times.end)
+        if times.edge is not None and n_edges:
+            edge_s = time_end_edge(tasks, n_ends, n_edges, times.end, times.edge)
+        if times.cloud is not None and n_clouds:
+            cloud_s = time_end_cloud(tasks, n_ends, n_clouds, times.end, times.cloud)
+        if theta is not None and edge_s is not None and cloud_s is not None:
+            mapping_s = time_mapping(theta, cloud_s, edge_s)
+    counts = NodeCounts(end=n_ends, edge=n_edges, cloud=n_clouds)
+    bound_s = None
+    if times is not None and n_ends:
+        with contextlib.suppress(ValueError):  # no upper node that the scheme could use
+            bound_s = bound_of_scheme(scheme, tasks, counts, times, n_map=n_map.used).seconds
+    texts: dict[str, tuple[str, float | None]] = {
+        "T_End": ("N_t / N_end * (tc_end + tp_end)", end_s),
+        "T_End-Cloud": ("T_End + N_t / N_cloud * (tc_cloud + tp_cloud)", cloud_s),
+        "T_End-Edge": ("T_End + N_t / N_edge * (tc_edge + tp_edge)", edge_s),
+        "N_map": ("ceil((tc_edge + tp_edge) / (tc_end + tp_end))", n_map.value),
+        "theta_cloud": ("max(0, (N_end - N_edge * N_map) / N_end)", theta),
+        "bound": (
+            "max(N_t / N_end * tp_end, n_edge / N_edge * tp_edge, n_cloud / N_cloud * tp_cloud), each with the rest of "
+            "the way of one task",
+            bound_s,
+        ),
+        "T_Mapping": ("theta_cloud * T_End-Cloud + (1 - theta_cloud) * T_End-Edge", mapping_s),
+    }
+    figures: dict[str, dict[str, Any]] = {
+        name: {"formula": text, "value": None if value is None else round(value, 6)}
+        for name, (text, value) in texts.items()
+    }
+    figures["figures"] = {"N_t": tasks, "N_end": n_ends, "N_edge": n_edges, "N_cloud": n_clouds}
+    for tier in Tier:
+        task = getattr(times, tier) if times is not None else None
+        figures["figures"][f"tc_{tier}_s"] = task.communication_s if task else None
+        figures["figures"][f"tp_{tier}_s"] = round(task.processing_s, 6) if task else None
+    return figures

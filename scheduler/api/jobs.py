@@ -1,0 +1,243 @@
+"""Routes of jobs and of interactive requests. docs/jobs.md describes them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.types import Send
+
+from scheduler.api.render import as_csv, as_lines
+from scheduler.api.routing import (
+    CHECKS,
+    NDJSON,
+    NOSNIFF,
+    UPLOAD_FIELDS,
+    USERS,
+    CallerOf,
+    Service,
+    allowance_of,
+    metered,
+)
+from scheduler.api.sse import as_server_sent
+from scheduler.ingest.upload import ACCEPTED
+from scheduler.jobs.policy import PolicyRequest
+from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
+from tierkit.errors import InvalidInput
+from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.logs import current_request_id
+from tierkit.types import JobState
+from tierkit.wire.api import AttemptPage, Explanation, ImageResult, Job, JobPage
+
+__all__ = ["jobs"]
+
+_BODY = {
+    "description": "Images: a form with files in `images` (PNG, JPEG, WebP, .zip, .npz, .npy), one such file as the "
+    "whole body, or an Open Inference Protocol request with the binary tensors `images` (UINT8 [n, h, w, 3]) and "
+    "`labels` (INT64 [n]).",
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["images"],
+                "properties": {
+                    "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    "labels": {
+                        "type": "string",
+                        "description": "JSON list with a fine class (name or number) or null per image.",
+                        "example": '["apple", 3, null]',
+                    },
+                },
+            }
+        },
+        **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in ACCEPTED if "/form" not in kind},
+    },
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A wrong upload or field; the sentence names it."},
+    401: {"description": "No valid token, where one is asked for."},
+    403: {"description": "The policy would send pixels to an untrusted node, or the token has another role."},
+    413: {"description": "More bytes, pixels or images than the limit."},
+    415: {"description": "A kind of file that is not accepted."},
+    429: {"description": "The token's limit of requests, uploads or unfinished jobs; see Retry-After."},
+    503: {"description": "Not now; see Retry-After."},
+}
+
+
+def _policy_parameters() -> list[dict[str, Any]]:
+    schema = PolicyRequest.model_json_schema()
+    definitions = schema.get("$defs", {})
+    parameters = []
+    for name, field in schema["properties"].items():
+        inner = next((choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"), field)
+        inner = definitions.get(inner.get("$ref", "").rpartition("/")[2], inner)
+        shown = {key: value for key, value in inner.items() if key not in ("title", "description")}
+        parameters.append({"in": "query", "name": name, "description": field.get("description", ""), "schema": shown})
+    return parameters
+
+
+_UPLOAD = {UPLOAD_FIELDS: True, "requestBody": _BODY, "parameters": _policy_parameters()}
+
+JobId = Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)]
+Cursor = Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")]
+OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only those of this task.")]
+
+jobs = APIRouter(tags=["jobs"], dependencies=[*CHECKS, *USERS])
+
+
+class Stream(StreamingResponse):
+    """Ends what it is made from with itself, also where it is cut off between two pieces."""
+
+    def __init__(self, pieces: AsyncGenerator[str, None], *, media_type: str, headers: Mapping[str, str]) -> None:
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._pieces = pieces
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._pieces):
+            await super().stream_response(send)
+
+
+@jobs.post(
+    "/v1/jobs",
+    status_code=202,
+    response_model=Job,
+    responses=_ERRORS | {200: {"model": Job, "description": "Submitted before with the same Idempotency-Key."}},
+    openapi_extra=_UPLOAD,
+    summary="Submit images as a job",
+)
+async def submit(
+    request: Request,
+    response: Response,
+    scheduler: Service,
+    caller: CallerOf,
+    idempotency_key: Annotated[
+        str | None, Header(description="Names this submission: the same again answers with the same job.")
+    ] = None,
+) -> Job:
+    """The job is stored when this answers; its progress is at `Location`. Policy fields stand in the query or, with a
+    form, in the form."""
+    allowance = allowance_of(caller)
+    submission = await scheduler.submit(
+        request.headers,
+        request.query_params.multi_items(),
+        metered(request.stream(), allowance),
+        until_gone=cancelled_on_disconnect(request.scope),
+        idempotency_key=idempotency_key,
+        allowance=allowance,
+    )
+    response.headers["Location"] = f"/v1/jobs/{submission.job.id}"
+    if submission.replayed:
+        response.status_code = 200
+    return submission.job
+
+
+@jobs.get("/v1/jobs", response_model=JobPage, summary="List jobs, newest first")
+async def list_jobs(
+    scheduler: Service,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Cursor = None,
+    state: JobState | None = None,
+) -> JobPage:
+    return await scheduler.page(limit=limit, cursor=cursor, state=state)
+
+
+@jobs.get("/v1/jobs/{job_id}", response_model=Job, summary="A job as it is now")
+async def get_job(scheduler: Service, job_id: JobId) -> Job:
+    return await scheduler.view(job_id)
+
+
+@jobs.delete(
+    "/v1/jobs/{job_id}",
+    response_model=Job,
+    responses={409: {"description": "It has ended already."}},
+    summary="Cancel a job",
+)
+async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
+    """Answers that are there stay; the rest is not computed."""
+    return await scheduler.cancel(job_id)
+
+
+@jobs.get(
+    "/v1/jobs/{job_id}/results",
+    summary="One result per image, in the order of the upload",
+    response_class=Response,
+    responses={200: {"content": {NDJSON: {"schema": ImageResult.model_json_schema()}, "text/csv": {}}}},
+)
+async def get_results(
+    scheduler: Service, job_id: JobId, format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl"
+) -> StreamingResponse:
+    """While the job runs, what there is so far (the header `Terrace-Job-State` says which); afterwards all images."""
+    state, rows = await scheduler.results(job_id)
+    pieces = as_csv(rows) if format == "csv" else as_lines(rows)
+    media_type = "text/csv; charset=utf-8" if format == "csv" else NDJSON
+    return Stream(pieces, media_type=media_type, headers={"Terrace-Job-State": state, **NOSNIFF})
+
+
+@jobs.get("/v1/jobs/{job_id}/attempts", response_model=AttemptPage, summary="Who tried which task, and what came of it")
+async def get_attempts(
+    scheduler: Service,
+    job_id: JobId,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    cursor: Cursor = None,
+    task: OnlyTask = None,
+) -> AttemptPage:
+    """By task, then in the order in which they began; with those under way."""
+    return await scheduler.attempts(job_id, limit=limit, cursor=cursor, task=task)
+
+
+@jobs.get("/v1/jobs/{job_id}/explain", response_model=Explanation, summary="Why each task went where it went")
+async def get_explanation(
+    scheduler: Service,
+    job_id: JobId,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    cursor: Cursor = None,
+    task: OnlyTask = None,
+) -> Explanation:
+    """The reason of each attempt, by task, then in the order in which they began; with those under way."""
+    return await scheduler.explain(job_id, limit=limit, cursor=cursor, task=task)
+
+
+@jobs.get(
+    "/v1/jobs/{job_id}/events",
+    summary="Follow a job (server-sent events)",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
+async def get_events(
+    scheduler: Service,
+    job_id: JobId,
+    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+    only: Annotated[Literal["state"] | None, Query(description="Leave the results out.")] = None,
+) -> StreamingResponse:
+    """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, `state` carries the
+    job. Ends after the final state."""
+    after = last_event_id or "0"
+    if not (after.isascii() and after.isdigit() and len(after) < 19):
+        raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {after[:32]!r}")
+    events = await scheduler.events(job_id, after=int(after), states_only=only is not None)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **NOSNIFF}
+    return Stream(as_server_sent(events), media_type="text/event-stream", headers=headers)
+
+
+@jobs.post(
+    "/v1/classify",
+    summary=f"Classify up to {CLASSIFY_MAX_IMAGES} images at once",
+    response_class=Response,
+    responses={200: {"content": {NDJSON: {}}}, **_ERRORS},
+    openapi_extra=_UPLOAD,
+)
+async def classify(request: Request, scheduler: Service, caller: CallerOf) -> StreamingResponse:
+    """Lines as they come: `{"event": "coarse", "results": [...]}`, then `fine`, `fallback` or `failed`, then `done`.
+    Goes before all jobs; nothing is stored."""
+    lines = await scheduler.classify(
+        request.headers,
+        request.query_params.multi_items(),
+        metered(request.stream(), allowance_of(caller)),
+        until_gone=cancelled_on_disconnect(request.scope),
+        request_id=current_request_id(),
+    )
+    return Stream(as_lines(lines), media_type=NDJSON, headers=NOSNIFF)

@@ -1,0 +1,130 @@
+"""What the routes share: the scheduler behind them, the caller, and checks of queries and bodies.
+
+Where the scheduler asks for no token, every caller may use every route.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+from starlette.types import Message
+
+from scheduler.jobs.service import UNLIMITED, Scheduler
+from tierkit.access import Allowance, Caller, caller_of
+from tierkit.errors import InvalidInput
+from tierkit.http.asgi import read_body
+
+__all__ = [
+    "CHECKS",
+    "NDJSON",
+    "NODES",
+    "NOSNIFF",
+    "UPLOAD_FIELDS",
+    "USERS",
+    "CallerOf",
+    "Service",
+    "SmallBody",
+    "allowance_of",
+    "for_nodes",
+    "for_users",
+    "metered",
+]
+
+NOSNIFF = {"X-Content-Type-Options": "nosniff"}
+NDJSON = "application/x-ndjson"
+_MOST_JSON_BYTES = 64 * 1024
+"""For what nodes say of themselves: a heartbeat has a few hundred bytes, the longest registration some 40 kB."""
+
+UPLOAD_FIELDS = "x-upload-fields"
+"""Mark of routes whose query holds policy fields: the reader of the upload checks them with those of the form."""
+
+
+# FastAPI sends plain functions to a thread, which costs more than what these do.
+async def _scheduler(request: Request) -> Scheduler:
+    scheduler: Scheduler = request.app.state.scheduler
+    return scheduler
+
+
+Service = Annotated[Scheduler, Depends(_scheduler)]
+
+
+async def _caller(request: Request) -> Caller | None:
+    return caller_of(request.scope)
+
+
+CallerOf = Annotated[Caller | None, Depends(_caller)]
+"""Who has sent the request; None where everybody may."""
+
+
+async def for_users(caller: CallerOf) -> None:
+    """A route for people and their programs. Raises Forbidden for others."""
+    if caller is not None:
+        caller.need("user")
+
+
+async def for_nodes(caller: CallerOf) -> None:
+    """A route for nodes. Raises Forbidden for others."""
+    if caller is not None:
+        caller.need("node")
+
+
+def allowance_of(caller: Caller | None) -> Allowance:
+    """The limits of a caller; none where no token is asked for."""
+    return (caller and caller.allowance) or UNLIMITED
+
+
+async def metered(stream: AsyncIterable[bytes], allowance: Allowance) -> AsyncIterator[bytes]:
+    """An upload, counted as it comes.
+
+    Raises:
+        LimitReached: before its first byte, when earlier ones have used up the allowance.
+    """
+    allowance.check_upload(time.monotonic())
+    async for piece in stream:
+        allowance.count_bytes(len(piece))
+        yield piece
+
+
+async def _check_query(request: Request) -> None:
+    """Refuse parameters that a route does not have: whoever misspells one would take the default for his choice."""
+    route: APIRoute = request.scope["route"]
+    if UPLOAD_FIELDS in (route.openapi_extra or {}):
+        return
+    known = [field.alias for field in route.dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            names = f"known are {', '.join(known)}" if known else "there are none here"
+            raise InvalidInput(f"unknown parameter {name[:64]!r}: {f'did you mean {close[0]!r}?' if close else names}")
+        if given.count(name) > 1:
+            raise InvalidInput(f"the parameter {name!r} is given twice")
+
+
+class SmallBody(APIRoute):
+    """A route whose JSON is read on the event loop: it is bounded while it comes, before anything is done with it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+
+        async def bounded(request: Request) -> Response:
+            body = await read_body(request.receive, most_bytes=_MOST_JSON_BYTES)
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            return await handler(Request(request.scope, receive))
+
+        return bounded
+
+
+CHECKS = [Depends(_check_query)]
+USERS = [Depends(for_users)]
+NODES = [Depends(for_nodes)]
