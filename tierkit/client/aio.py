@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import anyio
@@ -42,6 +42,8 @@ DEFAULT_URL = "http://127.0.0.1:8070"
 
 # The scheduler sends a comment every 15 s; after two that did not come the connection is dead.
 _STREAM_SILENCE_S = 35.0
+
+T = TypeVar("T")
 
 _RESULT_EVENTS: dict[str, type[CoarseResults | FineResults | FallbackResults | FailedResults]] = {
     "coarse": CoarseResults,
@@ -152,18 +154,11 @@ class AsyncClient:
 
     async def job(self, job: Job | str) -> Job:
         """The job as it is now."""
-        response = await self._http.request("GET", _path(job), repeatable=True)
-        return parse(Job, response.content)
+        return await self._get(Job, _path(job))
 
     async def jobs(self, *, limit: int = 50, cursor: str | None = None, state: JobState | str | None = None) -> JobPage:
         """One page of the list of jobs, newest first; `next_cursor` of a page asks for the next."""
-        params: dict[str, str | int] = {"limit": limit}
-        if cursor:
-            params["cursor"] = cursor
-        if state:
-            params["state"] = str(state)
-        response = await self._http.request("GET", "/v1/jobs", repeatable=True, params=params)
-        return parse(JobPage, response.content)
+        return await self._get(JobPage, "/v1/jobs", limit=limit, cursor=cursor, state=state)
 
     async def results(self, job: Job | str) -> AsyncGenerator[ImageResult, None]:
         """What there is so far, one per image, in the order in which the images were sent."""
@@ -279,25 +274,13 @@ class AsyncClient:
         self, job: Job | str, *, limit: int = 200, cursor: str | None = None, task: int | None = None
     ) -> AttemptPage:
         """One page of who tried which task and what came of it; `next_cursor` of a page asks for the next."""
-        params: dict[str, str | int] = {"limit": limit}
-        if cursor:
-            params["cursor"] = cursor
-        if task is not None:
-            params["task"] = task
-        response = await self._http.request("GET", f"{_path(job)}/attempts", repeatable=True, params=params)
-        return parse(AttemptPage, response.content)
+        return await self._get(AttemptPage, f"{_path(job)}/attempts", limit=limit, cursor=cursor, task=task)
 
     async def explain(
         self, job: Job | str, *, limit: int = 200, cursor: str | None = None, task: int | None = None
     ) -> Explanation:
         """One page of why each task of a job went where it went; `next_cursor` of a page asks for the next."""
-        params: dict[str, str | int] = {"limit": limit}
-        if cursor:
-            params["cursor"] = cursor
-        if task is not None:
-            params["task"] = task
-        response = await self._http.request("GET", f"{_path(job)}/explain", repeatable=True, params=params)
-        return parse(Explanation, response.content)
+        return await self._get(Explanation, f"{_path(job)}/explain", limit=limit, cursor=cursor, task=task)
 
     async def cancel(self, job: Job | str) -> Job:
         """Stop a job; `Conflict` if it is done already."""
@@ -306,8 +289,7 @@ class AsyncClient:
 
     async def devices(self) -> tuple[Device, ...]:
         """The nodes that the scheduler knows."""
-        response = await self._http.request("GET", "/v1/devices", repeatable=True)
-        return parse(DeviceList, response.content).devices
+        return (await self._get(DeviceList, "/v1/devices")).devices
 
     async def drain(self, node_id: str) -> None:
         """Give a node no new tasks."""
@@ -323,19 +305,20 @@ class AsyncClient:
 
     async def mapping(self) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures."""
-        return await self._json("/v1/mapping")
+        return await self._get(dict[str, Any], "/v1/mapping")
 
     async def whoami(self) -> dict[str, Any]:
         """`name`, `role` and `expires` of the token; all None where the scheduler asks for none."""
-        return await self._json("/v1/whoami")
+        return await self._get(dict[str, Any], "/v1/whoami")
 
     async def info(self) -> dict[str, Any]:
         """Version and limits of the scheduler, the networks' input shape and the label hierarchy."""
-        return await self._json("/v1/info")
+        return await self._get(dict[str, Any], "/v1/info")
 
-    async def _json(self, path: str) -> dict[str, Any]:
-        response = await self._http.request("GET", path, repeatable=True)
-        return parse(dict[str, Any], response.content)
+    async def _get(self, kind: type[T], path: str, **params: str | int | None) -> T:
+        given = {name: value for name, value in params.items() if value is not None}
+        response = await self._http.request("GET", path, repeatable=True, params=given)
+        return parse(kind, response.content)
 
     async def _event_stream(
         self, job: Job | str, after: str | None, params: Mapping[str, str]
