@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -32,10 +32,10 @@ from scheduler.devices.health import (
     suspect_after_s,
 )
 from scheduler.devices.pace import Pace
-from scheduler.placement.mapping import natural_order
+from scheduler.placement.mapping import Node, natural_order
 from tierkit.errors import Conflict, NotFound, Overloaded
 from tierkit.types import Health, Tier
-from tierkit.wire.messages import Heartbeat, Lease, Registration
+from tierkit.wire.messages import Heartbeat, Lease, Registration, Upstream
 
 __all__ = ["Device", "DeviceList", "DeviceView"]
 
@@ -96,7 +96,7 @@ class Device:
     """Images of tasks that the scheduler has handed to it and that have no answer of its own yet."""
     stalled: int = 0
     """Images on which it got stuck; no new work clears that, only progress does."""
-    epitaph: str | None = None
+    death: str | None = None
     """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
     retired: tuple[str, ...] = ()
     """The last incarnations before it of this node id: they cannot come back."""
@@ -106,6 +106,11 @@ class Device:
     """When time alone may change what is thought of it, or before."""
     listed: bool = False
     """Whether it is among those that may receive tasks."""
+    node: Node | None = None
+    entry: Upstream | None = None
+    """The node as the mapping sees it, and its route entry when it gets pixels; `placement.routes` sets both."""
+    told: tuple[Health, bool] = (Health.ALIVE, True)
+    """Its health, and whether it keeps its tasks, as the listeners know it."""
 
     def __post_init__(self) -> None:
         # Each decision asks for them many times.
@@ -143,43 +148,11 @@ class DeviceView:
         return phi(self.silent_s, *self.device.arrivals.fit())
 
 
-class _Line:
-    """Devices in the order of the list. Finding one takes O(log n)."""
-
-    def __init__(self) -> None:
-        self._keys: list[Order] = []
-        self.devices: list[Device] = []
-        self._asked: tuple[Order, int] | None = None
-        """Whose place was asked for last, and what it is: for one decision it is asked several times."""
-
-    def put(self, device: Device) -> None:
-        """Add a device, in the place of an older record of the same node if there is one."""
-        at = self.place(device.order)
-        if at < len(self._keys) and self._keys[at] == device.order:
-            self.devices[at] = device
-        else:
-            self._asked = None
-            self._keys.insert(at, device.order)
-            self.devices.insert(at, device)
-
-    def drop(self, device: Device) -> None:
-        at = self.place(device.order)
-        self._asked = None
-        del self._keys[at], self.devices[at]
-
-    def place(self, order: Order) -> int:
-        """Position of the node with this order, or where it would be."""
-        if self._asked is None or self._asked[0] is not order:
-            self._asked = order, bisect_left(self._keys, order)
-        return self._asked[1]
-
-
 class DeviceList:
     """Registrations, leases and health of all nodes. Iterates in the order of the device list: end-2 before end-10.
 
-    What is thought of a node changes by evidence, which arrives at a method of this class, or by time: `review_at` is
-    when that may next happen, and a heap of those moments says whom to judge anew. So a decision over thousands of
-    nodes judges those few that have news.
+    A node's health changes by evidence, which arrives at a method of this class, or by time: a heap of the moments at
+    which that may next happen says which nodes to judge anew.
 
     Args:
         times: of the failure detector.
@@ -201,16 +174,11 @@ class DeviceList:
         self._listeners: list[Callable[[str], None]] = []
         self._followers: list[Callable[[str], None]] = []
         self._devices: dict[str, Device] = {}
-        self._told: dict[str, tuple[Health, bool]] = {}
-        """Health, and whether it keeps its tasks, as the listeners know it."""
         self._changes: list[DeviceView] = []
-        self._views: dict[str, DeviceView] = {}
-        """Judged at `_viewed_at`. One decision asks for each node's health many times at one moment."""
-        self._viewed_at = -1.0
-        self._all = _Line()
-        self._alive = {tier: _Line() for tier in Tier}
-        self._versions = dict.fromkeys(Tier, 0)
-        self._moves = 0
+        self._in_order: list[Device] = []
+        self._alive: dict[Tier, list[Device]] = {tier: [] for tier in Tier}
+        self.changes = 0
+        """Another number whenever another set of nodes may receive tasks, by the last `alive`."""
         self._reviews: list[tuple[float, str]] = []
         """A heap: when to judge whom anew."""
         self._untold: set[str] = set()
@@ -265,8 +233,9 @@ class DeviceList:
         device = self._devices[node_id]
         if old is not None:
             self._unlist(old)
-        self._all.put(device)
-        self._told[node_id] = (Health.ALIVE, True)
+            self._in_order[_place(self._in_order, old)] = device
+        else:
+            insort(self._in_order, device, key=_order)
         self._refresh(device, now)
         self._tell(node_id)
         return Lease(lease_s=self.times.lease_s, heartbeat_s=self.times.heartbeat_s)
@@ -305,10 +274,9 @@ class DeviceList:
         device = self.get(node_id)
         if device.incarnation != beat.incarnation:
             raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
-        if not device.listed or now >= device.review_at:
-            view = self._view(device, now)
-            if view.health is Health.DEAD:
-                raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
+        view = self._view(device, now)
+        if view.health is Health.DEAD:
+            raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
         device.arrivals.add(now - device.last_beat)
         device.last_beat = now
         device.suspect_after_s = suspect_after_s(*device.arrivals.fit(), self.times)
@@ -334,14 +302,12 @@ class DeviceList:
             if not device.owed:
                 device.progress_at = now
             device.given += images
-            self._views.pop(node_id, None)
 
     def settled(self, node_id: str, incarnation: str, images: int, now: float, *, answered: bool) -> None:
         """A task of so many images is off the node: by its answer, which is progress, or in another way."""
         device = self._current(node_id, incarnation)
         if device is not None:
             device.given -= images
-            self._views.pop(node_id, None)
             if answered:
                 self._progressed(device, now)
                 if not device.listed:
@@ -417,13 +383,13 @@ class DeviceList:
             device.wrong = device.wrong.again(now)
             self._announce(device, now)
 
-    def set_aside(self, node_id: str, incarnation: str, until: float) -> None:
+    def set_aside(self, node_id: str, incarnation: str, until: float, now: float) -> None:
         """The node said "not now": give it no new tasks before `until`."""
         device = self._current(node_id, incarnation)
         if device is not None:
             device.not_before = max(device.not_before, until)
             device.review_at = math.inf  # that may be sooner than the next look at it
-            self._refresh(device, self._viewed_at)
+            self._refresh(device, now)
 
     def drain(self, node_id: str, now: float) -> None:
         """Give the node no new tasks; those that it has may finish. Raises NotFound."""
@@ -470,11 +436,11 @@ class DeviceList:
 
     def view(self, now: float) -> list[DeviceView]:
         """All nodes in the order of the list, with their health at `now`."""
-        return [self._view(device, now) for device in self._all.devices]
+        return [self._view(device, now) for device in self._in_order]
 
     def of(self, tier: Tier) -> Iterator[Device]:
         """All nodes of a tier in the order of the list, whatever their health."""
-        return (device for device in self._all.devices if device.tier is tier)
+        return (device for device in self._in_order if device.tier is tier)
 
     def view_of(self, node_id: str, incarnation: str, now: float) -> DeviceView | None:
         """One node with its health at `now`; None once it has left the list or has come back as another."""
@@ -486,21 +452,12 @@ class DeviceList:
         is the list itself, which changes with the next call."""
         if self._reviews and self._reviews[0][0] <= now:
             self._review(now)
-        return self._alive[tier].devices
+        return self._alive[tier]
 
     def place(self, tier: Tier, order: Order) -> int:
         """How many nodes of a tier that may receive new tasks stand before this place in the list, by the last
         `alive`."""
-        return self._alive[tier].place(order)
-
-    def version(self, tier: Tier) -> int:
-        """Another number whenever another set of nodes of this tier may receive tasks, by the last `alive`."""
-        return self._versions[tier]
-
-    @property
-    def changes(self) -> int:
-        """Another number whenever another set of nodes of any tier may receive tasks, by the last `alive`."""
-        return self._moves
+        return bisect_left(self._alive[tier], order, key=_order)
 
     def last_resort(self, tier: Tier, now: float) -> list[Device]:
         """Nodes to try where all nodes of a tier that could work are set aside for wrong answers: it may be the tasks'
@@ -543,21 +500,21 @@ class DeviceList:
         Returns:
             All changes since the last call, those included that evidence has brought in between.
         """
-        self._mind_itself(now)
+        self._forgive_own_pauses(now)
         self._review(now)
         for device in sorted((self._devices[node_id] for node_id in self._untold), key=lambda device: device.order):
             self._announce(device, now)
         changes, self._changes = self._changes, []
         return changes
 
-    def _mind_itself(self, now: float) -> None:
+    def _forgive_own_pauses(self, now: float) -> None:
         """Take the time off every node's silence in which the scheduler stood still, or doubts that it hears."""
         since_s = 0.0 if self._swept_at is None else now - self._swept_at
         doubted, late = self.doubting, since_s > 2 * self._sweep_s
         if doubted or late:
             self._forgive(since_s if doubted else since_s - self._sweep_s, now)
         self._swept_at = now
-        living = (device for device in self._devices.values() if device.epitaph is None)
+        living = (device for device in self._devices.values() if device.death is None)
         if not hears_nobody((now - device.last_seen, device.suspect_after_s) for device in living):
             self._unheard_since = None
         elif self._unheard_since is None:
@@ -573,14 +530,12 @@ class DeviceList:
             for device in self._devices.values():
                 device.review_at = math.inf
                 self._refresh(device, now)
-            self._views.clear()
 
     def _forgive(self, pause_s: float, now: float) -> None:
         for device in self._devices.values():
             device.last_seen = min(now, device.last_seen + pause_s)
             device.last_beat = min(now, device.last_beat + pause_s)
             device.progress_at = min(now, device.progress_at + pause_s)
-        self._views.clear()
 
     def __len__(self) -> int:
         """Nodes on the list, whatever their health."""
@@ -593,7 +548,7 @@ class DeviceList:
 
     def healths(self) -> Counter[tuple[Tier, Health]]:
         """How many nodes of each tier are how well, by the last `sweep`."""
-        return Counter((self._devices[node_id].tier, health) for node_id, (health, _) in self._told.items())
+        return Counter((device.tier, device.told[0]) for device in self._devices.values())
 
     def _current(self, node_id: str, incarnation: str) -> Device | None:
         device = self._devices.get(node_id)
@@ -601,27 +556,14 @@ class DeviceList:
 
     def _seen(self, device: Device, now: float) -> None:
         device.last_seen = now
-        well = device.listed and now < device.review_at and not device.draining and device.accusation is None
         device.accusation = device.probe = None
-        if well and device.node_id not in self._untold:
-            self._views.pop(device.node_id, None)  # nothing is due: one that is alive can but live on by that
-        else:
-            self._announce(device, now)
+        self._announce(device, now)
 
     def _progressed(self, device: Device, now: float) -> None:
         device.progress_at = now
         device.stalled = 0
 
     def _view(self, device: Device, now: float) -> DeviceView:
-        if now != self._viewed_at:
-            self._views.clear()
-            self._viewed_at = now
-        view = self._views.get(device.node_id)
-        if view is None or view.device is not device:
-            view = self._views[device.node_id] = self._judge(device, now)
-        return view
-
-    def _judge(self, device: Device, now: float) -> DeviceView:
         try:
             return self._opinion(device, now)
         except Exception as exc:
@@ -634,9 +576,9 @@ class DeviceList:
             # What comes after that may be a pause of the scheduler's own, which the next sweep takes off.
             until = min(now, self._swept_at + (0.0 if self.doubting else 2 * self._sweep_s))
         silent_s = max(0.0, until - device.last_seen)
-        if device.epitaph is not None:
+        if device.death is not None:
             return DeviceView(
-                device=device, health=Health.DEAD, reason=device.epitaph, silent_s=silent_s, keeps_tasks=False
+                device=device, health=Health.DEAD, reason=device.death, silent_s=silent_s, keeps_tasks=False
             )
         work = None
         if owed := device.owed:
@@ -679,25 +621,23 @@ class DeviceList:
     def _give_up(self, device: Device, exc: Exception) -> None:
         """Declare a node dead because judging it failed; the other nodes are not affected."""
         _log.error("%s cannot be judged and is given up", device.node_id, exc_info=exc)
-        device.epitaph = f"cannot be judged ({type(exc).__name__}: {exc})"[:_MOST_SAID]
+        device.death = f"cannot be judged ({type(exc).__name__}: {exc})"[:_MOST_SAID]
         self._untold.add(device.node_id)
 
     def _announce(self, device: Device, now: float) -> None:
         """Judge a node whose evidence has changed, and tell the listeners if its health has."""
-        self._views.pop(device.node_id, None)
         view = self._view(device, now)
         if view.health is Health.DEAD:
-            device.epitaph = view.reason
+            device.death = view.reason
         elif not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.
             device.stalled = device.owed
         self._refresh(device, now)
         self._untold.discard(device.node_id)
-        if self._told[device.node_id] == (view.health, view.keeps_tasks):
-            return
-        self._told[device.node_id] = (view.health, view.keeps_tasks)
-        self._changes.append(view)
-        self._tell(device.node_id)
+        if device.told != (view.health, view.keeps_tasks):
+            device.told = (view.health, view.keeps_tasks)
+            self._changes.append(view)
+            self._tell(device.node_id)
 
     # --- who may receive tasks, kept up to date ---------------------------------------------------------------------
 
@@ -709,38 +649,32 @@ class DeviceList:
             if device is None or at != device.review_at:
                 continue  # another entry has taken its place
             device.review_at = math.inf
-            if device.epitaph is not None and now - device.last_seen > _FORGET_S:
+            if device.death is not None and now - device.last_seen > _FORGET_S:
                 self._forget(device)
-            elif device.listed and (at := min(self._moments(device))) > now:
-                self._review_again(device, at + _AGAIN_S)  # it has been heard since, and lives on by that
             else:
                 self._refresh(device, now)
 
     def _refresh(self, device: Device, now: float) -> None:
         """Judge a node, and put it into the list of those that may receive tasks, or take it out."""
-        self._views.pop(device.node_id, None)
-        view = self._judge(device, now)
-        if (view.health, view.keeps_tasks) != self._told[device.node_id]:
+        view = self._view(device, now)
+        if (view.health, view.keeps_tasks) != device.told:
             self._untold.add(device.node_id)
         free_at = max(device.not_before, device.pace.free_at)
         able = view.health is Health.ALIVE and free_at <= now
         if able and not device.listed:
             device.listed = True
-            self._alive[device.tier].put(device)
+            insort(self._alive[device.tier], device, key=_order)
             self._moved(device)
         elif device.listed and not able:
             self._unlist(device)
         at = self._next_review(device, free_at, now)
         if at < device.review_at:
-            self._review_again(device, at)
-
-    def _review_again(self, device: Device, at: float) -> None:
-        device.review_at = at
-        heapq.heappush(self._reviews, (at, device.node_id))
+            device.review_at = at
+            heapq.heappush(self._reviews, (at, device.node_id))
 
     def _next_review(self, device: Device, free_at: float, now: float) -> float:
         """When time alone may change what `_judge` says, or `free_at` is over."""
-        if device.epitaph is not None:
+        if device.death is not None:
             return max(device.last_seen + _FORGET_S, now) + _AGAIN_S
         at = min((moment for moment in self._moments(device) if moment > now), default=now) + _AGAIN_S
         return min(at, free_at) if free_at > now else at
@@ -765,23 +699,30 @@ class DeviceList:
     def _unlist(self, device: Device) -> None:
         if device.listed:
             device.listed = False
-            self._alive[device.tier].drop(device)
+            alive = self._alive[device.tier]
+            del alive[_place(alive, device)]
             self._moved(device)
 
     def _moved(self, device: Device) -> None:
-        self._versions[device.tier] += 1
-        self._moves += 1
+        self.changes += 1
         for follower in self._followers:
             follower(device.node_id)
 
     def _forget(self, device: Device) -> None:
         node_id = device.node_id
         self._unlist(device)
-        self._all.drop(device)
-        del self._devices[node_id], self._told[node_id]
-        self._views.pop(node_id, None)
+        del self._in_order[_place(self._in_order, device)], self._devices[node_id]
         self._untold.discard(node_id)
 
     def _tell(self, node_id: str) -> None:
         for listener in self._listeners:
             listener(node_id)
+
+
+def _order(device: Device) -> Order:
+    return device.order
+
+
+def _place(devices: list[Device], device: Device) -> int:
+    """Where a device stands in a list in the order of the device list."""
+    return bisect_left(devices, device.order, key=_order)

@@ -365,7 +365,7 @@ class AttemptStates:
             wait_s = error.retry_after_s * self._chance.uniform(1.0, 1.5)
             # It may be for want of the task's time alone, and then it holds for no other task.
             wait_s = min(wait_s, attempt.deadline - attempt.started)
-            self.effects.append(events.SetAside(attempt.node_id, attempt.device.incarnation, now + wait_s))
+            self.effects.append(events.SetAside(attempt.node_id, attempt.device.incarnation, now + wait_s, now))
             self._again(job, task, now)
         elif lacks_fine:
             outcome, reason = _what_came(attempt.fallback[0] if attempt.fallback else None)

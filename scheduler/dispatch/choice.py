@@ -249,7 +249,7 @@ class Chooser:
 
     def _plan(self, job: ActiveJob, task: ActiveTask, now: float) -> Choice | None:
         pool, alive = self._pool(job, now)
-        uppers = self._fleet.uppers(now, job.ways)
+        uppers = self._fleet.uppers(now, job.privacy)
         fits = self._fits(job, task, pool)
         untried = [node for node in uppers if node.node_id not in task.tried] or uppers
         known = None

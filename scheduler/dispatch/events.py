@@ -206,6 +206,7 @@ class SetAside(NamedTuple):
     node_id: str
     incarnation: str
     until: float
+    now: float
 
 
 Effect = (

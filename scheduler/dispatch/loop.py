@@ -273,7 +273,7 @@ class Dispatcher:
         job, task, device = choice.job, choice.task, choice.device
         nodes, why = choice.upper, choice.reason
         if nodes is None:
-            route = self._fleet.route(job.policy.scheme, device.node_id, now, job.ways)
+            route = self._fleet.route(job.policy.scheme, device.node_id, now, job.privacy)
             nodes, why = route.for_task(job.sent), f"{why}; {route.reason}"
         upper = self._allowed(job, device, nodes, now)
         job.begin(now, task)
@@ -299,16 +299,18 @@ class Dispatcher:
         if job.policy.gates and nodes:
             # The nodes of scheme adaptive stand in the order of their finish already.
             nodes = upstreams_of(job.policy.gates, nodes, 0 if job.policy.scheme is Scheme.ADAPTIVE else job.sent)
-        return self._fleet.upstreams(device, nodes, job.ways, now, content=job.content)
+        return self._fleet.upstreams(device, nodes, job.privacy, now, content=job.content)
 
     def _has_upstream(self, job: ActiveJob, now: float) -> bool:
-        return self._fleet.has_upstream(job.policy.scheme, now, job.ways)
+        return self._fleet.has_upstream(job.policy.scheme, now, job.privacy)
 
     def _more_above(self, job: ActiveJob, event: FallbackEvent | RoutedEvent, now: float) -> bool:
         """Whether there is a node now that could give what no node gave."""
         if isinstance(event, FallbackEvent):
             return self._has_upstream(job, now)
-        return any(self._fleet.upper(tier, now, job.ways) for tier in {loss.tier for loss in without(event).values()})
+        return any(
+            self._fleet.upper(tier, now, job.privacy) for tier in {loss.tier for loss in without(event).values()}
+        )
 
     def _gathers_for(self, job: ActiveJob, now: float) -> bool:
         starting = now < self._gathering_until and job.policy.scheme is not Scheme.END
@@ -323,7 +325,7 @@ class Dispatcher:
             ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
             ask = Ask(remaining=len(job.ready) + 1, interactive=job.interactive)
             images = job.policy.batch_size
-            found = self.pilot.misplaced(ask, waiting, images, ends, self._fleet.uppers(now, job.ways), now)
+            found = self.pilot.misplaced(ask, waiting, images, ends, self._fleet.uppers(now, job.privacy), now)
             if found is not None:
                 slow, why = found
                 self.pilot.taken_away(slow, now)
@@ -355,7 +357,7 @@ class Dispatcher:
             device = next(others, None)
             if device is None or job.retries is None or job.retries.wait_s(now) > 0:
                 continue
-            route = self._fleet.route(job.policy.scheme, device.node_id, now, job.ways)
+            route = self._fleet.route(job.policy.scheme, device.node_id, now, job.privacy)
             allowed = self._allowed(job, device, route.for_task(job.sent), now)
             upper = sorted(allowed, key=lambda pair: pair[0].node_id in busy)
             if task.has_coarse and not upper:
@@ -574,9 +576,9 @@ class Dispatcher:
                 self._devices.pardon(node_id, incarnation, now)
             case events.Accused(node_id, incarnation, reason, now):
                 self._devices.accuse(node_id, incarnation, reason, now)
-            case events.SetAside(node_id, incarnation, until):
-                self._devices.set_aside(node_id, incarnation, until)
-                asyncio.get_running_loop().call_later(max(0.0, until - self._clock()), self.wake)
+            case events.SetAside(node_id, incarnation, until, now):
+                self._devices.set_aside(node_id, incarnation, until, now)
+                asyncio.get_running_loop().call_later(until - now, self.wake)
 
     def _note_news(self, job: ActiveJob) -> None:
         """A job of which no task is on its way, or one that lets tasks wait for each other, is looked at."""

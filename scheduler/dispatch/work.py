@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from scheduler.dispatch.retry import is_suspect
 from scheduler.ingest.inputs import Pixels
 from scheduler.jobs.policy import JobPolicy
-from scheduler.placement.routes import Ways
+from scheduler.placement.routes import PrivacyRules
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.events import RoutedEvent, TaskEvent
@@ -172,7 +172,7 @@ class ActiveJob:
     ) -> None:
         self.job_id = job_id
         self.policy = policy
-        self.ways = Ways.of(policy)
+        self.privacy = PrivacyRules.of(policy)
         self.pixels = pixels
         self.content = content
         self.sink = sink

@@ -33,7 +33,7 @@ from scheduler.ingest.upload import Upload, build_input, receive_upload
 from scheduler.jobs.policy import JobPolicy, PolicyRequest, settle
 from scheduler.jobs.progress import Progress, sent_of
 from scheduler.jobs.sinks import DurableSink, LiveSink
-from scheduler.placement.routes import Fleet, Ways
+from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit, Result, Withdrawn
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, StoredResult, is_job_id, new_job_id
@@ -178,7 +178,7 @@ class Scheduler:
             task_deadline_s=settings.task_deadline_s,
             tuning=self.tuning,
         )
-        self.fleet.check_trust(policy.scheme, Ways.of(policy), time.monotonic())
+        self.fleet.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic())
         return policy
 
     def _write_input(

@@ -4,9 +4,10 @@ routes."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any, TypeVar
 
 from encryption.noise import job_key
 from encryption.policy import Form, Trust, decide_form
@@ -28,7 +29,7 @@ from tierkit.errors import Conflict, Forbidden
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 from tierkit.wire.messages import Encoding, Relay, Upstream
 
-__all__ = ["PAPER_BATCH", "Fleet", "MapCount", "Ways", "in_words"]
+__all__ = ["PAPER_BATCH", "Fleet", "MapCount", "PrivacyRules", "in_words"]
 
 PAPER_BATCH = 50
 """Images of a task in the paper's formulas."""
@@ -45,7 +46,7 @@ _UPPER_TIERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class PrivacyRules:
     """In which forms the images of a job may go up."""
 
     privacy: Privacy = Privacy.AUTO
@@ -57,7 +58,7 @@ class Ways:
     behind a learned encoder is another network."""
 
     @classmethod
-    def of(cls, policy: JobPolicy) -> Ways:
+    def of(cls, policy: JobPolicy) -> PrivacyRules:
         """Those that the job was accepted with."""
         return cls(
             privacy=policy.privacy,
@@ -67,7 +68,9 @@ class Ways:
         )
 
 
-_DEFAULT = Ways()
+_DEFAULT = PrivacyRules()
+
+Known = TypeVar("Known")
 
 _PLAIN = frozenset(
     privacy for privacy in (Privacy.AUTO, Privacy.NONE) if decide_form(privacy, Trust.TRUSTED) is Form.PIXELS
@@ -107,22 +110,24 @@ class Fleet:
         self._cut = [encoder.name for encoder in manifest.encoders if encoder.is_cut]
         self._secret = secret
         self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
-        self._nodes: dict[str, tuple[Device, Node]] = {}
-        """By node id, as long as it is of that incarnation."""
-        self._entries: dict[str, tuple[Node, Upstream]] = {}
-        """As upper nodes stand on the wire when they get pixels."""
-        self._uppers: dict[tuple[Tier, Ways], tuple[int, list[Node]]] = {}
-        """As long as the device list has changed so often."""
-        self._aboves: dict[tuple[Scheme, Ways], tuple[int, tuple[list[Node], list[Node]]]] = {}
-        """Likewise: edge nodes and clouds."""
-        self._plain: tuple[int, dict[str, tuple[Node, Upstream]]] = 0, {}
-        """Likewise: the trusted nodes that are alive, as they stand on the wire when they get pixels."""
-        self._n_map: tuple[tuple[int, int], MapCount] | None = None
+        self._known: dict[Hashable, Any] = {}
+        """What was worked out since the device list last changed."""
+        self._known_at = -1
 
-    def route(self, scheme: Scheme, node_id: str, now: float, ways: Ways | None = None) -> Route:
+    def _once(self, key: Hashable, make: Callable[[], Known]) -> Known:
+        """What `make` gives, worked out once for each state of the device list."""
+        if self._known_at != self._devices.changes:
+            self._known.clear()
+            self._known_at = self._devices.changes
+        if key not in self._known:
+            self._known[key] = make()
+        known: Known = self._known[key]
+        return known
+
+    def route(self, scheme: Scheme, node_id: str, now: float, rules: PrivacyRules | None = None) -> Route:
         """The route of one end device; one that is not alive is counted in as if it were."""
         self._devices.alive(Tier.END, now)
-        edges, clouds = self._above(scheme, now, ways)
+        edges, clouds = self._above(scheme, now, rules)
         return route_of(
             scheme,
             end=node_id,
@@ -133,7 +138,7 @@ class Fleet:
         )
 
     def routes(self, scheme: Scheme, now: float) -> dict[str, Route]:
-        """The routes of the end devices that are alive, for a job with the default ways."""
+        """The routes of the end devices that are alive, for a job with the default rules."""
         edges, clouds = self._above(scheme, now, None)
         return plan_routes(
             scheme,
@@ -143,50 +148,45 @@ class Fleet:
             n_map=self.n_map(now).used,
         )
 
-    def has_upstream(self, scheme: Scheme, now: float, ways: Ways | None = None) -> bool:
+    def has_upstream(self, scheme: Scheme, now: float, rules: PrivacyRules | None = None) -> bool:
         """Whether an upper node that the scheme uses is alive, and may get the images in some form."""
-        return any(self.upper(tier, now, ways) for tier in _UPPER_TIERS[scheme])
+        return any(self.upper(tier, now, rules) for tier in _UPPER_TIERS[scheme])
 
-    def upper(self, tier: Tier, now: float, ways: Ways | None = None) -> list[Node]:
+    def upper(self, tier: Tier, now: float, rules: PrivacyRules | None = None) -> list[Node]:
         """Nodes of an upper tier that are alive and may get images in some form; suspects where there is no other: the
         end device asks them with a budget, and the worst that comes of it is the coarse answer that would stand anyway.
 
         Args:
-            ways: of the job; the defaults unless given.
+            rules: of the job; the defaults unless given.
         """
-        ways = ways or _DEFAULT
+        rules = rules or _DEFAULT
         alive, ends = self._devices.alive(tier, now), self._devices.alive(Tier.END, now)
         if not alive:
-            return self._able(self._devices.suspect(tier, now), ends, ways, now)
+            return self._able(self._devices.suspect(tier, now), ends, rules, now)
         # Who may get them in which form depends on the end devices and the edge nodes that encode as well.
-        changes = self._devices.changes
-        known = self._uppers.get((tier, ways))
-        if known is None or known[0] != changes:
-            known = self._uppers[tier, ways] = changes, self._able(alive, ends, ways, now)
-        return known[1]
+        return self._once((tier, rules), lambda: self._able(alive, ends, rules, now))
 
-    def _able(self, devices: Sequence[Device], ends: Sequence[Device], ways: Ways, now: float) -> list[Node]:
-        return [self.node(device) for device in devices if self._may_get(device, ends, ways, now)]
+    def _able(self, devices: Sequence[Device], ends: Sequence[Device], rules: PrivacyRules, now: float) -> list[Node]:
+        return [self.node(device) for device in devices if self._may_get(device, ends, rules, now)]
 
-    def uppers(self, now: float, ways: Ways | None = None) -> list[Node]:
+    def uppers(self, now: float, rules: PrivacyRules | None = None) -> list[Node]:
         """The upper nodes of both tiers, edge first; those that are set aside only where there is no other."""
-        nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now, ways)]
+        nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now, rules)]
         return self._sound(nodes, now, beside=nodes)
 
-    def _above(self, scheme: Scheme, now: float, ways: Ways | None) -> tuple[list[Node], list[Node]]:
+    def _above(self, scheme: Scheme, now: float, rules: PrivacyRules | None) -> tuple[list[Node], list[Node]]:
         """The edge nodes and the clouds for the routes of a scheme."""
-        # Which suspects there are, and who is set aside, is also a matter of time; who is alive is not.
-        alive = self._devices.alive(Tier.EDGE, now) and self._devices.alive(Tier.CLOUD, now)
-        key, changes = (scheme, ways or _DEFAULT), self._devices.changes
-        known = self._aboves.get(key) if alive else None
-        if known is not None and known[0] == changes:
-            return known[1]
-        edges, clouds = self.upper(Tier.EDGE, now, ways), self.upper(Tier.CLOUD, now, ways)
-        if len(_UPPER_TIERS[scheme]) > 1:
-            edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
-        if alive:
-            self._aboves[key] = changes, (edges, clouds)
-        return edges, clouds
+
+        def sound() -> tuple[list[Node], list[Node]]:
+            edges, clouds = self.upper(Tier.EDGE, now, rules), self.upper(Tier.CLOUD, now, rules)
+            if len(_UPPER_TIERS[scheme]) > 1:
+                edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
+            return edges, clouds
+
+        # Which suspects there are, and which nodes are set aside, is also a matter of time.
+        if self._devices.alive(Tier.EDGE, now) and self._devices.alive(Tier.CLOUD, now):
+            return self._once((scheme, rules), sound)
+        return sound()
 
     def _sound(self, nodes: list[Node], now: float, *, beside: Sequence[Node]) -> list[Node]:
         """Those whose answers are not wrong, where there are such beside them; else all."""
@@ -207,7 +207,7 @@ class Fleet:
         # Names of tiers stand in the same list, and are no ids, whatever a node calls itself.
         return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
 
-    def check_trust(self, scheme: Scheme, ways: Ways, now: float) -> None:
+    def check_trust(self, scheme: Scheme, rules: PrivacyRules, now: float) -> None:
         """Whether a job may run without pixels getting to an untrusted node.
 
         A scheme is refused while a node that it would use can get its images in no form that is allowed, or when no
@@ -223,10 +223,10 @@ class Fleet:
         blind = [
             device
             for device in targets
-            if not self.trusts(device) and (ways.privacy is Privacy.NONE or not self._served(device, ways))
+            if not self.trusts(device) and (rules.privacy is Privacy.NONE or not self._served(device, rules))
         ]
         possible = {tier for tier in wanted if tier in self._settings.trusted}
-        if ways.privacy is not Privacy.NONE:
+        if rules.privacy is not Privacy.NONE:
             possible |= self._encoded_tiers & set(wanted)
         hopeless = bool(wanted) and not possible and not any(self.trusts(device) for device in targets)
         if blind or hopeless:
@@ -235,13 +235,13 @@ class Fleet:
         for target in targets:
             for end in ends:
                 try:
-                    self._way(end, target, ways, now)
+                    self._encoder_for(end, target, rules, now)
                 except (Conflict, Forbidden) as exc:
                     raise Conflict(f"nothing can go from {end.node_id} to {target.node_id}: {exc}") from exc
-            if not ends and ways.privacy in (Privacy.CONV1, Privacy.BOTTLENECK):
-                kinds = {encoder.kind for encoder in self._served(target, ways)}
+            if not ends and rules.privacy in (Privacy.CONV1, Privacy.BOTTLENECK):
+                kinds = {encoder.kind for encoder in self._served(target, rules)}
                 decide_form(
-                    ways.privacy, self._trust(target), kinds, lacking=f"{target.node_id} lacks the tail {_HERE}"
+                    rules.privacy, self._trust(target), kinds, lacking=f"{target.node_id} lacks the tail {_HERE}"
                 )
 
     def _advice(self, scheme: Scheme, untrusted: Sequence[Device], known: Sequence[Device]) -> str:
@@ -259,12 +259,8 @@ class Fleet:
         """End devices per edge node: as set, else Eq. 4 over the measured speeds."""
         if self._settings.n_map is not None:
             return MapCount(self._settings.n_map, "set by the operator (--n-map)")
-        for tier in (Tier.END, Tier.EDGE):
-            self._devices.alive(tier, now)
-        versions = self._devices.version(Tier.END), self._devices.version(Tier.EDGE)
-        if self._n_map is None or self._n_map[0] != versions:
-            self._n_map = versions, self._by_formula(now)
-        return self._n_map[1]
+        self._devices.alive(Tier.END, now)
+        return self._once("n_map", lambda: self._by_formula(now))
 
     def _by_formula(self, now: float) -> MapCount:
         times = self.times(now)
@@ -299,7 +295,7 @@ class Fleet:
         return None if end is None else FleetTimes(end=end, edge=of(Tier.EDGE), cloud=of(Tier.CLOUD))
 
     def upstreams(
-        self, end: Device, nodes: Sequence[Node], ways: Ways, now: float, *, content: str
+        self, end: Device, nodes: Sequence[Node], rules: PrivacyRules, now: float, *, content: str
     ) -> tuple[tuple[Node, Upstream], ...]:
         """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
         its node and the form in which they do. The last thing that is decided before a task is sent, whatever it is
@@ -308,75 +304,63 @@ class Fleet:
         Args:
             content: digest of the job's images.
         """
-        entries: list[tuple[Node, Upstream]] = []
-        plain = ways.privacy in _PLAIN
-        if self._plain[0] != self._devices.changes:
-            self._plain = self._devices.changes, {}
-        pairs = self._plain[1]
+        pairs: list[tuple[Node, Upstream]] = []
         for node in nodes:
-            if plain and (known := pairs.get(node.node_id)) is not None and known[0] is node:
-                entries.append(known)
-                continue
             target = self._devices.find(node.node_id)
             if target is None:
                 continue
-            pair = self._entry(node, target)
-            if plain and self.trusts(target):
-                entries.append(pair)
-                if target.listed:  # if it leaves the list, that is another change
-                    pairs[node.node_id] = pair
-                continue
-            entry = pair[1]
-            try:
-                encoder, relay = self._way(end, target, ways, now)
-            except (Conflict, Forbidden):
-                continue
-            if encoder is not None:
-                encoding = Encoding(
-                    name=encoder.name,
-                    head=encoder.head.sha256,
-                    tail=encoder.tail.sha256,
-                    form=ways.feature_form,
-                    noise_key=job_key(self._secret, content) if encoder.noise else "",
-                )
-                entry = entry.model_copy(update={"model": encoder.name, "encoding": encoding, "relay": relay})
-            entries.append((node, entry))
-        return tuple(entries)
+            entry = self._plain_entry(target)
+            if not self._gets_pixels(target, rules):
+                try:
+                    encoder, relay = self._encoder_for(end, target, rules, now)
+                except (Conflict, Forbidden):
+                    continue
+                if encoder is not None:
+                    encoding = Encoding(
+                        name=encoder.name,
+                        head=encoder.head.sha256,
+                        tail=encoder.tail.sha256,
+                        form=rules.feature_form,
+                        noise_key=job_key(self._secret, content) if encoder.noise else "",
+                    )
+                    entry = entry.model_copy(update={"model": encoder.name, "encoding": encoding, "relay": relay})
+            pairs.append((node, entry))
+        return tuple(pairs)
 
-    def _entry(self, node: Node, device: Device) -> tuple[Node, Upstream]:
-        """With what stands for it on the wire when it gets pixels."""
-        known = self._entries.get(node.node_id)
-        key = device.registration.key
-        if known is None or known[0] is not node or known[1].key != key:
-            entry = Upstream(
+    def _plain_entry(self, device: Device) -> Upstream:
+        """What stands for a node on the wire when it gets pixels."""
+        if device.entry is None:
+            node, key = self.node(device), device.registration.key
+            device.entry = Upstream(
                 node_id=node.node_id, url=node.url, tier=node.tier, model=node.model, encoding=None, key=key
             )
-            known = self._entries[node.node_id] = node, entry
-        return known
+        return device.entry
 
-    def _way(self, end: Device, target: Device, ways: Ways, now: float) -> tuple[EncoderEntry | None, Relay | None]:
+    def _encoder_for(
+        self, end: Device, target: Device, rules: PrivacyRules, now: float
+    ) -> tuple[EncoderEntry | None, Relay | None]:
         """How images get from an end device to an upper node: with which encoder, and who encodes in its place.
 
         Raises:
             Conflict, Forbidden: as `decide_form`.
         """
-        if self._gets_pixels(target, ways):
+        if self._gets_pixels(target, rules):
             return None, None
         relays: list[Device] = []
         holders = [end]
-        if ways.encode_on is Tier.EDGE:
+        if rules.encode_on is Tier.EDGE:
             holders = relays = [
                 device for device in self._devices.alive(Tier.EDGE, now) if self.trusts(device) and device is not target
             ]
-        served = self._served(target, ways)
+        served = self._served(target, rules)
         common = {encoder.kind: encoder for encoder in served if any(_holds(holder, encoder) for holder in holders)}
-        encodes = ways.encode_on is Tier.EDGE and target.tier is Tier.EDGE
-        lacking = _lacking(ways, end, target, relays, {encoder.kind for encoder in served})
-        form = decide_form(ways.privacy, self._trust(target), common, encodes=encodes, lacking=lacking)
+        encodes = rules.encode_on is Tier.EDGE and target.tier is Tier.EDGE
+        lacking = _lacking(rules, end, target, relays, {encoder.kind for encoder in served})
+        form = decide_form(rules.privacy, self._trust(target), common, encodes=encodes, lacking=lacking)
         if form is Form.PIXELS:
             return None, None
         encoder = common[EncoderKind(form.value)]
-        if ways.encode_on is not Tier.EDGE:
+        if rules.encode_on is not Tier.EDGE:
             return encoder, None
         able = [relay for relay in relays if _holds(relay, encoder)]
         # Each device keeps to one of them, and they share the devices.
@@ -384,7 +368,7 @@ class Fleet:
         key = self._devices.key_of(relay.node_id)
         return encoder, Relay(node_id=relay.node_id, url=relay.registration.url, key=key)
 
-    def _served(self, target: Device, ways: Ways) -> list[EncoderEntry]:
+    def _served(self, target: Device, rules: PrivacyRules) -> list[EncoderEntry]:
         """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for, as
         far as the job may use them."""
         offers = {(offer.name, offer.sha256) for offer in target.registration.models}
@@ -394,40 +378,32 @@ class Fleet:
             for encoder in self._encoders
             if encoder.network == network
             and (encoder.name, encoder.tail.sha256) in offers
-            and (encoder.is_cut or not ways.as_tuned)
+            and (encoder.is_cut or not rules.as_tuned)
         ]
 
-    def _may_get(self, target: Device, ends: Sequence[Device], ways: Ways, now: float) -> bool:
-        if self._gets_pixels(target, ways):
+    def _may_get(self, target: Device, ends: Sequence[Device], rules: PrivacyRules, now: float) -> bool:
+        if self._gets_pixels(target, rules):
             return True
         for end in ends:
             try:
-                self._way(end, target, ways, now)
+                self._encoder_for(end, target, rules, now)
             except (Conflict, Forbidden):
                 continue
             return True
         return False
 
-    def _gets_pixels(self, target: Device, ways: Ways) -> bool:
+    def _gets_pixels(self, target: Device, rules: PrivacyRules) -> bool:
         """Whether it gets them whatever encoders there are; False where those matter."""
-        return ways.privacy in _PLAIN and self.trusts(target)
+        return rules.privacy in _PLAIN and self.trusts(target)
 
     def _trust(self, device: Device) -> Trust:
         return Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED
 
-    def ends(self) -> list[Device]:
-        """All end devices in the order of the list, whatever their health."""
-        return list(self._devices.of(Tier.END))
-
     def node(self, device: Device) -> Node:
         """The node with the model that it would be asked for: on upper tiers a fine one where it holds one."""
-        known = self._nodes.get(device.node_id)
-        if known is None or known[0] is not device:
-            if len(self._nodes) > 2 * len(self._devices):  # most of them are gone for good
-                self._nodes.clear()
-                self._entries.clear()
-            known = self._nodes[device.node_id] = device, self._node(device)
-        return known[1]
+        if device.node is None:
+            device.node = self._node(device)
+        return device.node
 
     def _node(self, device: Device) -> Node:
         offers = device.registration.models
@@ -461,12 +437,14 @@ def in_words(entry: Upstream) -> str:
     return f"{kind} features as {entry.encoding.form} to {entry.node_id}{where}"
 
 
-def _lacking(ways: Ways, end: Device, target: Device, relays: Sequence[Device], served: set[EncoderKind]) -> str:
+def _lacking(
+    rules: PrivacyRules, end: Device, target: Device, relays: Sequence[Device], served: set[EncoderKind]
+) -> str:
     """Who lacks its part of the encoders, where no encoder is left, for people."""
-    wanted = {kind for kind in EncoderKind if ways.privacy in (Privacy.AUTO, Privacy(kind.value))}
+    wanted = {kind for kind in EncoderKind if rules.privacy in (Privacy.AUTO, Privacy(kind.value))}
     if wanted.isdisjoint(served):
         return f"{target.node_id} lacks the tail {_HERE}"
-    if ways.encode_on is not Tier.EDGE:
+    if rules.encode_on is not Tier.EDGE:
         return f"{end.node_id} lacks the head {_HERE}"
     if not relays:
         return f"there is no trusted edge node beside {target.node_id} to encode"

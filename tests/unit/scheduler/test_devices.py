@@ -353,7 +353,7 @@ def test_a_draining_node_gets_nothing_new_and_keeps_what_it_has(devices, by):
 
 def test_a_node_that_was_set_aside_comes_back_by_itself(devices):
     devices.register(registration(), 0.0)
-    devices.set_aside("end-0", "first-one", 1.0)
+    devices.set_aside("end-0", "first-one", 1.0, 0.0)
     assert devices.alive(Tier.END, 0.9) == []
     assert len(devices.alive(Tier.END, 1.0)) == 1
 
