@@ -16,7 +16,7 @@ from scheduler.api.routing import NOSNIFF
 from scheduler.devices.own_address import OwnAddress
 from scheduler.runtime import open_scheduler
 from scheduler.settings import SchedulerSettings
-from tierkit.http import errors as http_errors
+from tierkit.http.answering import install
 from tierkit.http.asgi import HeadAsGet, ReadsWhileWanted
 from tierkit.http.lifecycle import Lifecycle
 
@@ -51,5 +51,5 @@ def create_app(settings: SchedulerSettings, lifecycle: Lifecycle) -> FastAPI:
 
     app.add_middleware(ReadsWhileWanted)
     app.add_middleware(HeadAsGet)
-    http_errors.install(app)
+    install(app)
     return app

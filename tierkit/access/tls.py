@@ -6,7 +6,7 @@ import ssl
 from functools import cache
 from pathlib import Path
 
-import httpx
+import certifi
 
 from tierkit.access.files import check_private
 from tierkit.errors import SetupError
@@ -84,7 +84,7 @@ def client_context(authority: Path | None = None) -> ssl.SSLContext:
         SetupError: it cannot be read.
     """
     if authority is None:
-        context = httpx.create_ssl_context(trust_env=False)
+        context = ssl.create_default_context(cafile=certifi.where())
     else:
         try:
             context = ssl.create_default_context(cafile=authority)

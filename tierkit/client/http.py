@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -19,42 +18,20 @@ from tierkit.access import checked_token, client_context, tls_trouble
 from tierkit.client.uploads import Upload
 from tierkit.errors import (
     CertificateError,
-    Conflict,
-    DeadlineExceeded,
-    Forbidden,
     InvalidInput,
-    LimitReached,
-    NotFound,
     TerraceError,
-    TooLarge,
-    Unauthenticated,
     Unavailable,
-    UnsupportedMedia,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from tierkit.http.client import authorization
+from tierkit.http.errors import error_of
 from tierkit.pacing import backoff_s
 
 __all__ = ["Backoff", "OnWait", "Patience", "SchedulerHttp"]
 
-_ERRORS: dict[int, type[TerraceError]] = {
-    400: InvalidInput,
-    401: Unauthenticated,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    413: TooLarge,
-    415: UnsupportedMedia,
-    422: InvalidInput,
-    504: DeadlineExceeded,
-}
-
 _MAX_RETRY_AFTER_S = 30.0
 """A server may ask for a longer wait, but no caller wants to sit through it in silence."""
-_LONGEST_RETRY_S = 1e9
-"""What a caller is told of that; one who reckons with it needs a number."""
 
 _DECODING_S = 600.0
 """The scheduler reads a submission as fast as it can store it, and answers when it has decoded all its pictures, which
@@ -148,7 +125,9 @@ class SchedulerHttp:
                 trust_env=False,
                 # Loading the certificate store costs tens of milliseconds, and plain HTTP never needs it.
                 verify=client_context(tls_ca) if self.url.startswith("https://") else False,
-                headers=authorization(None if token is None else checked_token(token, "the argument token")),
+                headers={}
+                if token is None
+                else {"Authorization": f"Bearer {checked_token(token, 'the argument token')}"},
             )
         except httpx.InvalidURL as exc:
             raise InvalidInput(f"not a URL: {url!r}") from exc
@@ -234,7 +213,8 @@ class SchedulerHttp:
             try:
                 if not response.is_success:
                     await response.aread()
-                    raise _error(self.url, response)
+                    retry_after = response.headers.get("Retry-After")
+                    raise error_of(self.url, response.status_code, response.content, retry_after)
                 yield response
             finally:
                 await response.aclose()
@@ -268,25 +248,3 @@ def _not_acted_on(error: Unavailable) -> bool:
     return not isinstance(error, UpstreamUnavailable) or isinstance(
         error.__cause__, httpx.ConnectError | httpx.ConnectTimeout
     )
-
-
-def _error(url: str, response: httpx.Response) -> TerraceError:
-    """The error that an answer other than 2xx stands for."""
-    status = response.status_code
-    try:
-        message = json.loads(response.content)["error"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return UpstreamError(f"{url} answered {status}, and not as a Terrace scheduler does", status_code=status)
-    if status == 503:
-        return Unavailable(message, retry_after_s=_retry_after_s(response))
-    if status == 429:
-        return LimitReached(message, retry_after_s=_retry_after_s(response))
-    kind = _ERRORS.get(status)
-    return kind(message) if kind else UpstreamError(message, status_code=status)
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    try:
-        return min(max(0.0, float(response.headers["Retry-After"])), _LONGEST_RETRY_S)
-    except (KeyError, ValueError):
-        return 1.0

@@ -1,22 +1,9 @@
-"""Errors as HTTP answers: the one table from error classes to status codes, and the one form of an error body.
-
-`install(app)` makes every error of a Starlette or FastAPI application come out as `{"error": "a sentence"}`.
-"""
+"""The one table of error classes and status codes, in both directions: servers answer by it, clients read by it."""
 
 from __future__ import annotations
 
-import logging
+import json
 import math
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.errors import (
     Conflict,
@@ -31,30 +18,31 @@ from tierkit.errors import (
     Unavailable,
     UnsupportedMedia,
     UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnavailable,
 )
-from tierkit.http.responses import Answer, error_answer, send_answer
-from tierkit.logs import current_request_id
 
-__all__ = ["Answering", "answer", "answer_to", "install", "retry_after_s", "status_of"]
+__all__ = ["error_of", "refusal_of", "retry_after_s", "sentence_of", "status_of"]
 
-log = logging.getLogger(__name__)
-
-_STATUS: dict[type[BaseException], int] = {
+_STATUS: dict[type[TerraceError], int] = {
     InvalidInput: 400,
-    TooLarge: 413,
-    UnsupportedMedia: 415,
-    NotFound: 404,
-    Conflict: 409,
     Unauthenticated: 401,
     Forbidden: 403,
+    NotFound: 404,
+    Conflict: 409,
+    TooLarge: 413,
+    UnsupportedMedia: 415,
     LimitReached: 429,
+    UpstreamError: 502,
     Unavailable: 503,
     DeadlineExceeded: 504,
-    UpstreamError: 502,
 }
+_ERROR = {status: cls for cls, status in _STATUS.items()} | {422: InvalidInput}  # FastAPI's code for a body
 
-
-_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+_MAX_SENTENCE = 500
+"""Characters of what another node says that are passed on."""
+_LONGEST_WAIT_S = 1e9
+"""What a caller is told of a longer one; one who reckons with it needs a number."""
 
 
 def status_of(error: TerraceError) -> int:
@@ -67,119 +55,43 @@ def retry_after_s(error: TerraceError) -> int | None:
     return max(1, math.ceil(error.retry_after_s)) if isinstance(error, Unavailable) else None
 
 
-def install(app: Starlette) -> None:
-    """Answer every error of `app`, its own and the framework's, in Terrace's form. Call once, before it serves."""
-    # The framework would send whoever adds a slash to a route on to it: an answer that many clients do not follow with
-    # a POST, and whose address is the name that the client sent as Host.
-    app.router.redirect_slashes = False
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    if "fastapi" in sys.modules:  # nodes do without it: it would be a third of their start-up time
-        from fastapi.exceptions import RequestValidationError
+def error_of(who: str, status: int, body: bytes, retry_after: str | None = None) -> TerraceError:
+    """The error that `who`, a Terrace service, has answered with.
 
-        app.add_exception_handler(RequestValidationError, _on_validation_error)
-    # Not as exception handlers: a handler for Exception stands outside all middleware and raises the error once more
-    # after it has answered, which the server then logs a second time.
-    app.add_middleware(Answering)
-
-
-class Answering:
-    """ASGI middleware: what `app` raises becomes the answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched_send)
-        except ClientDisconnect:
-            raise  # nobody is left to answer; the shell knows
-        except Exception as exc:
-            if started:
-                # Part of the answer is on its way. Raising breaks the connection, which is how HTTP tells the client.
-                log.error("the answer broke off: %s", exc)
-                raise
-            await answer(exc, send)
+    Args:
+        status: not 2xx.
+        retry_after: the header.
+    """
+    message = sentence_of(body)
+    if message is None:
+        return UpstreamError(f"{who} answered {status}, and not as a Terrace service does", status_code=status)
+    cls = _ERROR.get(status, UpstreamError)
+    if issubclass(cls, Unavailable):
+        return cls(message, retry_after_s=_seconds(retry_after))
+    return UpstreamError(message, status_code=status) if cls is UpstreamError else cls(message)
 
 
-async def answer(exc: Exception, send: Send) -> None:
-    """Answer a request that ended in this error."""
-    await send_answer(send, answer_to(exc))
+def refusal_of(who: str, status: int, body: bytes, retry_after: str | None = None) -> TerraceError:
+    """What it means for a task that another node, of whatever make, has refused it."""
+    message = f"{who} answered {status}: {(sentence_of(body) or 'no reason given')[:_MAX_SENTENCE]}"
+    if status == _STATUS[Unavailable]:
+        return UpstreamUnavailable(message, retry_after_s=_seconds(retry_after))
+    if status == _STATUS[DeadlineExceeded]:
+        return UpstreamTimeout(message)
+    return UpstreamError(message, status_code=status)
 
 
-def answer_to(exc: Exception) -> Answer:
-    """The answer to a request that ended in this error, which is logged if it is nobody's fault but ours."""
-    if isinstance(exc, TerraceError):
-        status = status_of(exc)
-        if status == 500:
-            log.error("the request failed", exc_info=exc)
-        return error_answer(status, str(exc), retry_after_s=retry_after_s(exc), challenge=status == 401)
-    log.error("unexpected error", exc_info=exc)
-    return error_answer(500, f"internal error; request id {current_request_id() or 'unknown'}")
+def sentence_of(body: bytes) -> str | None:
+    """The sentence of an error body, {"error": sentence}; None where it is none."""
+    try:
+        said = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return str(said).encode(errors="backslashreplace").decode()  # JSON can hold half a character, which is no text
 
 
-def _on_http_exception(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)
-    sentences = {
-        "There was an error parsing the body": "the body cannot be read as JSON",
-        "Not Found": f"no such route: {request.url.path[:200]}",
-        "Method Not Allowed": f"{request.method} is not allowed on {request.url.path[:200]}",
-    }
-    headers = dict(exc.headers or {})
-    if exc.status_code == 405:
-        headers["Allow"] = _allowed(request)
-    return JSONResponse({"error": sentences.get(exc.detail, exc.detail)}, exc.status_code, headers)
-
-
-def _allowed(request: Request) -> str:
-    """Methods of all routes of this path: the framework names those of the first one alone."""
-    allowed = {
-        method
-        for method in _METHODS
-        for route in request.app.routes
-        if route.matches({**request.scope, "method": method})[0] is Match.FULL
-    }
-    return ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
-
-
-def _on_validation_error(request: Request, exc: Exception) -> Response:
-    errors: Sequence[Mapping[str, Any]] = getattr(exc, "errors", tuple)()
-    # Where an entry of a list is wrong, the list is said to be too short as well.
-    outer = {tuple(error["loc"][:depth]) for error in errors for depth in range(1, len(error["loc"]))}
-    sentences = [_validation_sentence(error) for error in errors if tuple(error["loc"]) not in outer]
-    # 422 is for a body that could be read; what is wrong with a path, a query or a header is a bad request.
-    of_body = any(error["loc"][0] == "body" for error in errors)
-    return JSONResponse({"error": "; ".join(sentences)}, 422 if of_body else 400)
-
-
-_VALIDATION = {
-    "missing": "is missing",
-    "extra_forbidden": "is unknown",
-    "model_attributes_type": "should be a JSON object, sent as application/json",
-    "tuple_type": "should be a list",
-    "too_short": "has too few entries",
-    "int_parsing_size": "is too large",
-}
-"""Where pydantic speaks of Python, by its names of errors."""
-
-
-def _validation_sentence(error: Mapping[str, Any]) -> str:
-    """What is wrong with one field of a request, and what is expected. Texts that were sent are not repeated: there are
-    secrets among them."""
-    kind, place, sent = error["type"], ".".join(map(str, error["loc"])), error.get("input")
-    if kind == "json_invalid":
-        return f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
-    if kind in _VALIDATION:
-        return f"{place} {_VALIDATION[kind]}"
-    reason = error["msg"].removeprefix("Value error, ")
-    told = f" is {sent!r}" if isinstance(sent, int | float) and abs(sent) < 1e100 else ""
-    return f"{place}{told}: {reason}"
+def _seconds(retry_after: str | None) -> float:
+    try:
+        return min(max(0.0, float(retry_after or "1")), _LONGEST_WAIT_S)
+    except ValueError:
+        return 1.0

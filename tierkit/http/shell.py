@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.access import CALLER, Gate
 from tierkit.errors import TerraceError
-from tierkit.http import errors as http_errors
+from tierkit.http.answering import answer
 from tierkit.http.exchange import REPEATABLE, Again, Reply
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.responses import send_body, send_error, send_json
@@ -112,7 +112,7 @@ class Shell:
         try:
             scope[CALLER] = gate.admit(scope["headers"])
         except TerraceError as exc:
-            await http_errors.answer(exc, send)
+            await answer(exc, send)
             return False
         return True
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated, UpstreamError
 from tierkit.http.client import ask, authorization, calling, read_at_most
+from tierkit.http.errors import error_of
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import Heartbeat, Lease, Registration
@@ -190,20 +191,9 @@ class HeartbeatSender:
             ask(self._http, method, url, pieces, self._headers) as answer,
         ):
             said = await read_at_most(answer, _MAX_ANSWER_BYTES)
-        if 200 <= answer.status < 300:
-            return said
-        message = f"{answer.status} {said.decode(errors='replace')[:200]}"
-        match answer.status:
-            case 401:
-                raise Unauthenticated(message)
-            case 403:
-                raise Forbidden(message)
-            case 404:
-                raise NotFound(message)
-            case 409:
-                raise Conflict(message)
-            case status:
-                raise UpstreamError(message, status_code=status)
+        if not 200 <= answer.status < 300:
+            raise error_of("the scheduler", answer.status, said)
+        return said
 
     def _tell(self, level: int, news: str) -> None:
         """Log what has changed since the last time."""

@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from tierkit.emulation import Answers, Slowdown, emulate
-from tierkit.http import errors as http_errors
 from tierkit.http.address import reachable_url
+from tierkit.http.answering import Answering, install
 from tierkit.http.asgi import DirectRoutes
 from tierkit.http.client import announce_links, open_client
 from tierkit.http.lifecycle import Lifecycle
@@ -226,8 +226,8 @@ def node_app(
     )
     app = Starlette(routes=[*oip, *routes], lifespan=lifespan)
     direct = {f"/v2/models/{name}/infer": (infer, {"model": name}) for name in node.runners}
-    http_errors.install(app)
+    install(app)
     # Around the framework's own middleware as well, of which each layer costs some microseconds a request.
-    answering = {path: (http_errors.Answering(endpoint), name) for path, (endpoint, name) in (below or {}).items()}
+    answering = {path: (Answering(endpoint), name) for path, (endpoint, name) in (below or {}).items()}
     app.middleware_stack = DirectRoutes(app.build_middleware_stack(), direct, answering)
     return app

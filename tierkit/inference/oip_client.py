@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -10,8 +9,9 @@ from urllib.parse import quote
 
 import aiohttp
 
-from tierkit.errors import InvalidInput, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.errors import InvalidInput, UpstreamError
 from tierkit.http.client import ask, authorization, calling, read_at_most
+from tierkit.http.errors import refusal_of
 from tierkit.wire.messages import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER, REQUEST_ID_HEADER
 from tierkit.wire.oip import (
     BINARY_HEADER,
@@ -28,8 +28,6 @@ from tierkit.wire.oip.compression import CODING, compress
 __all__ = ["OipClient"]
 
 log = logging.getLogger(__name__)
-
-_MAX_RETRY_AFTER_S = 60.0
 
 _MAX_REFUSAL_BYTES = 64 * 1024
 """So much of an answer that is an error is read."""
@@ -110,7 +108,7 @@ class OipClient:
             body = await read_at_most(answer, limit_bytes + 1 if answer.status == 200 else _MAX_REFUSAL_BYTES)
         fields = answer.headers
         if answer.status != 200:
-            raise _refusal(url, answer.status, fields, body)
+            raise refusal_of(url, answer.status, body, fields.get("Retry-After"))
         if len(body) > limit_bytes:
             raise UpstreamError(f"{url} answers with more than {limit_bytes} bytes")
         try:
@@ -155,24 +153,3 @@ def _timing(header: str) -> Timing | None:
         return None
     queue_ms, compute_ms, images = found.groups()
     return Timing(queue_s=float(queue_ms) / 1000, compute_s=float(compute_ms) / 1000, batch_images=int(images))
-
-
-def _refusal(url: str, status: int, fields: Mapping[str, str], body: bytes) -> Exception:
-    message = f"{url} answered {status}: {_sentence(body)}"
-    if status == 503:
-        return UpstreamUnavailable(message, retry_after_s=_seconds(fields.get("Retry-After", "")))
-    if status == 504:
-        return UpstreamTimeout(message)
-    return UpstreamError(message, status_code=status)
-
-
-def _sentence(body: bytes) -> str:
-    try:
-        said = str(json.loads(body)["error"])[:500]
-        return said.encode(errors="backslashreplace").decode()  # JSON can hold half a character, which is no text
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "no reason given"
-
-
-def _seconds(value: str) -> float:
-    return min(float(value), _MAX_RETRY_AFTER_S) if value.isascii() and value.isdigit() else 1.0

@@ -148,7 +148,7 @@ async def test_a_node_with_the_id_of_another_is_refused_and_says_so(fleet: Close
     async with service_process(command, ready_file=fleet.folder / "edge-2.ready") as node:
         await wait_for(lambda: "refuses this node's token" in node.log, what="the refusal")
         line = next(line for line in node.log.splitlines() if "refuses this node's token" in line)
-        assert "403" in line
+        assert "is not for the node id 'edge-2'" in line
         assert "the token of 'nodes' is not for the node id 'edge-2'; it is for *-1" in line.replace('\\"', '"')
 
 

@@ -230,7 +230,7 @@ async def test_a_node_whose_token_is_revoked_goes_on_asking_and_comes_back(caplo
     ):
         await wait_for(lambda: beats > 1, what="heartbeats")
         valid = False
-        refusal = "the scheduler refuses this node's token (token_file): 401"
+        refusal = "the scheduler refuses this node's token (token_file): revoked"
         await wait_for(lambda: any(refusal in message for message in caplog.messages), what="the refusal")
         valid, beats = True, 0
         await wait_for(lambda: beats > 1, what="heartbeats again")

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tierkit import logs
-from tierkit.http import asgi, errors as http_errors
+from tierkit.http import asgi
+from tierkit.http.answering import install
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.settings import ServiceSettings
 from tierkit.testing import connected, serve_app, wait_for
@@ -40,7 +41,7 @@ class Sample:
                 Route("/slow", self.slow, methods=["POST"]),
             ]
         )
-        http_errors.install(self.app)
+        install(self.app)
         self.release = asyncio.Event()
 
     async def size(self, request: Request) -> Response:

@@ -116,7 +116,7 @@ def test_no_scheduler_is_a_fault_only_where_one_was_named(asked_for: bool, verdi
 
 
 def test_another_service_at_that_address() -> None:
-    check = examine(error=UpstreamError("http://a:1 answered 404, and not as a Terrace scheduler does"))["scheduler"]
+    check = examine(error=UpstreamError("http://a:1 answered 404, and not as a Terrace service does"))["scheduler"]
     assert check.verdict is Verdict.FAIL
     assert "404" in check.detail
 

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from tierkit import errors
 from tierkit.http import errors as http_errors
+from tierkit.http.answering import install
 
 TABLE = {
     errors.InvalidInput: 400,
@@ -46,7 +47,7 @@ TABLE = {
 
 
 def client_of(app: Starlette) -> httpx.AsyncClient:
-    http_errors.install(app)
+    install(app)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node")
 
 
@@ -122,3 +123,54 @@ async def test_the_frameworks_own_errors_have_the_same_form() -> None:
     assert method.headers["allow"] == "GET, HEAD, PUT"
     assert value.status_code == 400
     assert value.json()["error"].startswith("path.number: ")
+
+
+@pytest.mark.parametrize(("cls", "status"), [(cls, status) for cls, status in TABLE.items() if status != 500])
+def test_a_client_reads_the_error_that_the_server_meant(cls: type[errors.TerraceError], status: int) -> None:
+    read = http_errors.error_of("the scheduler", status, b'{"error": "what is wrong"}', "7")
+    assert issubclass(cls, type(read))
+    assert str(read) == "what is wrong"
+    assert http_errors.status_of(read) == status
+    if isinstance(read, errors.Unavailable):
+        assert read.retry_after_s == 7.0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "cls", "says"),
+    [
+        (422, b'{"error": "x"}', errors.InvalidInput, "^x$"),
+        (500, b'{"error": "x"}', errors.UpstreamError, "^x$"),
+        (418, b'{"error": "x"}', errors.UpstreamError, "^x$"),
+        (404, b"<html>", errors.UpstreamError, "answered 404, and not as"),
+        (503, b"[" * 100_000, errors.UpstreamError, "answered 503, and not as"),
+        (400, b'{"error": "\\ud800"}', errors.InvalidInput, "ud800"),
+    ],
+)
+def test_answers_beside_the_table(status: int, body: bytes, cls: type[errors.TerraceError], says: str) -> None:
+    read = http_errors.error_of("the scheduler", status, body)
+    assert type(read) is cls
+    with pytest.raises(cls, match=says):
+        raise read
+
+
+@pytest.mark.parametrize("retry_after", [None, "", "soon", "-1", "nan", "inf", "1e999", "3"])
+def test_a_wait_that_is_asked_for_is_a_number(retry_after: str | None) -> None:
+    for read in (
+        http_errors.error_of("it", 503, b'{"error": "x"}', retry_after),
+        http_errors.refusal_of("it", 503, b"", retry_after),
+    ):
+        assert isinstance(read, errors.Unavailable)
+        assert 0.0 <= read.retry_after_s <= 1e9
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"),
+    [
+        (503, errors.UpstreamUnavailable),
+        (504, errors.UpstreamTimeout),
+        (404, errors.UpstreamError),
+        (429, errors.UpstreamError),
+    ],
+)
+def test_what_a_refusal_of_another_node_means_for_a_task(status: int, cls: type[errors.TerraceError]) -> None:
+    assert type(http_errors.refusal_of("edge-1", status, b'{"error": "no"}')) is cls

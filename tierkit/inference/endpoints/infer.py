@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from tierkit.errors import TooLarge
-from tierkit.http import errors as http_errors
+from tierkit.http.answering import answer
 from tierkit.http.asgi import cancelled_on_disconnect
 from tierkit.http.exchange import ALONE, REPEATABLE, Again
 from tierkit.inference.endpoints.classification import best_classes
@@ -81,7 +81,7 @@ class InferEndpoint:
             metrics.observe_request(time.perf_counter() - started, len(body), exc)
             if isinstance(exc, ClientDisconnect) or not isinstance(exc, Exception):
                 raise  # nobody is left to answer
-            await http_errors.answer(exc, send)
+            await answer(exc, send)
             return
         raw_headers = [(RAW_NAMES[name], value.encode()) for name, value in headers.items()]
         raw_headers.append((b"server-timing", server_timing(result)))

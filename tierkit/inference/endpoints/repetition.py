@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tierkit.errors import TerraceError
-from tierkit.http import errors as http_errors
+from tierkit.http.answering import answer_to
 from tierkit.http.exchange import Reply, header_lines
 from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.logs import current_request_id, request_context
@@ -106,7 +106,7 @@ class Repetition:
         self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, failure)
         if failure is not None:
             with request_context(request_id):
-                status, headers, body = http_errors.answer_to(failure)
+                status, headers, body = answer_to(failure)
             reply(status, header_lines(headers), body)
 
     def _encode(self, result: RunResult) -> tuple[bytes, bytes]:

@@ -204,7 +204,7 @@ async def test_a_wait_that_cannot_be_is_told_as_a_number(api: FakeApi, said: str
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'"text"', b"{}", b"[" * 100_000], ids=lambda body: str(body[:8]))
 async def test_another_kind_of_server_is_recognised(api: FakeApi, client: AsyncClient, body: bytes) -> None:
     api.on("GET /v1/jobs/j1", Reply(status=404, body=body))
-    with pytest.raises(UpstreamError, match="not as a Terrace scheduler does"):
+    with pytest.raises(UpstreamError, match="not as a Terrace service does"):
         await client.job("j1")
 
 
