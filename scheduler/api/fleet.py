@@ -21,7 +21,7 @@ from scheduler.api.render import device
 from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
 from scheduler.api.schemas import AdaptiveReport, LinkReport, MappingReport, NodeReport, Pair, WhoAmI
 from scheduler.devices.own_address import OwnAddress
-from scheduler.ingest.collect import IngestLimits
+from scheduler.ingest.limits import IngestLimits
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
 from scheduler.placement.adaptive.pilot import EndPlace, Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp

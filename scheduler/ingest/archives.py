@@ -7,13 +7,13 @@ import stat
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO
 
+from scheduler.ingest.limits import IngestLimits
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
-__all__ = ["ArchiveLimits", "EntryFile", "image_entries", "open_archive", "open_entry", "read_entry"]
+__all__ = ["EntryFile", "image_entries", "open_archive", "open_entry", "read_entry"]
 
 _BOMB_RATIO = 200
 _BOMB_FREE_BYTES = 1024**2
@@ -28,16 +28,7 @@ _IGNORED_FILES = (".ds_store", "thumbs.db", "desktop.ini")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".npz")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveLimits:
-    """What one archive may cost."""
-
-    max_entries: int
-    max_entry_bytes: int
-    max_inflated_bytes: int
-
-
-def open_archive(file: IO[bytes], name: str, limits: ArchiveLimits) -> zipfile.ZipFile:
+def open_archive(file: IO[bytes], name: str, limits: IngestLimits, *, max_entry_bytes: int) -> zipfile.ZipFile:
     """Open a zip and check all its entries by the directory alone.
 
     Raises:
@@ -45,9 +36,11 @@ def open_archive(file: IO[bytes], name: str, limits: ArchiveLimits) -> zipfile.Z
         InvalidInput: an entry that is encrypted, a link, or leads outside the archive's root.
         TooLarge: more entries or unpacked bytes than the limits, or the shape of a zip bomb.
     """
-    # Before the directory is read: it takes some hundred bytes of memory for each entry.
-    if _count(file, _DIRECTORY_ENTRY) > limits.max_entries:
-        raise TooLarge(f"{name}: more than the {limits.max_entries} entries that are accepted")
+    # Folders are entries, too, and there may be as many as images. Counted before the directory is read: it takes some
+    # hundred bytes of memory for each entry.
+    max_entries = 2 * limits.max_images
+    if _count(file, _DIRECTORY_ENTRY) > max_entries:
+        raise TooLarge(f"{name}: more than the {max_entries} entries that are accepted")
     try:
         archive = zipfile.ZipFile(file)
     except Exception as exc:  # what the library raises on damaged directories is not one family
@@ -57,7 +50,7 @@ def open_archive(file: IO[bytes], name: str, limits: ArchiveLimits) -> zipfile.Z
     if total > limits.max_inflated_bytes:
         raise TooLarge(f"{name}: unpacks to {total} bytes; {limits.max_inflated_bytes} are accepted")
     for entry in entries:
-        _check(entry, name, limits)
+        _check(entry, name, max_entry_bytes)
     for first, second in itertools.pairwise(sorted(entries, key=lambda entry: entry.header_offset)):
         if first.header_offset + _LOCAL_HEADER_BYTES + first.compress_size > second.header_offset:
             raise InvalidInput(f"{name}: the entries {first.filename!r} and {second.filename!r} overlap")
@@ -129,7 +122,7 @@ def _count(file: IO[bytes], sought: bytes) -> int:
     return found
 
 
-def _check(entry: zipfile.ZipInfo, name: str, limits: ArchiveLimits) -> None:
+def _check(entry: zipfile.ZipInfo, name: str, max_entry_bytes: int) -> None:
     filename = entry.filename
     path = PurePosixPath(filename)
     # A drive letter or a backslash means a path to some programs, and to no honest one in a zip.
@@ -146,9 +139,7 @@ def _check(entry: zipfile.ZipInfo, name: str, limits: ArchiveLimits) -> None:
         raise InvalidInput(f"{name}: the entry {filename!r} is encrypted")
     if stat.S_ISLNK(entry.external_attr >> 16):
         raise InvalidInput(f"{name}: the entry {filename!r} is a link")
-    if entry.file_size > limits.max_entry_bytes:
-        raise TooLarge(
-            f"{name}: the entry {filename!r} has {entry.file_size} bytes; {limits.max_entry_bytes} are accepted"
-        )
+    if entry.file_size > max_entry_bytes:
+        raise TooLarge(f"{name}: the entry {filename!r} has {entry.file_size} bytes; {max_entry_bytes} are accepted")
     if entry.file_size > max(_BOMB_FREE_BYTES, _BOMB_RATIO * entry.compress_size):
         raise TooLarge(f"{name}: the entry {filename!r} grows more than {_BOMB_RATIO} times when unpacked: a zip bomb?")

@@ -8,13 +8,12 @@ import threading
 import zipfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.ingest.archives import ArchiveLimits, image_entries, open_archive, open_entry, read_entry
+from scheduler.ingest.archives import image_entries, open_archive, open_entry, read_entry
 from scheduler.ingest.arrays import (
     ArrayHeader,
     ReadableFile,
@@ -24,52 +23,18 @@ from scheduler.ingest.arrays import (
     read_npy_images,
     read_small,
 )
-from scheduler.ingest.images import ImageLimits, Picture
+from scheduler.ingest.images import Picture
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import Labels, labels_from_array
+from scheduler.ingest.limits import IngestLimits
 from scheduler.ingest.spool import Part, Spool
 from scheduler.ingest.turns import Steps
 from tierkit.errors import InvalidInput
 from tierkit.wire.oip import Limits, decode_request
 
-__all__ = ["Collected", "Collector", "IngestLimits"]
+__all__ = ["Collector"]
 
 _MAX_NAME = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestLimits:
-    """What an upload may cost; see the fields of the same names in `SchedulerSettings`."""
-
-    max_images: int
-    max_pixels: int
-    max_file_bytes: int
-    max_inflated_bytes: int
-    max_body_bytes: int
-
-    @property
-    def image(self) -> ImageLimits:
-        return ImageLimits(max_pixels=self.max_pixels, max_file_bytes=self.max_file_bytes)
-
-    def archive(self, max_entry_bytes: int) -> ArchiveLimits:
-        # Folders are entries, too, and there may be as many as images.
-        return ArchiveLimits(
-            max_entries=2 * self.max_images,
-            max_entry_bytes=max_entry_bytes,
-            max_inflated_bytes=self.max_inflated_bytes,
-        )
-
-
-@dataclass(slots=True)
-class Collected:
-    """Facts about the images that were written."""
-
-    names: list[str | None] = field(default_factory=list)
-    labels: list[Labels | None] = field(default_factory=list)
-    """Per file of the upload; None where the file brings none."""
-    counts: list[int] = field(default_factory=list)
-    """Images per file of the upload."""
-    resized: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Collector:
@@ -89,7 +54,12 @@ class Collector:
         self._writer = writer
         self._limits = limits
         self._fine = fine
-        self.found = Collected()
+        self.names: dict[int, str] = {}
+        """File names by image."""
+        self.resized: dict[int, tuple[int, int]] = {}
+        """Height and width as sent, by image, where they were not the networks' own."""
+        self._labels: list[tuple[int, Labels | None]] = []
+        """Of each file: how many images it brought, and their labels, if it brought those."""
 
     def add_file(self, spool: Spool, part: Part) -> Steps:
         """Add one file: an image, .npy, .npz or .zip, told apart by its first bytes and not by its name.
@@ -112,10 +82,7 @@ class Collector:
                 yield from self._add_npy(file, read_header(file, name), name)
         else:
             yield from self._add_image(data, name)
-        added = self._writer.images - before
-        self.found.counts.append(added)
-        self.found.labels.append(labels)
-        self.found.names.extend([None] * (self._writer.images - len(self.found.names)))
+        self._labels.append((self._writer.images - before, labels))
 
     def add_tensor(self, spool: Spool, part: Part, header_length: int) -> Steps:
         """Add an Open Inference Protocol request with binary tensors `images` and, where known, `labels`.
@@ -135,55 +102,50 @@ class Collector:
         images = tensors["images"]
         check_images(ArrayHeader(images.shape, images.dtype), "images", max_pixels=self._limits.max_pixels)
         self._writer.check_room(len(images))
-        self.found.resized |= yield from append_images(images, self._writer)
+        self.resized |= yield from append_images(images, self._writer)
         labels = tensors.get("labels")
-        self.found.counts.append(len(images))
-        self.found.labels.append(None if labels is None else labels_from_array(labels, self._fine, len(images)))
-        self.found.names.extend([None] * len(images))
+        found = None if labels is None else labels_from_array(labels, self._fine, len(images))
+        self._labels.append((len(images), found))
 
     def joined_labels(self, given: Labels | None) -> Labels | None:
         """One label per image: those that came beside the upload, or those inside its files. Raises InvalidInput."""
-        inside = [labels for labels in self.found.labels if labels is not None]
+        any_inside = any(labels is not None for _, labels in self._labels)
         if given is not None:
-            if inside:
+            if any_inside:
                 raise InvalidInput("labels: given twice, in the form and inside a file")
             if len(given) != self._writer.images:
                 raise InvalidInput(f"labels: {len(given)} for {self._writer.images} images")
             return given
-        if not inside:
+        if not any_inside:
             return None
         return np.concatenate(
-            [
-                np.full(count, -1, np.int32) if labels is None else labels
-                for labels, count in zip(self.found.labels, self.found.counts, strict=True)
-            ]
+            [np.full(count, -1, np.int32) if labels is None else labels for count, labels in self._labels]
         )
 
     def _add_image(self, data: bytes | memoryview, name: str) -> Steps:
         self._writer.check_room(1)
-        picture = Picture(data, name, self._limits.image, self._stopped)
+        picture = Picture(data, name, self._limits, self._stopped)
         yield picture.large
         decoded = picture.decode(self._writer.shape)
         if decoded.resized_from is not None:
-            self.found.resized[self._writer.images] = decoded.resized_from
+            self.resized[self._writer.images] = decoded.resized_from
+        self.names[self._writer.images] = name
         self._writer.append(decoded.pixels[np.newaxis])
-        self.found.names.extend([None] * (self._writer.images - 1 - len(self.found.names)))
-        self.found.names.append(name)
 
     def _add_npy(self, file: ReadableFile, header: ArrayHeader, name: str) -> Steps:
         check_images(header, name, max_pixels=self._limits.max_pixels)
-        self.found.resized |= yield from read_npy_images(
+        self.resized |= yield from read_npy_images(
             file, header, name, self._writer, max_bytes=self._limits.max_inflated_bytes
         )
 
     def _add_zip(self, file: IO[bytes], name: str) -> Generator[bool, None, Labels | None]:
         # What numpy saves is a zip whose entries all end in .npy; no image does.
-        entry_bytes = self._limits.max_inflated_bytes
-        with open_archive(file, name, self._limits.archive(entry_bytes)) as archive:
+        limits = self._limits
+        with open_archive(file, name, limits, max_entry_bytes=limits.max_inflated_bytes) as archive:
             entries = archive.infolist()
             if entries and all(entry.filename.endswith(".npy") for entry in entries):
                 return (yield from self._add_npz(archive, name))
-        with open_archive(file, name, self._limits.archive(self._limits.max_file_bytes)) as archive:
+        with open_archive(file, name, limits, max_entry_bytes=limits.max_file_bytes) as archive:
             for entry in image_entries(archive, name):
                 yield from self._add_image(read_entry(archive, entry, name), _display_name(entry.filename))
         return None
@@ -197,8 +159,7 @@ class Collector:
             yield from self._add_npy(file, read_header(file, f"{name}: images"), f"{name}: images")
         count = self._writer.images - before
         if "names" in keys:
-            self.found.names.extend([None] * (before - len(self.found.names)))
-            self.found.names.extend(_read_names(archive, keys["names"], f"{name}: names", count))
+            self.names |= enumerate(_read_names(archive, keys["names"], f"{name}: names", count), start=before)
         for key in ("fine_labels", "labels"):
             if key in keys:
                 with open_entry(archive, keys[key], name) as file:

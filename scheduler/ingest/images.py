@@ -12,9 +12,10 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from scheduler.ingest.inputs import Pixels
+from scheduler.ingest.limits import IngestLimits
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
-__all__ = ["Decoded", "ImageLimits", "Picture", "check_size", "fit", "is_large"]
+__all__ = ["Decoded", "Picture", "check_size", "fit", "is_large"]
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _WHITE = (255, 255, 255)
@@ -56,14 +57,6 @@ _UPRIGHT = {
 """By EXIF orientation; from 5 on, width and height change places."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLimits:
-    """What one image may cost."""
-
-    max_pixels: int
-    max_file_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class Decoded:
     pixels: Pixels
@@ -87,7 +80,7 @@ class Picture:
         InvalidInput: damaged or cut short.
     """
 
-    def __init__(self, data: bytes | memoryview, name: str, limits: ImageLimits, stopped: threading.Event) -> None:
+    def __init__(self, data: bytes | memoryview, name: str, limits: IngestLimits, stopped: threading.Event) -> None:
         if len(data) > limits.max_file_bytes:
             raise TooLarge(f"{name}: {len(data)} bytes; one image may have {limits.max_file_bytes}")
         self._name = name

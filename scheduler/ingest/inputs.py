@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,68 +99,71 @@ class InputFiles:
         return np.memmap(path, np.uint8, "r", shape=(images, *self.shape)).view(np.ndarray)
 
 
-class ImageWriter(Protocol):
-    """Receives images one after the other."""
+class ImageWriter:
+    """Receives images one after the other.
 
-    shape: tuple[int, int, int]
-    images: int
-    """Received so far."""
+    Args:
+        shape: (height, width, 3) of each.
+        max_images: in total.
+    """
 
-    def append(self, images: Pixels) -> None:
-        """Add [n, height, width, 3] images of the right size. Raises TooLarge beyond the limit."""
-
-    def check_room(self, images: int) -> None:
-        """Raises TooLarge when so many more images are too many."""
-
-
-class MemoryWriter:
-    """A few images, for a request that is answered at once and not stored."""
+    _bounded = "one job; split it into several"
 
     def __init__(self, shape: tuple[int, int, int], max_images: int) -> None:
         self.shape = shape
         self.images = 0
+        """Received so far."""
         self._max_images = max_images
-        self._parts: list[Pixels] = []
 
     def append(self, images: Pixels) -> None:
+        """Add [n, height, width, 3] images of the right size. Raises TooLarge beyond the limit."""
+        if images.shape[1:] != self.shape or images.dtype != np.uint8:
+            raise ValueError(f"images of {images.dtype} {images.shape[1:]} where uint8 {self.shape} is written")
         self.check_room(len(images))
-        self._parts.append(images)
+        self._write(images)
         self.images += len(images)
 
     def check_room(self, images: int) -> None:
+        """Raises TooLarge when this number of images more is too many."""
         if self.images + images > self._max_images:
-            raise TooLarge(f"more than {self._max_images} images in one request; submit a job (POST /v1/jobs)")
+            raise TooLarge(f"more than {self._max_images} images in {self._bounded}")
+
+    def _write(self, images: Pixels) -> None:
+        raise NotImplementedError
+
+
+class MemoryWriter(ImageWriter):
+    """A few images, for a request that is answered at once and not stored."""
+
+    _bounded = "one request; submit a job (POST /v1/jobs)"
+
+    def __init__(self, shape: tuple[int, int, int], max_images: int) -> None:
+        super().__init__(shape, max_images)
+        self._parts: list[Pixels] = []
+
+    def _write(self, images: Pixels) -> None:
+        self._parts.append(images)
 
     def pixels(self) -> Pixels:
         """All images, [n, height, width, 3]."""
         return np.concatenate(self._parts)
 
 
-class InputWriter:
+class InputWriter(ImageWriter):
     """An input file in the making. `finish` gives the file its name. Left without it, nothing stays behind."""
 
     def __init__(self, files: InputFiles, max_images: int) -> None:
-        self.shape = files.shape
-        self.images = 0
-        self._max_images = max_images
+        super().__init__(files.shape, max_images)
         self._files = files
         self._path = files.folder / f"{secrets.token_hex(8)}{_PARTIAL}"
         self._file = self._path.open("xb")
         # The shape is part of the content: the same bytes cut into other images are another input.
         self._hash = hashlib.sha256(repr(self.shape).encode())
 
-    def append(self, images: Pixels) -> None:
-        if images.shape[1:] != self.shape or images.dtype != np.uint8:
-            raise ValueError(f"images of {images.dtype} {images.shape[1:]} where uint8 {self.shape} is written")
-        self.check_room(len(images))
+    def _write(self, images: Pixels) -> None:
         view = np.ascontiguousarray(images).data.cast("B")
         self._file.write(view)
         self._hash.update(view)
-        self.images += len(images)
-
-    def check_room(self, images: int) -> None:
-        if self.images + images > self._max_images:
-            raise TooLarge(f"more than {self._max_images} images in one job; split it into several")
 
     def finish(self) -> str:
         """Make the file durable under the name of its content, held once; returns that sha256."""

@@ -39,7 +39,6 @@ class Part:
 
     field: str
     name: str
-    content_type: str
     start: int
     length: int
 
@@ -74,10 +73,10 @@ class Spool:
         self.file.close()
 
 
-async def receive_body(stream: AsyncIterable[bytes], spool: Spool, *, name: str, content_type: str) -> Part:
+async def receive_body(stream: AsyncIterable[bytes], spool: Spool, *, name: str) -> Part:
     """Write a request body that is one file; returns it as the only part."""
     length = await _pump(stream, _write_all(spool.file))
-    part = Part("images", name, content_type, 0, length)
+    part = Part("images", name, 0, length)
     spool.parts.append(part)
     return part
 
@@ -213,8 +212,7 @@ class _FormReader:
                 raise InvalidInput(f"the form field {self._field[:64]!r} is not UTF-8") from exc
             return
         length = self._spool.file.tell() - self._start
-        content_type = self._headers.get(b"content-type", b"").decode("latin-1")
-        self._spool.parts.append(Part(self._field, self._filename, content_type, self._start, length))
+        self._spool.parts.append(Part(self._field, self._filename, self._start, length))
 
     def _on_end(self) -> None:
         self.complete = True

@@ -6,9 +6,10 @@ import threading
 from collections.abc import AsyncIterable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.ingest.collect import Collector, IngestLimits
+from scheduler.ingest.collect import Collector
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import labels_from_json
+from scheduler.ingest.limits import IngestLimits
 from scheduler.ingest.spool import MAX_FIELDS_BYTES, Spool, receive_body, receive_form
 from scheduler.jobs.policy import PolicyRequest, read_policy
 from scheduler.store.jobs import ImageFacts
@@ -71,10 +72,10 @@ async def receive_upload(
         length = parse_header_length(headers.get(BINARY_HEADER.lower()))
         if length is None:
             raise MalformedMessage(f"a body of type {_TENSOR} is a tensor and needs the header {BINARY_HEADER}")
-        await receive_body(stream, spool, name="tensor", content_type=kind)
+        await receive_body(stream, spool, name="tensor")
         return Upload(policy=policy, header_length=length)
     if kind in _FILES:
-        await receive_body(stream, spool, name=_FILES[kind], content_type=kind)
+        await receive_body(stream, spool, name=_FILES[kind])
         return Upload(policy=policy)
     if not kind and "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
         raise InvalidInput("the job has no images: send them as the body")
@@ -103,11 +104,9 @@ def build_input(
     if writer.images == 0:
         raise InvalidInput("no images in the upload")
     given = None if upload.labels is None else labels_from_json(upload.labels, fine, images=writer.images)
-    names = collector.found.names
+    names = [collector.names.get(image) for image in range(writer.images)]
     return ImageFacts(
-        labels=collector.joined_labels(given),
-        names=names if any(name is not None for name in names) else None,
-        resized=collector.found.resized,
+        labels=collector.joined_labels(given), names=names if collector.names else None, resized=collector.resized
     )
 
 

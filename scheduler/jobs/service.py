@@ -25,8 +25,8 @@ from scheduler.api.sse import Events, Hub
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
-from scheduler.ingest.collect import IngestLimits
 from scheduler.ingest.inputs import InputFiles, MemoryWriter, Pixels
+from scheduler.ingest.limits import IngestLimits
 from scheduler.ingest.spool import Spool
 from scheduler.ingest.turns import Turns
 from scheduler.ingest.upload import Upload, build_input, receive_upload
@@ -91,13 +91,7 @@ class Scheduler:
         self.hub = hub
         self.stopping = False
         """Set when the service drains: endless streams end themselves then."""
-        self.limits = IngestLimits(
-            max_images=settings.max_images,
-            max_pixels=settings.max_pixels,
-            max_file_bytes=settings.max_file_bytes,
-            max_inflated_bytes=settings.max_inflated_bytes,
-            max_body_bytes=settings.max_body_bytes,
-        )
+        self.limits = IngestLimits.of(settings)
         self._store = store
         self._commit = commit
         self._inputs = inputs

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,11 @@ from PIL import Image, ImageOps
 
 from scheduler.ingest import images as ingest_images
 from scheduler.ingest.arrays import read_header
-from scheduler.ingest.collect import Collector, IngestLimits
-from scheduler.ingest.images import Decoded, ImageLimits, Picture
+from scheduler.ingest.collect import Collector
+from scheduler.ingest.images import Decoded, Picture
 from scheduler.ingest.inputs import MemoryWriter
 from scheduler.ingest.labels import labels_from_array, labels_from_json
+from scheduler.ingest.limits import IngestLimits
 from scheduler.ingest.spool import Part, Spool
 from tierkit.errors import InvalidInput, TerraceError, TooLarge, UnsupportedMedia
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
@@ -31,7 +33,7 @@ SHAPE = (32, 32, 3)
 LIMITS = IngestLimits(
     max_images=20, max_pixels=1_000_000, max_file_bytes=200_000, max_inflated_bytes=2_000_000, max_body_bytes=10_000_000
 )
-IMAGE = ImageLimits(max_pixels=1_000_000, max_file_bytes=10_000_000)
+IMAGE = replace(LIMITS, max_pixels=1_000_000, max_file_bytes=10_000_000)
 FINE = ("apple", "bear", "cat")
 RED = (200, 10, 20)
 
@@ -42,7 +44,7 @@ def encoded(image: Image.Image, form: str = "PNG", **options) -> bytes:
     return held.getvalue()
 
 
-def decode_image(data: bytes, name: str, shape: tuple[int, int, int], limits: ImageLimits) -> Decoded:
+def decode_image(data: bytes, name: str, shape: tuple[int, int, int], limits: IngestLimits) -> Decoded:
     return Picture(data, name, limits, threading.Event()).decode(shape)
 
 
@@ -95,11 +97,11 @@ class Collected:
         for name, data in files:
             with Spool(tmp_path) as spool:
                 spool.file.write(data)
-                list(self.collector.add_file(spool, Part("images", name, "", 0, len(data))))
+                list(self.collector.add_file(spool, Part("images", name, 0, len(data))))
 
     @property
     def names(self) -> list[str | None]:
-        return self.collector.found.names
+        return [self.collector.names.get(image) for image in range(self.writer.images)]
 
     @property
     def labels(self) -> list[int] | None:
@@ -204,7 +206,7 @@ def test_a_huge_image_is_refused_before_it_is_decoded(width, height):
 
 @pytest.mark.parametrize(("width", "height"), [(2**26, 1), (1, 2**26), (65_536, 3)])
 def test_a_very_long_image_is_refused_before_it_is_decoded(tmp_path, width, height):
-    generous = ImageLimits(max_pixels=2**26, max_file_bytes=10**9)
+    generous = replace(LIMITS, max_pixels=2**26, max_file_bytes=10**9)
     with pytest.raises(TooLarge, match="one image may have 65535 on a side"):
         decode_image(png_header(width, height), "long", SHAPE, generous)
     many = IngestLimits(max_images=1, max_pixels=2**26, max_file_bytes=1, max_inflated_bytes=2**30, max_body_bytes=1)
@@ -242,7 +244,7 @@ def test_what_follows_a_picture_does_not_count():
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
 def test_a_picture_that_takes_too_long_is_given_up(monkeypatch, form):
-    generous = ImageLimits(max_pixels=2**26, max_file_bytes=10**9)
+    generous = replace(LIMITS, max_pixels=2**26, max_file_bytes=10**9)
     picture = Picture(encoded(Image.new("RGB", (2000, 2000), RED), form), "slow", generous, threading.Event())
     for constant in ("_HEAD_S", "_S_PER_PIXEL", "_S_PER_PNG_PIXEL"):
         monkeypatch.setattr(ingest_images, constant, 0.0)
@@ -258,7 +260,7 @@ def test_a_head_that_takes_too_long_is_given_up():
             start + end[:25] + empty * 4_000_000 + end[25:],
             "slow.png",
             SHAPE,
-            ImageLimits(max_pixels=2**20, max_file_bytes=10**9),
+            replace(LIMITS, max_pixels=2**20, max_file_bytes=10**9),
         )
 
 
@@ -287,7 +289,7 @@ def test_a_large_picture_is_the_same_as_its_small_copy(form, orientation):
 
 def test_a_file_of_too_many_bytes_is_refused():
     with pytest.raises(TooLarge, match="one image may have 10"):
-        decode_image(png(), "x", SHAPE, ImageLimits(max_pixels=10_000, max_file_bytes=10))
+        decode_image(png(), "x", SHAPE, replace(LIMITS, max_pixels=10_000, max_file_bytes=10))
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ def test_npz_with_one_array_of_images_needs_no_name(tmp_path):
 
 def test_arrays_of_another_size_are_resampled(tmp_path):
     found = Collected(tmp_path, ("one.png", png()), ("x.npy", npy(images(2, (40, 50)))))
-    assert found.collector.found.resized == {1: (40, 50), 2: (40, 50)}
+    assert found.collector.resized == {1: (40, 50), 2: (40, 50)}
 
 
 class Evil:
@@ -406,7 +408,7 @@ def test_a_zip_with_nested_folders(tmp_path):
     )
     found = Collected(tmp_path, ("x.zip", data))
     assert found.names == ["b/2.png", "a/deep/er/1.png"]
-    assert found.collector.found.resized == {1: (40, 40)}
+    assert found.collector.resized == {1: (40, 40)}
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/etc/evil.png", "C:evil.png", "..\\evil.png"])
@@ -568,7 +570,7 @@ def tensor(tmp_path: Path, *tensors: Tensor) -> Collector:
     with Spool(tmp_path) as spool:
         for chunk in chunks:
             spool.file.write(chunk)
-        part = Part("images", "tensor", "", 0, spool.file.tell())
+        part = Part("images", "tensor", 0, spool.file.tell())
         list(collector.add_tensor(spool, part, int(headers["Inference-Header-Content-Length"])))
     return collector
 
