@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -313,21 +313,26 @@ def load_settings(settings_class: type[S], *, flags: Mapping[str, object], confi
         SetupError: a value is wrong, or a name unknown; the sentence names it and its source.
     """
     prefix = f"TERRACE_{settings_class.service.upper()}_"
-    layers: list[tuple[str, Mapping[str, object]]] = [
-        (f"in {config}, table [{settings_class.service}], the key {{0}}", _read_table(settings_class.service, config)),
-        (f"the environment variable {prefix}{{1}}", _read_environment(settings_class, prefix)),
-        ("the flag --{2}", {name: value for name, value in flags.items() if value is not None}),
-    ]
-    merged: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for source, values in layers:
-        for name, value in values.items():
-            merged[name] = value
-            origin[name] = source.format(name, name.upper(), name.replace("_", "-"))
+    table = _read_table(settings_class.service, config)
+    environment = _read_environment(settings_class, prefix)
+    given = {name: value for name, value in flags.items() if value is not None}
+
+    def fault(error: ErrorDetails) -> str:
+        name = str(error["loc"][0])
+        if name in given:
+            where = f"the flag --{name.replace('_', '-')}"
+        elif name in environment:
+            where = f"the environment variable {prefix}{name.upper()}"
+        elif name in table:
+            where = f"in {config}, table [{settings_class.service}], the key {name}"
+        else:  # a default can be wrong beside another setting
+            where = f"the default of {name}"
+        return f"{where} is no token" if name == "token" else sentence(error, where, settings_class.model_fields)
+
     try:
-        return settings_class(**merged)
+        return settings_class(**{**table, **environment, **given})  # type: ignore[arg-type]  # checked by the class
     except ValidationError as exc:
-        raise SetupError("; ".join(_sentence(settings_class, error, origin) for error in exc.errors())) from exc
+        raise SetupError("; ".join(map(fault, exc.errors()))) from exc
 
 
 def description(settings_class: type[ServiceSettings], name: str) -> str:
@@ -358,10 +363,3 @@ def _read_table(service: str, config: Path | None) -> Mapping[str, object]:
     if "token" in table:
         check_private(config.stat(), config, "the settings file with a token,")
     return table
-
-
-def _sentence(settings_class: type[ServiceSettings], error: ErrorDetails, origin: Mapping[str, str]) -> str:
-    name = str(error["loc"][0])
-    # A default can be wrong beside another setting that was given.
-    where = origin.get(name, f"the default of {name}")
-    return f"{where} is no token" if name == "token" else sentence(error, where, settings_class.model_fields)
