@@ -86,7 +86,7 @@ async def metered(stream: AsyncIterable[bytes], allowance: Allowance) -> AsyncIt
     """
     allowance.check_upload(time.monotonic())
     async for piece in stream:
-        allowance.count_bytes(len(piece))
+        allowance.count_bytes(len(piece), time.monotonic())
         yield piece
 
 

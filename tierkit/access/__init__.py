@@ -1,6 +1,6 @@
 """Who may call a service: tokens and the file that says whose they are, limits per token, TLS of both sides."""
 
-from tierkit.access.callers import CALLER, Allowance, Bucket, Caller, Role, caller_of
+from tierkit.access.callers import CALLER, Allowance, Caller, Role, caller_of
 from tierkit.access.files import check_private, checked_token, follow_files, read_private, read_token, signature
 from tierkit.access.gate import Gate
 from tierkit.access.tls import ServerTls, client_context, tls_trouble
@@ -9,7 +9,6 @@ from tierkit.access.tokens import TokenBook, TokenEntry, digest_of, new_token, r
 __all__ = [
     "CALLER",
     "Allowance",
-    "Bucket",
     "Caller",
     "Gate",
     "Role",

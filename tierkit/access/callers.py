@@ -8,54 +8,39 @@ from typing import Any, Literal
 
 from tierkit.access.tokens import TokenEntry
 from tierkit.errors import Forbidden, LimitReached
+from tierkit.pacing import TokenBucket
 from tierkit.types import Tier
 
-__all__ = ["CALLER", "Allowance", "Bucket", "Caller", "Role", "caller_of"]
+__all__ = ["CALLER", "Allowance", "Caller", "Role", "caller_of"]
 
 CALLER = "terrace.caller"
 """Key in the ASGI scope under which the gate leaves the caller; absent where a service is open to all."""
 
 Role = Literal["user", "node", "fleet"]
-"""`fleet` is whoever holds a node's own key: its scheduler, and the end nodes that the scheduler sends there."""
-
-
-@dataclass(slots=True)
-class Bucket:
-    """A token bucket: holds at most one minute's worth, fills evenly, and may be overdrawn by what is charged after
-    the fact. So in any minute at most twice `per_minute` passes, and `per_minute` on average."""
-
-    per_minute: int
-    level: float
-    filled_at: float
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until there is one unit in it; 0 where there is."""
-        self.level = min(self.per_minute, self.level + (now - self.filled_at) * self.per_minute / 60.0)
-        self.filled_at = now
-        return max(0.0, (1.0 - self.level) * 60.0 / self.per_minute)
-
-    def charge(self, amount: int) -> None:
-        """Take out so much, even if it is more than there is."""
-        self.level -= amount
+"""`fleet`: the holders of a node's own key, its scheduler and the end nodes that the scheduler sends there."""
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What one name may still do. Holds two numbers and a set of job ids, however much is asked."""
+    """What one name may still do. Holds two buckets and a set of job ids, however much is asked.
+
+    A bucket holds one minute's worth, and may be overdrawn by what is charged after the fact. So in any minute at most
+    twice the limit passes, and the limit on average.
+    """
 
     name: str
-    requests: Bucket | None = None
-    upload: Bucket | None = None
+    requests: TokenBucket | None = None
+    upload: TokenBucket | None = None
     max_jobs: int | None = None
     jobs: set[str] = field(default_factory=set)
     """Unfinished jobs that it has submitted."""
     submitting: int = 0
     """Uploads under way that will be jobs."""
 
-    def adopt(self, entry: TokenEntry, now: float) -> None:
+    def adopt(self, entry: TokenEntry) -> None:
         """Take over the limits of an entry, and keep what has been used up of those that stay."""
-        self.requests = _bucket(self.requests, entry.requests_per_minute, now)
-        self.upload = _bucket(self.upload, entry.upload_bytes_per_minute, now)
+        self.requests = _bucket(self.requests, entry.requests_per_minute)
+        self.upload = _bucket(self.upload, entry.upload_bytes_per_minute)
         self.max_jobs = entry.unfinished_jobs
 
     def take_request(self, now: float) -> None:
@@ -64,13 +49,9 @@ class Allowance:
         Raises:
             LimitReached: too many.
         """
-        if self.requests is None:
-            return
-        if wait_s := self.requests.wait_s(now):
-            raise LimitReached(
-                f"{self.name!r} has used up its {self.requests.per_minute} requests a minute", retry_after_s=wait_s
-            )
-        self.requests.charge(1)
+        self._check(self.requests, "requests", now)
+        if self.requests is not None:
+            self.requests.take(now)
 
     def check_upload(self, now: float) -> None:
         """Before an upload is read.
@@ -78,16 +59,12 @@ class Allowance:
         Raises:
             LimitReached: earlier ones have used up the allowance.
         """
-        if self.upload is not None and (wait_s := self.upload.wait_s(now)):
-            raise LimitReached(
-                f"{self.name!r} has used up its {self.upload.per_minute} bytes of uploads a minute",
-                retry_after_s=wait_s,
-            )
+        self._check(self.upload, "bytes of uploads", now)
 
-    def count_bytes(self, amount: int) -> None:
-        """So many bytes of an upload have come."""
+    def count_bytes(self, amount: int, now: float) -> None:
+        """Bytes of an upload have come."""
         if self.upload is not None:
-            self.upload.charge(amount)
+            self.upload.take(now, amount)
 
     def check_jobs(self) -> None:
         """Before a job is accepted.
@@ -102,13 +79,17 @@ class Allowance:
                 retry_after_s=5.0,
             )
 
+    def _check(self, bucket: TokenBucket | None, what: str, now: float) -> None:
+        if bucket is not None and (wait_s := bucket.wait_s(now)):
+            raise LimitReached(
+                f"{self.name!r} has used up its {bucket.burst:.0f} {what} a minute", retry_after_s=wait_s
+            )
 
-def _bucket(old: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
-    if per_minute is None:
-        return None
-    if old is None or old.per_minute != per_minute:
-        return Bucket(per_minute, float(per_minute), now)
-    return old
+
+def _bucket(old: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
+    if old is not None and old.burst == per_minute:
+        return old
+    return None if per_minute is None else TokenBucket(per_s=per_minute / 60, burst=per_minute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,12 +124,11 @@ class Gate:
             self._take(read_book(self.path))
 
     def _take(self, book: TokenBook) -> None:
-        now = self._clock()
         allowances: dict[str, Allowance] = {}
         for entry in book:
             allowance = allowances.get(entry.name) or self._allowances.get(entry.name) or Allowance(entry.name)
             if not entry.expired(self._wall()):
-                allowance.adopt(entry, now)
+                allowance.adopt(entry)
             allowances[entry.name] = allowance
         callers = {
             entry.sha256: Caller(name=entry.name, role=entry.role, entry=entry, allowance=allowances[entry.name])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tierkit.access import Allowance, Bucket, Gate, Role, TokenEntry, digest_of, write_book
+from tierkit.access import Allowance, Gate, Role, TokenEntry, digest_of, write_book
 from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import FakeClock
 from tierkit.types import Tier
@@ -174,28 +174,11 @@ def test_a_file_that_has_become_unusable_changes_nothing(file: Path) -> None:
     assert here.admit(bearer(NODE)).name == "pi"
 
 
-@pytest.mark.parametrize(
-    ("charged", "after_s", "wait_s"),
-    [(0, 0, 0), (59, 0, 0), (60, 0, 1), (60, 1, 0), (600, 0, 541), (600, 541, 0), (600, 600, 0), (60, 10_000, 0)],
-)
-def test_buckets(charged: int, after_s: float, wait_s: float) -> None:
-    bucket = Bucket(60, 60.0, 0.0)
-    bucket.charge(charged)
-    assert bucket.wait_s(after_s) == pytest.approx(wait_s)
-
-
-def test_a_bucket_holds_one_minute_at_most() -> None:
-    bucket = Bucket(60, 60.0, 0.0)
-    assert bucket.wait_s(10_000) == 0
-    bucket.charge(60)
-    assert bucket.wait_s(10_000) == pytest.approx(1)
-
-
 def test_uploads_and_jobs_are_limited() -> None:
     allowance = Allowance("alice")
-    allowance.adopt(entry(USER, name="alice", role="user", upload_bytes_per_minute=600, unfinished_jobs=2), 0.0)
+    allowance.adopt(entry(USER, name="alice", role="user", upload_bytes_per_minute=600, unfinished_jobs=2))
     allowance.check_upload(0.0)
-    allowance.count_bytes(1200)
+    allowance.count_bytes(1200, 0.0)
     with pytest.raises(LimitReached, match="600 bytes of uploads a minute") as caught:
         allowance.check_upload(0.0)
     assert caught.value.retry_after_s == pytest.approx(60.1)
@@ -209,9 +192,9 @@ def test_uploads_and_jobs_are_limited() -> None:
 
 def test_without_limits_nothing_is_counted() -> None:
     allowance = Allowance("alice")
-    allowance.adopt(entry(USER, name="alice", role="user"), 0.0)
+    allowance.adopt(entry(USER, name="alice", role="user"))
     for _ in range(1000):
         allowance.take_request(0.0)
-        allowance.count_bytes(10**9)
+        allowance.count_bytes(10**9, 0.0)
         allowance.check_upload(0.0)
         allowance.check_jobs()
