@@ -206,7 +206,11 @@ async def test_an_edge_node_does_not_trust_the_answers_that_it_passes_on(monkeyp
     cases: list[tuple[bytes, int, str]] = [
         (said(good), 200, 'queue;dur=1.000, infer;dur=2.500;desc="2"'),
         (said(b"Server-Timing: " + b"x" * 6_000 + b"\r\n"), 200, ""),
-        (said(parameters={"binary_data_size": 32, "x": "12345"}).replace(b'"12345"', b"1e99999"), 502, "cannot be read"),
+        (
+            said(parameters={"binary_data_size": 32, "x": "12345"}).replace(b'"12345"', b"1e99999"),
+            502,
+            "cannot be read",
+        ),
         (said().replace(b"200 OK", b"200 OK\r\nContent-Length: 1"), 503, "no HTTP"),
         (hostile_http(), 502, "answered with 'fine'"),
         (b"HTTP/1.1 200 OK\r\n", 504, "did not answer within its budget"),
