@@ -6,7 +6,7 @@ No I/O and no clock: time is passed in, so a simulation can drive it as the disp
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.placement.adaptive.backlog import forecast
@@ -96,13 +96,13 @@ class _Flight:
 class _Backlog:
     """When each node is done with what it has."""
 
-    free_at: Mapping[str, float]
-    tasks: Mapping[str, int]
-    slowness: Mapping[str, float]
+    free_at: dict[str, float]
+    tasks: dict[str, int]
+    slowness: dict[str, float]
     """How many times slower than estimated a node is by the answer that it owes; 1 where not named."""
-    planned_s: Mapping[str, float]
+    planned_s: dict[str, float]
     """Until an end device will have computed what this scheme has sent it, were there nothing else."""
-    finish: Mapping[Hashable, float]
+    finish: dict[Hashable, float]
     """When the answers of the upper nodes to the tasks on their way are expected at the scheduler."""
 
 
@@ -129,8 +129,7 @@ class Pilot:
         self._flights: dict[Hashable, _Flight] = {}
         self._joins: dict[str, int] = {}
         """Most tasks that a node has computed in one batch."""
-        self._at_end: dict[str, dict[Hashable, _Flight]] = {}
-        """Those whose coarse answer a device owes."""
+        self._from_end: dict[str, dict[Hashable, _Flight]] = {}
         self._to_upper: dict[str, dict[Hashable, _Flight]] = {}
         self._done_at: dict[str, float] = {}
         """When a node finished the last task that is known of."""
@@ -157,9 +156,10 @@ class Pilot:
         speed = self._speed(end)
         if upper is not None:
             self._speed(upper)
-        waiting = self._at_end.setdefault(end.node_id, {})
+        flights = self._from_end.setdefault(end.node_id, {})
         reached = now + self._hop_s(end.node_id, now) / 2
-        begun = max(reached, max((flight.due_at for flight in waiting.values()), default=0.0))
+        owed = (flight.due_at for flight in flights.values() if flight.coarse_at is None)
+        begun = max(reached, max(owed, default=0.0))
         flight = self._flights[key] = _Flight(
             end=end.node_id,
             upper=None if upper is None else upper.node_id,
@@ -169,8 +169,7 @@ class Pilot:
             due_at=begun + images * speed.value(now),
             coarse_at=reached if fine_only else None,
         )
-        if not fine_only:
-            waiting[key] = flight
+        flights[key] = flight
         if upper is not None:
             self._to_upper.setdefault(upper.node_id, {})[key] = flight
 
@@ -184,7 +183,6 @@ class Pilot:
         hop = self._hops.get(flight.end, Estimate(prior=self._hop_prior_s)).observe(hop_s, now, trust_first=True)
         self._hops[flight.end] = hop
         flight.coarse_at = self._done_at[flight.end] = now - hop.value(now) / 2
-        self._at_end[flight.end].pop(key, None)
 
     def fine(self, key: Hashable, upper: str, timing: Timing | None, round_trip_s: float, now: float) -> None:
         """An upper node has answered.
@@ -213,7 +211,7 @@ class Pilot:
         """An attempt is given up because its upper node is slow; how slow at least is all that will be known."""
         flight = self._flights.get(key)
         if flight is not None and flight.upper is not None:
-            slow = self._backlog(now).slowness.get(flight.upper, 1.0)
+            slow = self._backlog(None, [flight.upper], now).slowness.get(flight.upper, 1.0)
             speed = self._speeds[flight.upper]
             self._speeds[flight.upper] = speed.at_least(slow * speed.value(now), now)
         self.ended(key)
@@ -222,7 +220,7 @@ class Pilot:
         """An attempt is over, however it ended."""
         flight = self._flights.pop(key, None)
         if flight is not None:
-            self._at_end[flight.end].pop(key, None)
+            self._from_end[flight.end].pop(key, None)
             if flight.upper is not None:
                 self._to_upper[flight.upper].pop(key, None)
 
@@ -245,7 +243,10 @@ class Pilot:
             fine_only: the coarse answer is known, so that an end device just passes the task on.
             known: of the whole fleet, where `ends` and `uppers` are but a part of it.
         """
-        backlog = self._backlog(now) if known is None else self._backlog_of(ends, uppers, now, images=images)
+        if known is None:
+            backlog = self._backlog(None, None, now)
+        else:
+            backlog = self._backlog_of(ends, uppers, now, images=images)
         return plan(
             ask,
             [self._end_state(place, images, backlog, now, fine_only=fine_only) for place in ends],
@@ -298,7 +299,7 @@ class Pilot:
         ]
         if not waiting or not ends or not uppers:
             return None
-        backlog = self._backlog(now)
+        backlog = self._backlog(None, None, now)
         key = max(waiting, key=lambda key: backlog.finish.get(key, 0.0))
         upper = self._flights[key].upper
         others = [node for node in uppers if node.node_id != upper]
@@ -323,7 +324,7 @@ class Pilot:
         self, ends: Sequence[Node], uppers: Sequence[Node], now: float
     ) -> tuple[list[NodeEstimate], list[LinkEstimate]]:
         """What is thought of these nodes now, and of the links between those that have met."""
-        backlog = self._backlog(now)
+        backlog = self._backlog(None, None, now)
         nodes = [
             NodeEstimate(
                 node_id=node.node_id,
@@ -373,121 +374,84 @@ class Pilot:
             accuracy=self._accuracy.get(node.model, 0.0),
         )
 
-    def _backlog(self, now: float) -> _Backlog:
-        at_end: dict[str, list[tuple[Hashable, _Flight]]] = {}
-        at_upper: dict[str, list[tuple[float, float, Hashable, _Flight]]] = {}
-        tasks: dict[str, int] = {}
-        free_at: dict[str, float] = {}
-        slow: dict[str, float] = {}
-        planned_s: dict[str, float] = {}
-        finish: dict[Hashable, float] = {}
-        for key, flight in self._flights.items():
-            tasks[flight.end] = tasks.get(flight.end, 0) + 1
-            if flight.coarse_at is None:
-                at_end.setdefault(flight.end, []).append((key, flight))
-            else:
-                self._bring(key, flight, flight.coarse_at, at_upper, now)
-        for end, flights in at_end.items():
-            half_s = self._hop_s(end, now) / 2
-            per_image = self._speeds[end].value(now)
-            queue = [(flight.sent_at + half_s, flight.images * per_image) for _, flight in flights]
-            idle_since = self._done_at.get(end, 0.0)
-            slow[end], done_at_end = forecast(
-                queue, idle_since=idle_since, known=now - half_s, joins=self._joins.get(end, 1)
-            )
-            done = idle_since
-            for (key, flight), done_at in zip(flights, done_at_end, strict=True):
-                if flight.planned:
-                    # Of the task at the head only what is left.
-                    begun = max(done, flight.sent_at + half_s, now)
-                    planned_s[end] = planned_s.get(end, 0.0) + max(0.0, done_at - begun)
-                done = free_at[end] = done_at
-                self._bring(key, flight, done_at, at_upper, now)
-        for upper, arrivals in at_upper.items():
-            tasks[upper] = len(arrivals)
+    def _backlog(
+        self,
+        ends: Iterable[str] | None,
+        uppers: Iterable[str] | None,
+        now: float,
+        *,
+        images: int | None = None,
+    ) -> _Backlog:
+        """When these nodes are done with what they have; None for all.
+
+        Args:
+            images: of a task that one of the end devices is about to get, of a large fleet. Tasks of others that come
+                to an upper node after it do not make it wait.
+        """
+        found = _Backlog({}, {}, {}, {}, {})
+        coarse_due: dict[Hashable, float] = {}
+        next_due = math.inf
+        for end in list(self._from_end) if ends is None else ends:
+            flights = self._from_end.get(end, {})
+            found.tasks[end] = len(flights)
+            half_s, per_image = self._hop_s(end, now) / 2, self._speeds[end].value(now)
+            owed = {key: flight for key, flight in flights.items() if flight.coarse_at is None}
+            done = now + half_s
+            if owed:
+                idle_since = self._done_at.get(end, 0.0)
+                found.slowness[end], done_at = forecast(
+                    [(flight.sent_at + half_s, flight.images * per_image) for flight in owed.values()],
+                    idle_since=idle_since,
+                    known=now - half_s,
+                    joins=self._joins.get(end, 1),
+                )
+                coarse_due.update(zip(owed, done_at, strict=True))
+                done = idle_since
+                for flight, flight_done in zip(owed.values(), done_at, strict=True):
+                    if flight.planned:
+                        # Of the task at the head only what is left.
+                        begun = max(done, flight.sent_at + half_s, now)
+                        left_s = max(0.0, flight_done - begun)
+                        found.planned_s[end] = found.planned_s.get(end, 0.0) + left_s
+                    done = flight_done
+                found.free_at[end] = done
+            if images is not None:
+                next_due = min(next_due, done + images * per_image)
+        for upper in list(self._to_upper) if uppers is None else uppers:
+            at_upper = self._to_upper.get(upper, {})
+            found.tasks[upper] = len(at_upper)
+            if not at_upper:
+                continue
+            per_image = self._speeds[upper].value(now)
+            arrivals = []
+            for key, flight in at_upper.items():
+                coarse_at = flight.coarse_at
+                if coarse_at is None:
+                    coarse_at = coarse_due.get(key, max(flight.due_at, now))
+                half_s = self._link_s(flight.end, upper, now) / 2
+                arrivals.append((coarse_at + half_s, flight.images * per_image, key, flight))
             arrivals.sort(key=lambda one: one[0])
-            queue, idle_since = [one[:2] for one in arrivals], self._done_at.get(upper, 0.0)
-            # What has not come by now had not been done when its answer would have set out.
-            known = now - self._back_s(arrivals[0][3], upper, now)
-            slow[upper], done_at_upper = forecast(
-                queue, idle_since=idle_since, known=known, joins=self._joins.get(upper, 1)
+            before = next_due + self._link_s("", upper, now) / 2
+            arrivals = [one for one in arrivals if one[0] <= before] or arrivals[:1]
+            found.slowness[upper], done_at = forecast(
+                [one[:2] for one in arrivals],
+                idle_since=self._done_at.get(upper, 0.0),
+                # What has not come by now had not been done when its answer would have set out.
+                known=now - self._back_s(arrivals[0][3], upper, now),
+                joins=self._joins.get(upper, 1),
             )
-            for (_, _, key, flight), done_at in zip(arrivals, done_at_upper, strict=True):
-                free_at[upper] = done_at
-                finish[key] = done_at + self._back_s(flight, upper, now)
-        return _Backlog(free_at, tasks, slow, planned_s, finish)
+            for (_, _, key, flight), upper_done in zip(arrivals, done_at, strict=True):
+                found.free_at[upper] = upper_done
+                found.finish[key] = upper_done + self._back_s(flight, upper, now)
+        return found
 
     def _backlog_of(
         self, ends: Sequence[EndPlace], uppers: Sequence[Node], now: float, *, images: int | None = None
     ) -> _Backlog:
-        """As `_backlog`, of a few nodes of a large fleet: when a task comes to an upper node is what was expected when
-        it was sent, or now.
-
-        Args:
-            images: of a task that one of the end devices is about to get. Where they are many and not alike, others
-                that were sent before it come to an upper node after it, and do not make it wait.
-        """
-        before = math.inf
-        tasks: dict[str, int] = {}
-        free_at: dict[str, float] = {}
-        slow: dict[str, float] = {}
-        planned_s: dict[str, float] = {}
-        for place in ends:
-            end = place.node.node_id
-            flights = self._at_end.get(end)
-            tasks[end] = len(flights) if flights else 0
-            half_s, per_image = self._hop_s(end, now) / 2, self._speed(place.node).value(now)
-            if not flights:
-                if images is not None:
-                    before = min(before, now + half_s + images * per_image)
-                continue
-            queue = [(flight.sent_at + half_s, flight.images * per_image) for flight in flights.values()]
-            idle_since = self._done_at.get(end, 0.0)
-            slow[end], done_at_end = forecast(
-                queue, idle_since=idle_since, known=now - half_s, joins=self._joins.get(end, 1)
-            )
-            done = done_at_end[-1]
-            free_at[end] = done
-            if images is not None:
-                before = min(before, done + images * per_image)
-            begun = max(idle_since, queue[0][0], now)
-            planned_s[end] = max(0.0, done - begun) if any(flight.planned for flight in flights.values()) else 0.0
-        for node in uppers:
-            upper = node.node_id
-            flights = self._to_upper.get(upper)
-            tasks[upper] = len(flights) if flights else 0
-            if not flights:
-                continue
-            half_s, per_image = self._link_s("", upper, now) / 2, self._speeds[upper].value(now)
-            idle_since = self._done_at.get(upper, 0.0)
-            queue = sorted(
-                (
-                    half_s + (max(flight.due_at, now) if flight.coarse_at is None else flight.coarse_at),
-                    flight.images * per_image,
-                )
-                for flight in flights.values()
-            )
-            known = now - half_s - self._hop_prior_s / 2
-            queue = [one for one in queue if one[0] <= before + half_s] or queue[:1]
-            slow[upper], done_at_upper = forecast(
-                queue, idle_since=idle_since, known=known, joins=self._joins.get(upper, 1)
-            )
-            free_at[upper] = done_at_upper[-1]
-        return _Backlog(free_at, tasks, slow, planned_s, {})
-
-    def _bring(
-        self,
-        key: Hashable,
-        flight: _Flight,
-        coarse_at: float,
-        at_upper: dict[str, list[tuple[float, float, Hashable, _Flight]]],
-        now: float,
-    ) -> None:
-        """Put a task that leaves its end device at `coarse_at` into the queue of its upper node."""
-        if flight.upper is not None:
-            half_s = self._link_s(flight.end, flight.upper, now) / 2
-            seconds = flight.images * self._speeds[flight.upper].value(now)
-            at_upper.setdefault(flight.upper, []).append((coarse_at + half_s, seconds, key, flight))
+        for node in (*(place.node for place in ends), *uppers):
+            self._speed(node)
+        end_ids, upper_ids = [place.node.node_id for place in ends], [node.node_id for node in uppers]
+        return self._backlog(end_ids, upper_ids, now, images=images)
 
     def _back_s(self, flight: _Flight, upper: str, now: float) -> float:
         """From an upper node's answer to its arrival at the scheduler."""
@@ -528,7 +492,7 @@ class Pilot:
         for known in (self._speeds, self._hops, self._links_to, self._done_at, self._joins, self._tiers):
             for node_id in known.keys() - present:
                 del known[node_id]
-        for waiting in (self._at_end, self._to_upper):
+        for waiting in (self._from_end, self._to_upper):
             for node_id in waiting.keys() - present:
                 del waiting[node_id]
         self._links = {pair: link for pair, link in self._links.items() if present.issuperset(pair)}
