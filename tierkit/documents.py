@@ -100,7 +100,7 @@ def sentence(error: ErrorDetails, where: str, known: Mapping[str, FieldInfo]) ->
         return f"{where} is missing" + (f" ({meaning[0].lower()}{meaning[1:]})" if meaning else "")
     if error["type"] == "too_short":
         return f"{where} has too few entries: {error['ctx']['actual_length']}, at least {error['ctx']['min_length']}"
-    # Files have lists and tables, whatever becomes of them.
+    # In the words of TOML, which has lists and tables.
     reason = _TABLE.sub("a table", error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list"))
     if not where:
         return reason

@@ -77,7 +77,7 @@ class Escalate(_Word):
 class Privacy(_Word):
     """In which form a job's images may leave the end device: `auto` sends pixels to trusted nodes and features to the
     others; `none` pixels alone, and is refused where that breaks trust; `conv1` and `bottleneck` the features of that
-    encoder, to every upper node."""
+    encoder, to every upstream node."""
 
     AUTO = "auto"
     NONE = "none"
@@ -110,7 +110,7 @@ class Recovery(_Word):
 
 
 class UpstreamLoss(_Word):
-    """What happens to the fine stage when no upper node answers."""
+    """What happens to the fine stage when no upstream node answers."""
 
     FALLBACK = "fallback"
     WAIT = "wait"

@@ -285,7 +285,7 @@ def _formulas(fleet: Fleet, scheme: Scheme, *, n_ends: int, tasks: int, now: flo
     counts = NodeCounts(end=n_ends, edge=n_edges, cloud=n_clouds)
     bound_s = None
     if times is not None and n_ends:
-        with contextlib.suppress(ValueError):  # no upper node that the scheme could use
+        with contextlib.suppress(ValueError):  # no upstream node that the scheme could use
             bound_s = bound_of_scheme(scheme, tasks, counts, times, n_map=n_map.used).seconds
     texts: dict[str, tuple[str, float | None]] = {
         "T_End": ("N_t / N_end * (tc_end + tp_end)", end_s),

@@ -226,7 +226,7 @@ class Renderer:
 
 
 def _finer_answers(event: TaskEvent, images: int) -> dict[int, tuple[FineEvent | StageAnswer, int]]:
-    """By position in the task: the upper node's answer that stands, and the image's place in it."""
+    """By position in the task: the upstream node's answer that stands, and the image's place in it."""
     match event:
         case FineEvent():
             return {place: (event, place) for place in range(images)}

@@ -58,7 +58,7 @@ async def _caller(request: Request) -> Caller | None:
 
 
 CallerOf = Annotated[Caller | None, Depends(_caller)]
-"""Who has sent the request; None where everybody may."""
+"""The sender of the request; None where no token is asked for."""
 
 
 async def for_users(caller: CallerOf) -> None:
@@ -91,7 +91,7 @@ async def metered(stream: AsyncIterable[bytes], allowance: Allowance) -> AsyncIt
 
 
 async def _check_query(request: Request) -> None:
-    """Refuse parameters that a route does not have: whoever misspells one would take the default for his choice."""
+    """Refuse parameters that a route does not have: a misspelt one would silently mean the default."""
     route: APIRoute = request.scope["route"]
     if UPLOAD_FIELDS in (route.openapi_extra or {}):
         return

@@ -32,7 +32,7 @@ class Pair(BaseModel):
 
     end: str
     upstream: list[str] = Field(description="In the order in which the device tries them.")
-    shared: int = Field(description="So many of them, from the first, take turns.")
+    shared: int = Field(description="How many of them, from the first, take turns.")
     reason: str
 
 
@@ -48,7 +48,7 @@ class NodeReport(_Report):
 
 
 class LinkReport(_Report):
-    """What it thinks of the link between an end device and an upper node."""
+    """What it thinks of the link between an end device and an upstream node."""
 
     end: str
     upper: str

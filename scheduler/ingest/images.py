@@ -21,7 +21,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP")
 _WHITE = (255, 255, 255)
 
 _MAX_SIDE = 65_535
-"""As JPEG has it. Resampling takes memory by the longer side, whatever the pixels."""
+"""The bound of JPEG. Resampling takes memory in proportion to the longer side."""
 
 _LARGE_PIXELS = 16 * 1024**2
 
@@ -157,7 +157,7 @@ class _StoppableFile(io.BytesIO):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self._stopped.is_set():
-            raise InvalidInput(f"{self._name}: given up, for nobody waits for it")
+            raise InvalidInput(f"{self._name}: given up: the client has gone")
         if time.thread_time() > self._until:
             raise TooLarge(f"{self._name}: takes more than {self._seconds:.1f} s to decode")
         return super().read(size)

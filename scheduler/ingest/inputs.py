@@ -1,7 +1,7 @@
 """The pixels of unfinished jobs: raw uint8 files beside the database, named by their content.
 
-A file appears under its name only when it is complete and on the disk (written beside, fsync, rename), so whatever the
-moment of a crash, a name that exists holds what it says. Two jobs with the same images share a file. Dispatch maps
+A file appears under its name only when it is complete and on the disk (written beside, fsync, rename), so after
+a crash every name that exists holds what it says. Two jobs with the same images share a file. Dispatch maps
 the file into memory: a task's body is a view of it, and pixels are never copied in this process.
 """
 

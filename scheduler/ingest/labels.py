@@ -20,18 +20,18 @@ _NO_LIST = "labels: must be a JSON list with one name, number or null per image"
 
 
 def _most_bytes(images: int) -> int:
-    """So long may the JSON list of so many labels be: names written with escapes, and room between them."""
+    """Of the JSON list of the labels of this many images: names may be written with escapes."""
     return 1024 + _LABEL_BYTES * images
 
 
 def labels_from_json(text: str, fine: Sequence[str], *, images: int) -> Labels:
-    """Labels of so many images from a JSON list.
+    """Labels of this number of images from a JSON list.
 
     Raises:
         TooLarge: more text than that takes.
         InvalidInput: anything else that is wrong with it.
     """
-    # Before it is read: that holds up everything else in the process, and takes many times the memory of the text.
+    # Before it is parsed: that holds up the whole process, and takes many times the memory of the text.
     if len(text) > _most_bytes(images):
         raise TooLarge(f"labels: {len(text)} characters of JSON for {images} images")
     if text.count("[") > 1 or "{" in text:
@@ -64,7 +64,7 @@ def labels_from_list(values: Sequence[object], fine: Sequence[str]) -> Labels:
 
 
 def labels_from_array(values: NDArray[np.generic], fine: Sequence[str], count: int) -> Labels:
-    """Class numbers from a 1-d array of so many integers (-1 for unknown) or names. Raises InvalidInput."""
+    """Class numbers from a 1-d array of `count` integers (-1 for unknown) or names. Raises InvalidInput."""
     if values.ndim != 1:
         raise InvalidInput(f"labels: one number or name per image, not an array of shape {list(values.shape)}")
     if len(values) != count:

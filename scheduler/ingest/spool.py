@@ -1,7 +1,7 @@
 """An upload on its way to the disk: any size passes through a small, constant amount of memory.
 
 The bytes of a multipart form are parsed as they arrive; the contents of its files follow one another in the spool file,
-each `Part` a slice of it. The spool file has no name in the file system: whatever ends the process frees it.
+each `Part` a slice of it. The spool file has no name in the file system, so the end of the process frees it.
 """
 
 from __future__ import annotations

@@ -42,11 +42,11 @@ class PolicyRequest(BaseModel):
 
     privacy: Privacy = Privacy.AUTO
     """In which form images may leave the end device: auto (pixels to trusted nodes, features to the others), none
-    (pixels alone), conv1 or bottleneck (the features of that encoder, to every upper node)."""
+    (pixels alone), conv1 or bottleneck (the features of that encoder, to every upstream node)."""
 
     encode_on: Literal["end", "edge"] = "end"
     """Where images are encoded: on the end device, or on a trusted edge node, which gets their pixels and passes the
-    features on; one that is the upper node itself answers from the pixels, whatever `privacy` says."""
+    features on; one that is the upstream node itself answers from the pixels, whatever `privacy` says."""
 
     feature_form: FeatureForm = FeatureForm.UINT8
     """How features are written: uint8, float16 or float32."""
@@ -60,7 +60,7 @@ class PolicyRequest(BaseModel):
     job's beginning) or monitor (another device of the live list)."""
 
     on_upstream_loss: UpstreamLoss = UpstreamLoss.FALLBACK
-    """What follows when no upper node answers: fallback (the coarse answer stands) or wait (for one to come back)."""
+    """What follows when no upstream node answers: fallback (the coarse answer stands) or wait (until one is back)."""
 
     escalate: Escalate = Escalate.ALWAYS
     """Which images go up a tier: always (all), or those whose answer is less sure than a threshold that keeps an
@@ -109,7 +109,7 @@ def settle(
     """
     given: dict[str, Any] = request.model_dump(exclude_none=True)
     if request.on_upstream_loss is UpstreamLoss.WAIT:
-        # Who wants to wait for a node to come back does not want a task to be closed in the meantime.
+        # A task that waits for a node to come back must not be closed in the meantime.
         task_deadline_s = given.get("deadline_s", deadline_s)
     defaults = {"scheme": scheme, "deadline_s": deadline_s, "task_deadline_s": task_deadline_s}
     gates = choose_gates(

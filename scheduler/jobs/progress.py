@@ -29,7 +29,7 @@ _END = _TIERS.index(Tier.END)
 
 
 def sent_of(event: TaskEvent) -> list[Sent]:
-    """What went to upper nodes for the answers of an event, and in which form, where the devices say so."""
+    """What went to upstream nodes for the answers of an event, and in which form, where the devices say so."""
     match event:
         case FineEvent():
             answers: tuple[FineEvent | StageAnswer, ...] = (event,)
@@ -121,7 +121,7 @@ class Progress:
         ms: float,
         first_image: int,
     ) -> None:
-        """Count the answers from upper nodes that stand; notes in `tiers` and `standing` whose they are."""
+        """Count the answers from upstream nodes that stand; notes in `tiers` and `standing` whose they are."""
         answers: list[tuple[FineEvent | StageAnswer, NDArray[np.int64], NDArray[np.int64]]]
         if isinstance(event, FineEvent):
             answers = [(event, np.arange(len(tiers)), np.arange(len(tiers)))]

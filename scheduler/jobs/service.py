@@ -117,7 +117,7 @@ class Scheduler:
         idempotency_key: str | None,
         allowance: Allowance = UNLIMITED,
     ) -> Submission:
-        """Receive an upload and make it a job. Whatever fails before the job is stored leaves nothing behind.
+        """Receive an upload and make it a job. A failure before the job is stored leaves nothing behind.
 
         Args:
             until_gone: cancels what runs inside when the client has gone.
@@ -557,7 +557,7 @@ class Scheduler:
     # --- announcements --------------------------------------------------------------------------------------------
 
     def on_commit(self, group: Sequence[tuple[int, Result]]) -> None:
-        """Results have become durable: count them, and tell whoever follows."""
+        """Results have become durable: count them, and tell the followers."""
         for _, result in group:
             self._sinks[result.job_id].committed(result.answer)
         for job_id in {result.job_id for _, result in group}:

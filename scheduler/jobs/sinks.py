@@ -45,7 +45,7 @@ class DurableSink:
         self.progress = progress
         self.state = job.state
         self.mapping: Mapping[str, str] = {}
-        """Upper node by end device, as last used."""
+        """Upstream node by end device, as last used."""
         self.replaced: set[int] = set()
         """Tasks of which a coarse answer was withdrawn."""
         self._store = store

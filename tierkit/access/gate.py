@@ -1,9 +1,9 @@
 """The gate of a service: lets in requests that bring a token which it knows.
 
-Two kinds of secret open it. The tokens of a file (`tierkit.access.tokens`), whose holders are people and nodes; and, at
-a node, the node's own key: made afresh at each start, told to the scheduler in the registration, and handed on by the
-scheduler to those whom it sends there. So calls inside a fleet need no secret that is stored or shared, and what one
-node knows opens no other node but those that it is sent to.
+Two kinds of secret open it: the tokens of a file (`tierkit.access.tokens`), which people and nodes hold, and the key of
+a node. The node makes its key at each start and tells the scheduler in its registration; the scheduler passes it to the
+end nodes that it sends there. So calls inside a fleet need no stored or shared secret, and a node can open only the
+nodes that it is sent to.
 """
 
 from __future__ import annotations

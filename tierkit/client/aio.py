@@ -346,7 +346,7 @@ def _device_path(node_id: str) -> str:
 
 
 def _segment(kind: str, name: str) -> str:
-    """Whatever a user typed as an id, as one segment of a path.
+    """An id that a user typed, as one segment of a path.
 
     Raises:
         NotFound: it would be several, or none: a slash is one for servers even where it is escaped.

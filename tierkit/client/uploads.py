@@ -27,11 +27,11 @@ from tierkit.wire.oip import InferRequest, Tensor, encode_request
 __all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-"""What is picked up from a folder; a file named outright is sent whatever it is called."""
+"""Files of a folder that are sent; a file named by itself is sent whatever its suffix."""
 
 
 class Pixels(Protocol):
-    """Whatever numpy makes an array of without guessing: arrays, PIL images."""
+    """What numpy turns into an array without guessing: arrays, PIL images."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -47,7 +47,7 @@ Labels = Sequence[int | str | None] | Array
 _CHUNK_BYTES = 1 << 20
 _SHOWN_NAME = 120
 _SENT_NAME_BYTES = 1024
-"""Of a longer path the scheduler keeps so much, from its end; more than a few thousand bytes fit no form."""
+"""The scheduler keeps this many bytes of a path, from its end; a form has no room for much more."""
 _MEDIA_TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",

@@ -109,12 +109,12 @@ class NodeShare(_Value):
 
 
 class SentShare(_Value):
-    """What went to upper nodes in one form, for the answers that came."""
+    """What went to upstream nodes in one form, for the answers that came."""
 
     tasks: int
-    """Answers of upper nodes; one per task and tier."""
+    """Answers of upstream nodes; one per task and tier."""
     upload_bytes: int
-    """Bodies of the requests to the upper nodes."""
+    """Bodies of the requests to the upstream nodes."""
     relay_bytes: int = 0
     """Bodies of the requests to edge nodes that encoded."""
     encode_ms: float = 0.0
@@ -163,11 +163,11 @@ class Job(_Value):
     fine_p50_ms: float | None = None
     fine_p99_ms: float | None = None
     sent: Mapping[str, SentShare] = Field(default_factory=dict)
-    """What went to upper nodes for the answers that came, by its form: pixels, conv1 or bottleneck. Attempts that
+    """What went to upstream nodes for the answers that came, by its form: pixels, conv1 or bottleneck. Attempts that
     failed are not counted."""
     by_node: Mapping[str, NodeShare] = Field(default_factory=dict)
     mapping: Mapping[str, str] = Field(default_factory=dict)
-    """Upper node by end device, as last used."""
+    """Upstream node by end device, as last used."""
     resized_images: int = 0
     policy: Mapping[str, Any] = Field(default_factory=dict)
 
@@ -197,7 +197,7 @@ class Attempt(_Value):
     incarnation: str
     tier: Tier
     upstream: str | None = None
-    """The upper node that the device was to ask first."""
+    """The upstream node that the device was to ask first."""
     stage: str = "all"
     """all | fine: whether the coarse answer was known already"""
     hedge: bool = False
@@ -226,7 +226,7 @@ class Decision(_Value):
     attempt: int
     node: str
     upstream: str | None = None
-    """The upper node that the device was to ask first."""
+    """The upstream node that the device was to ask first."""
     why: str
     outcome: str
     """What came of it, as in `Attempt`."""
@@ -285,7 +285,7 @@ class DeviceList(_Value):
 
 
 class Sent(_Value):
-    """In which form the images of a task went to an upper node, and what that cost."""
+    """In which form the images of a task went to an upstream node, and what that cost."""
 
     form: str
     """`pixels`, or the kind of encoder: `conv1` or `bottleneck`."""

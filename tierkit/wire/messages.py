@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 REQUEST_ID_HEADER = "X-Request-Id"
-"""Follows a task through all hops; services make one where it is missing and echo it in every answer."""
+"""Follows a task through all hops. Services make one where it is missing, and every answer repeats it."""
 
 BUDGET_HEADER = "Terrace-Budget-Ms"
 """Milliseconds left for this request when it was sent. Remaining time, not a point in time: clocks differ."""
@@ -59,19 +59,19 @@ UPSTREAM_HEADER = "Terrace-Upstream"
 """JSON list of `Upstream`, in the order in which the end node shall try them; absent or [] for coarse only."""
 
 PRIORITY_HEADER = "Terrace-Priority"
-"""`INTERACTIVE`: somebody waits for the answer, so the request overtakes batch work in each node's queue."""
+"""`INTERACTIVE`: a person waits for the answer, so the request overtakes batch work in each node's queue."""
 
 INTERACTIVE = "interactive"
 
 STAGE_HEADER = "Terrace-Stage"
-"""`fine`: the coarse answer is known, so the end node only asks the upper nodes; absent or `all`: both stages."""
+"""`fine`: the coarse answer is known, so the end node only asks the upstream nodes; absent or `all`: both stages."""
 
 ESCALATION_HEADER = "Terrace-Escalation"
 """JSON list of `Stage`, from the lowest: only those images go up a tier of which the answer below is unsure. The nodes
 to ask are those of the stage's tier in `UPSTREAM_HEADER`. Absent: all images go to the first of these that answers."""
 
 ENCODED_HEADER = "Terrace-Encoded"
-"""JSON `Sent`, in the answer of a node that has encoded and passed on: what went from there to the upper node."""
+"""JSON `Sent`, in the answer of a node that has encoded and passed on: what went from there to the upstream node."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -182,7 +182,7 @@ class Registration(_Message):
     images_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Power budget: the scheduler gives the node no more than this on average. None: no limit."""
     key: NodeKey = ""
-    """Opens the node's gate; for the scheduler, and for those whom it sends there."""
+    """Opens the node's gate, for the scheduler and the end nodes that it sends there."""
 
 
 class Lease(_Message):
@@ -216,7 +216,7 @@ class Encoding(_Message):
     """Digests of both parts: features of one version never meet the tail of another."""
     form: FeatureForm = FeatureForm.UINT8
     noise_key: NoiseKey = ""
-    """Whoever encodes an image with the same key adds the same noise. Empty: the node takes a key of its own."""
+    """The same key adds the same noise to an image. Empty: the node takes a key of its own."""
 
 
 class Relay(_Message):
@@ -228,7 +228,7 @@ class Relay(_Message):
 
 
 class Upstream(_Message):
-    """One upper node that an end node may ask for the fine answer."""
+    """One upstream node that an end node may ask for the fine answer."""
 
     node_id: NodeId
     url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
@@ -237,7 +237,7 @@ class Upstream(_Message):
     encoding: Encoding | None
     """None: the node may see pixels. There is no default: a route that does not say may not be taken."""
     relay: Relay | None = None
-    """Who encodes in the end node's place; only with `encoding`."""
+    """The node that encodes in the end node's place; only with `encoding`."""
     key: NodeKey = ""
     """Opens that node's gate."""
 

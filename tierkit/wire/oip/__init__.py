@@ -7,8 +7,8 @@ Tensors are never copied: an encoded message is its JSON header followed by view
 view of the body that it came in. The exceptions are tensors written as JSON, BYTES tensors (lists of strings), and a
 view that would start at an address its data type cannot be read from.
 
-Whatever the bytes are, decoding either returns a message whose tensors are exactly what the header says, or raises
-`MalformedMessage` or `TooLarge`. https://github.com/kserve/open-inference-protocol and Triton's
+Decoding any bytes either returns a message whose tensors are exactly what the header says, or raises `MalformedMessage`
+or `TooLarge`. https://github.com/kserve/open-inference-protocol and Triton's
 `docs/protocol/extension_binary_data.md`, `extension_classification.md` describe the format.
 """
 

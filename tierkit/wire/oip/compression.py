@@ -1,6 +1,6 @@
-"""Bodies as one Zstandard frame (RFC 8878), which packed features travel in; off the event loop, for it takes a while.
+"""Bodies as one Zstandard frame (RFC 8878), for packed features. Packing takes a while, so it runs in a thread.
 
-Of the codecs tried on the features of the shipped encoders it is the quickest at its size: docs/privacy.md has figures.
+docs/privacy.md compares codecs on the features of the shipped encoders.
 """
 
 from __future__ import annotations
