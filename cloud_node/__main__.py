@@ -11,15 +11,18 @@ from encryption.loading import load_served
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
+from tierkit.inference.node import Substitutes
 
 __all__ = ["main", "run", "start"]
 
 
-def start(settings: CloudSettings) -> int:
+def start(settings: CloudSettings, substitutes: Substitutes | None = None) -> int:
     """Run the node until a signal stops it; returns its exit code."""
+    parts = substitutes or Substitutes()
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        return create_app(CloudNode(settings, await load_served(settings, CloudNode.tier), lifecycle))
+        models = parts.served(await load_served(settings, CloudNode.tier))
+        return create_app(CloudNode(settings, models, lifecycle, middlewares=parts.middlewares))
 
     return serve(build, settings, node_id=settings.node_id)
 

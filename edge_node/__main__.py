@@ -12,16 +12,19 @@ from encryption.loading import load_heads, load_served
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
+from tierkit.inference.node import Substitutes
 
 __all__ = ["main", "run", "start"]
 
 
-def start(settings: EdgeSettings) -> int:
+def start(settings: EdgeSettings, substitutes: Substitutes | None = None) -> int:
     """Run the node until a signal stops it; returns its exit code."""
+    parts = substitutes or Substitutes()
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        encoders = Encoders(await load_heads(settings), settings)
-        return create_app(EdgeNode(settings, await load_served(settings, EdgeNode.tier), lifecycle, encoders))
+        models = parts.served(await load_served(settings, EdgeNode.tier))
+        encoders = Encoders(await load_heads(settings), settings, parts.head)
+        return create_app(EdgeNode(settings, models, lifecycle, encoders, middlewares=parts.middlewares))
 
     return serve(build, settings, node_id=settings.node_id)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Self
+
+import aiohttp
 
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.sending import Call, FeatureClient, Reply, TakesFeatures
-from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import Array, Model
 from tierkit.inference.node import InferenceNode, ServedModels
@@ -30,6 +30,7 @@ class EdgeNode(InferenceNode):
         models: what it serves.
         lifecycle: of the process.
         encoders: that it holds.
+        middlewares: that its own requests pass.
     """
 
     tier: ClassVar[Tier] = Tier.EDGE
@@ -41,17 +42,16 @@ class EdgeNode(InferenceNode):
         models: Sequence[Model] | ServedModels,
         lifecycle: Lifecycle,
         encoders: Encoders | None = None,
+        *,
+        middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
     ) -> None:
         self._encoders = encoders or Encoders((), settings)
-        super().__init__(settings, models, lifecycle, self._encoders)
-        self._http = open_client(links=settings.links, tls_ca=settings.tls_ca)
-        self._features = FeatureClient(OipClient(self._http), settings.node_id)
+        super().__init__(settings, models, lifecycle, self._encoders, middlewares=middlewares)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await super().__aexit__(kind, error, traceback)
-        await self._http.close()
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._features = FeatureClient(OipClient(self.http), self.settings.node_id)
+        return self
 
     async def pass_on(self, to: TakesFeatures, images: Array, call: Call) -> Reply:
         """Encode images, UINT8 `[n, h, w, 3]`, and ask the upper node about their features, both in the budget of the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,9 +14,8 @@ from prometheus_client import Counter
 from encryption.features import Features
 from encryption.noise import KEY_BYTES
 from encryption.serving import NOISE_KEYS, Head
-from tierkit.emulation import EmulatedModel
 from tierkit.errors import EncoderMismatch, NotFound
-from tierkit.inference.model import Array
+from tierkit.inference.model import Array, Model
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
 from tierkit.settings import NodeSettings
@@ -47,9 +46,13 @@ class Encoders:
     Args:
         heads: whose files are there; each is loaded when the first images are to be encoded with it.
         settings: of the node.
+        substitute: what computes in the place of a head.
     """
 
-    def __init__(self, heads: Sequence[Head], settings: NodeSettings) -> None:
+    def __init__(
+        self, heads: Sequence[Head], settings: NodeSettings, substitute: Callable[[Model], Model] | None = None
+    ) -> None:
+        self._substitute = substitute
         self._heads = {head.name: head for head in heads}
         self._by_encoder = {head.encoder.name: head for head in heads}
         self._settings = settings
@@ -68,9 +71,8 @@ class Encoders:
         settings = self._settings
         async with AsyncExitStack() as stack:
             for head in self._heads.values():
-                pace = settings.emulate_encode_ms_per_image
                 runner = ModelRunner(
-                    head if pace is None else EmulatedModel(head, pace),
+                    self._substitute(head) if self._substitute else head,
                     max_batch_size=settings.batch_images,
                     max_queue_images=settings.max_queue_images,
                     thread=thread,

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Self
 
+import aiohttp
 from prometheus_client import Histogram
 
 from encryption.heads import Encoded, Encoders
@@ -28,10 +28,9 @@ from end_node.routing import Below, going_up
 from end_node.settings import EndSettings
 from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import Array, Model
-from tierkit.inference.node import InferenceNode
+from tierkit.inference.node import InferenceNode, ServedModels
 from tierkit.inference.oip_client import OipClient
 from tierkit.types import Tier
 from tierkit.wire.events import (
@@ -124,6 +123,7 @@ class EndNode(InferenceNode):
         lifecycle: of the process.
         hierarchy: of the labels.
         encoders: that it holds, for upper nodes that must not see pixels.
+        middlewares: that its own requests pass.
         clock: monotonic time in seconds.
 
     Raises:
@@ -136,20 +136,18 @@ class EndNode(InferenceNode):
     def __init__(
         self,
         settings: EndSettings,
-        models: Sequence[Model],
+        models: Sequence[Model] | ServedModels,
         lifecycle: Lifecycle,
         hierarchy: Hierarchy,
         encoders: Encoders | None = None,
         *,
+        middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encoders = encoders or Encoders((), settings)
-        super().__init__(settings, models, lifecycle, self._encoders)
+        super().__init__(settings, models, lifecycle, self._encoders, middlewares=middlewares)
         self.clock = clock
         self._hierarchy = hierarchy
-        self._http = open_client(links=settings.links, tls_ca=settings.tls_ca)
-        client = OipClient(self._http, row_bytes=_CLASS_BYTES * len(hierarchy.fine))
-        self._pixels, self._features = PixelClient(client), FeatureClient(client, settings.node_id)
         self._failing: dict[str, FallbackReason] = {}
         model = self.default_runner.model
         classes = next((spec.shape[-1] for spec in model.outputs if spec.name == _OUTPUT), None)
@@ -160,11 +158,11 @@ class EndNode(InferenceNode):
             )
         self._sums_up = classes != len(hierarchy.coarse)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await super().__aexit__(kind, error, traceback)
-        await self._http.close()
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        client = OipClient(self.http, row_bytes=_CLASS_BYTES * len(self._hierarchy.fine))
+        self._pixels, self._features = PixelClient(client), FeatureClient(client, self.settings.node_id)
+        return self
 
     async def coarse(self, task: Task) -> tuple[CoarseEvent, Array]:
         """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.

@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+from experiments.emulation import EMULATED
 from experiments.plots import Figures, counted
 from experiments.profile import Profile
 from experiments.record import LARGEST, SEED, RunRecord, origin, outside, read_record
@@ -333,7 +334,9 @@ class Run:
             watch(name, line)
 
         try:
-            async with launch(plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S) as fleet:
+            async with launch(
+                plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S, command=EMULATED
+            ) as fleet:
                 await fleet.join(budget_s=_JOIN_S)
                 yield fleet
         except asyncio.CancelledError:

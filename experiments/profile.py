@@ -30,10 +30,9 @@ from pydantic import (
     field_validator,
 )
 
+from experiments.emulation.links import DelayS, EmulatedMs, LinkSpec
 from tierkit.documents import faults, read_document
 from tierkit.errors import InvalidInput
-from tierkit.links import DelayS, LinkSpec
-from tierkit.settings import EmulatedMs
 from tierkit.types import Tier
 
 __all__ = [

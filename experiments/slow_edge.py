@@ -16,6 +16,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from experiments.emulation.compute import SLOWER
 from experiments.figure3 import times_of
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, counted, error_bars, measured
@@ -24,7 +25,6 @@ from experiments.record import spread
 from experiments.testbed import BATCH, Network, check_fleet
 from scheduler.placement.bound import NodeCounts, bound_with_slow_edge, least_bound
 from tierkit.client import JobState
-from tierkit.emulation import SLOWER
 from tierkit.types import Scheme, Tier
 
 __all__ = ["FACTOR", "SLOW_EDGE", "configured", "images_until"]

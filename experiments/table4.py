@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.emulation.links import LinkSpec
 from experiments.harness import Experiment, Record, Run, Table
 from experiments.plots import Figures, bound, formula, measured, paper
 from experiments.profile import Profile
@@ -39,7 +40,6 @@ from experiments.testbed import BATCH, Encoding, Network, about_task_s, check_fl
 from models.manifest import EncoderEntry, Manifest, load_manifest
 from tierkit.client import AsyncClient, FallbackResults, FineResults
 from tierkit.errors import InvalidInput, UpstreamError
-from tierkit.links import LinkSpec
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 
 __all__ = ["PAPER", "TABLE4", "configured", "encoders_of", "links_of", "machines_of", "turns_of"]

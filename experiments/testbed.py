@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from encryption.serving import Head, Tail
+from experiments.emulation.compute import Answers
 from experiments.profile import Profile, address_of, write_links
 from models.data import ImageSet, read_cifar100, read_sample
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side, load_manifest
 from models.session import OnnxModel, load_encoder, load_model
-from tierkit.emulation import Answers
 from tierkit.errors import InvalidInput
 from tierkit.fleet import SCHEDULER, FleetPlan, ServicePlan
 from tierkit.inference.model import Array, Model

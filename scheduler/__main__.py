@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import aiohttp
 from starlette.applications import Starlette
 
 from scheduler.api.app import create_app
@@ -13,11 +16,15 @@ from tierkit.http.server import serve
 __all__ = ["main", "run", "start"]
 
 
-def start(settings: SchedulerSettings) -> int:
-    """Run the scheduler until a signal stops it; returns its exit code."""
+def start(settings: SchedulerSettings, middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()) -> int:
+    """Run the scheduler until a signal stops it; returns its exit code.
+
+    Args:
+        middlewares: that its own requests pass.
+    """
 
     def build(lifecycle: Lifecycle) -> Starlette:
-        return create_app(settings, lifecycle)
+        return create_app(settings, lifecycle, middlewares)
 
     return serve(build, settings)
 

@@ -6,9 +6,11 @@ import asyncio
 import fcntl
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+
+import aiohttp
 
 from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, load_manifest
@@ -29,7 +31,7 @@ from scheduler.store.jobs import JobStore
 from scheduler.store.secret import kept_secret
 from tierkit.access import client_context
 from tierkit.errors import NotFound, SetupError, TerraceError, Unavailable, WeightsError
-from tierkit.http.client import announce_links, open_client
+from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Health, Tier
 
@@ -44,18 +46,19 @@ _FLUSH_S = 5.0
 
 
 @asynccontextmanager
-async def open_scheduler(settings: SchedulerSettings, lifecycle: Lifecycle) -> AsyncIterator[Scheduler]:
+async def open_scheduler(
+    settings: SchedulerSettings, lifecycle: Lifecycle, middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()
+) -> AsyncIterator[Scheduler]:
     """A running scheduler; on the way out its work is stopped and what has been answered is written.
 
     Raises:
-        SetupError: the state folder, the database, the manifest or the links file cannot be used.
+        SetupError: the state folder, the database or the manifest cannot be used.
     """
     manifest = load_manifest(settings.weights)
-    announce_links(settings.links)
     with _locked(settings.state) as state:
         engine = await open_database(settings.database_url)
         try:
-            async with open_client(max_connections=1024, links=settings.links, tls_ca=settings.tls_ca) as http:
+            async with open_client(max_connections=1024, tls_ca=settings.tls_ca, middlewares=middlewares) as http:
                 devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
                 fleet = Fleet(devices, settings, manifest, kept_secret(state))
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)

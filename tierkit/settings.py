@@ -18,7 +18,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -76,9 +75,6 @@ CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], NoDecode, BeforeValidator(_s
 
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 """A path in which ~ stands for the home directory."""
-
-EmulatedMs = Annotated[float, Field(gt=0, le=3_600_000)]
-"""Milliseconds that something is made to take, an hour at most."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -158,9 +154,6 @@ class ServiceSettings(BaseSettings):
     """Connections served at a time. Requests on the next 64 are answered with 503, further connections closed at
     once."""
 
-    links: UserPath | None = None
-    """TOML file of emulated links that this service's own requests pass, for experiments. Default: none."""
-
     @classmethod
     def settings_customise_sources(
         cls,
@@ -228,31 +221,6 @@ class NodeSettings(ServiceSettings):
 
     max_queue_images: PositiveInt = 4096
     """Most images that may wait for inference; beyond that requests are refused with 503 at once."""
-
-    emulate_ms_per_image: EmulatedMs | None = None
-    """Milliseconds that the models take for an image, whatever they really need, for experiments; an hour at most.
-    Default: none."""
-
-    emulate_encode_ms_per_image: EmulatedMs | None = None
-    """Milliseconds that encoding an image takes, whatever it really needs, for experiments; an hour at most.
-    Default: none."""
-
-    emulate_answers: UserPath | None = None
-    """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""
-
-    emulate_slowdown: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """How much longer the models take after `emulate_slowdown_after` images: 4 for four times as long.
-    Default: never."""
-
-    emulate_slowdown_after: NonNegativeInt = 0
-    """Images that the models compute before `emulate_slowdown`, those of the node's start counted in."""
-
-    @field_validator("emulate_answers", "emulate_slowdown")
-    @classmethod
-    def _for_emulated_models(cls, value: Path | float | None, info: ValidationInfo) -> Path | float | None:
-        if value is not None and info.data.get("emulate_ms_per_image") is None:
-            raise ValueError("needs emulate_ms_per_image as well")
-        return value
 
     images_per_minute: PositiveInt | None = None
     """Power budget: the scheduler gives this node no more images a minute than this. Default: no limit."""

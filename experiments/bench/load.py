@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from experiments.bench.http import Connection, ConnectionBroken
 from experiments.bench.summary import Sample
 from experiments.bench.targets import Target
-from tierkit.waiting import precise_timer
+from experiments.emulation.waiting import precise_timer
 
 __all__ = ["CONNECTION", "TIMEOUT", "Record", "run_closed", "run_open"]
 

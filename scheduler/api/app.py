@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
+import aiohttp
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
@@ -23,12 +24,18 @@ from tierkit.http.lifecycle import Lifecycle
 __all__ = ["create_app"]
 
 
-def create_app(settings: SchedulerSettings, lifecycle: Lifecycle) -> FastAPI:
-    """The application; its lifespan is that of the scheduler behind it."""
+def create_app(
+    settings: SchedulerSettings, lifecycle: Lifecycle, middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()
+) -> FastAPI:
+    """The application; its lifespan is that of the scheduler behind it.
+
+    Args:
+        middlewares: that the scheduler's own requests pass.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_scheduler(settings, lifecycle) as scheduler:
+        async with open_scheduler(settings, lifecycle, middlewares) as scheduler:
             app.state.scheduler = scheduler
             app.state.own_address = OwnAddress(settings.host)
             yield

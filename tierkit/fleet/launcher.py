@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,9 @@ from tierkit.orphan import PARENT_VARIABLE
 from tierkit.types import Health, Tier
 
 __all__ = ["Exit", "Fleet", "RunningService", "launch"]
+
+TERRACE = (sys.executable, "-P", "-m", "terrace")
+"""The usual command. -P, or a folder models/ of somebody else, in the current one, would be taken for ours."""
 
 _POLL_S = 0.02
 _RARE_POLL_S = 0.5
@@ -75,10 +78,12 @@ class Fleet:
         on_line: Callable[[str, str], None],
         on_exit: Callable[[Exit], None],
         on_ready: Callable[[RunningService], None],
+        command: Sequence[str],
         token: str | None = None,
         tls_ca: Path | None = None,
     ) -> None:
         self.plan = plan
+        self._command = command
         self.services: dict[str, RunningService] = {}
         self.scheduler_url = plan.scheduler_url or ""
         self.changed = asyncio.Event()
@@ -182,10 +187,7 @@ class Fleet:
             # Several nodes share a machine, so none insists on its usual port.
             settings = {"node_id": plan.name, "scheduler": self.scheduler_url, "port": "0", **settings}
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # or a folder models/ of somebody else, in the current one, would be taken for ours
-            "-m",
-            "terrace",
+            *self._command,
             *ServicePlan(name=plan.name, kind=plan.kind, settings=settings).arguments(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -248,6 +250,7 @@ async def launch(
     stop_s: float = 15.0,
     token: str | None = None,
     tls_ca: Path | None = None,
+    command: Sequence[str] = TERRACE,
 ) -> AsyncIterator[Fleet]:
     """A running fleet; leaving the block stops every process, whatever happened inside.
 
@@ -260,8 +263,18 @@ async def launch(
         stop_s: seconds that all services have to finish what they do.
         token: a user's, to ask the scheduler for the device list with.
         tls_ca: file with the certificates to trust then.
+        command: starts a service, followed by its kind and its flags.
     """
-    fleet = Fleet(plan, folder, on_line=on_line, on_exit=on_exit, on_ready=on_ready, token=token, tls_ca=tls_ca)
+    fleet = Fleet(
+        plan,
+        folder,
+        on_line=on_line,
+        on_exit=on_exit,
+        on_ready=on_ready,
+        command=command,
+        token=token,
+        tls_ca=tls_ca,
+    )
     try:
         await fleet.start(budget_s=start_s)
         yield fleet

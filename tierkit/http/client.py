@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -12,11 +11,8 @@ import aiohttp
 
 from tierkit.access import client_context, tls_trouble
 from tierkit.errors import CertificateError, TerraceError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from tierkit.links import LinkMiddleware, read_links
 
-__all__ = ["announce_links", "ask", "authorization", "calling", "open_client", "read_at_most"]
-
-log = logging.getLogger(__name__)
+__all__ = ["ask", "authorization", "calling", "open_client", "read_at_most"]
 
 _CONNECT_S = 3.0
 """A peer that does not take a connection within this time is taken for gone, whatever budget is left."""
@@ -34,19 +30,11 @@ def authorization(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def announce_links(links: Path | None) -> None:
-    """Say aloud, once for a service however many clients it opens, that its requests pass emulated links.
-
-    Raises:
-        SetupError: the file cannot be used.
-    """
-    if links is not None:
-        names = ", ".join(link.name for link in read_links(links).link)
-        log.warning("EMULATED LINKS are active: requests are delayed on purpose", extra={"links": names})
-
-
 def open_client(
-    *, max_connections: int = 64, links: Path | None = None, tls_ca: Path | None = None
+    *,
+    max_connections: int = 64,
+    tls_ca: Path | None = None,
+    middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
 ) -> aiohttp.ClientSession:
     """A client for a service to share among its calls; close it with `async with`. Send with `ask`, inside `calling`.
 
@@ -55,11 +43,11 @@ def open_client(
 
     Args:
         max_connections: to each peer; more requests wait for a free one.
-        links: file of emulated links that the requests pass (`tierkit.links`); `announce_links` says so.
         tls_ca: file with the certificates to trust, in place of the usual public authorities.
+        middlewares: that the requests pass.
 
     Raises:
-        SetupError: one of the files cannot be used.
+        SetupError: the file cannot be used.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
@@ -70,7 +58,7 @@ def open_client(
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
         skip_auto_headers=("Accept", "User-Agent"),
-        middlewares=() if links is None else (LinkMiddleware(read_links(links)),),
+        middlewares=middlewares,
     )
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from types import TracebackType
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, TypeVar
 
+import aiohttp
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from tierkit.emulation import Answers, Slowdown, emulate
 from tierkit.http.address import reachable_url
 from tierkit.http.answering import Answering, install
 from tierkit.http.asgi import DirectRoutes
-from tierkit.http.client import announce_links, open_client
+from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
 from tierkit.inference.heartbeat import HeartbeatSender, LoadFigures
@@ -32,9 +32,11 @@ from tierkit.types import Tier
 from tierkit.wire.messages import EncoderOffer, ModelOffer, Registration
 from tierkit.wire.oip import Limits
 
-__all__ = ["HeldEncoders", "InferenceNode", "ServedModels", "node_app"]
+__all__ = ["HeldEncoders", "InferenceNode", "ServedModels", "Substitutes", "node_app"]
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class HeldEncoders(Protocol):
@@ -63,6 +65,21 @@ class ServedModels:
     """By model name, for those whose requests are looked at before they are computed."""
 
 
+def _unchanged(it: _T) -> _T:
+    return it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Substitutes:
+    """What is put in the place of a node's own parts, such as models that take as long as those of another machine."""
+
+    served: Callable[[ServedModels], ServedModels] = _unchanged
+    head: Callable[[Model], Model] = _unchanged
+    """For each head of an encoder that the node holds."""
+    middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()
+    """That the node's own requests pass."""
+
+
 class InferenceNode:
     """The models of one node process, behind one inference thread; from `async with` on they answer.
 
@@ -71,9 +88,7 @@ class InferenceNode:
         models: what it serves.
         lifecycle: of the process; readiness will depend on the models.
         encoders: what it runs for itself besides.
-
-    Raises:
-        SetupError: the settings ask for emulated models, and their answers cannot be used.
+        middlewares: that its own requests pass.
     """
 
     tier: ClassVar[Tier]
@@ -85,20 +100,15 @@ class InferenceNode:
         models: Sequence[Model] | ServedModels,
         lifecycle: Lifecycle,
         encoders: HeldEncoders | None = None,
+        *,
+        middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
     ) -> None:
         served = models if isinstance(models, ServedModels) else ServedModels(ready=models)
         ready, standby = served.ready, served.standby
-        if settings.emulate_ms_per_image is not None:
-            slowdown = None
-            if settings.emulate_slowdown is not None:
-                slowdown = Slowdown(factor=settings.emulate_slowdown, after_images=settings.emulate_slowdown_after)
-            ms_per_image = settings.emulate_ms_per_image
-            path = settings.emulate_answers
-            answers = None if path is None else Answers.load(path, ready)
-            ready = emulate(ready, ms_per_image, answers, slowdown)
-            standby = {like: emulate(others, ms_per_image, answers, slowdown) for like, others in standby.items()}
         self._like = {model.name: like for like, others in standby.items() for model in others}
-        announce_links(settings.links)
+        self._middlewares = middlewares
+        self.http: aiohttp.ClientSession
+        """For its own requests; from `async with` on."""
         self.guards = served.guards
         self.encoders = encoders
         self.settings = settings
@@ -130,6 +140,9 @@ class InferenceNode:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            self.http = await stack.enter_async_context(
+                open_client(tls_ca=self.settings.tls_ca, middlewares=self._middlewares)
+            )
             for runner in self.runners.values():
                 await stack.enter_async_context(runner)
                 if runner.model.name in self._like:
@@ -149,14 +162,11 @@ class InferenceNode:
                 for name, runner in self.runners.items()
             )
             if self.settings.scheduler is not None:
-                http = await stack.enter_async_context(
-                    open_client(links=self.settings.links, tls_ca=self.settings.tls_ca)
-                )
                 sender = HeartbeatSender(
                     self.settings.scheduler,
                     self.registration,
                     self.load,
-                    http,
+                    self.http,
                     lifecycle=self.lifecycle,
                     token=self.settings.own_token(),
                 )

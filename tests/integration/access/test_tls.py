@@ -23,6 +23,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from experiments.bench.http import Connection, ConnectionBroken, Origin, encode_http
+from experiments.emulation.links import read_links
+from experiments.emulation.middleware import LinkMiddleware
 from scheduler.devices.health import DetectorTimes
 from scheduler.devices.list import DeviceList
 from scheduler.devices.watch import Watch
@@ -66,7 +68,9 @@ async def test_requests_pass_and_the_application_knows_the_scheme(good: dict[str
 async def test_emulated_links_carry_tls(good: dict[str, Path], certificates: Any, tmp_path: Path) -> None:
     links = tmp_path / "links.toml"
     links.write_text('[[link]]\nname = "slow"\nto = ["127.0.0.1"]\ndelay_s = 0.05\n')
-    async with serve_app(APP, settings(good)) as service, open_client(links=links, tls_ca=certificates.ca) as http:
+    slow = LinkMiddleware(read_links(links))
+    client = open_client(tls_ca=certificates.ca, middlewares=[slow])
+    async with serve_app(APP, settings(good)) as service, client as http:
         began = time.perf_counter()
         async with ask(http, "POST", f"{service.url}/echo", [bytes(1000)]) as answer:
             assert await answer.json() == {"scheme": "https", "bytes": 1000}

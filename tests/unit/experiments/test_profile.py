@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.emulation.links import read_links
 from experiments.profile import PathSpec, address_of, profile_names, read_profile, write_links
 from tierkit.errors import InvalidInput, SetupError
-from tierkit.links import read_links
 from tierkit.types import Tier
 
 HEAD = 'title = "t"\nsource = "s"\n'

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from experiments.emulation.compute import SLOWER
 from experiments.figure3 import times_of
 from experiments.harness import Request, Run, execute
 from experiments.plots import Figures
 from experiments.profile import read_profile
 from experiments.slow_edge import SLOW_EDGE, configured, images_until
 from scheduler.placement.bound import NodeCounts, bound_with_slow_edge, least_bound
-from tierkit.emulation import SLOWER
 
 PAPER = read_profile("paper")
 EIGHT = NodeCounts(end=8, edge=4, cloud=1)

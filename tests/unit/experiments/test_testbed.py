@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from encryption.serving import Head, Tail
+from experiments.emulation.compute import Answers
 from experiments.profile import read_profile
 from experiments.testbed import Encoding, Network, answers_s, measure_networks, plan_fleet, with_answers
 from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_encoder, load_model
-from tierkit.emulation import Answers
 from tierkit.types import EncoderKind, FeatureForm, Tier
 
 IMAGES = read_sample().take(np.arange(6))

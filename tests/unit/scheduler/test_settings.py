@@ -29,11 +29,6 @@ from tierkit.settings import ServiceSettings, load_settings
             "the flag --lease-s is '4': must be longer than suspect_s (4)",
         ),
         (
-            EndSettings,
-            {"emulate_answers": "answers.npz"},
-            "the flag --emulate-answers is 'answers.npz': needs emulate_ms_per_image as well",
-        ),
-        (
             SchedulerSettings,
             {"trusted": "end,foo_bar!"},
             "the flag --trusted is 'end,foo_bar!': 'foo_bar!' is no tier (end, edge, cloud), and no node id",

@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from tierkit.links import Fault, LinkSpec, draw_fate, transmitted_at
+from experiments.emulation.links import LinkSpec
+from experiments.emulation.schedule import Fault, draw_fate, transmitted_at
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from tierkit.links.profile import LinkSpec
+from experiments.emulation.links import LinkSpec
 
 __all__ = ["Fate", "Fault", "draw_fate", "transmitted_at"]
 

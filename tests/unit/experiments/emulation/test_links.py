@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.emulation.links import read_links
 from tierkit.errors import SetupError
-from tierkit.links import read_links
 
 
 def written(folder: Path, text: str) -> Path:

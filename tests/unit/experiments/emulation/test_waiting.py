@@ -8,7 +8,7 @@ import time
 import pytest
 import uvloop
 
-from tierkit.waiting import precise_timer, sleep_precisely, wait_until
+from experiments.emulation.waiting import precise_timer, sleep_precisely, wait_until
 
 ON_LOOP_S = 0.0001
 """asyncio's own timers would be 0.3 ms late, for they go by whole milliseconds."""

@@ -19,9 +19,9 @@ from typing import Protocol
 import aiohttp
 from aiohttp.base_protocol import BaseProtocol
 
-from tierkit.links.profile import Links, LinkTo
-from tierkit.links.schedule import Fate, Fault, draw_fate, transmitted_at
-from tierkit.waiting import wait_until
+from experiments.emulation.links import Links, LinkTo
+from experiments.emulation.schedule import Fate, Fault, draw_fate, transmitted_at
+from experiments.emulation.waiting import wait_until
 
 __all__ = ["Clock", "LinkMiddleware", "WallClock"]
 

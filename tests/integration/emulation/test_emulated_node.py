@@ -4,11 +4,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from experiments.emulation.compute import Answers
+from experiments.emulation.links import read_links
+from experiments.emulation.middleware import LinkMiddleware
 from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_model
-from tierkit.emulation import Answers
 from tierkit.http.client import ask, open_client
 from tierkit.inference.oip_client import OipClient
 from tierkit.testing import service_process
@@ -37,10 +40,12 @@ async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path)
         "--emulate-ms-per-image": f"{MS_PER_IMAGE}",
         "--emulate-answers": f"{tmp_path / 'answers.npz'}",
     }
-    command = ["-m", "edge_node", *(word for flag in flags.items() for word in flag)]
-    async with service_process(command, ready_file=tmp_path / "ready") as service, open_client(links=links) as http:
+    command = ["-m", "experiments.emulation", "edge", *(word for flag in flags.items() for word in flag)]
+    async with (
+        service_process(command, ready_file=tmp_path / "ready") as service,
+        open_client(middlewares=[LinkMiddleware(read_links(links))]) as http,
+    ):
         assert "EMULATED COMPUTE is active" in service.log
-        # Once, though the node has two clients: for heartbeats, and for inference.
         assert service.log.count("EMULATED LINKS are active") == 1
         async with ask(http, "GET", f"{service.url}/v2/models/{entry.name}") as answer:
             metadata = await answer.json()
@@ -57,7 +62,17 @@ async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path)
 
 
 async def test_answers_that_are_not_there_stop_the_node_with_a_sentence(tmp_path: Path) -> None:
-    command = ["-m", "edge_node", "--port", "0", "--emulate-ms-per-image", "5", "--emulate-answers", "/nowhere.npz"]
+    command = [
+        "-m",
+        "experiments.emulation",
+        "edge",
+        "--port",
+        "0",
+        "--emulate-ms-per-image",
+        "5",
+        "--emulate-answers",
+        "/nowhere.npz",
+    ]
     async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as service:
         assert await service.exit_code() == 2
     assert "cannot use the file of answers /nowhere.npz" in service.log
@@ -66,7 +81,22 @@ async def test_answers_that_are_not_there_stop_the_node_with_a_sentence(tmp_path
 async def test_links_that_are_wrong_stop_the_node_with_a_sentence(tmp_path: Path) -> None:
     links = tmp_path / "links.toml"
     links.write_text('[[link]]\nname = "up"\nto = ["x"]\ndelay = 1\n')
-    command = ["-m", "end_node", "--port", "0", "--links", str(links)]
+    command = ["-m", "experiments.emulation", "end", "--port", "0", "--links", str(links)]
     async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as service:
         assert await service.exit_code() == 2
     assert "delay of link 'up' is unknown; did you mean delay_s?" in service.log
+
+
+@pytest.mark.parametrize("words", [[], ["house"], ["--help"]])
+async def test_a_command_that_names_no_service_says_which_there_are(words: list[str], tmp_path: Path) -> None:
+    command = ["-m", "experiments.emulation", *words]
+    async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as service:
+        assert await service.exit_code() == 2
+    assert "name a service first: scheduler, end, edge, cloud" in service.log
+
+
+async def test_answers_for_a_model_that_is_not_emulated_are_refused(tmp_path: Path) -> None:
+    command = ["-m", "experiments.emulation", "end", "--emulate-answers", "answers.npz"]
+    async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as service:
+        assert await service.exit_code() == 2
+    assert "the flag --emulate-answers is 'answers.npz': needs emulate_ms_per_image as well" in service.log

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tierkit.emulation import LATE, SLOWER, Answers, EmulatedModel, Slowdown, emulate
+from experiments.emulation.compute import LATE, SLOWER, Answers, EmulatedModel, Slowdown, emulate
 from tierkit.errors import SetupError
 from tierkit.inference.model import Array, Model, TensorSpec
 from tierkit.testing import FakeClock

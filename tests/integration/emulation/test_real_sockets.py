@@ -1,7 +1,6 @@
-"""Emulated links between real sockets: a service's own client, by its setting."""
+"""Emulated links between real sockets, with the client of services."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from experiments.emulation.links import read_links
+from experiments.emulation.middleware import LinkMiddleware
 from tierkit.errors import UpstreamTimeout, UpstreamUnavailable
-from tierkit.http.client import announce_links, ask, calling, open_client
+from tierkit.http.client import ask, calling, open_client
 from tierkit.testing import serve_app
 
 BUSY_S = 0.5
@@ -48,6 +49,10 @@ def links(folder: Path, rest: str) -> Path:
     return path
 
 
+def emulated(folder: Path, rest: str, max_connections: int = 64) -> aiohttp.ClientSession:
+    return open_client(max_connections=max_connections, middlewares=[LinkMiddleware(read_links(links(folder, rest)))])
+
+
 async def timed(http: aiohttp.ClientSession, url: str, body: bytes = b"x") -> float:
     started = time.perf_counter()
     async with ask(http, "POST", f"{url}/echo", [body]) as answer:
@@ -56,7 +61,7 @@ async def timed(http: aiohttp.ClientSession, url: str, body: bytes = b"x") -> fl
 
 
 async def test_delay_is_latency_and_not_occupancy(tmp_path: Path, url: str) -> None:
-    async with open_client(links=links(tmp_path, "delay_s = 0.05")) as http:
+    async with emulated(tmp_path, "delay_s = 0.05") as http:
         alone = await timed(http, url)
         assert 0.1 <= alone < 0.1 + BUSY_S
         started = time.perf_counter()
@@ -66,7 +71,7 @@ async def test_delay_is_latency_and_not_occupancy(tmp_path: Path, url: str) -> N
 
 
 async def test_bandwidth_is_shared(tmp_path: Path, url: str) -> None:
-    async with open_client(links=links(tmp_path, "bandwidth_bps = 8_000_000")) as http:
+    async with emulated(tmp_path, "bandwidth_bps = 8_000_000") as http:
         body = bytes(25_000)  # 25 ms each way
         assert 0.05 <= await timed(http, url, body) < 0.05 + BUSY_S
         started = time.perf_counter()
@@ -76,7 +81,7 @@ async def test_bandwidth_is_shared(tmp_path: Path, url: str) -> None:
 
 
 async def test_both_lines_of_a_stream_come_whole(tmp_path: Path, url: str) -> None:
-    async with open_client(links=links(tmp_path, "delay_s = 0.02")) as http:
+    async with emulated(tmp_path, "delay_s = 0.02") as http:
         started = time.perf_counter()
         async with ask(http, "POST", f"{url}/lines") as answer:
             assert await answer.read() == b"coarse\nfine\n"
@@ -84,7 +89,7 @@ async def test_both_lines_of_a_stream_come_whole(tmp_path: Path, url: str) -> No
 
 
 async def test_a_reset_is_an_unavailable_upstream(tmp_path: Path, url: str) -> None:
-    async with open_client(links=links(tmp_path, "reset = 1.0")) as http:
+    async with emulated(tmp_path, "reset = 1.0") as http:
         for _ in range(6):
             with pytest.raises(UpstreamUnavailable, match="reset"):
                 async with calling("edge-1", budget_s=5.0):
@@ -92,7 +97,7 @@ async def test_a_reset_is_an_unavailable_upstream(tmp_path: Path, url: str) -> N
 
 
 async def test_a_stall_is_an_upstream_timeout_within_the_budget(tmp_path: Path, url: str) -> None:
-    async with open_client(links=links(tmp_path, "stall = 1.0")) as http:
+    async with emulated(tmp_path, "stall = 1.0") as http:
         started = time.perf_counter()
         for _ in range(4):
             with pytest.raises(UpstreamTimeout):
@@ -102,7 +107,7 @@ async def test_a_stall_is_an_upstream_timeout_within_the_budget(tmp_path: Path, 
 
 
 async def test_a_connection_that_was_lost_can_be_used_no_more_but_others_can(tmp_path: Path, url: str) -> None:
-    async with open_client(max_connections=2, links=links(tmp_path, "reset = 0.5")) as http:
+    async with emulated(tmp_path, "reset = 0.5", max_connections=2) as http:
         answered = 0
         for _ in range(30):
             try:
@@ -110,11 +115,3 @@ async def test_a_connection_that_was_lost_can_be_used_no_more_but_others_can(tmp
             except aiohttp.ClientError:
                 continue
         assert 5 < answered < 25
-
-
-async def test_the_log_says_aloud_that_a_link_is_emulated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    announce_links(None)
-    assert caplog.records == []
-    announce_links(links(tmp_path, "delay_s = 0.02"))
-    (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
-    assert "EMULATED LINKS are active" in record.getMessage()

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from tierkit.links import LinkMiddleware, Links, LinkTo
+from experiments.emulation.links import Links, LinkTo
+from experiments.emulation.middleware import LinkMiddleware
 
 BODY = b"x" * 1000
 

@@ -1,4 +1,4 @@
-"""What a link is like, and which requests pass it: the file that the setting `links` names.
+"""What a link is like, and which requests pass it: the file that the flag `--links` names.
 
     seed = 7
 
@@ -32,12 +32,15 @@ from pydantic import (
 
 from tierkit.documents import read_document
 
-__all__ = ["DelayS", "LinkSpec", "LinkTo", "Links", "read_links"]
+__all__ = ["DelayS", "EmulatedMs", "LinkSpec", "LinkTo", "Links", "read_links"]
 
 _NAME = re.compile(r"(?![\d.]+$)[A-Za-z0-9._-]+")
 """Of a host; numbers and dots alone are an address."""
 
 _HOST = "address, network (10.0.9.0/24) or host name"
+
+EmulatedMs = Annotated[float, Field(gt=0, le=3_600_000)]
+"""Milliseconds that something is made to take, an hour at most."""
 
 DelayS = Annotated[float, Field(ge=0.0, le=3600.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]

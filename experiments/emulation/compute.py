@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.emulation.waiting import sleep_precisely
 from tierkit.errors import SetupError
 from tierkit.inference.model import Array, Model, TensorSpec
-from tierkit.waiting import sleep_precisely
 
 __all__ = ["LATE", "SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
 

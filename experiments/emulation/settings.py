@@ -1,0 +1,92 @@
+"""Settings of emulation, beside those of the service."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import aiohttp
+from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator
+
+from experiments.emulation.compute import Answers, EmulatedModel, Slowdown, emulate
+from experiments.emulation.links import EmulatedMs, read_links
+from experiments.emulation.middleware import LinkMiddleware
+from tierkit.inference.model import Model
+from tierkit.inference.node import ServedModels, Substitutes
+from tierkit.settings import NodeSettings, ServiceSettings, UserPath
+
+__all__ = ["EmulatedLinks", "EmulatedNode"]
+
+log = logging.getLogger(__name__)
+
+
+class EmulatedLinks(ServiceSettings):
+    """What every emulated service can be told."""
+
+    links: UserPath | None = None
+    """TOML file of emulated links that this service's own requests pass. Default: none."""
+
+    def middlewares(self) -> Sequence[aiohttp.ClientMiddlewareType]:
+        """The links, which the log names.
+
+        Raises:
+            SetupError: the file cannot be used.
+        """
+        if self.links is None:
+            return ()
+        links = read_links(self.links)
+        names = ", ".join(link.name for link in links.link)
+        log.warning("EMULATED LINKS are active: requests are delayed on purpose", extra={"links": names})
+        return (LinkMiddleware(links),)
+
+
+class EmulatedNode(EmulatedLinks, NodeSettings):
+    """What an emulated node can be told besides."""
+
+    emulate_ms_per_image: EmulatedMs | None = None
+    """Milliseconds that the models take for an image, whatever they really need; an hour at most. Default: none."""
+
+    emulate_encode_ms_per_image: EmulatedMs | None = None
+    """Milliseconds that encoding an image takes, whatever it really needs; an hour at most. Default: none."""
+
+    emulate_answers: UserPath | None = None
+    """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""
+
+    emulate_slowdown: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """How much longer the models take after `emulate_slowdown_after` images: 4 for four times as long.
+    Default: never."""
+
+    emulate_slowdown_after: NonNegativeInt = 0
+    """Images that the models compute before `emulate_slowdown`, those of the node's start counted in."""
+
+    @field_validator("emulate_answers", "emulate_slowdown")
+    @classmethod
+    def _for_emulated_models(cls, value: Path | float | None, info: ValidationInfo) -> Path | float | None:
+        if value is not None and info.data.get("emulate_ms_per_image") is None:
+            raise ValueError("needs emulate_ms_per_image as well")
+        return value
+
+    def substitutes(self) -> Substitutes:
+        """What takes the place of the node's own parts."""
+        return Substitutes(served=self._served, head=self._head, middlewares=self.middlewares())
+
+    def _served(self, models: ServedModels) -> ServedModels:
+        ms_per_image = self.emulate_ms_per_image
+        if ms_per_image is None:
+            return models
+        slowdown = None
+        if self.emulate_slowdown is not None:
+            slowdown = Slowdown(factor=self.emulate_slowdown, after_images=self.emulate_slowdown_after)
+        answers = None if self.emulate_answers is None else Answers.load(self.emulate_answers, models.ready)
+
+        def emulated(some: Sequence[Model]) -> Sequence[Model]:
+            return emulate(some, ms_per_image, answers, slowdown)
+
+        standby = {like: emulated(others) for like, others in models.standby.items()}
+        return ServedModels(ready=emulated(models.ready), standby=standby, guards=models.guards)
+
+    def _head(self, head: Model) -> Model:
+        pace = self.emulate_encode_ms_per_image
+        return head if pace is None else EmulatedModel(head, pace)
