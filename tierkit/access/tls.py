@@ -116,24 +116,17 @@ def tls_trouble(error: BaseException, peer: str) -> str | None:
     return f"no TLS connection to {peer}: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
 
 
+_DISTRUST = {
+    9: "is not valid yet: look at the clocks here and there",
+    10: "has expired: renew it there (and look at the clock here)",
+    18: "is self-signed or comes from an authority of your own: name that certificate with --tls-ca",
+    62: "is for another host: call it by a name that the certificate has (a node tells its own with --advertise-url), "
+    "or make one with this name or address",
+}
+_DISTRUST |= {19: _DISTRUST[18], 64: _DISTRUST[62]}
+"""By OpenSSL's codes, X509_V_ERR_..."""
+
+
 def _distrust(error: ssl.SSLCertVerificationError, peer: str) -> str:
-    match error.verify_code:  # X509_V_ERR_... of OpenSSL
-        case 10:
-            return f"the certificate of {peer} has expired: renew it there (and look at the clock here)"
-        case 9:
-            return f"the certificate of {peer} is not valid yet: look at the clocks here and there"
-        case 62 | 64:
-            return (
-                f"the certificate of {peer} is for another host: call it by a name that the certificate has (a node "
-                "tells its own with --advertise-url), or make one with this name or address"
-            )
-        case 18 | 19:
-            return (
-                f"the certificate of {peer} is self-signed or comes from an authority of your own: name that "
-                "certificate with --tls-ca"
-            )
-        case _:
-            return (
-                f"the certificate of {peer} comes from nobody who is trusted here ({error.verify_message}): name its "
-                "authority's certificate with --tls-ca"
-            )
+    unknown = f"comes from nobody who is trusted here ({error.verify_message}): name its authority with --tls-ca"
+    return f"the certificate of {peer} {_DISTRUST.get(error.verify_code, unknown)}"
