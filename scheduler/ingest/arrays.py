@@ -8,8 +8,10 @@ few at a time.
 from __future__ import annotations
 
 import io
+import math
 import struct
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -44,22 +46,17 @@ class ReadableFile(Protocol):
     def read(self, count: int = ..., /) -> bytes: ...
 
 
+@dataclass(frozen=True, slots=True)
 class ArrayHeader:
     """dtype and shape of an array, before any of its data is read."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
-        self.shape = shape
-        self.dtype = dtype
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
 
     @property
     def bytes(self) -> int:
-        size = self.dtype.itemsize
-        for length in self.shape:  # Python integers: a made-up shape must not overflow into a small product
-            size *= length
-        return size
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
+        # Python integers: a made-up shape must not overflow into a small product.
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 def read_header(file: ReadableFile, name: str) -> ArrayHeader:
@@ -127,14 +124,13 @@ def read_npy_images(
     if header.bytes > max_bytes:
         raise TooLarge(f"{name}: {header.bytes} bytes of pixels; {max_bytes} are accepted")
     writer.check_room(header.shape[0])
-    per_image = header.bytes // max(1, header.shape[0])
-    at_once = _at_once(per_image)
-    resized: dict[int, tuple[int, int]] = {}
-    for start in range(0, header.shape[0], at_once):
-        yield is_large(header.shape[1], header.shape[2])
-        count = min(at_once, header.shape[0] - start)
-        data = _read_exactly(file, count * per_image, name)
-        resized |= _append(np.frombuffer(data, np.uint8).reshape(count, *header.shape[1:]), writer)
+    image_bytes = math.prod(header.shape[1:])
+
+    def read(start: int, end: int) -> Pixels:
+        data = _read_exactly(file, (end - start) * image_bytes, name)
+        return np.frombuffer(data, np.uint8).reshape(-1, *header.shape[1:])
+
+    resized = yield from _append_in_steps(header.shape, read, writer)
     _expect_end(file, name)
     return resized
 
@@ -144,16 +140,19 @@ def append_images(images: Pixels, writer: ImageWriter) -> Generator[bool, None, 
 
     A generator as those of `scheduler.ingest.turns`.
     """
-    at_once = _at_once(images.nbytes // max(1, len(images)))
+    return _append_in_steps(images.shape, lambda start, end: images[start:end], writer)
+
+
+def _append_in_steps(
+    shape: tuple[int, ...], read: Callable[[int, int], Pixels], writer: ImageWriter
+) -> Generator[bool, None, dict[int, tuple[int, int]]]:
+    images, height, width = shape[:3]
+    at_once = max(1, _AT_ONCE_BYTES // (height * width * 3))
     resized: dict[int, tuple[int, int]] = {}
-    for start in range(0, len(images), at_once):
-        yield is_large(images.shape[1], images.shape[2])
-        resized |= _append(images[start : start + at_once], writer)
+    for start in range(0, images, at_once):
+        yield is_large(height, width)
+        resized |= _append(read(start, min(images, start + at_once)), writer)
     return resized
-
-
-def _at_once(image_bytes: int) -> int:
-    return max(1, _AT_ONCE_BYTES // max(1, image_bytes))
 
 
 def _append(images: Pixels, writer: ImageWriter) -> dict[int, tuple[int, int]]:

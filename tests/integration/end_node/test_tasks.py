@@ -183,7 +183,8 @@ async def test_a_budget_that_is_none_is_refused(end: RunningEnd, budget: str) ->
 
 async def test_a_task_that_is_nested_deeply_is_refused(end: RunningEnd) -> None:
     answer = await end.http.post(f"{end.url}/v1/tasks/t", content='{"a":' * 900 + "1" + "}" * 900)
-    assert (answer.status_code, answer.json()) == (400, {"error": "'inputs' must be a list of objects"})
+    assert answer.status_code == 400
+    assert "JSON part" in answer.json()["error"]
 
 
 async def test_a_task_id_that_is_none_is_refused(end: RunningEnd) -> None:

@@ -16,7 +16,7 @@ from tierkit.wire.oip import BINARY_HEADER, InferRequest, Limits, decode_request
 from tierkit.wire.oip.compression import CODING, content_bytes, decompress
 from tierkit.wire.oip.datatypes import dtype_of
 
-__all__ = ["MUCH_JSON", "RequestReader", "announced_images", "budget_s", "is_urgent"]
+__all__ = ["RequestReader", "announced_images", "budget_s", "is_urgent"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 _BUDGET = BUDGET_HEADER.lower().encode()
@@ -24,22 +24,21 @@ _BUDGET = BUDGET_HEADER.lower().encode()
 _PRIORITY = PRIORITY_HEADER.lower().encode()
 _URGENT = INTERACTIVE.encode()
 
-MUCH_JSON = 64 * 1024
-"""Bytes of JSON that take about a millisecond to read."""
+_LARGE_JSON_BYTES = 64 * 1024
+"""Reading this much JSON takes about a millisecond."""
 
 _LONGEST_S = 1e9
-"""Some thirty years: whoever sends a larger number means no end."""
+"""Some thirty years; a larger number means no end."""
 
-_BREATH_S = 0.002
-"""Time for everything else before so much JSON is read."""
+_PAUSE_S = 0.002
+"""Time for other work before a large JSON is read."""
 
 
 class RequestReader:
-    """Reads the requests of a route. What takes long is read one after the other, with a pause before each.
+    """Reads the requests of a route. Large JSON is read one at a time, with a pause before each.
 
-    Reading JSON stops the event loop. One of the size that `limits` accept may; a row of them, from clients that send
-    at the same time, would hold up the health checks for as long as all of them take. A thread would not help: the
-    parser does not let go of Python's lock.
+    Reading JSON stops the event loop. Without the pauses, clients that send large JSON at the same time would hold up
+    the health checks until all of it is read. A thread would not help: the parser does not release Python's lock.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -76,8 +75,8 @@ class RequestReader:
 
         Args:
             headers: of the HTTP request, names in lower case.
-            check_room: raises where so many images have no room. Called, where there is a `raw_input`, with the images
-                of a compressed body before it is unpacked.
+            check_room: raises where this number of images has no room. Called before a compressed body is unpacked,
+                where there is a `raw_input`.
 
         Raises:
             UnsupportedMedia: the body is compressed in another way than `tierkit.wire.oip.compression` does.
@@ -96,10 +95,10 @@ class RequestReader:
                 f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed, or as {CODING}"
             )
         json_bytes = len(body) if header_length is None else header_length
-        # More than is accepted at all is refused without a look at it.
-        if MUCH_JSON < json_bytes <= self._limits.max_json_bytes:
+        # More than the limit is refused unread.
+        if _LARGE_JSON_BYTES < json_bytes <= self._limits.max_json_bytes:
             async with self._turn:
-                await asyncio.sleep(_BREATH_S)
+                await asyncio.sleep(_PAUSE_S)
                 return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)
         return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)
 
@@ -107,8 +106,7 @@ class RequestReader:
 def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
     """How many images a body that has not been read yet must hold, by its headers alone; 1 where they do not tell.
 
-    Good enough to refuse by, when even so many have no room: a server that reads 150 kB only to say that it is full
-    has less time for those whom it does serve.
+    A full server refuses by this number, and does not spend time on reading a body that it has no room for.
 
     Args:
         headers: of the HTTP request, names in lower case.
