@@ -1,6 +1,6 @@
 """How many heartbeats a second one scheduler takes, and what each costs it.
 
-    python -m experiments.beats --nodes 100 --nodes 1000 --repeats 3
+    terrace experiment beats --nodes 100 --nodes 1000 --repeats 3
 
 The scheduler is a process of its own, on a core of its own. So many end devices are registered, each with its own
 connection, as real ones have; they beat in turn, 16 at a time, each as soon as the scheduler has answered. So its core
@@ -24,12 +24,12 @@ import typer
 from experiments.bench.http import Connection, Origin, encode_http
 from experiments.peers.processes import ServerProcesses, check_cores, on_core, serving
 from experiments.record import RunRecord, made_folder, spread
-from tierkit.commandline import run_module
+from tierkit.commandline import Json
 from tierkit.errors import ServiceFailed
 from tierkit.types import Tier
 from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
-__all__ = ["main", "run"]
+__all__ = ["run"]
 
 _AT_A_TIME = 16
 _SPARE_CONNECTIONS = 64
@@ -96,6 +96,7 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for the record.", file_okay=False)] = Path("runs"),
     server_core: Annotated[int, typer.Option(min=0, help="Core of the scheduler.")] = 0,
     load_core: Annotated[int, typer.Option(min=0, help="Core of the nodes.")] = 1,
+    as_json: Json = False,
 ) -> None:
     """Measure how many heartbeats a second one scheduler takes."""
     check_cores(server_core, load_core)
@@ -125,19 +126,13 @@ def run(
             "cpu_ms_per_beat": round(spread(samples[f"{size}_cpu_ms_per_beat"]).median, 3),
         }
         rows.append(row)
-        typer.echo(json.dumps(row))
+        if not as_json:
+            typer.echo(json.dumps(row))
     record = RunRecord(
         experiment="beats",
         config={"nodes": sizes, "seconds": seconds, "repeats": repeats, "at_a_time": _AT_A_TIME},
         samples=samples,
         results={"rows": rows},
     )
-    typer.echo(f"record: {record.write(out)}")
-
-
-def main() -> None:
-    run_module("experiments.beats", run)
-
-
-if __name__ == "__main__":
-    main()
+    path = record.write(out)
+    typer.echo(json.dumps(rows, indent=2) if as_json else f"record: {path}")

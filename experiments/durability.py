@@ -1,6 +1,6 @@
 """What durability costs the scheduler: tasks per second with and without it, on nodes that answer at once.
 
-    python -m experiments.durability --tasks 1000 --repeats 5 --out runs
+    terrace experiment durability --tasks 1000 --repeats 5 --out runs
 
 The scheduler runs in this process, with its real parts: uploads, input files, dispatch over HTTP, checks of the
 answers, group commit into SQLite (WAL, every commit synced to the disk). The nodes are null nodes: sockets in a second
@@ -40,7 +40,7 @@ from scheduler.jobs.policy import JobPolicy
 from scheduler.jobs.service import Scheduler
 from scheduler.runtime import open_scheduler
 from scheduler.settings import SchedulerSettings
-from tierkit.commandline import run_module
+from tierkit.commandline import Json
 from tierkit.errors import ServiceFailed
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Scheme, Tier
@@ -48,7 +48,7 @@ from tierkit.wire.events import CoarseEvent, FineEvent, written
 from tierkit.wire.messages import UPSTREAM_HEADER, Heartbeat, ModelOffer, Registration
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
-__all__ = ["Speed", "main", "measure"]
+__all__ = ["Speed", "measure", "run"]
 
 BATCH = 50
 _DEADLINE_S = 600.0
@@ -275,11 +275,12 @@ def measure(*, tasks: int, repeats: int, nodes: int, schemes: list[Scheme]) -> l
         process.join()
 
 
-def main(
+def run(
     tasks: Annotated[int, typer.Option(min=1, max=10_000, help="Tasks of each run, 50 images each.")] = 1000,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each kind.")] = 5,
     nodes: Annotated[int, typer.Option(min=1, max=1000, help="Null end nodes.")] = 8,
     out: Annotated[Path, typer.Option(help="Folder for the record.", file_okay=False)] = Path("runs"),
+    as_json: Json = False,
 ) -> None:
     """Measure how many tasks per second the scheduler dispatches, with and without durability."""
     made_folder(out)
@@ -304,15 +305,13 @@ def main(
                 "cpu_ms_per_task": round(cpu.median, 3),
             }
         )
-        typer.echo(json.dumps(rows[-1]))
+        if not as_json:
+            typer.echo(json.dumps(rows[-1]))
     record = RunRecord(
         experiment="durability",
         config={"tasks": tasks, "repeats": repeats, "nodes": nodes, "batch": BATCH, "load_average": os.getloadavg()},
         samples=samples,
         results={"rows": rows},
     )
-    typer.echo(f"record: {record.write(out)}")
-
-
-if __name__ == "__main__":
-    run_module("experiments.durability", main)
+    path = record.write(out)
+    typer.echo(json.dumps(rows, indent=2) if as_json else f"record: {path}")

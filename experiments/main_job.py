@@ -1,6 +1,6 @@
 """The main job, measured: a whole fleet on this machine against the same inference in one bare process.
 
-    python -m experiments.main_job --data <folder with cifar-100-python> --repeats 3 --out runs
+    terrace experiment main-job --data <folder with cifar-100-python> --repeats 3 --out runs
 
 Each repeat runs the job once through the fleet (scheduler, end, edge and cloud nodes, HTTP between them) and once bare:
 the same batches through the same ONNX files in this process, on all cores, nothing else. The bare time is the better of
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,12 +35,12 @@ from models.data import ImageSet, read_cifar100, read_sample
 from models.manifest import load_manifest
 from models.session import OnnxModel, load_model
 from tierkit.client import AsyncClient, ImageResult
-from tierkit.commandline import run_module
+from tierkit.commandline import Json
 from tierkit.errors import SetupError
 from tierkit.fleet import MAX_NODES, launch, local_plan
 from tierkit.types import Scheme, Tier
 
-__all__ = ["bare_run", "compare", "main", "routes_of"]
+__all__ = ["bare_run", "compare", "routes_of", "run"]
 
 BATCH = 50
 _JOB_BUDGET_S = 600.0
@@ -204,7 +205,7 @@ def _start_end_node(repeats: int) -> dict[str, list[float]]:
     return samples
 
 
-def main(
+def run(
     data: Annotated[
         Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder with cifar-100-python; without it, the sample.")
     ] = None,
@@ -215,12 +216,13 @@ def main(
     edge: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 1,
     cloud: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the record.", file_okay=False)] = Path("runs"),
+    as_json: Json = False,
 ) -> None:
     """Measure makespan, agreement with the bare networks, and the cost of an idle end node."""
     images = read_cifar100("test", data) if data else read_sample()
     made_folder(out)
     counts = {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud}
-    samples, results = asyncio.run(_measure(images, repeats, counts, typer.echo))
+    samples, results = asyncio.run(_measure(images, repeats, counts, partial(typer.echo, err=as_json)))
     samples |= _start_end_node(max(3, repeats))
     summary = {name: asdict(spread(values)) for name, values in samples.items()}
     record = RunRecord(
@@ -238,9 +240,5 @@ def main(
         results={"summary": summary, **results},
     )
     path = record.write(out)
-    typer.echo(json.dumps(summary, indent=1))
-    typer.echo(f"record: {path}")
-
-
-if __name__ == "__main__":
-    run_module("experiments.main_job", main)
+    typer.echo(json.dumps({**summary, **results} if as_json else summary, indent=1))
+    typer.echo(f"record: {path}", err=as_json)

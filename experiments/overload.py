@@ -1,6 +1,6 @@
 """Overload: what a node still gives when far more is asked of it than it can do.
 
-    python -m experiments.overload --seconds 60
+    terrace experiment overload --seconds 60
 
 A node is saturated by a closed loop, then asked for a multiple of that by an open loop, then saturated again; the
 goodput of the overload is compared with the mean of the two, for the speed of a machine drifts. Meanwhile its memory is
@@ -32,11 +32,11 @@ from experiments.pages import fill
 from experiments.peers.processes import check_cores, cpu_s, on_core, serving
 from experiments.record import RunRecord, made_folder
 from models.manifest import load_manifest, weights_folder
-from tierkit.commandline import run_module
+from tierkit.commandline import Json
 from tierkit.errors import InvalidInput, SetupError
 from tierkit.settings import NodeSettings
 
-__all__ = ["Case", "Outcome", "Targets", "as_markdown", "judge", "main", "newest_records", "read_case"]
+__all__ = ["Case", "Outcome", "Targets", "as_markdown", "judge", "newest_records", "read_case", "run"]
 
 BATCH = 50
 _CONCURRENCY = 8
@@ -272,13 +272,17 @@ def run(
     page: Annotated[
         Path | None, typer.Option(help="Put the table into this page as well, such as docs/performance.md.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Ask a node for a multiple of what it can do, and see what it still gives: the end network at 2 times its
     capacity, the edge network at 16 times."""
     if report:
         if not (records := newest_records(out)):
             raise InvalidInput(f"no records in {out}; name their folder with --out")
-        _print_table(records, page)
+        if as_json:
+            typer.echo(json.dumps([{**record["config"], **record["results"]} for record in records], indent=2))
+        else:
+            _print_table(records, page)
         return
     check_cores(server_core, load_core)
     folder = weights or weights_folder()
@@ -288,7 +292,7 @@ def run(
         Case(model=manifest.default_for("edge").name, factor=16),
     ]
     made_folder(out)
-    missed = False
+    missed, rows = False, []
     for case in cases:
         row_bytes = math.prod(manifest.entry(case.model).input_shape)
         with _node(case.model, folder, server_core) as node, on_core(load_core):
@@ -302,11 +306,16 @@ def run(
             results={**asdict(outcome), "missed": sentences},
         )
         typer.echo(
-            f"{case.model} at {case.factor:g} times its capacity: {'; '.join(sentences) or 'all targets reached'}"
+            f"{case.model} at {case.factor:g} times its capacity: {'; '.join(sentences) or 'all targets reached'}",
+            err=as_json,
         )
-        typer.echo(f"record: {record.write(out)}")
+        typer.echo(f"record: {record.write(out)}", err=as_json)
+        rows.append({**asdict(case), **asdict(outcome), "missed": sentences})
         missed = missed or bool(sentences)
-    _print_table(newest_records(out), page)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        _print_table(newest_records(out), page)
     raise typer.Exit(1 if missed else 0)
 
 
@@ -331,11 +340,3 @@ def read_case(text: str) -> Case:
     if not case.model or not 0 < case.factor < math.inf:
         raise InvalidInput(f"{text!r} is no case: write MODEL=FACTOR, such as mobilenet-v1-0.5=2")
     return case
-
-
-def main() -> None:
-    run_module("experiments.overload", run)
-
-
-if __name__ == "__main__":
-    main()

@@ -27,12 +27,12 @@ _KEPT = re.compile(r".+-\d{4}-\d\d-\d\dT\d{6}Z(-\d+)?")
 _REPORTED = "whose tables `{command} --report --out {folder}` prints"
 _IN_RESULTS = "whose figures stand in `results` of the record"
 _OTHERS = {
-    "peers": ("python -m experiments.peers", _REPORTED),
-    "duel": ("python -m experiments.peers", _REPORTED),
-    "overload": ("python -m experiments.overload", _REPORTED),
-    "beats": ("python -m experiments.beats", f"{_IN_RESULTS}; docs/scheduling.md has such a figure"),
-    "durability": ("python -m experiments.durability", f"{_IN_RESULTS}; docs/fault-tolerance.md has such a table"),
-    "main-job": ("python -m experiments.main_job", f"{_IN_RESULTS}; docs/experiments.md has such a table"),
+    "peers": ("terrace experiment peers", _REPORTED),
+    "duel": ("terrace experiment peers", _REPORTED),
+    "overload": ("terrace experiment overload", _REPORTED),
+    "beats": ("terrace experiment beats", f"{_IN_RESULTS}; docs/scheduling.md has such a figure"),
+    "durability": ("terrace experiment durability", f"{_IN_RESULTS}; docs/fault-tolerance.md has such a table"),
+    "main-job": ("terrace experiment main-job", f"{_IN_RESULTS}; docs/experiments.md has such a table"),
     "privacy-audit": ("terrace privacy audit", "which wrote its table beside it, as table.md"),
 }
 """Records that other commands make, by the first words of their names: the command, and where their tables are."""

@@ -14,6 +14,7 @@ import typer
 from terrace.console import screen
 from tierkit.access import checked_token, read_token
 from tierkit.client import DEFAULT_URL, Backoff, Client
+from tierkit.commandline import Json
 from tierkit.errors import MissingExtra
 from tierkit.plaintext import one_line
 from tierkit.types import Tier
@@ -70,8 +71,6 @@ Data = Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder t
 DatasetName = Annotated[
     str, typer.Option("--dataset", metavar="NAME", help="cifar100, or a folder with hierarchy.toml, train/ and test/.")
 ]
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else on standard output.")]
 
 
 class UpperTier(StrEnum):

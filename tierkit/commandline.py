@@ -7,7 +7,7 @@ import errno
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.main
@@ -15,7 +15,9 @@ import typer.main
 from tierkit.errors import DataError, InvalidInput, SetupError, TerraceError
 from tierkit.plaintext import harmless
 
-__all__ = ["NO_ROOM", "UsageError", "as_sentence", "asked_wrongly", "run_module", "usage_fault"]
+__all__ = ["NO_ROOM", "Json", "UsageError", "as_sentence", "asked_wrongly", "run_module", "usage_fault"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and nothing else on standard output.")]
 
 FAILED, WRONG = 1, 2
 """Exit codes. That of a run which Ctrl-C ended, 130, is typer's."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,7 @@ from experiments.peers.visit import Cores, Serving, environment_of, serving
 from experiments.record import RunRecord
 from tierkit.errors import UpstreamError
 
-__all__ = ["NAME", "as_markdown", "duel", "newest_records"]
+__all__ = ["NAME", "as_markdown", "duel", "newest_records", "rows"]
 
 NAME = "duel"
 _WINDOW_S, _WARMUP_S, _REQUEST_S = 1.0, 0.2, 20.0
@@ -157,6 +157,31 @@ def newest_records(folder: Path) -> list[Record]:
     return list(found.values())
 
 
+def rows(record: Record) -> list[dict[str, Any]]:
+    """What `--json` prints of a duel."""
+    config, samples = record["config"], record["samples"]
+    found = []
+    for entry in config["rows"]:
+        row = Row(**entry)
+        summary = record["results"].get(row.key)
+        if summary is not None:
+            own, other = (
+                statistics.median(samples[f"{row.key}.{name}.images_per_s"]) for name in (TERRACE.name, config["peer"])
+            )
+            found.append(
+                {
+                    "network": config["network"],
+                    "images_per_request": row.batch,
+                    "concurrency": row.concurrency,
+                    "other": config["peer"],
+                    "images_per_s": own,
+                    "other_images_per_s": other,
+                    **summary,
+                }
+            )
+    return found
+
+
 def as_markdown(records: Sequence[Record]) -> str:
     """One table."""
     lines = [
@@ -165,31 +190,19 @@ def as_markdown(records: Sequence[Record]) -> str:
         "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for record in records:
-        lines += [f"| {' | '.join(cells)} |" for cells in _cells(record)]
+        for row in rows(record):
+            cells = [
+                row["network"],
+                str(row["images_per_request"]),
+                str(row["concurrency"]),
+                record["config"]["title"],
+                f"{row['images_per_s']:,.0f}",
+                f"{row['of_bare']:.3f}",
+                f"{row['other_images_per_s']:,.0f}",
+                f"{row['ratio']:.3f}",
+                f"{row['won']:.0%}",
+                f"{row['cpu_ratio']:.3f}",
+                str(row["rounds"]),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _cells(record: Record) -> Iterator[list[str]]:
-    config = record["config"]
-    for entry in config["rows"]:
-        row = Row(**entry)
-        summary = record["results"].get(row.key)
-        if summary is None:
-            continue
-
-        def speed(name: str, key: str = row.key) -> str:
-            return f"{statistics.median(record['samples'][f'{key}.{name}.images_per_s']):,.0f}"
-
-        yield [
-            config["network"],
-            str(row.batch),
-            str(row.concurrency),
-            config["title"],
-            speed(TERRACE.name),
-            f"{summary['of_bare']:.3f}",
-            speed(config["peer"]),
-            f"{summary['ratio']:.3f}",
-            f"{summary['won']:.0%}",
-            f"{summary['cpu_ratio']:.3f}",
-            str(summary["rounds"]),
-        ]

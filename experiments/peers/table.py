@@ -11,7 +11,7 @@ from experiments.peers.contenders import CONTENDERS
 from experiments.peers.rows import Row
 from experiments.peers.verdict import verdicts
 
-__all__ = ["EXPERIMENT", "Record", "as_markdown", "newest_records"]
+__all__ = ["EXPERIMENT", "Record", "as_markdown", "newest_records", "rows"]
 
 EXPERIMENT = "peers"
 
@@ -28,6 +28,22 @@ def newest_records(folder: Path) -> list[Record]:
             found[key] = record
     order = {contender.name: number for number, contender in enumerate(CONTENDERS)}
     return sorted(found.values(), key=lambda record: order.get(record["config"]["contender"], len(order)))
+
+
+def rows(record: Record) -> list[dict[str, Any]]:
+    """What `--json` prints of a server on a network."""
+    config, results = record["config"], record["results"]
+    return [
+        {
+            "network": config["network"],
+            "server": config["contender"],
+            "images_per_request": row["batch"],
+            "concurrency": row["concurrency"],
+            "images_per_s": results.get(f"{Row(**row).key}.images_per_s"),
+            "of_bare": results.get(f"{Row(**row).key}.ratio_to_bare"),
+        }
+        for row in config["rows"]
+    ]
 
 
 def as_markdown(records: Sequence[Record], duels: Sequence[Record] = ()) -> str:

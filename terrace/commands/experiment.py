@@ -14,11 +14,24 @@ import typer.core
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import escalation, figure3, heartbeat, slow_edge, steady, table4, table5
+from experiments import (
+    beats,
+    durability,
+    escalation,
+    figure3,
+    heartbeat,
+    main_job,
+    overload,
+    slow_edge,
+    steady,
+    table4,
+    table5,
+)
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.chaos import experiment as chaos
 from experiments.fuzz import experiment as fuzz
 from experiments.harness import MOST_TASKS, Experiment, Outcome, Request, execute, extent, new_folder
+from experiments.peers import command as peers
 from experiments.profile import MAX_NODES, read_profile
 from experiments.record import LARGEST_SEED
 from experiments.report import write_report
@@ -137,6 +150,14 @@ def report_command(
     for warning in warnings:
         _note(warning)
     screen().print(str(page), soft_wrap=True, markup=False)
+
+
+# Measurements of this machine as it is, which have options of their own.
+app.command("peers")(peers.run)
+app.command("overload")(overload.run)
+app.command("durability")(durability.run)
+app.command("main-job")(main_job.run)
+app.command("beats")(beats.run)
 
 
 @app.command("figure4", help="The same as table5.")

@@ -1,12 +1,11 @@
 """The command line of the comparison."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from experiments.peers.__main__ import main
+from terrace.cli import run as run_terrace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="pinning is Linux's")
 
@@ -25,19 +24,14 @@ def test_what_cannot_be_done_is_one_sentence(
     arguments: list[str],
     sentence: str,
     code: int,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     if len(os.sched_getaffinity(0)) < 2 and sentence != "a core each":
         pytest.skip("the comparison needs two cores")
     filled = [word.format(tmp=tmp_path) for word in arguments]
-    monkeypatch.setattr(
-        sys, "argv", ["experiments.peers", *filled, "--venvs", str(tmp_path), "--out", str(tmp_path / "out")]
-    )
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == code
+    words = ["experiment", "peers", *filled, "--venvs", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert run_terrace(words) == code
     errors = capsys.readouterr().err
     assert sentence in errors
     assert errors.count("\n") == 1

@@ -1,6 +1,7 @@
-"""`python -m experiments.…`: what is asked for wrongly ends in one sentence, before anything is measured."""
+"""Commands of experiments: what is asked for wrongly ends in one sentence, before anything is measured."""
 
 import errno
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,60 +9,91 @@ from typing import Any
 
 import pytest
 
-from experiments import beats, durability, main_job, overload, tables
-from experiments.peers import __main__ as peers
+from experiments import tables
+from experiments.peers import command as peers
+from experiments.tables import RECORDS
+from terrace.cli import run as run_terrace
 from tierkit.commandline import asked_wrongly, run_module
 from tierkit.errors import DataError, DeadlineExceeded, InvalidInput, PortInUse, SetupError, TerraceError
-
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "experiments.beats": beats.run,
-    "experiments.durability": durability.main,
-    "experiments.main_job": main_job.main,
-    "experiments.overload": overload.run,
-    "experiments.peers": peers.run,
-    "experiments.tables": tables.run,
-}
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("experiments.beats --nodes 0", "Invalid value for '--nodes': '0' is no number from 1 to 10000."),
-        ("experiments.beats --nodes x", "Invalid value for '--nodes': 'x' is no whole number from 1 to 10000."),
-        ("experiments.beats --nodes 1.5", "'1.5' is no whole number from 1 to 10000."),
-        ("experiments.beats --seconds nan", "'nan' is no number from 0.1 to 3600."),
-        ("experiments.beats --seconds long", "'long' is no number from 0.1 to 3600."),
-        ("experiments.beats --server-core -1", "'-1' is no number from 0."),
-        ("experiments.beats --nope", "No such option: --nope"),
-        ("experiments.beats --server-core 0 --load-core 0", "a core each"),
-        ("experiments.durability --tasks 10001", "'10001' is no number from 1 to 10000."),
-        ("experiments.durability --out {file}", "is a file"),
-        ("experiments.durability --out {file}/runs", "cannot make the folder"),
-        ("experiments.main_job --end 999", "'999' is no number from 1 to 100."),
-        ("experiments.main_job --out {file}", "is a file"),
-        ("experiments.main_job --data {file}", "set TERRACE_DATA to the folder"),
-        ("experiments.overload --seconds inf", "'inf' is no number from 1 to 3600."),
-        ("experiments.overload --report --out {file}.none", "no records in"),
-        ("experiments.peers --rounds 101", "'101' is no number from 1 to 100."),
-        ("experiments.peers --only nobody", "no contender 'nobody'"),
-        ("experiments.tables {file}.none", "cannot read the page"),
-        ("experiments.tables {file}", "it is no text in UTF-8"),
+        ("beats --nodes 0", "Invalid value for '--nodes': '0' is no number from 1 to 10000."),
+        ("beats --nodes x", "Invalid value for '--nodes': 'x' is no whole number from 1 to 10000."),
+        ("beats --nodes 1.5", "'1.5' is no whole number from 1 to 10000."),
+        ("beats --seconds nan", "'nan' is no number from 0.1 to 3600."),
+        ("beats --seconds long", "'long' is no number from 0.1 to 3600."),
+        ("beats --server-core -1", "'-1' is no number from 0."),
+        ("beats --nope", "No such option: --nope"),
+        ("beats --server-core 0 --load-core 0", "a core each"),
+        ("durability --tasks 10001", "'10001' is no number from 1 to 10000."),
+        ("durability --out {file}", "is a file"),
+        ("durability --out {file}/runs", "cannot make the folder"),
+        ("main-job --end 999", "'999' is no number from 1 to 100."),
+        ("main-job --out {file}", "is a file"),
+        ("main-job --data {file}", "set TERRACE_DATA to the folder"),
+        ("overload --seconds inf", "'inf' is no number from 1 to 3600."),
+        ("overload --report --out {file}.none", "no records in"),
+        ("peers --rounds 101", "'101' is no number from 1 to 100."),
+        ("peers --only nobody", "no contender 'nobody'"),
+        ("peers --duel terrace", "a duel is with another server"),
+        ("peers --report --out {file}.none", "no records in"),
     ],
+)
+def test_a_measurement_that_is_asked_for_wrongly_ends_with_two_and_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, sentence: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff")
+    assert run_terrace(["experiment", *line.format(file=file).split()]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("terrace experiment ")
+    assert sentence in said
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_install_only_measures_no_duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[str] = []
+
+    def install(contenders: Any, folder: Path, announce: Any) -> tuple[dict[str, Path], dict[str, str]]:
+        installed.extend(contender.name for contender in contenders)
+        return {}, {}
+
+    monkeypatch.setattr(peers, "install", install)
+    monkeypatch.setattr(peers, "check_cores", lambda *_cores: None)
+    words = ["--duel", "fastapi", "--install-only", "--venvs", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert run_terrace(["experiment", "peers", *words]) == 0
+    assert installed == ["terrace", "fastapi"]
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_json_of_the_records_of_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_terrace(["experiment", "peers", "--report", "--json", "--out", str(RECORDS)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    duel = [row for row in rows if "ratio" in row]
+    assert {(row["images_per_request"], row["concurrency"]) for row in duel} == {(50, 4), (50, 1), (1, 64), (1, 1)}
+    assert all(row["of_bare"] > 0 and row["ratio"] > 0 for row in duel)
+    assert {row["server"] for row in rows if "server" in row} >= {"terrace", "fastapi"}
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [("{file}.none", "cannot read the page"), ("{file}", "it is no text in UTF-8")],
 )
 def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, sentence: str
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"\xff")
-    name, *arguments = line.format(file=file).split()
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    monkeypatch.setattr(sys, "argv", ["experiments.tables", line.format(file=file)])
     with pytest.raises(SystemExit) as ended:
-        run_module(name, COMMANDS[name])
+        run_module("experiments.tables", tables.run)
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"{name}: ")
+    assert said.startswith("experiments.tables: ")
     assert sentence in said
     assert ended.value.code == 2
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def full_disk() -> None:

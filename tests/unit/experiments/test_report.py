@@ -98,11 +98,11 @@ def test_records_of_other_commands_are_told_of_with_where_their_tables_are(tmp_p
     }
     assert {kind for kind in kinds if not any(kind in warning for warning in warnings)} == set()
     figures = "whose figures stand in `results` of the record; docs"
-    assert told["durability"] == f"`python -m experiments.durability`, {figures}/fault-tolerance.md has such a table"
-    assert told["main-job"] == f"`python -m experiments.main_job`, {figures}/experiments.md has such a table"
+    assert told["durability"] == f"`terrace experiment durability`, {figures}/fault-tolerance.md has such a table"
+    assert told["main-job"] == f"`terrace experiment main-job`, {figures}/experiments.md has such a table"
     assert told["privacy-audit"] == "`terrace privacy audit`, which wrote its table beside it, as table.md"
     for name in ("overload", "peers"):
-        command = f"python -m experiments.{name}"
+        command = f"terrace experiment {name}"
         assert f"`{command}`, whose tables `{command} --report --out '{folder}'` prints" in told.values()
     assert len(told) == 5
 
@@ -279,7 +279,7 @@ async def test_the_page_names_what_is_not_on_it(tmp_path: Path) -> None:
     listed = page.read_text().partition('<h2 id="left-out">')[2]
     assert len(warnings) == listed.count("<li>") == 2
     assert "table2-2030-01-01T010203Z.json is no whole record" in listed
-    assert "made by <code>python -m experiments.beats</code>" in listed
+    assert "made by <code>terrace experiment beats</code>" in listed
 
 
 def test_records_that_are_all_damaged_make_no_page(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""`python -m experiments.peers`: install, measure, write records, print the tables."""
+"""`terrace experiment peers`: install, measure, write records, print the tables."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -13,18 +14,18 @@ import typer
 from experiments.pages import fill
 from experiments.peers import duel as duels
 from experiments.peers.comparison import Stand, compare, install
-from experiments.peers.contenders import CONTENDERS, TERRACE, choose
+from experiments.peers.contenders import CONTENDERS, TERRACE, Contender, choose
 from experiments.peers.environments import default_folder
 from experiments.peers.processes import check_cores
 from experiments.peers.rows import Pace, rows_for
-from experiments.peers.table import EXPERIMENT, Record, as_markdown, newest_records
+from experiments.peers.table import EXPERIMENT, Record, as_markdown, newest_records, rows as rows_of
 from experiments.peers.visit import Cores
 from experiments.record import made_folder
 from models.manifest import load_manifest, weights_folder
-from tierkit.commandline import run_module
+from tierkit.commandline import Json
 from tierkit.errors import InvalidInput, SetupError
 
-__all__ = ["main", "run"]
+__all__ = ["run"]
 
 _DUEL_ROUNDS = 40
 _QUICK = Pace(rounds=1, window_s=1.5, warmup_s=0.3, bare_s=0.3)
@@ -73,6 +74,7 @@ def run(
             metavar="MODEL", help="Network that Terrace alone serves, beside the bare loop. Default: the edge's."
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Terrace's node beside other servers, one core for each side, interleaved with a bare ONNX Runtime loop.
 
@@ -82,19 +84,30 @@ def run(
     if report:
         if not (records := newest_records(out)) and not duels.newest_records(out):
             raise InvalidInput(f"no records in {out}; name their folder with --out")
-        _print_tables(records, out, page)
+        _print(records, duels.newest_records(out), page, as_json=as_json)
         return
     contenders = choose(only or [])
     cores = Cores(server=server_core, load=load_core)
     check_cores(cores.server, cores.load)
+    folder = weights or weights_folder()
+    manifest = load_manifest(folder)
     if duel is not None:
-        _duel(duel, rounds or _DUEL_ROUNDS, cores, weights, venvs, out, page, quick=quick)
+        stand = Stand(manifest.default_for("end"), folder, [TERRACE, _peer(duel)], rows_for(everything=True))
+        made_folder(out)
+        pythons, failures = install(stand.contenders, (venvs or default_folder()).resolve(), _announce)
+        if failures:
+            raise SetupError("; ".join(failures.values()))
+        if not install_only:
+            number = 2 if quick else rounds or _DUEL_ROUNDS
+            record = duels.duel(stand, number, cores=cores, pythons=pythons, announce=_announce)
+            path = record.write(out)
+            _announce(f"wrote {path}")
+            told = [json.loads(path.read_text())] if as_json else duels.newest_records(out)
+            _print([], told, page, as_json=as_json)
         return
     pace = _QUICK if quick else Pace()
     if rounds is not None:
         pace = Pace(rounds=rounds, window_s=pace.window_s, warmup_s=pace.warmup_s, bare_s=pace.bare_s)
-    folder = weights or weights_folder()
-    manifest = load_manifest(folder)
     stands = [Stand(manifest.default_for("end"), folder, contenders, rows_for(everything=True))]
     if TERRACE in contenders:
         entry = manifest.entry(large) if large else manifest.default_for("edge")
@@ -115,58 +128,35 @@ def run(
             for record in stand.records(pace, cores, pythons):
                 _announce(f"wrote {record.write(out)}")
     if records := newest_records(out):
-        _print_tables(records, out, page)
+        _print(records, [] if as_json else duels.newest_records(out), page, as_json=as_json)
     if interrupted:
         raise typer.Exit(_INTERRUPTED)
 
 
-def _duel(
-    name: str,
-    rounds: int,
-    cores: Cores,
-    weights: Path | None,
-    venvs: Path | None,
-    out: Path,
-    page: Path | None,
-    *,
-    quick: bool,
-) -> None:
+def _peer(name: str) -> Contender:
     (peer,) = choose([name])
     if peer is TERRACE:
         raise InvalidInput(f"a duel is with another server than {name!r}")
-    folder = weights or weights_folder()
-    entry = load_manifest(folder).default_for("end")
-    stand = Stand(entry, folder, [TERRACE, peer], rows_for(everything=True))
-    made_folder(out)
-    pythons, failures = install(stand.contenders, (venvs or default_folder()).resolve(), _announce)
-    if failures:
-        raise SetupError("; ".join(failures.values()))
-    record = duels.duel(stand, 2 if quick else rounds, cores=cores, pythons=pythons, announce=_announce)
-    _announce(f"wrote {record.write(out)}")
-    _print_tables([], out, page)
+    return peer
 
 
-def _print_tables(records: Sequence[Record], out: Path, page: Path | None) -> None:
-    pairs = duels.newest_records(out)
+def _print(records: Sequence[Record], pairs: Sequence[Record], page: Path | None, *, as_json: bool) -> None:
+    parts = []
     if records:
-        tables = as_markdown(records, pairs)
-        sys.stdout.write(tables)
-        if page is not None:
-            fill(page, EXPERIMENT, tables)
+        parts.append((EXPERIMENT, as_markdown(records, pairs)))
     if pairs:
-        table = duels.as_markdown(pairs)
-        sys.stdout.write(table)
+        parts.append((duels.NAME, duels.as_markdown(pairs)))
+    for name, tables in parts:
         if page is not None:
-            fill(page, duels.NAME, table)
+            fill(page, name, tables)
+    if as_json:
+        found = [row for record in records for row in rows_of(record)] + [
+            row for pair in pairs for row in duels.rows(pair)
+        ]
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        sys.stdout.write("".join(tables for _, tables in parts))
 
 
 def _announce(what: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())}  {what}\n")
-
-
-def main() -> None:
-    run_module("experiments.peers", run)
-
-
-if __name__ == "__main__":
-    main()
