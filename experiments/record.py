@@ -75,7 +75,7 @@ def host_facts() -> dict[str, str | int | None]:
         "priority": _priority(),
         "load_average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
     }
-    for package in ("terrace", "onnxruntime", "onnxruntime-gpu", "numpy", "fastapi", "uvicorn", "httpx"):
+    for package in ("terrace", "onnxruntime", "onnxruntime-gpu", "numpy", "fastapi", "uvicorn", "aiohttp", "httpx"):
         try:
             facts[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

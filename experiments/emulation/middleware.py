@@ -12,7 +12,6 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
-from functools import lru_cache
 from random import Random
 from typing import Protocol
 
@@ -27,9 +26,6 @@ __all__ = ["Clock", "LinkMiddleware", "WallClock"]
 
 _MAX_PIECES = 256
 """Pieces of an answer under way, some 64 kB each: the flow control of a real connection has such a bound as well."""
-
-_MAX_HOSTS = 1024
-"""Names may come from outside."""
 
 
 class Clock(Protocol):
@@ -62,13 +58,12 @@ class LinkMiddleware:
     def __init__(self, links: Links, *, clock: Clock | None = None) -> None:
         self._clock = clock or WallClock()
         self._links = [_Link(link, Random(f"{links.seed}/{link.name}")) for link in links.link]
-        # Remembered: reading an address takes longer than all else that is done here for a request.
-        self._link_to = lru_cache(maxsize=_MAX_HOSTS)(self._find)
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        link = self._link_to(request.url.host or "")
+        host = request.url.host or ""
+        link = next((link for link in self._links if link.spec.leads_to(host)), None)
         if link is None:
             return await handler(request)
         fate = draw_fate(link.spec, link.random)
@@ -90,9 +85,6 @@ class LinkMiddleware:
             answer.close()
             raise
         return answer
-
-    def _find(self, host: str) -> _Link | None:
-        return next((link for link in self._links if link.spec.leads_to(host)), None)
 
 
 class _Queue:

@@ -1,4 +1,4 @@
-"""The scheduler's own look at its nodes: an open connection to each, and a question to those under suspicion.
+"""How the scheduler watches its nodes: an open connection to each, and a probe of those under suspicion.
 
 A probe is `GET /livez` on a fresh connection, and the connection of the last probe that was answered stays open. When
 the node's process ends, its kernel closes that connection, so the scheduler knows it within a round trip, at no cost in
@@ -57,12 +57,12 @@ class Watch:
         self._tls = tls
         self._slots = asyncio.Semaphore(_MOST_PROBES)
         self._changed = asyncio.Event()
-        self._stirred = {view.device.node_id for view in devices.view(clock())}
-        """Nodes of which there is news that nobody has looked at."""
-        self._news: dict[str, tuple[str, asyncio.Event]] = {}
-        """By node id: the incarnation that is watched, and what wakes its loop."""
-        self._distrusted: set[str] = set()
-        """Incarnations of which it has been told that TLS with them fails."""
+        self._changed_ids = {view.device.node_id for view in devices.view(clock())}
+        """Nodes that have changed since `run` last looked."""
+        self._watched: dict[str, tuple[str, asyncio.Event]] = {}
+        """By node id: the incarnation that is watched, and the event that wakes its loop."""
+        self._tls_failures: set[str] = set()
+        """Incarnations whose TLS failure is in the log."""
         devices.listen(self._on_change)
 
     async def run(self) -> None:
@@ -70,39 +70,39 @@ class Watch:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                stirred, self._stirred = self._stirred, set()
-                for node_id in stirred:
+                changed_ids, self._changed_ids = self._changed_ids, set()
+                for node_id in changed_ids:
                     device = self._devices.find(node_id)
                     if device is None:
                         continue
-                    watched, news = self._news.get(node_id, ("", None))
+                    watched, changed = self._watched.get(node_id, ("", None))
                     view = self._devices.view_of(node_id, device.incarnation, self._clock())
                     if watched == device.incarnation or view is None or view.health is Health.DEAD:
                         continue
-                    if news is not None:
-                        news.set()
-                    self._news[device.node_id] = (device.incarnation, asyncio.Event())
+                    if changed is not None:
+                        changed.set()
+                    self._watched[device.node_id] = (device.incarnation, asyncio.Event())
                     group.create_task(self._watch(device), name=f"watch {device.node_id}")
                 await self._changed.wait()
 
     def _on_change(self, node_id: str) -> None:
-        self._stirred.add(node_id)
+        self._changed_ids.add(node_id)
         self._changed.set()
-        if node_id in self._news:
-            self._news[node_id][1].set()
+        if node_id in self._watched:
+            self._watched[node_id][1].set()
 
     async def _watch(self, device: Device) -> None:
         """Until the node is dead, or off the list, or has come back as another."""
         node_id, incarnation = device.node_id, device.incarnation
-        news = self._news[node_id][1]
+        changed = self._watched[node_id][1]
         closed_soon = 0
         try:
             while (view := self._devices.view_of(node_id, incarnation, self._clock())) is not None:
                 if view.health is Health.DEAD:
                     return
-                news.clear()
+                changed.clear()
                 began = self._clock()
-                pause_s = await self._probe_and_hold(view, news)
+                pause_s = await self._probe_and_hold(view, changed)
                 if pause_s is None:
                     # A server that closes each connection after its answer would be asked without end.
                     closed_soon = closed_soon + 1 if self._clock() - began < _SOON_S else 0
@@ -112,20 +112,21 @@ class Watch:
                 if pause_s:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause_s):
-                            await news.wait()
+                            await changed.wait()
         except Exception as exc:
             self._devices.give_up(node_id, incarnation, exc, self._clock())
         finally:
-            if self._news.get(node_id, ("", None))[1] is news:
-                del self._news[node_id]
-            self._distrusted.discard(incarnation)
+            if self._watched.get(node_id, ("", None))[1] is changed:
+                del self._watched[node_id]
+            self._tls_failures.discard(incarnation)
             self._on_change(node_id)
 
-    async def _probe_and_hold(self, view: DeviceView, news: asyncio.Event) -> float | None:
+    async def _probe_and_hold(self, view: DeviceView, changed: asyncio.Event) -> float | None:
         """One probe; if it is answered, hold the connection until it closes or there is reason to ask again.
 
         Returns:
-            Seconds to wait before the next probe, unless there are news; None when the node has closed the connection.
+            Seconds to wait before the next probe, less if the node changes before; None when the node has
+            closed the connection.
         """
         device, began = view.device, self._clock()
         path = "/livez" if view.keeps_tasks else "/readyz"
@@ -148,28 +149,28 @@ class Watch:
             return _BROKEN_AGAIN_S if device.reached else _UNREACHED_AGAIN_S
         except (OSError, ValueError) as exc:
             # No route, no such host, no usable address, another protocol.
-            if device.incarnation not in self._distrusted and (why := tls_trouble(exc, device.node_id)):
-                self._distrusted.add(device.incarnation)
+            if device.incarnation not in self._tls_failures and (why := tls_trouble(exc, device.node_id)):
+                self._tls_failures.add(device.incarnation)
                 _log.warning("%s cannot be reached: %s", device.node_id, why)
             return self._failed(device, Probe.SILENT, began)
         try:
-            self._tell(device, Probe.ANSWERED, began)
-            return None if await self._hold(device, reader, news) else 0.0
+            self._report(device, Probe.ANSWERED, began)
+            return None if await self._hold(device, reader, changed) else 0.0
         finally:
             writer.close()
 
     def _failed(self, device: Device, outcome: Probe, began: float) -> float:
-        self._tell(device, outcome, began)
+        self._report(device, outcome, began)
         return self._again_s(device) or _UNREACHED_AGAIN_S
 
-    async def _hold(self, device: Device, reader: asyncio.StreamReader, news: asyncio.Event) -> bool:
+    async def _hold(self, device: Device, reader: asyncio.StreamReader, changed: asyncio.Event) -> bool:
         """Return when the connection closes (True), or when a suspect should be asked again (False)."""
         closed = asyncio.create_task(_closed(reader), name=f"connection to {device.node_id}")
         try:
             while True:
                 again_s = self._again_s(device)
-                news.clear()
-                woken = asyncio.create_task(news.wait(), name=f"news of {device.node_id}")
+                changed.clear()
+                woken = asyncio.create_task(changed.wait(), name=f"change of {device.node_id}")
                 try:
                     await asyncio.wait((closed, woken), timeout=again_s, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -190,7 +191,7 @@ class Watch:
             return None  # a wrong answer came from somebody who is there
         return self._devices.times.heartbeat_s if view.keeps_tasks else _STUCK_AGAIN_S
 
-    def _tell(self, device: Device, outcome: Probe, began: float) -> None:
+    def _report(self, device: Device, outcome: Probe, began: float) -> None:
         _log.debug("probe of %s: it %s", device.node_id, outcome.value)
         self._devices.probed(device.node_id, device.incarnation, outcome, began=began, now=self._clock())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -16,9 +15,6 @@ __all__ = ["MAX_UPSTREAMS", "read_header", "read_upstreams"]
 MAX_UPSTREAMS = 16
 """More would be a list of targets rather than a route."""
 
-_REMEMBERED_BYTES = 4096
-"""Lists up to this length are remembered, the last 256 of them."""
-
 _T = TypeVar("_T")
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -28,8 +24,7 @@ def read_upstreams(header: str | None, allowed: tuple[str, ...]) -> tuple[Upstre
     """The upper nodes that a request names, in the order in which to try them.
 
     A node sends a user's pixels to these URLs because its caller says so. The list is therefore short, its URLs say
-    plainly where they lead, and `allowed` can pin them. What has been read is remembered: a scheduler names the same
-    nodes with task after task.
+    plainly where they lead, and `allowed` can pin them.
 
     Args:
         header: value of `UPSTREAM_HEADER`; None and "[]" mean that the coarse answer alone is wanted.
@@ -41,10 +36,6 @@ def read_upstreams(header: str | None, allowed: tuple[str, ...]) -> tuple[Upstre
     """
     if header is None:
         return ()
-    return (_remembered if len(header) <= _REMEMBERED_BYTES else _read)(header, allowed)
-
-
-def _read(header: str, allowed: tuple[str, ...]) -> tuple[Upstream, ...]:
     upstreams = read_header(UPSTREAMS, UPSTREAM_HEADER, header)
     if len(upstreams) > MAX_UPSTREAMS:
         raise InvalidInput(f"{UPSTREAM_HEADER} names {len(upstreams)} nodes; at most {MAX_UPSTREAMS} are accepted")
@@ -53,9 +44,6 @@ def _read(header: str, allowed: tuple[str, ...]) -> tuple[Upstream, ...]:
         if allowed and not any(_is_below(parts, urlsplit(prefix)) for prefix in allowed):
             raise Forbidden(f"this node may not send images to {url}; --allowed-upstreams lists where it may")
     return upstreams
-
-
-_remembered = lru_cache(maxsize=256)(_read)
 
 
 def read_header(adapter: TypeAdapter[_T], name: str, header: str) -> _T:
