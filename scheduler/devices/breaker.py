@@ -19,7 +19,7 @@ LONGEST_S = 30.0
 
 
 def rest_s(count: int, base_s: float) -> float:
-    """Seconds for which a node is set aside after so many wrong answers in a row (at least 1)."""
+    """Seconds for which a node is set aside after `count` wrong answers in a row (at least 1)."""
     return backoff_s(count, first_s=base_s, cap_s=LONGEST_S)
 
 

@@ -151,8 +151,8 @@ def stalled_after_s(images: int, ms_per_image: float, times: DetectorTimes) -> f
 
 
 def hears_nobody(nodes: Iterable[tuple[float, float]]) -> bool:
-    """Whether the silence is rather the fault of the one who listens, of his processor or his network: every node is
-    late, and there are three at least. One that is heard shows that he can hear.
+    """Whether the scheduler itself, its processor or its network, is the likely fault: every node is late, and there
+    are at least three. One node that is heard shows that it can hear.
 
     Args:
         nodes: of each that is not dead, its silence and what its heartbeats allow (`suspect_after_s`), seconds. Read up

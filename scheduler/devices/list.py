@@ -42,7 +42,7 @@ __all__ = ["Device", "DeviceList", "DeviceView"]
 _log = logging.getLogger(__name__)
 
 _FORGET_S = 600.0
-"""A dead node stays visible this long, for whoever looks into what happened."""
+"""How long a dead node stays visible, so that people can see what happened."""
 
 _MOST_SAID = 500
 """Characters of a reason."""
@@ -244,7 +244,7 @@ class DeviceList:
         view = self._view(old, now)
         health = view.health
         if claim.tier is not old.tier:
-            # Trust and tokens go by the id: whoever takes it over must not be another kind of node.
+            # Trust and tokens go by the id, so a node of another tier must not take it over.
             raise Conflict(
                 f"the node id {claim.node_id!r} belongs to an {old.tier} node, and this is one of tier {claim.tier}: "
                 "give it another --node-id, or strike the old one off the list first"
@@ -296,7 +296,7 @@ class DeviceList:
             self._seen(device, now)
 
     def given(self, node_id: str, incarnation: str, images: int, now: float) -> None:
-        """The scheduler has handed a task of so many images to the node."""
+        """The scheduler has handed a task of `images` images to the node."""
         device = self._current(node_id, incarnation)
         if device is not None:
             if not device.owed:
@@ -304,7 +304,7 @@ class DeviceList:
             device.given += images
 
     def settled(self, node_id: str, incarnation: str, images: int, now: float, *, answered: bool) -> None:
-        """A task of so many images is off the node: by its answer, which is progress, or in another way."""
+        """A task of `images` images is off the node: by its answer, which is progress, or in another way."""
         device = self._current(node_id, incarnation)
         if device is not None:
             device.given -= images

@@ -47,7 +47,7 @@ class Watch:
 
     Args:
         devices: the list.
-        clock: monotonic, as the list's times.
+        clock: Returns monotonic seconds.
         tls: for nodes with https URLs.
     """
 

@@ -13,7 +13,7 @@ How a task ends:
     no fine answer, but a coarse one -> the fine stage alone is tried again; when no upper node is left the coarse
                                         answer stands as fallback, or (on_upstream_loss=wait) the task waits for one
     its deadline                     -> fallback if the coarse answer is there, else failed
-    attempts used up                 -> likewise
+    attempts used up                 -> the same
     every node that takes it dies    -> quarantined: failed, or fallback if the coarse answer is there
     recovery=none, an attempt fails  -> the whole job ends as failed
 """

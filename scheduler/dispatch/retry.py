@@ -29,10 +29,10 @@ _HEDGE_SAMPLES = 10
 """Fewer answers of a device tell nothing of its 95th percentile."""
 
 SUSPECT_NODES = 2
-"""A task that so many nodes died with is a suspect. The suspects of a job go one at a time: whoever was merely beside
-the one that kills is answered then, and only the one that kills can lose its third node."""
+"""A task that this many nodes died with is a suspect. The suspects of a job go one at a time: a task that was merely
+beside the one that kills is answered then, and only the one that kills can lose its third node."""
 POISON_NODES = 3
-"""A task that so many different nodes died with is given to no other, unless nodes die without it as well."""
+"""A task that this many nodes died with is given to no other, unless nodes die without it as well."""
 _REMEMBERED_S = 60.0
 _REMEMBERED = 64
 

@@ -121,7 +121,7 @@ class ActiveTask:
     wrong: dict[str, str] = field(default_factory=dict)
     """End devices that answered it wrongly, with their incarnations."""
     wrong_above: dict[str, str] = field(default_factory=dict)
-    """Upper nodes, likewise."""
+    """The same for upper nodes."""
     tried: set[str] = field(default_factory=set)
     """Nodes of any tier with which an attempt of this task failed: it goes to others, while there are any."""
     deaths: set[str] = field(default_factory=set)

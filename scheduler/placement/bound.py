@@ -44,7 +44,7 @@ class Bound:
 
 
 def bound_of_split(edge_tasks: int, cloud_tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
-    """The bound with so many fine answers from each tier.
+    """The bound with these numbers of fine answers from each tier.
 
     Raises:
         ValueError: a tier has tasks and no nodes or no times.

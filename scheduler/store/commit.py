@@ -127,7 +127,7 @@ class GroupCommit:
         """
         if self.refused is not None:
             raise DataError(f"the database does not accept results: {self.refused}")
-        # One at a time, whoever asks and however short he waits: what has begun with a connection is completed.
+        # One at a time, and shielded: what has begun with a connection is completed, however soon the caller gives up.
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name="check of the database")
         await asyncio.shield(self._checking)

@@ -326,8 +326,8 @@ class JobStore:
         await asyncio.gather(*self._reading, return_exceptions=True)
 
     async def _rows(self, query: Any) -> Sequence[Row[Any]]:
-        """What a query finds. Whoever asks may be cancelled, for a client that hangs up; a query that has begun is
-        completed all the same: the driver would leave its connection open, and its thread waiting."""
+        """What a query finds. The caller may be cancelled when its client hangs up; a query that has begun is completed
+        all the same: the driver would leave its connection open, and its thread waiting."""
         await self._slots.acquire()
         reading = asyncio.create_task(self._read(query), name="reading")
         self._reading.add(reading)

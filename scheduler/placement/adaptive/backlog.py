@@ -18,13 +18,13 @@ def forecast(queue: Queue, *, idle_since: float, known: float, joins: int = 1) -
     """How many times slower than thought a node is at least, and when each task of its queue will be done.
 
     Slower: by the answer that it owes, 1 while none is overdue. With each moment that it does not come the node looks
-    slower, long before it can be measured. All its tasks will take so many times as long; and the oldest is taken to
+    slower, long before it can be measured. All its tasks will take that many times as long; the oldest is taken to
     stay overdue for as long as it has been until now, for a node that hangs is not about to answer at every moment.
 
     Args:
         idle_since: when the node finished its last task before these.
         known: up to which moment the node's answers would have been heard of by now.
-        joins: tasks that the node computes in one batch, where so many wait; they are all done at its end.
+        joins: most tasks that the node computes in one batch; they are all done at its end.
     """
     factor, late, free = 1.0, 0.0, idle_since
     done: list[float] = []

@@ -21,7 +21,7 @@ WEIGHT = 0.3
 """Of one observation: 90 % of a lasting change are known after seven."""
 
 CHANGE, CHANGE_WEIGHT = 1.5, 0.7
-"""An observation that is so many times more or less than expected is a change and no noise, and weighs this: a node
+"""An observation that is this many times more or less than expected is a change, not noise, and weighs this: a node
 that has become four times slower would otherwise be given too much for most of a short job. Should it have been an
 accident after all, the next observation takes it back as quickly."""
 

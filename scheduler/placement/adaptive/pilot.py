@@ -22,8 +22,8 @@ _CUSHION_S = 0.15
 """So long, and one task more, may wait at an upper node, that it has work while answers are on their way."""
 
 _AHEAD_TASKS, _AHEAD_S = 1.5, 0.05
-"""An end device gets another task when those of this scheme that it owes will be done in so many tasks' time, and so
-many seconds and its answer's way to the scheduler: enough to be never idle, and no choice is made too early."""
+"""An end device gets another task when it will be done with its planned ones within this many tasks' time, this many
+seconds and its answer's way to the scheduler: it is never idle, and no choice is made too early."""
 
 _BLIND_TASKS = 6
 """Tasks that an upper node may have while nothing is known of the link to it: the first answers will tell."""
@@ -32,8 +32,8 @@ _MOST_TASKS = 64
 """Tasks that an end device or an upper node may have in all; an end device holds the images of each in memory."""
 
 _WORTH_S, _WORTH = 0.3, 0.3
-"""A task is taken away from its upper node when it gains so many seconds, and such a share of what it still has to
-wait: estimates err, and what the node has done of it is lost."""
+"""A task is taken away from its upper node when it gains at least this many seconds, and this fraction of the time that
+it still has to wait: estimates err, and what the node has done of it is lost."""
 
 _MOST_KNOWN = 4096
 """Nodes that are remembered, or twice as many as there are; beyond that those that are not on the device list are
@@ -237,7 +237,7 @@ class Pilot:
         fine_only: bool = False,
         known: Outlook | None = None,
     ) -> Send | Hold | None:
-        """Where a task of so many images goes; see `planner.plan`.
+        """Where a task of `images` images goes; see `planner.plan`.
 
         Args:
             fine_only: the coarse answer is known, so that an end device just passes the task on.
@@ -259,7 +259,7 @@ class Pilot:
     def outlook(
         self, remaining: int, images: int, ends: Sequence[EndPlace], uppers: Sequence[Node], now: float
     ) -> Outlook:
-        """When so many tasks can be done by a whole fleet: for `plan` on a part of it."""
+        """When `remaining` tasks can be done by a whole fleet: for `plan` on a part of it."""
         if len(self._speeds) > max(_MOST_KNOWN, 2 * (len(ends) + len(uppers))):
             self.forget_all_but({place.node.node_id for place in ends} | {node.node_id for node in uppers})
         backlog = self._backlog_of(ends, uppers, now)

@@ -37,7 +37,7 @@ _MOST_ASKED = 8
 _TOLERANCE_S = 1e-6
 
 _MARGIN_S = 0.15
-"""So long before the end of the job a more accurate answer that comes later than others must be expected."""
+"""Prefer a more accurate node only if its answer is expected at least this long before the job ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,14 +205,14 @@ def plan(
 
 
 def outlook(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> Outlook:
-    """Of so many tasks on a whole fleet, of which but a part is looked at for each task. The last tasks are then given
-    to good nodes, not always to the best: they may take as long again as an end device takes for one."""
+    """The forecast for a whole fleet, of which only a part is looked at for each task. So the last tasks go to good
+    nodes, not always to the best: they may take as long again as an end device takes for one."""
     best = _outlook(tasks, ends, uppers, link, now)
     return replace(best, last=best.last + fmean(end.seconds for end in ends))
 
 
 def horizon(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> float:
-    """The earliest time at which so many more tasks can all have their final answers.
+    """The earliest time at which `tasks` more tasks can all have their final answers.
 
     Both stages at their best: the end devices compute all coarse answers and the last of them goes the shortest way
     on; the upper nodes begin when the first coarse answers arrive and never wait. Needs at least one of each.
@@ -246,7 +246,7 @@ def _first(ends: Sequence[EndState], now: float) -> list[EndState]:
 
 
 def _all_done(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
-    """When servers that are free at the first number and take the second per task are done with so many tasks.
+    """When servers are done with `tasks` tasks; each is free at its first number and takes its second per task.
 
     Exact: the `tasks`-th of all their finishing times in order. Many tasks are taken at a time where no server can be
     done with them later than the answer.
