@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+from aiohttp.connector import Connection
 
 from tierkit.access import client_context, tls_trouble
 from tierkit.errors import CertificateError, TerraceError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
@@ -54,12 +55,22 @@ def open_client(
             limit=0, limit_per_host=max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=client_context(tls_ca)
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        response_class=_Asked,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
         skip_auto_headers=("Accept", "User-Agent"),
         middlewares=middlewares,
     )
+
+
+class _Asked(aiohttp.ClientResponse):
+    """An answer to this very request: aiohttp takes what a peer has sent on an idle connection for the next answer."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        if connection.protocol is not None and connection.protocol.should_close:
+            raise aiohttp.ClientConnectionError("the peer has sent something unasked")
+        return await super().start(connection)
 
 
 def ask(

@@ -359,6 +359,18 @@ async def test_a_connection_that_ended_while_idle_is_not_used(unasked: bytes) ->
         assert [asked.connection for asked in server.asked] == [0, 1]
 
 
+async def test_an_answer_that_came_unasked_belongs_to_no_request() -> None:
+    async with serving(OK) as server, open_client(max_connections=1) as http:
+        await send(http, "GET", server.url)
+        server.asked[0].writer.write(HEAD + b"Content-Length: 5\r\n\r\nfalse")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        with pytest.raises(UpstreamUnavailable, match="unasked"):
+            await send(http, "POST", server.url, b"x")
+        assert await send(http, "POST", server.url, b"x") == (200, b"ok")
+        assert server.opened == 2
+
+
 @pytest.mark.parametrize(("method", "times"), [("POST", 2), ("GET", 3)])
 async def test_a_task_sent_into_a_connection_that_ends_is_not_sent_twice(method: str, times: int) -> None:
     """aiohttp repeats what may be repeated, a GET."""
