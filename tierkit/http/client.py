@@ -55,7 +55,7 @@ def open_client(
             limit=0, limit_per_host=max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=client_context(tls_ca)
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-        response_class=_Asked,
+        response_class=_Answer,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
@@ -64,13 +64,20 @@ def open_client(
     )
 
 
-class _Asked(aiohttp.ClientResponse):
-    """An answer to this very request: aiohttp takes what a peer has sent on an idle connection for the next answer."""
+class _Answer(aiohttp.ClientResponse):
+    """An answer to this very request, given up at once where it is given up."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        # aiohttp takes what a peer has sent on an idle connection for the next answer.
         if connection.protocol is not None and connection.protocol.should_close:
             raise aiohttp.ClientConnectionError("the peer has sent something unasked")
         return await super().start(connection)
+
+    def close(self) -> None:
+        # What has not been sent yet would wait in memory for a peer that may never read it.
+        if self.connection is not None and self.connection.protocol is not None:
+            self.connection.protocol.abort()
+        super().close()
 
 
 def ask(
