@@ -36,12 +36,10 @@ from tierkit.types import Recovery, Scheme, Tier
 
 __all__ = ["Choice", "Chooser", "Ring", "grade", "tags", "turn"]
 
-_MANY = 32
-"""A fleet of more end devices, or twice as many upper nodes, is looked at in parts by the scheme `adaptive`."""
-_PART = 6
-"""Of a large fleet: end devices with room, and upper nodes of each tier, that are looked at for one task."""
+_PART = 8
+"""End devices with room, and upper nodes of each tier, that the scheme `adaptive` looks at for one task."""
 _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
-"""How long a forecast of a large fleet stays valid: a minimum in seconds, and a fraction of the remaining time."""
+"""How long a forecast for the whole fleet stays valid: a minimum in seconds, and a fraction of the remaining time."""
 
 Order = tuple[tuple[int, str | int], ...]
 """Place of a device in the list, see `mapping.natural_order`."""
@@ -252,47 +250,49 @@ class Chooser:
         uppers = self._fleet.uppers(now, job.privacy)
         fits = self._fits(job, task, pool)
         untried = [node for node in uppers if node.node_id not in task.tried] or uppers
-        known = None
-        in_parts = alive and not job.interactive and (len(pool) > _MANY or len(uppers) > 2 * _MANY)
-        if in_parts:
-            known = self._outlook(job, task, uppers, now)
-            ends, untried = self._some_ends(task, fits, now), self._some_uppers(untried)
-        else:
-            limit = self._window + job.interactive
-            ends = [
-                EndPlace(node=self._fleet.node(device), has_room=self._owed(device.node_id) < limit)
-                for device in pool
-                if fits is None or fits(device.node_id)
-            ]
+        ends = self._some_ends(self._open, job, task, fits, now) if alive else []
+        if not ends and (job.interactive or not alive):
+            ends = self._some_ends(Ring(pool), job, task, fits, now)
         ask = Ask(
             remaining=len(job.ready),
             interactive=job.interactive,
             deadline=job.deadline_of(task, now),
             job_deadline=job.deadline,
         )
-        found = self._pilot.plan(ask, task.images, ends, untried, now, fine_only=task.has_coarse, known=known)
+        found = self._pilot.plan(
+            ask,
+            task.images,
+            ends,
+            self._some_uppers(untried),
+            now,
+            fine_only=task.has_coarse,
+            known=self._outlook(job, task, uppers, now),
+        )
         if found is None:
             return None
         if isinstance(found, Hold):
             job.held_back = found.reason
-            self.look_at = min(self.look_at, found.until, now + _OUTLOOK_S if in_parts else math.inf)
+            self.look_at = min(self.look_at, found.until, now + _OUTLOOK_S)
             return None
         device = self._devices.get(found.end)
         return Choice(
             job=job, task=task, device=device, reason=found.reason, upper=found.upper, too_late=found.too_late
         )
 
-    def _some_ends(self, task: ActiveTask, fits: Callable[[str], bool] | None, now: float) -> list[EndPlace]:
-        """The next few end devices that have room."""
-        while some := self._open.after(self._last_part, _PART, fits):
+    def _some_ends(
+        self, ring: Ring, job: ActiveJob, task: ActiveTask, fits: Callable[[str], bool] | None, now: float
+    ) -> list[EndPlace]:
+        """The next few end devices of a ring that have room."""
+        limit = self._window + job.interactive
+        while some := ring.after(self._last_part, _PART, fits):
             self._last_part = self._devices.get(some[-1]).order
             places = [
-                EndPlace(node=self._fleet.node(self._devices.get(node_id)), has_room=self._owed(node_id) < self._window)
+                EndPlace(node=self._fleet.node(self._devices.get(node_id)), has_room=self._owed(node_id) < limit)
                 for node_id in some
             ]
             ends = self._pilot.with_room(places, task.images, now, fine_only=task.has_coarse)
             for node_id in set(some) - {end.node.node_id for end in ends}:
-                self._open.set(node_id, (), member=False)
+                ring.set(node_id, (), member=False)
                 self._full.add(node_id)
             if ends:
                 return ends
@@ -308,11 +308,15 @@ class Chooser:
             chosen += [*nodes[first:], *nodes[:first]][:_PART]
         return chosen
 
-    def _outlook(self, job: ActiveJob, task: ActiveTask, uppers: Sequence[Node], now: float) -> Outlook:
+    def _outlook(self, job: ActiveJob, task: ActiveTask, uppers: Sequence[Node], now: float) -> Outlook | None:
+        """The forecast for the whole fleet; None without end devices or upper nodes that are alive."""
         until, known = self._outlooks.get(job.job_id, (0.0, None))
         if known is None or now >= until:
             ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
-            known = self._pilot.outlook(len(job.ready), task.images, ends, uppers, now)
+            if not (ends and uppers):
+                return None
+            in_parts = len(ends) > _PART or len(uppers) > _PART
+            known = self._pilot.outlook(len(job.ready), task.images, ends, uppers, now, in_parts=in_parts)
             until = now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now))
             self._outlooks[job.job_id] = until, known
         return known

@@ -243,10 +243,8 @@ class Pilot:
             fine_only: the coarse answer is known, so that an end device just passes the task on.
             known: of the whole fleet, where `ends` and `uppers` are but a part of it.
         """
-        if known is None:
-            backlog = self._backlog(None, None, now)
-        else:
-            backlog = self._backlog_of(ends, uppers, now, images=images)
+        in_parts = known is not None and known.in_parts
+        backlog = self._backlog_of(ends, uppers, now, images=images) if in_parts else self._backlog(None, None, now)
         return plan(
             ask,
             [self._end_state(place, images, backlog, now, fine_only=fine_only) for place in ends],
@@ -257,9 +255,20 @@ class Pilot:
         )
 
     def outlook(
-        self, remaining: int, images: int, ends: Sequence[EndPlace], uppers: Sequence[Node], now: float
+        self,
+        remaining: int,
+        images: int,
+        ends: Sequence[EndPlace],
+        uppers: Sequence[Node],
+        now: float,
+        *,
+        in_parts: bool,
     ) -> Outlook:
-        """When `remaining` tasks can be done by a whole fleet: for `plan` on a part of it."""
+        """When `remaining` tasks can be done by a whole fleet: for `plan`.
+
+        Args:
+            in_parts: only some of its nodes are looked at for each task.
+        """
         if len(self._speeds) > max(_MOST_KNOWN, 2 * (len(ends) + len(uppers))):
             self.forget_all_but({place.node.node_id for place in ends} | {node.node_id for node in uppers})
         backlog = self._backlog_of(ends, uppers, now)
@@ -269,6 +278,7 @@ class Pilot:
             [self._upper_state(node, images, backlog, now) for node in uppers],
             link=lambda end, upper: self._link_s(end, upper, now),
             now=now,
+            in_parts=in_parts,
         )
 
     def with_room(

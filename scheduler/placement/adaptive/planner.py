@@ -120,6 +120,8 @@ class Outlook:
     """When the end devices can have given all coarse answers."""
     uppers_narrow: bool
     """Whether the job waits for the upper nodes rather than for the end devices."""
+    in_parts: bool = False
+    """Only some nodes of the fleet are looked at for each task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +206,17 @@ def plan(
     return _send(best, in_time, f"{why}, {best.why(now)}")
 
 
-def outlook(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> Outlook:
-    """The forecast for a whole fleet, of which only a part is looked at for each task. So the last tasks go to good
-    nodes, not always to the best: they may take as long again as an end device takes for one."""
+def outlook(
+    tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float, in_parts: bool
+) -> Outlook:
+    """The forecast for a whole fleet. Needs at least one node of each kind.
+
+    Args:
+        in_parts: only some of its nodes are looked at for each task, so the last tasks go to good nodes, not always to
+            the best: they may take as long again as an end device takes for one.
+    """
     best = _outlook(tasks, ends, uppers, link, now)
-    return replace(best, last=best.last + fmean(end.seconds for end in ends))
+    return replace(best, last=best.last + fmean(end.seconds for end in ends), in_parts=True) if in_parts else best
 
 
 def horizon(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> float:
