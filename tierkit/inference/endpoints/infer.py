@@ -16,7 +16,7 @@ from tierkit.http.exchange import ALONE, REPEATABLE, Again
 from tierkit.inference.endpoints.classification import best_classes
 from tierkit.inference.endpoints.lookup import Models
 from tierkit.inference.endpoints.repetition import RAW_NAMES, Repetition, server_timing
-from tierkit.inference.endpoints.request import MUCH_JSON, RequestReader, announced_images, budget_s, is_urgent
+from tierkit.inference.endpoints.request import LARGE_JSON_BYTES, RequestReader, announced_images, budget_s, is_urgent
 from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.metrics import ModelMetrics
@@ -109,7 +109,7 @@ class InferEndpoint:
             if texts := [output for output in wanted if output.classification or output.name not in binary]:
                 _check_texts(runner.model, runner.check_request(arrays, [output.name for output in wanted]), texts)
             # Reading much JSON has held the event loop up already.
-            alone = (_BINARY in headers or len(body) <= MUCH_JSON) and _is_alone(scope)
+            alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and _is_alone(scope)
             result = await runner.infer(
                 arrays,
                 [output.name for output in wanted],

@@ -16,7 +16,7 @@ from tierkit.wire.oip import BINARY_HEADER, InferRequest, Limits, decode_request
 from tierkit.wire.oip.compression import CODING, content_bytes, decompress
 from tierkit.wire.oip.datatypes import dtype_of
 
-__all__ = ["RequestReader", "announced_images", "budget_s", "is_urgent"]
+__all__ = ["LARGE_JSON_BYTES", "RequestReader", "announced_images", "budget_s", "is_urgent"]
 
 _BINARY = BINARY_HEADER.lower().encode()
 _BUDGET = BUDGET_HEADER.lower().encode()
@@ -24,7 +24,7 @@ _BUDGET = BUDGET_HEADER.lower().encode()
 _PRIORITY = PRIORITY_HEADER.lower().encode()
 _URGENT = INTERACTIVE.encode()
 
-_LARGE_JSON_BYTES = 64 * 1024
+LARGE_JSON_BYTES = 64 * 1024
 """Reading this much JSON takes about a millisecond."""
 
 _LONGEST_S = 1e9
@@ -96,7 +96,7 @@ class RequestReader:
             )
         json_bytes = len(body) if header_length is None else header_length
         # More than the limit is refused unread.
-        if _LARGE_JSON_BYTES < json_bytes <= self._limits.max_json_bytes:
+        if LARGE_JSON_BYTES < json_bytes <= self._limits.max_json_bytes:
             async with self._turn:
                 await asyncio.sleep(_PAUSE_S)
                 return decode_request(body, header_length, limits=self._limits, raw_input=raw_input)

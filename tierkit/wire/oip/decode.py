@@ -19,7 +19,7 @@ from tierkit.wire.oip.datatypes import BYTES, dtype_of
 from tierkit.wire.oip.encode import BINARY_HEADER
 from tierkit.wire.oip.messages import InferRequest, InferResponse, RequestedOutput, Tensor
 
-__all__ = ["Limits", "decode_request", "decode_response", "parse_header_length"]
+__all__ = ["Limits", "decode_request", "decode_response", "parse_header_length", "tensor_from_bytes"]
 
 _MAX_LISTS = 2**15
 """Lists and objects in a JSON part: reading one of them takes as long as reading several numbers."""
@@ -243,7 +243,7 @@ def _tensors(heads: Sequence[_TensorHead], key: str, payload: memoryview, limits
                 raise MalformedMessage(
                     f"tensor {head.name!r} claims {size} bytes where {len(payload) - start} follow the JSON part"
                 )
-            data = _from_bytes(payload[start:end], head.shape, head.datatype, head.name)
+            data = tensor_from_bytes(payload[start:end], head.shape, head.datatype, head.name)
             start = end
         tensors.append(Tensor(head.name, data, parameters))
     if start != len(payload):
@@ -251,7 +251,7 @@ def _tensors(heads: Sequence[_TensorHead], key: str, payload: memoryview, limits
     return tuple(tensors)
 
 
-def _from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: str) -> Array:
+def tensor_from_bytes(view: memoryview, shape: tuple[int, ...], datatype: str, name: str) -> Array:
     """The binary tensor `name`; a view of `view` where its type allows that.
 
     Raises:
@@ -283,7 +283,7 @@ def _rows(body: Body, spec: TensorSpec) -> Array:
     rows, rest = divmod(len(body), row_bytes)
     if rest or not rows:
         raise MalformedMessage(f"a raw body of {len(body)} bytes is no whole number of rows of {row_bytes} bytes")
-    return _from_bytes(memoryview(body), (rows, *spec.shape[1:]), spec.datatype, spec.name)
+    return tensor_from_bytes(memoryview(body), (rows, *spec.shape[1:]), spec.datatype, spec.name)
 
 
 def _split_strings(view: memoryview, count: int, name: str) -> list[bytes]:
