@@ -172,6 +172,7 @@ _OPERATORS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], Tensor]] = {
     "DequantizeLinear": _dequantize,
     "Flatten": lambda inputs, attributes: torch.flatten(inputs[0], attributes.get("axis", 1)),
     "Gemm": _multiply,
+    "GlobalAveragePool": lambda inputs, _: torch.mean(inputs[0], dim=(2, 3), keepdim=True),
     "Identity": lambda inputs, _: inputs[0],
     "MatMul": _multiply,
     "Mul": lambda inputs, _: inputs[0] * inputs[1],

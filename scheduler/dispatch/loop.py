@@ -484,7 +484,8 @@ class Dispatcher:
             _log.exception("unexpected error in an attempt", extra={"task": job.task_id(task)})
             error = exc
         finally:
-            del self._limits[attempt], self._io[attempt]
+            self._limits.pop(attempt, None)
+            self._io.pop(attempt, None)
         self._handle(events.Ended(attempt, error, self._clock()))
 
     def _order(self, attempt: Attempt) -> Order:
@@ -522,6 +523,7 @@ class Dispatcher:
                     self._fail_job_of(event, exc)
                 for effect in self._states.effects:
                     self._perform(effect)
+                self._states.effects.clear()  # they hold jobs
         finally:
             self._events.clear()
             self._handling = False
@@ -560,7 +562,9 @@ class Dispatcher:
                 self._choice.changed(attempt.node_id)
                 self._note_news(attempt.job)
             case events.Cancel(attempt):
-                if (task_io := self._io.get(attempt)) is not None and task_io is not asyncio.current_task():
+                # Removed here: an asyncio task that is cancelled before its first step removes nothing.
+                task_io = self._io.pop(attempt, None)
+                if task_io is not None and task_io is not asyncio.current_task():
                     task_io.cancel()
             case events.TakeBack(job, answer):
                 job.sink.withdrawn(answer)
