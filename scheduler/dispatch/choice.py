@@ -39,7 +39,7 @@ __all__ = ["Choice", "Chooser", "Ring", "grade", "tags", "turn"]
 _PART = 8
 """End devices with room, and upper nodes of each tier, that the scheme `adaptive` looks at for one task."""
 _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
-"""How long a forecast for the whole fleet stays valid: a minimum in seconds, and a fraction of the remaining time."""
+"""How long a forecast for a large fleet stays valid: a minimum in seconds, and a fraction of the remaining time."""
 
 Order = tuple[tuple[int, str | int], ...]
 """Place of a device in the list, see `mapping.natural_order`."""
@@ -266,7 +266,7 @@ class Chooser:
             self._some_uppers(untried),
             now,
             fine_only=task.has_coarse,
-            known=self._outlook(job, task, uppers, now),
+            known=self._outlook(job, task, untried, fits, now),
         )
         if found is None:
             return None
@@ -308,15 +308,27 @@ class Chooser:
             chosen += [*nodes[first:], *nodes[:first]][:_PART]
         return chosen
 
-    def _outlook(self, job: ActiveJob, task: ActiveTask, uppers: Sequence[Node], now: float) -> Outlook | None:
-        """The forecast for the whole fleet; None without end devices or upper nodes that are alive."""
+    def _outlook(
+        self,
+        job: ActiveJob,
+        task: ActiveTask,
+        uppers: Sequence[Node],
+        fits: Callable[[str], bool] | None,
+        now: float,
+    ) -> Outlook | None:
+        """The forecast for all nodes that a task may go to; None without end devices or upper nodes that are alive."""
         until, known = self._outlooks.get(job.job_id, (0.0, None))
-        if known is None or now >= until:
-            ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
-            if not (ends and uppers):
-                return None
-            in_parts = len(ends) > _PART or len(uppers) > _PART
-            known = self._pilot.outlook(len(job.ready), task.images, ends, uppers, now, in_parts=in_parts)
-            until = now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now))
-            self._outlooks[job.job_id] = until, known
+        if known is not None and now < until and fits is None:
+            return known
+        ends = [
+            EndPlace(node=node, has_room=True)
+            for node in self._fleet.alive_ends(now)
+            if fits is None or fits(node.node_id)
+        ]
+        if not (ends and uppers):
+            return None
+        in_parts = len(ends) > _PART or len(uppers) > _PART
+        known = self._pilot.outlook(len(job.ready), task.images, ends, uppers, now, in_parts=in_parts)
+        if in_parts and fits is None:
+            self._outlooks[job.job_id] = now + max(_OUTLOOK_S, _OUTLOOK * (known.last - now)), known
         return known
