@@ -191,7 +191,11 @@ class Dispatcher:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm_at = self._look_at
-            self._alarm = asyncio.get_running_loop().call_later(max(0.0, self._look_at - now), self.wake)
+            self._alarm = asyncio.get_running_loop().call_later(max(0.0, self._look_at - now), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None  # a timer may fire a little early, and stands no more
+        self.wake()
 
     # --- deciding -------------------------------------------------------------------------------------------------
 

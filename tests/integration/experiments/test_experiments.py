@@ -49,17 +49,19 @@ def run(*arguments: str) -> Any:
 
 
 def test_table5(profile: str, tmp_path: Path) -> None:
+    # A device has to fall silent while it computes: slow enough for a busy machine.
+    Path(profile).write_text(PROFILE.replace("end = 3.0", "end = 6.0"))
     options = ["--profile", profile, "--tasks", "30", "--failures", "0,1", "--out", str(tmp_path / "run")]
     rows = run("table5", "--quick", *options)
     assert [(row["method"], row["failures"], row["runs"]) for row in rows] == [
         (method, failures, 1) for method in ("none", "reassign", "monitor") for failures in (0, 1)
     ]
     none, failed, _, reassigned, whole, shrunk = rows
-    assert none["seconds"] >= none["ideal_seconds"] == pytest.approx(1.5)
+    assert none["seconds"] >= none["ideal_seconds"] == pytest.approx(3.0)
     assert failed["seconds"] is None
     assert "recovery=none" in failed["reason"]
     # Five tasks from the silent device, 25 from the two others.
-    assert shrunk["ideal_seconds"] == pytest.approx(25 / 2 * 0.15, abs=1e-3)
+    assert shrunk["ideal_seconds"] == pytest.approx(25 / 2 * 0.3, abs=1e-3)
     assert shrunk["seconds"] >= shrunk["ideal_seconds"]
     assert whole["ratio"] >= 1
     assert reassigned["unacknowledged_sends"] > 0
