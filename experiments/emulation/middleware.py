@@ -95,7 +95,7 @@ class _Queue:
         self._free_at = -math.inf
 
     def send(self, n_bytes: int, now: float) -> float:
-        """Give so many bytes to the link; returns when the last of them is on the wire."""
+        """Give `n_bytes` to the link; returns when the last of them is on the wire."""
         self._free_at = transmitted_at(self._spec, n_bytes, now=now, free_at=self._free_at)
         return self._free_at
 

@@ -185,7 +185,7 @@ async def get_attempts(
     cursor: Cursor = None,
     task: OnlyTask = None,
 ) -> AttemptPage:
-    """By task, then in the order in which they began; with those under way."""
+    """Sorted by task, then by start. Attempts under way are among them."""
     return await scheduler.attempts(job_id, limit=limit, cursor=cursor, task=task)
 
 
@@ -197,7 +197,7 @@ async def get_explanation(
     cursor: Cursor = None,
     task: OnlyTask = None,
 ) -> Explanation:
-    """The reason of each attempt, by task, then in the order in which they began; with those under way."""
+    """The reason of each attempt, sorted by task, then by start. Attempts under way are among them."""
     return await scheduler.explain(job_id, limit=limit, cursor=cursor, task=task)
 
 

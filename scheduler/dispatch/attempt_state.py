@@ -72,6 +72,8 @@ _UPSTREAM_WAIT_S, _UPSTREAM_WAIT_CAP_S = 0.2, 5.0
 """Longest wait after the first failure, and after many."""
 _AFTER_FINAL_S = 1.0
 """How long an answer stream may go on after its final line before the connection is given up."""
+_EARLY_S = 0.005
+"""How much too early a timer may fire."""
 _MOST_MOVES = 3
 """How often a task is taken from an upper node that is alive."""
 _MOST_SAID = 300
@@ -242,7 +244,7 @@ class AttemptStates:
         job, task = attempt.job, attempt.task
         if attempt.phase in (Phase.ANSWERED, Phase.ENDED):
             self._conclude(attempt, None, now)
-        elif attempt.until != attempt.deadline:
+        elif now < attempt.deadline - _EARLY_S:
             first_s = self._settings.coarse_timeout_s
             error = UpstreamError(f"{attempt.node_id} gave no coarse answer within {first_s:g} s")
             self._conclude(attempt, error, now)

@@ -31,7 +31,7 @@ class LineCame(NamedTuple):
 
 
 class TimeUp(NamedTuple):
-    """`Attempt.until` has passed."""
+    """`Attempt.until` has passed: the time for the coarse answer, or the deadline."""
 
     attempt: Attempt
     now: float

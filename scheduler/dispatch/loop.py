@@ -529,7 +529,6 @@ class Dispatcher:
                     self._perform(effect)
                 self._states.effects.clear()  # they hold jobs
         finally:
-            self._events.clear()
             self._handling = False
         self._wake.set()
 
@@ -558,7 +557,8 @@ class Dispatcher:
             case events.Report(attempt, outcome, reason, now):
                 self._on_report(attempt, outcome, reason, now)
             case events.WaitUntil(attempt, at):
-                if (limit := self._limits.get(attempt)) is not None:
+                # One that has just expired cannot be moved any more: `TimeUp` follows.
+                if (limit := self._limits.get(attempt)) is not None and not limit.expired():
                     limit.reschedule(at)
             case events.Finished(attempt):
                 self.pilot.ended(attempt)

@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -99,7 +100,7 @@ class InputFiles:
         return np.memmap(path, np.uint8, "r", shape=(images, *self.shape)).view(np.ndarray)
 
 
-class ImageWriter:
+class ImageWriter(ABC):
     """Receives images one after the other.
 
     Args:
@@ -128,8 +129,8 @@ class ImageWriter:
         if self.images + images > self._max_images:
             raise TooLarge(f"more than {self._max_images} images in {self._bounded}")
 
-    def _write(self, images: Pixels) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, images: Pixels) -> None: ...
 
 
 class MemoryWriter(ImageWriter):

@@ -277,6 +277,15 @@ def test_a_fine_answer_closes_the_task_and_drops_the_attempt_beside_it():
     assert world.job.open == {}
 
 
+def test_a_coarse_answer_that_comes_as_its_time_is_up_does_not_end_the_task():
+    world = World()
+    attempt = world.start("end-0", "edge-0")
+    coarse_until = attempt.until
+    world.lines(attempt, COARSE)
+    world.feed(events.TimeUp(attempt, coarse_until))
+    assert (world.kinds, world.outcomes, world.queued) == (["coarse"], ["error"], [0])
+
+
 def test_scheme_end_is_closed_by_the_coarse_answer():
     world = World(scheme=Scheme.END)
     world.lines(world.start(), COARSE)
