@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tierkit.wire.events import CoarseEvent, FineEvent, Sent, StageAnswer, Upper
 from tierkit.wire.messages import Upstream
 from tierkit.wire.oip import InferResponse, Timing
 
-__all__ = ["check_probabilities", "coarse_event", "fine_event", "stage_answer"]
+__all__ = ["UpperAnswer", "check_probabilities", "coarse_event", "fine_event", "stage_answer"]
 
 _SUM_TOLERANCE = 1e-3
 """A float32 softmax over 100 classes is within 1e-5 of 1; half precision would be within 1e-3."""
@@ -49,69 +50,46 @@ def coarse_event(
     )
 
 
-def fine_event(
-    task_id: str,
-    upstream: Upstream,
-    probabilities: Array,
-    hierarchy: Hierarchy,
-    *,
-    round_trip_s: float,
-    timing: Timing | None = None,
-    sent: Sent | None = None,
-    wrong: tuple[WrongAnswer, ...] = (),
-) -> FineEvent:
-    """The finer answer, from an upper node's class probabilities, `[n, F]`; the superclass is the one whose classes'
-    probabilities add up to the most, which need not be that of the best class."""
-    return FineEvent(
-        task_id=task_id,
-        node_id=upstream.node_id,
-        tier=upstream.tier,
-        model=upstream.model,
-        round_trip_ms=round_trip_s * 1000,
-        timing=_upper_timing(timing),
-        sent=sent,
-        wrong=wrong,
-        **_both_levels(probabilities, hierarchy),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpperAnswer:
+    """What an upper node answered."""
+
+    upstream: Upstream
+    probabilities: Array
+    """Of the classes, `[n, F]`."""
+    round_trip_s: float
+    timing: Timing | None = None
+    sent: Sent | None = None
+    wrong: tuple[WrongAnswer, ...] = ()
+    """Of nodes that were asked before it."""
 
 
-def stage_answer(
-    upstream: Upstream,
-    indices: Array,
-    probabilities: Array,
-    hierarchy: Hierarchy,
-    *,
-    round_trip_s: float,
-    timing: Timing | None = None,
-    sent: Sent | None = None,
-    wrong: tuple[WrongAnswer, ...] = (),
-) -> StageAnswer:
+def fine_event(task_id: str, answer: UpperAnswer, hierarchy: Hierarchy) -> FineEvent:
+    """The finer answer of a whole task. The superclass is the one whose classes' probabilities add up to the most,
+    which need not be that of the best class."""
+    return FineEvent(task_id=task_id, **_finer(answer, hierarchy))
+
+
+def stage_answer(indices: Array, answer: UpperAnswer, hierarchy: Hierarchy) -> StageAnswer:
     """The finer answer as one stage of several, for the images at `indices`, int64 `[n]`, of a task."""
-    return StageAnswer(
-        tier=upstream.tier,
-        node_id=upstream.node_id,
-        model=upstream.model,
-        indices=tuple(indices.tolist()),
-        round_trip_ms=round_trip_s * 1000,
-        timing=_upper_timing(timing),
-        sent=sent,
-        wrong=wrong,
-        **_both_levels(probabilities, hierarchy),
-    )
+    return StageAnswer(indices=tuple(indices.tolist()), **_finer(answer, hierarchy))
 
 
-def _upper_timing(timing: Timing | None) -> UpperTiming | None:
-    if timing is None:
-        return None
-    return UpperTiming(
-        queue_ms=timing.queue_s * 1000, compute_ms=timing.compute_s * 1000, batch_images=timing.batch_images
-    )
-
-
-def _both_levels(probabilities: Array, hierarchy: Hierarchy) -> dict[str, Any]:
-    labels, confidences = _best(probabilities)
-    coarse_labels, coarse_confidences = _best(hierarchy.coarse_probabilities(probabilities))
+def _finer(answer: UpperAnswer, hierarchy: Hierarchy) -> dict[str, Any]:
+    timing = answer.timing
+    labels, confidences = _best(answer.probabilities)
+    coarse_labels, coarse_confidences = _best(hierarchy.coarse_probabilities(answer.probabilities))
     return {
+        "node_id": answer.upstream.node_id,
+        "tier": answer.upstream.tier,
+        "model": answer.upstream.model,
+        "round_trip_ms": answer.round_trip_s * 1000,
+        "timing": timing
+        and UpperTiming(
+            queue_ms=timing.queue_s * 1000, compute_ms=timing.compute_s * 1000, batch_images=timing.batch_images
+        ),
+        "sent": answer.sent,
+        "wrong": answer.wrong,
         "labels": labels,
         "confidences": confidences,
         "coarse_labels": coarse_labels,

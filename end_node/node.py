@@ -23,8 +23,8 @@ from encryption.sending import (
     ThroughRelay,
     destination,
 )
-from end_node.answers import check_probabilities, coarse_event, fine_event, stage_answer
-from end_node.routing import Below, going_up
+from end_node.answers import UpperAnswer, check_probabilities, coarse_event, fine_event, stage_answer
+from end_node.escalation import Below, going_up
 from end_node.settings import EndSettings
 from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
@@ -39,13 +39,11 @@ from tierkit.wire.events import (
     FallbackReason,
     FineEvent,
     RoutedEvent,
-    Sent,
     StageAnswer,
     StageLoss,
     WrongAnswer,
 )
 from tierkit.wire.messages import Encoding, Stage, Upstream
-from tierkit.wire.oip import Timing
 
 __all__ = ["EndNode", "Task"]
 
@@ -88,29 +86,6 @@ class Task:
     request_id: str
     urgent: bool = False
     """Whether it overtakes the tasks that wait, here and above."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Got:
-    """An upper node's answer."""
-
-    upstream: Upstream
-    probabilities: Array
-    round_trip_s: float
-    timing: Timing | None
-    sent: Sent
-    wrong: tuple[WrongAnswer, ...] = ()
-    """What nodes that were asked before it answered."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Failed:
-    """No upper node answered, and why."""
-
-    reason: FallbackReason
-    detail: str
-    tried: tuple[str, ...]
-    wrong: tuple[WrongAnswer, ...] = ()
 
 
 class EndNode(InferenceNode):
@@ -179,7 +154,12 @@ class EndNode(InferenceNode):
         if self._sums_up:
             probabilities = self._hierarchy.coarse_probabilities(probabilities)
         event = coarse_event(
-            task.task_id, self.settings.node_id, model.name, probabilities, result, below=_first_threshold(task)
+            task.task_id,
+            self.settings.node_id,
+            model.name,
+            probabilities,
+            result,
+            below=task.stages[0].below if task.stages else None,
         )
         return event, probabilities
 
@@ -199,20 +179,7 @@ class EndNode(InferenceNode):
         does not use up the time of the others; the last one has all that is left.
         """
         got = await self._ask_in_turn(task, task.images, task.upstreams, later=0)
-        if isinstance(got, _Failed):
-            return FallbackEvent(
-                task_id=task.task_id, reason=got.reason, detail=got.detail, tried=got.tried, wrong=got.wrong
-            )
-        return fine_event(
-            task.task_id,
-            got.upstream,
-            got.probabilities,
-            self._hierarchy,
-            round_trip_s=got.round_trip_s,
-            timing=got.timing,
-            sent=got.sent,
-            wrong=got.wrong,
-        )
+        return got if isinstance(got, FallbackEvent) else fine_event(task.task_id, got, self._hierarchy)
 
     async def escalated(self, task: Task, coarse: Array | None) -> RoutedEvent:
         """The finer answers of the images that are unsure, tier after tier as the task's stages say.
@@ -231,43 +198,33 @@ class EndNode(InferenceNode):
             nodes = [upstream for upstream in task.upstreams if upstream.tier is stage.tier]
             above = {after.tier for after in task.stages[number + 1 :]}
             later = sum(upstream.tier in above for upstream in task.upstreams)
-            got: _Got | _Failed
+            got: UpperAnswer | FallbackEvent
             if nodes:
                 got = await self._ask_in_turn(task, images, nodes, later=later)
             else:
-                got = _Failed(reason="no_upstream", detail=f"there was no {stage.tier} node to ask", tried=())
-            if isinstance(got, _Failed):
-                indices = tuple(going.tolist())
+                why = f"there was no {stage.tier} node to ask"
+                got = FallbackEvent(task_id=task.task_id, reason="no_upstream", detail=why, tried=())
+            none = going[:0]
+            if isinstance(got, FallbackEvent):
                 losses.append(
                     StageLoss(
                         tier=stage.tier,
-                        indices=indices,
+                        indices=tuple(going.tolist()),
                         reason=got.reason,
                         detail=got.detail,
                         tried=got.tried,
                         wrong=got.wrong,
                     )
                 )
-                below = Below(answered=going[:0], probabilities=None, lost=going)
+                below = Below(answered=none, probabilities=None, lost=going)
             else:
-                answers.append(
-                    stage_answer(
-                        got.upstream,
-                        going,
-                        got.probabilities,
-                        self._hierarchy,
-                        round_trip_s=got.round_trip_s,
-                        timing=got.timing,
-                        sent=got.sent,
-                        wrong=got.wrong,
-                    )
-                )
-                below = Below(answered=going, probabilities=got.probabilities, lost=going[:0])
+                answers.append(stage_answer(going, got, self._hierarchy))
+                below = Below(answered=going, probabilities=got.probabilities, lost=none)
         return RoutedEvent(task_id=task.task_id, answers=tuple(answers), losses=tuple(losses))
 
     async def _ask_in_turn(
         self, task: Task, images: Array, upstreams: Sequence[Upstream], *, later: int
-    ) -> _Got | _Failed:
+    ) -> UpperAnswer | FallbackEvent:
         """Ask these nodes until one answers. `later`: how many more may have to be asked after them."""
         tried: list[str] = []
         failures: list[str] = []
@@ -293,7 +250,7 @@ class EndNode(InferenceNode):
                 self._tell(upstream.node_id, None, "")
                 return replace(got, wrong=tuple(wrong)) if wrong else got
         detail = "; ".join(failures)[:_MOST_SAID] or "the budget was spent before an upper node could be asked"
-        return _Failed(reason=reason, detail=detail, tried=tuple(tried), wrong=tuple(wrong))
+        return FallbackEvent(task_id=task.task_id, reason=reason, detail=detail, tried=tuple(tried), wrong=tuple(wrong))
 
     def _tell(self, upstream: str, reason: FallbackReason | None, why: str) -> None:
         """Log when an upper node begins to fail, fails in another way, or is well again; not for each task."""
@@ -310,7 +267,7 @@ class EndNode(InferenceNode):
 
     async def _ask(
         self, task: Task, images: Array, upstream: Upstream, budget_s: float, *, encoded: dict[Encoding, Encoded]
-    ) -> _Got:
+    ) -> UpperAnswer:
         """`encoded`: the images in the forms that they have been encoded in so far."""
         started = self.clock()
         outcome = "cancelled"
@@ -325,7 +282,7 @@ class EndNode(InferenceNode):
         finally:
             round_trip_s = self.clock() - started
             _escalations(upstream.tier, outcome).observe(round_trip_s)
-        return _Got(
+        return UpperAnswer(
             upstream=upstream,
             probabilities=probabilities,
             round_trip_s=round_trip_s,
@@ -364,10 +321,6 @@ class EndNode(InferenceNode):
         except TerraceError as exc:
             # Its own trouble: nothing that the upper node has answered.
             raise UpstreamUnavailable(f"nothing was sent, since the images could not be encoded: {exc}") from exc
-
-
-def _first_threshold(task: Task) -> float | None:
-    return task.stages[0].below if task.stages else None
 
 
 def _reason(error: TerraceError) -> FallbackReason:

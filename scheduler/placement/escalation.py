@@ -2,7 +2,7 @@
 
 A job with `escalate` other than `always` gets its gates when it is submitted, out of the tuned ones that lie beside the
 weights, and keeps them: a chain of tiers, and for each step up the threshold below which an answer is unsure. The end
-devices route image by image (`end_node.routing`); the scheduler tells them the stages and checks what comes back.
+devices route image by image (`end_node.escalation`); the scheduler tells them the stages and checks what comes back.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from end_node.answers import check_probabilities, coarse_event, fine_event
+from end_node.answers import UpperAnswer, check_probabilities, coarse_event, fine_event
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.inference.model import Array
@@ -28,7 +28,7 @@ def read(event: TaskEvent) -> TaskEvent:
 
 
 def test_the_superclass_is_that_of_the_most_probable_sum() -> None:
-    event = read(fine_event("t", UPSTREAM, GOOD, HIERARCHY, round_trip_s=0.25))
+    event = read(fine_event("t", UpperAnswer(upstream=UPSTREAM, probabilities=GOOD, round_trip_s=0.25), HIERARCHY))
     assert isinstance(event, FineEvent)
     assert event.labels == (0, 2)
     assert event.coarse_labels == (1, 1)
@@ -39,7 +39,8 @@ def test_the_superclass_is_that_of_the_most_probable_sum() -> None:
 def test_a_confidence_is_at_most_one_whatever_the_rounding() -> None:
     just_above = np.array([[1.0000001, 0.0, 0.0]], np.float32)
     assert just_above.max() > 1
-    event = read(fine_event("t", UPSTREAM, just_above, HIERARCHY, round_trip_s=0.0))
+    answer = UpperAnswer(upstream=UPSTREAM, probabilities=just_above, round_trip_s=0.0)
+    event = read(fine_event("t", answer, HIERARCHY))
     assert isinstance(event, FineEvent)
     assert event.confidences == (1.0,)
     assert event.coarse_confidences == (1.0,)
@@ -71,7 +72,10 @@ def test_a_fine_event_tells_how_it_was_had() -> None:
     sent = Sent(form="bottleneck", upload_bytes=17, encode_ms=1.5, encoded_by="end-1")
     wrong = (WrongAnswer(node_id="edge-2", detail="nonsense"),)
     timing = Timing(queue_s=0.001, compute_s=0.002, batch_images=3)
-    event = read(fine_event("t", UPSTREAM, GOOD, HIERARCHY, round_trip_s=0.25, timing=timing, sent=sent, wrong=wrong))
+    answer = UpperAnswer(
+        upstream=UPSTREAM, probabilities=GOOD, round_trip_s=0.25, timing=timing, sent=sent, wrong=wrong
+    )
+    event = read(fine_event("t", answer, HIERARCHY))
     assert isinstance(event, FineEvent)
     assert (event.sent, event.wrong) == (sent, wrong)
     assert event.timing == UpperTiming(queue_ms=1.0, compute_ms=2.0, batch_images=3)

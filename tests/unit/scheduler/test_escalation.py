@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from end_node.routing import Below, going_up
+from end_node.escalation import Below, going_up
 from models.escalation import Network, Tuning, make_gate
 from scheduler.jobs.policy import PolicyRequest, settle
 from scheduler.placement.escalation import (
@@ -258,7 +258,7 @@ def test_the_highest_answer_stands_and_a_loss_counts_only_where_nothing_higher_c
     works=st.tuples(st.booleans(), st.booleans()),
 )
 def test_what_an_end_device_does_passes_the_check_and_leaves_no_image_out(margins, below, spare, works):
-    """The routing of the end device (`end_node.routing`), against what the scheduler makes of its answer."""
+    """The routing of the end device (`end_node.escalation`), against what the scheduler makes of its answer."""
     stages = (Stage(tier=Tier.EDGE, below=below[0], spare=spare), Stage(tier=Tier.CLOUD, below=below[1], spare=spare))
 
     def probabilities(level: int, at) -> np.ndarray:

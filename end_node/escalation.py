@@ -1,15 +1,20 @@
-"""Which images of a task go up which tiers after its coarse answer: what its sender asks for, checked. Pure."""
+"""Which images of a task go up which tiers after its coarse answer. Pure: `node` asks, this decides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from models.escalation import unsure
 from tierkit.errors import InvalidInput
+from tierkit.inference.model import Array
 from tierkit.inference.upstreams import read_header
 from tierkit.types import Tier
 from tierkit.wire.messages import ESCALATION, ESCALATION_HEADER, UPSTREAM_HEADER, Stage, Upstream
 
-__all__ = ["read_stages"]
+__all__ = ["Below", "going_up", "read_stages"]
 
 
 def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_known: bool) -> tuple[Stage, ...]:
@@ -49,3 +54,31 @@ def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_kno
                 "when the coarse answer is known; it has no other place"
             )
     return stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Below:
+    """What the tier below a stage has to tell."""
+
+    answered: Array
+    """Positions in the task, int64 `[a]`, of the images that it answered."""
+    probabilities: Array | None
+    """`[a, classes]`, of these answers; None where they are not at hand, and so no threshold can be kept to."""
+    lost: Array
+    """Positions, int64 `[l]`, of those that it should have answered and did not."""
+
+    @classmethod
+    def of_all(cls, images: int, probabilities: Array | None) -> Below:
+        """The tier that has answered all images."""
+        return cls(answered=np.arange(images), probabilities=probabilities, lost=np.arange(0))
+
+
+def going_up(stage: Stage, below: Below) -> Array:
+    """Positions of the images that the stage is asked about, int64 `[m]`, rising; no image stands in it twice."""
+    if stage.only is not None:
+        return np.array(stage.only, np.int64)
+    going = below.answered
+    if stage.below is not None and len(going):
+        assert below.probabilities is not None, "a threshold needs the answers that it is about"
+        going = going[unsure(below.probabilities, stage.below)]
+    return np.sort(np.concatenate([going, below.lost])) if stage.spare else going

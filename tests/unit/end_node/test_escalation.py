@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from end_node.routing import Below, going_up
-from end_node.stages import read_stages
+from end_node.escalation import Below, going_up, read_stages
 from tierkit.errors import InvalidInput
 from tierkit.types import Tier
 from tierkit.wire.messages import Stage, Upstream
