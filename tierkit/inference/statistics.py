@@ -1,21 +1,18 @@
 """Counts and durations of one model's requests and batches, in the words of Triton's statistics extension.
 
-Updated on the event loop only, once per batch, so that no lock is needed; and added up only when somebody asks, or
-some dozens of batches have come together: code that has just run takes a fraction of the time.
+Updated on the event loop only, once per batch, so that no lock is needed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 __all__ = ["BatchRecord", "ModelRun", "ModelStatistics"]
 
-
-_TOGETHER = 64
-"""Batches that are added up at once."""
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
 class ModelRun(NamedTuple):
@@ -48,107 +45,61 @@ class BatchRecord:
         return sum(run.seconds for run in self.runs)
 
 
-@dataclass(slots=True)
-class _Duration:
-    count: int = 0
-    total_s: float = 0.0
+class _Durations(dict[str, tuple[int, float]]):
+    """Number and total seconds of each kind of work."""
 
-    def add(self, seconds: float, count: int = 1) -> None:
-        self.count += count
-        self.total_s += seconds
+    def add(self, kind: str, count: int, total_s: float) -> None:
+        old_count, old_s = self.get(kind, (0, 0.0))
+        self[kind] = (old_count + count, old_s + total_s)
 
-    def as_json(self) -> dict[str, int]:
-        return {"count": self.count, "ns": round(self.total_s * 1e9)}
-
-
-@dataclass(slots=True)
-class _BatchDurations:
-    input: _Duration = field(default_factory=_Duration)
-    infer: _Duration = field(default_factory=_Duration)
-    output: _Duration = field(default_factory=_Duration)
-
-    def add(self, count: int, *, input_s: float, infer_s: float, output_s: float) -> None:
-        """Count as many as took so long each."""
-        self.input.add(input_s * count, count)
-        self.infer.add(infer_s * count, count)
-        self.output.add(output_s * count, count)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "compute_input": self.input.as_json(),
-            "compute_infer": self.infer.as_json(),
-            "compute_output": self.output.as_json(),
-        }
+    def as_json(self, *kinds: str) -> dict[str, dict[str, int]]:
+        found = {kind: self.get(kind, (0, 0.0)) for kind in kinds}
+        return {kind: {"count": count, "ns": round(total_s * 1e9)} for kind, (count, total_s) in found.items()}
 
 
-@dataclass(slots=True)
 class ModelStatistics:
     """Since the model was ready."""
 
-    _images: int = 0
-    _executions: int = 0
-    _last_inference_ms: int = 0
-    """Wall clock, milliseconds since 1970."""
-    _success: _Duration = field(default_factory=_Duration)
-    _fail: _Duration = field(default_factory=_Duration)
-    _queue: _Duration = field(default_factory=_Duration)
-    _requests: _BatchDurations = field(default_factory=_BatchDurations)
-    _by_size: dict[int, _BatchDurations] = field(default_factory=dict)
-    _new: list[BatchRecord] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.images = 0
+        """Images answered."""
+        self._executions = 0
+        self._last_inference_ms = 0
+        """Wall clock, milliseconds since 1970."""
+        self._requests = _Durations()
+        self._by_size: dict[int, _Durations] = {}
 
     def add_batch(self, record: BatchRecord) -> None:
         """Count a batch that succeeded just now, and its requests."""
+        requests, queue_s, images = len(record.queue_s), sum(record.queue_s), record.images
+        parts_s = (record.input_s, record.infer_s, record.output_s)
         self._last_inference_ms = time.time_ns() // 1_000_000
-        self._new.append(record)
-        if len(self._new) >= _TOGETHER:
-            self._add_up()
-
-    @property
-    def images(self) -> int:
-        """Images answered."""
-        self._add_up()
-        return self._images
-
-    def _add_up(self) -> None:
-        new, self._new = self._new, []
-        for record in new:
-            self._add(record)
-
-    def _add(self, record: BatchRecord) -> None:
-        requests = len(record.queue_s)
-        queue_s = sum(record.queue_s)
-        images, infer_s = record.images, record.infer_s
-        self._images += images
+        self.images += images
         self._executions += len(record.runs)
-        self._queue.add(queue_s, requests)
-        self._success.add(queue_s + requests * (record.input_s + infer_s + record.output_s), requests)
-        self._requests.add(requests, input_s=record.input_s, infer_s=infer_s, output_s=record.output_s)
+        self._requests.add("queue", requests, queue_s)
+        self._requests.add("success", requests, queue_s + requests * sum(parts_s))
+        for kind, seconds in zip(_COMPUTE, parts_s, strict=True):
+            self._requests.add(kind, requests, requests * seconds)
         for run in record.runs:
             share = run.images / images
-            self._by_size.setdefault(run.images, _BatchDurations()).add(
-                1, input_s=record.input_s * share, infer_s=run.seconds, output_s=record.output_s * share
-            )
+            durations = self._by_size.setdefault(run.images, _Durations())
+            run_s = (record.input_s * share, run.seconds, record.output_s * share)
+            for kind, seconds in zip(_COMPUTE, run_s, strict=True):
+                durations.add(kind, 1, seconds)
 
     def add_failure(self, seconds: float) -> None:
         """Count a request that failed or was refused, `seconds` after it came."""
-        self._fail.add(seconds)
+        self._requests.add("fail", 1, seconds)
 
     def as_json(self) -> dict[str, Any]:
         """The model's entry of the extension's answer, without its name and version."""
-        self._add_up()
         return {
             "last_inference": self._last_inference_ms,
-            "inference_count": self._images,
+            "inference_count": self.images,
             "execution_count": self._executions,
-            "inference_stats": {
-                "success": self._success.as_json(),
-                "fail": self._fail.as_json(),
-                "queue": self._queue.as_json(),
-                **self._requests.as_json(),
-                "cache_hit": _Duration().as_json(),
-                "cache_miss": _Duration().as_json(),
-            },
+            "inference_stats": self._requests.as_json("success", "fail", "queue", *_COMPUTE, "cache_hit", "cache_miss"),
             "batch_stats": [
-                {"batch_size": size, **durations.as_json()} for size, durations in sorted(self._by_size.items())
+                {"batch_size": size, **durations.as_json(*_COMPUTE)}
+                for size, durations in sorted(self._by_size.items())
             ],
         }
