@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
-from cloud_node.app import create_app
-from cloud_node.node import CloudNode
+from cloud_node.app import CloudNode, create_app
 from cloud_node.settings import CloudSettings
 from encryption.loading import load_served
 from tierkit.flags import command, run_main
@@ -13,7 +12,7 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
 from tierkit.inference.node import Substitutes
 
-__all__ = ["main", "run", "start"]
+__all__ = ["run", "start"]
 
 
 def start(settings: CloudSettings, substitutes: Substitutes | None = None) -> int:
@@ -29,10 +28,5 @@ def start(settings: CloudSettings, substitutes: Substitutes | None = None) -> in
 
 run = command(CloudSettings, start)
 
-
-def main() -> None:
-    run_main(run)
-
-
 if __name__ == "__main__":
-    main()
+    run_main(run)

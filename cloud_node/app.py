@@ -1,13 +1,21 @@
-"""HTTP application of a cloud node."""
+"""The cloud node and its HTTP application."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from starlette.applications import Starlette
 
-from cloud_node.node import CloudNode
-from tierkit.inference.node import node_app
+from tierkit.inference.node import InferenceNode, node_app
+from tierkit.types import Tier
 
-__all__ = ["create_app"]
+__all__ = ["CloudNode", "create_app"]
+
+
+class CloudNode(InferenceNode):
+    """Gives the fine answer of the strongest network, far away and, unless the scheduler says otherwise, untrusted."""
+
+    tier: ClassVar[Tier] = Tier.CLOUD
 
 
 def create_app(node: CloudNode) -> Starlette:

@@ -13,6 +13,5 @@ class CloudSettings(UpperSettings):
     """A cloud node: serves the largest model to end devices that no edge node takes."""
 
     service: ClassVar[str] = "cloud"
-    takes_all_cores: ClassVar[bool] = True
 
     port: Port = 8073

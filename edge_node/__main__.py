@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
-from edge_node.app import create_app
-from edge_node.node import EdgeNode
+from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.loading import load_heads, load_served
@@ -14,7 +13,7 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
 from tierkit.inference.node import Substitutes
 
-__all__ = ["main", "run", "start"]
+__all__ = ["run", "start"]
 
 
 def start(settings: EdgeSettings, substitutes: Substitutes | None = None) -> int:
@@ -31,10 +30,5 @@ def start(settings: EdgeSettings, substitutes: Substitutes | None = None) -> int
 
 run = command(EdgeSettings, start)
 
-
-def main() -> None:
-    run_main(run)
-
-
 if __name__ == "__main__":
-    main()
+    run_main(run)

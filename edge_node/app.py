@@ -1,18 +1,34 @@
-"""HTTP application of an edge node."""
+"""The edge node and its HTTP application."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from edge_node.node import EdgeNode
 from edge_node.relay import RelayEndpoint
+from edge_node.settings import EdgeSettings
+from encryption.heads import Encoders
 from encryption.sending import RELAY_PREFIX
-from tierkit.inference.node import node_app
+from tierkit.inference.node import InferenceNode, node_app
+from tierkit.types import Tier
 
-__all__ = ["create_app"]
+__all__ = ["EdgeNode", "create_app"]
+
+
+class EdgeNode(InferenceNode):
+    """Gives the fine answer near the end devices, with a network of medium size; and encodes images for an upper node
+    that must not see them, in the place of a weak end device (section 4.4 of the paper)."""
+
+    tier: ClassVar[Tier] = Tier.EDGE
+    settings: EdgeSettings
+    encoders: Encoders | None
 
 
 def create_app(node: EdgeNode) -> Starlette:
     """The Open Inference Protocol for the node's models, and the route on which it encodes for others."""
-    return node_app(node, [Route(f"{RELAY_PREFIX}/{{model}}/infer", RelayEndpoint(node), methods=["POST"])])
+    if node.encoders is None:
+        return node_app(node)
+    relay = RelayEndpoint(node, node.encoders, node.settings)
+    return node_app(node, [Route(f"{RELAY_PREFIX}/{{model}}/infer", relay, methods=["POST"])])

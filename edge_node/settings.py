@@ -13,7 +13,6 @@ class EdgeSettings(UpperSettings):
     """An edge node: serves a fine model to the end devices that are mapped to it."""
 
     service: ClassVar[str] = "edge"
-    takes_all_cores: ClassVar[bool] = True
 
     port: Port = 8072
 

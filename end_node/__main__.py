@@ -16,7 +16,7 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
 from tierkit.inference.node import ServedModels, Substitutes
 
-__all__ = ["main", "run", "start"]
+__all__ = ["run", "start"]
 
 
 def start(settings: EndSettings, substitutes: Substitutes | None = None) -> int:
@@ -35,10 +35,5 @@ def start(settings: EndSettings, substitutes: Substitutes | None = None) -> int:
 
 run = command(EndSettings, start)
 
-
-def main() -> None:
-    run_main(run)
-
-
 if __name__ == "__main__":
-    main()
+    run_main(run)

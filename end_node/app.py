@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -31,9 +31,6 @@ __all__ = ["create_app"]
 
 log = logging.getLogger(__name__)
 
-_ESCALATION = ESCALATION_HEADER.lower().encode()
-_STAGE = STAGE_HEADER.lower().encode()
-_UPSTREAM = UPSTREAM_HEADER.lower().encode()
 _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -50,69 +47,66 @@ class _TaskEndpoint:
 
     def __init__(self, node: EndNode) -> None:
         self._node = node
-        self._settings = node.settings
         self._reader = RequestReader(Limits(max_body_bytes=node.settings.max_body_bytes))
         self._metrics = node.metrics[node.default_runner.model.name]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = time.perf_counter()
-        arrived = self._node.clock()
+        node, runner = self._node, self._node.default_runner
+        (images_input,) = runner.model.inputs
+        started = node.clock()
         body = b""
-        error: BaseException | None = None
-        wants_coarse = True
         coarse = probabilities = None
+        fields, headers = Headers(scope=scope), dict(scope["headers"])
+        wants_coarse = fields.get(STAGE_HEADER) != "fine"
         try:
-            headers = dict(scope["headers"])
             task_id = _task_id(scope)
-            upstreams = read_upstreams(_text(headers, _UPSTREAM), self._settings.allowed_upstreams)
-            wants_coarse = _wants_coarse(_text(headers, _STAGE), upstreams)
+            upstreams = read_upstreams(fields.get(UPSTREAM_HEADER), node.settings.allowed_upstreams)
+            _check_stage(fields.get(STAGE_HEADER), upstreams)
             urgent = is_urgent(headers)
-            stages = read_stages(_text(headers, _ESCALATION), upstreams, coarse_known=not wants_coarse)
-            runner = self._node.default_runner
+            stages = read_stages(fields.get(ESCALATION_HEADER), upstreams, coarse_known=not wants_coarse)
             if wants_coarse:
                 # Before the body is read: a node that is full says so at once.
-                runner.check_room(announced_images(headers, runner.model.inputs[0]))
+                runner.check_room(announced_images(headers, images_input))
             body = await self._reader.body(headers, receive)
             check_room = runner.check_room if wants_coarse else None
-            request = await self._reader.read(headers, body, raw_input=runner.model.inputs[0], check_room=check_room)
+            request = await self._reader.read(headers, body, raw_input=images_input, check_room=check_room)
             budget = budget_s(headers, request)
             task = Task(
                 task_id=task_id,
                 images=_images(request),
                 upstreams=upstreams,
                 stages=stages,
-                deadline=arrived + (self._settings.task_budget_s if budget is None else budget),
+                deadline=started + (node.settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
                 urgent=urgent,
             )
             if wants_coarse:
                 with cancelled_on_disconnect(scope):
-                    coarse, probabilities = await self._node.coarse(task)
+                    coarse, probabilities = await node.coarse(task)
             else:
-                self._node.check_images(task)
+                runner.check_request({images_input.name: task.images})
                 if stages and stages[0].only and stages[0].only[-1] >= len(task.images):
                     raise InvalidInput(
                         f"{ESCALATION_HEADER} asks about image {stages[0].only[-1]} of a task of {len(task.images)}"
                     )
         except BaseException as exc:
-            error = exc
+            self._metrics.observe_request(node.clock() - started, len(body), exc)
             raise
-        finally:
-            if wants_coarse or error is not None:  # else the model that these figures are about had nothing to do
-                self._metrics.observe_request(time.perf_counter() - started, len(body), error)
-        headers_sent = [(b"content-type", b"application/x-ndjson")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers_sent})
+        if wants_coarse:  # else the model that these figures are about had nothing to do
+            self._metrics.observe_request(node.clock() - started, len(body), None)
+        head = [(b"content-type", b"application/x-ndjson")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
         answered = ""
         if coarse is not None:
-            await _send_line(send, coarse, more=bool(task.upstreams))
+            await _send_line(send, coarse, more=bool(upstreams))
             answered = coarse.event
-        if task.upstreams:
+        if upstreams:
             # Only the upper node's time: when the client hangs up, the question to it is dropped as well.
             with cancelled_on_disconnect(scope):
                 event = await self._fine(task, probabilities)
             await _send_line(send, event, more=False)
             answered = event.event
-        elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
+        elapsed_ms = round((node.clock() - started) * 1000, 2)
         log.info("task done", extra={"task": task_id, "images": len(task.images), "answer": answered, "ms": elapsed_ms})
 
     async def _fine(self, task: Task, coarse: Array | None) -> TaskEvent:
@@ -136,12 +130,11 @@ def _images(request: InferRequest) -> Array:
     return request.inputs[0].data
 
 
-def _wants_coarse(stage: str | None, upstreams: Sequence[Upstream]) -> bool:
+def _check_stage(stage: str | None, upstreams: Sequence[Upstream]) -> None:
     if stage not in (None, "all", "fine"):
         raise InvalidInput(f"{STAGE_HEADER} is 'all' or 'fine', not {stage[:32]!r}")
     if stage == "fine" and not upstreams:
         raise InvalidInput(f"{STAGE_HEADER} 'fine' needs upper nodes to ask: name them in {UPSTREAM_HEADER}")
-    return stage != "fine"
 
 
 def _task_id(scope: Scope) -> str:
@@ -149,8 +142,3 @@ def _task_id(scope: Scope) -> str:
     if not _TASK_ID.fullmatch(task_id):
         raise InvalidInput("a task id has 1 to 128 letters, digits, dots, dashes, colons and underscores")
     return task_id
-
-
-def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
-    value = headers.get(name)
-    return None if value is None else value.decode("latin-1")

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import ClassVar, Self
 
 import aiohttp
@@ -67,7 +66,6 @@ _escalation_duration = Histogram(
     ["to", "outcome"],
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
-_escalations = cache(_escalation_duration.labels)  # to find the metric of a label takes longer than to count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +91,9 @@ class EndNode(InferenceNode):
     computed twice.
 
     Args:
-        settings: of the node.
         models: the first one gives the coarse answers.
-        lifecycle: of the process.
         hierarchy: of the labels.
         encoders: that it holds, for upper nodes that must not see pixels.
-        middlewares: that its own requests pass.
         clock: monotonic time in seconds.
 
     Raises:
@@ -163,15 +158,6 @@ class EndNode(InferenceNode):
         )
         return event, probabilities
 
-    def check_images(self, task: Task) -> None:
-        """Whether the images are such as the node's networks take, for a task whose coarse answer is known.
-
-        Raises:
-            InvalidInput: they are not.
-        """
-        (images,) = self.default_runner.model.inputs
-        self.default_runner.check_request({images.name: task.images})
-
     async def fine(self, task: Task) -> FineEvent | FallbackEvent:
         """The fine answer of the first upper node that gives one, or why the coarse one has to stand.
 
@@ -194,32 +180,24 @@ class EndNode(InferenceNode):
             going = going_up(stage, below)
             if not len(going):
                 break  # nothing goes further up
-            images = task.images if len(going) == len(task.images) else task.images[going]
             nodes = [upstream for upstream in task.upstreams if upstream.tier is stage.tier]
             above = {after.tier for after in task.stages[number + 1 :]}
             later = sum(upstream.tier in above for upstream in task.upstreams)
-            got: UpperAnswer | FallbackEvent
-            if nodes:
-                got = await self._ask_in_turn(task, images, nodes, later=later)
-            else:
-                why = f"there was no {stage.tier} node to ask"
-                got = FallbackEvent(task_id=task.task_id, reason="no_upstream", detail=why, tried=())
-            none = going[:0]
-            if isinstance(got, FallbackEvent):
-                losses.append(
-                    StageLoss(
-                        tier=stage.tier,
-                        indices=tuple(going.tolist()),
-                        reason=got.reason,
-                        detail=got.detail,
-                        tried=got.tried,
-                        wrong=got.wrong,
-                    )
-                )
-                below = Below(answered=none, probabilities=None, lost=going)
-            else:
+            got = await self._ask_in_turn(task, task.images[going], nodes, later=later)
+            if isinstance(got, UpperAnswer):
                 answers.append(stage_answer(going, got, self._hierarchy))
-                below = Below(answered=going, probabilities=got.probabilities, lost=none)
+                below = Below(answered=going, probabilities=got.probabilities, lost=going[:0])
+                continue
+            loss = StageLoss(
+                tier=stage.tier,
+                indices=tuple(going.tolist()),
+                reason=got.reason,
+                detail=got.detail if nodes else f"there was no {stage.tier} node to ask",
+                tried=got.tried,
+                wrong=got.wrong,
+            )
+            losses.append(loss)
+            below = Below(answered=going[:0], probabilities=None, lost=going)
         return RoutedEvent(task_id=task.task_id, answers=tuple(answers), losses=tuple(losses))
 
     async def _ask_in_turn(
@@ -229,17 +207,16 @@ class EndNode(InferenceNode):
         tried: list[str] = []
         failures: list[str] = []
         wrong: list[WrongAnswer] = []
-        reason: FallbackReason = "deadline"
+        reason: FallbackReason = "deadline" if upstreams else "no_upstream"
         encoded: dict[Encoding, Encoded] = {}
         for index, upstream in enumerate(upstreams):
             remaining_s = task.deadline - self.clock()
             if remaining_s <= 0:
                 break
             tried.append(upstream.node_id)
+            budget_s = remaining_s / (len(upstreams) + later - index)
             try:
-                got = await self._ask(
-                    task, images, upstream, remaining_s / (len(upstreams) + later - index), encoded=encoded
-                )
+                got = await self._ask(task, images, upstream, budget_s, encoded)
             except TerraceError as exc:
                 reason = _reason(exc)
                 failures.append(f"{upstream.node_id}: {exc}")
@@ -248,7 +225,7 @@ class EndNode(InferenceNode):
                 self._tell(upstream.node_id, reason, str(exc))
             else:
                 self._tell(upstream.node_id, None, "")
-                return replace(got, wrong=tuple(wrong)) if wrong else got
+                return replace(got, wrong=tuple(wrong))
         detail = "; ".join(failures)[:_MOST_SAID] or "the budget was spent before an upper node could be asked"
         return FallbackEvent(task_id=task.task_id, reason=reason, detail=detail, tried=tuple(tried), wrong=tuple(wrong))
 
@@ -266,61 +243,49 @@ class EndNode(InferenceNode):
         log.warning("no fine answers from an upper node", extra={"upstream": upstream, "reason": reason, "why": why})
 
     async def _ask(
-        self, task: Task, images: Array, upstream: Upstream, budget_s: float, *, encoded: dict[Encoding, Encoded]
+        self, task: Task, images: Array, upstream: Upstream, budget_s: float, encoded: dict[Encoding, Encoded]
     ) -> UpperAnswer:
         """`encoded`: the images in the forms that they have been encoded in so far."""
         started = self.clock()
         outcome = "cancelled"
         try:
-            reply = await self._send(task, images, upstream, started + budget_s, encoded=encoded)
-            response = reply.response
-            probabilities = check_probabilities(response, images=len(images), classes=len(self._hierarchy.fine))
+            reply = await self._send(task, images, upstream, started + budget_s, encoded)
+            probabilities = check_probabilities(reply.response, images=len(images), classes=len(self._hierarchy.fine))
             outcome = "fine"
         except TerraceError as exc:
             outcome = _reason(exc)
             raise
         finally:
             round_trip_s = self.clock() - started
-            _escalations(upstream.tier, outcome).observe(round_trip_s)
+            _escalation_duration.labels(upstream.tier, outcome).observe(round_trip_s)
         return UpperAnswer(
             upstream=upstream,
             probabilities=probabilities,
             round_trip_s=round_trip_s,
-            timing=response.timing,
+            timing=reply.response.timing,
             sent=reply.sent,
         )
 
     async def _send(
-        self, task: Task, images: Array, upstream: Upstream, until: float, *, encoded: dict[Encoding, Encoded]
+        self, task: Task, images: Array, upstream: Upstream, until: float, encoded: dict[Encoding, Encoded]
     ) -> Reply:
         """Send the images in the form that the route asks for; where it cannot be had, nothing is sent."""
-
-        def call() -> Call:
-            return Call(
-                outputs=(_OUTPUT,),
-                request_id=task.request_id,
-                budget_s=until - self.clock(),
-                urgent=task.urgent,
-            )
-
         to = destination(upstream)
+        if isinstance(to, TakesFeatures) and to.encoding not in encoded:
+            try:
+                encoded[to.encoding] = await self._encoders.encode(images, to.encoding, budget_s=until - self.clock())
+            except TerraceError as exc:
+                # Its own trouble: nothing that the upper node has answered.
+                raise UpstreamUnavailable(f"nothing was sent, since the images could not be encoded: {exc}") from exc
+        call = Call(outputs=(_OUTPUT,), request_id=task.request_id, budget_s=until - self.clock(), urgent=task.urgent)
         match to:
             case MaySeePixels():
-                return await self._pixels.infer(to, images, call())
+                return await self._pixels.infer(to, images, call)
             case ThroughRelay():
-                return await self._pixels.relay(to, images, call())
+                return await self._pixels.relay(to, images, call)
             case TakesFeatures():
-                if to.encoding not in encoded:
-                    encoded[to.encoding] = await self._encode(task, images, to.encoding, until)
                 found = encoded[to.encoding]
-                return await self._features.infer(to, found.features, call(), encode_s=found.encode_s)
-
-    async def _encode(self, task: Task, images: Array, encoding: Encoding, until: float) -> Encoded:
-        try:
-            return await self._encoders.encode(images, encoding, budget_s=until - self.clock())
-        except TerraceError as exc:
-            # Its own trouble: nothing that the upper node has answered.
-            raise UpstreamUnavailable(f"nothing was sent, since the images could not be encoded: {exc}") from exc
+                return await self._features.infer(to, found.features, call, encode_s=found.encode_s)
 
 
 def _reason(error: TerraceError) -> FallbackReason:

@@ -262,6 +262,8 @@ class NodeSettings(ServiceSettings):
 class UpperSettings(NodeSettings):
     """What edge and cloud nodes can be told besides."""
 
+    takes_all_cores: ClassVar[bool] = True
+
     only_features: bool = False
     """Serve the tails of encoders alone, which take features and no pixels: for a node that the scheduler does not
     trust, which then needs no whole network in its memory."""

@@ -5,8 +5,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from edge_node.app import create_app
-from edge_node.node import EdgeNode
+from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from tierkit.inference.model import Array, TensorSpec
 from tierkit.testing import serve_app

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 
-from edge_node.app import create_app as create_edge_app
-from edge_node.node import EdgeNode
+from edge_node.app import EdgeNode, create_app as create_edge_app
 from edge_node.settings import EdgeSettings
 from models.hierarchy import Hierarchy
 from tierkit.http.lifecycle import Lifecycle

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
-from edge_node.app import create_app
-from edge_node.node import EdgeNode
+from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.endpoints import Guard

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_node.app import create_app
-from edge_node.node import EdgeNode
+from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from tierkit.flags import command, run_main
 from tierkit.http.server import serve

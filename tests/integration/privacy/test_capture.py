@@ -21,11 +21,9 @@ import zstandard
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
 
-from cloud_node.app import create_app as cloud_app
-from cloud_node.node import CloudNode
+from cloud_node.app import CloudNode, create_app as cloud_app
 from cloud_node.settings import CloudSettings
-from edge_node.app import create_app as edge_app
-from edge_node.node import EdgeNode
+from edge_node.app import EdgeNode, create_app as edge_app
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.loading import load_heads, load_served

@@ -11,12 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
-from cloud_node.app import create_app as cloud_app
-from cloud_node.node import CloudNode
+from cloud_node.app import CloudNode, create_app as cloud_app
 from cloud_node.settings import CloudSettings
 from edge_node import relay
-from edge_node.app import create_app as edge_app
-from edge_node.node import EdgeNode
+from edge_node.app import EdgeNode, create_app as edge_app
 from edge_node.settings import EdgeSettings
 from encryption.features import Features, features_tensor
 from encryption.heads import Encoders
