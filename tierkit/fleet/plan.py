@@ -18,19 +18,19 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
 from __future__ import annotations
 
 import ipaddress
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
+from tierkit.documents import read_document
 from tierkit.errors import SetupError
 from tierkit.settings import HttpUrl
 from tierkit.types import Tier
-from tierkit.wire.messages import checked_node_id
+from tierkit.wire.messages import NodeId, checked_node_id
 
 __all__ = ["MAX_NODES", "SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "read_fleet_file"]
 
@@ -39,12 +39,10 @@ SCHEDULER = "scheduler"
 MAX_NODES = 100
 """Nodes of one tier on one machine. Each is a process of some 100 MB."""
 
-_LOOPBACK = "127.0.0.1"
 _ON, _OFF = str(True), str(False)
-_ALL_SERVICES = ("tls_cert", "tls_key", "tls_ca", "insecure")
+_ALL_SERVICES = {"tls_cert", "tls_key", "tls_ca", "insecure"}
 """Settings that a machine may state once for all its services; besides `tokens` for its scheduler, and `token_file` for
 its nodes."""
-_HOST_KEYS = ("address", "tokens", "token_file", *_ALL_SERVICES, SCHEDULER, *Tier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +111,86 @@ def local_plan(
     return FleetPlan(services=(ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=_texts(scheduler or {})), *nodes))
 
 
+class _Group(BaseModel):
+    """Nodes of one tier that have the same settings, which pydantic keeps in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    count: Annotated[StrictInt, Field(ge=0, le=MAX_NODES)] = 1
+    node_id: NodeId | None = None
+
+
+def _as_groups(value: object) -> object:
+    """From a number, a table, or an array of tables."""
+    entries = value if isinstance(value, list) else [value]
+    return [entry if isinstance(entry, dict) else {"count": entry} for entry in entries]
+
+
+_Groups = Annotated[tuple[_Group, ...], BeforeValidator(_as_groups)]
+
+
+class _Host(BaseModel):
+    """One machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    address: str = "127.0.0.1"
+    tokens: str | None = None
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    insecure: bool | None = None
+    scheduler: dict[str, Any] | None = None
+    end: _Groups = ()
+    edge: _Groups = ()
+    cloud: _Groups = ()
+
+    def services(self, host: str, url: str) -> list[ServicePlan]:
+        """What runs on the machine of this name, whose nodes register at `url`.
+
+        Raises:
+            ValueError: that cannot be.
+        """
+        shared = {"host": self.address} | _texts(self.model_dump(include=_ALL_SERVICES))
+        services = []
+        if self.scheduler is not None:
+            settings = _found_at(url, shared | _texts({"tokens": self.tokens} | self.scheduler))
+            services.append(ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=settings))
+        for tier in Tier:
+            groups: tuple[_Group, ...] = getattr(self, tier)
+            each = [group for group in groups for _ in range(group.count)]
+            if len(each) > MAX_NODES:
+                raise ValueError(f"{len(each)} {tier} nodes; one machine may run {MAX_NODES} of a tier")
+            for number, group in enumerate(each, 1):
+                name = checked_node_id(group.node_id or f"{host}-{tier}-{number}")
+                own = _texts({"token_file": self.token_file, "node_id": group.node_id} | (group.model_extra or {}))
+                services.append(ServicePlan(name=name, kind=tier, settings=shared | own))
+        names = [service.name for service in services]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"several nodes are called {', '.join(twice)}")
+        if not services:
+            raise ValueError("it starts nothing: add scheduler, end, edge or cloud")
+        return services
+
+
+def _without_path(url: str) -> str:
+    if urlsplit(url).path:
+        raise ValueError("must be without a path")
+    return url
+
+
+class _FleetFile(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    scheduler: Annotated[HttpUrl, AfterValidator(_without_path)]
+    """Where nodes register, such as "http://10.0.0.5:8070"."""
+    host: Annotated[dict[str, _Host], Field(min_length=1)]
+    """Tables [host.NAME], one for each machine."""
+
+
 def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
     """The part of one machine in a fleet file.
 
@@ -122,85 +200,55 @@ def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
     Raises:
         SetupError: the file cannot be read, says something unknown, or has no such host.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise SetupError(f"cannot read the fleet file {path}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise SetupError(f"the fleet file {path} is not valid TOML: {exc}") from exc
-    _only(document, ("scheduler", "host"), f"the fleet file {path}")
-    url, hosts = _scheduler_url(document.get("scheduler"), path), document.get("host")
-    if not isinstance(hosts, dict) or not hosts or not all(isinstance(table, dict) for table in hosts.values()):
-        raise SetupError(f"the fleet file {path} names no machine: add a table [host.NAME]")
-    if host is None and len(hosts) > 1:
-        raise SetupError(f"the fleet file {path} has several machines; say which this is: --host {'|'.join(hosts)}")
-    name = host or next(iter(hosts))
-    if name not in hosts:
-        raise SetupError(f"the fleet file {path} has no machine {name!r}; it has {', '.join(hosts)}")
-    # All of it is read on every machine: a mistake shows wherever it is tried first.
-    plans = {
-        each: FleetPlan(services=tuple(_host_services(each, table, path)), scheduler_url=url)
-        for each, table in hosts.items()
-    }
-    homes = [each for each, plan in plans.items() if plan.scheduler is not None]
+    file = read_document(path, _FleetFile, what="fleet file")
+    if host is None and len(file.host) > 1:
+        several = "|".join(file.host)
+        raise SetupError(f"the fleet file {path} has several machines; say which this is: --host {several}")
+    own = host or next(iter(file.host))
+    if own not in file.host:
+        raise SetupError(f"the fleet file {path} has no machine {own!r}; it has {', '.join(file.host)}")
+    homes = [name for name, machine in file.host.items() if machine.scheduler is not None]
     if len(homes) > 1:
         raise SetupError(f"the fleet file {path} has a scheduler on {' and on '.join(homes)}: a fleet has one")
-    for home in homes:
-        plans[home] = _found_at(url, plans[home], f"the fleet file {path}, [host.{home}]")
-    return plans[name]
+    # All of it is checked on every machine: a mistake shows wherever it is tried first.
+    services = {}
+    for name, machine in file.host.items():
+        try:
+            services[name] = machine.services(name, file.scheduler)
+        except ValueError as exc:
+            raise SetupError(f"the fleet file {path}, [host.{name}]: {exc}") from exc
+    return FleetPlan(services=tuple(services[own]), scheduler_url=file.scheduler)
 
 
-def _scheduler_url(value: Any, path: Path) -> str:
-    sentence = f'the fleet file {path} must say where nodes register: scheduler = "http://ADDRESS:PORT"'
-    if value is None:
-        raise SetupError(sentence)
-    try:
-        url: str = TypeAdapter(HttpUrl).validate_python(value)
-    except ValidationError as exc:
-        raise SetupError(f"{sentence}; it says {value!r}") from exc
-    if urlsplit(url).path:
-        raise SetupError(f"{sentence}, without a path; it says {value!r}")
-    return url
-
-
-def _found_at(url: str, plan: FleetPlan, where: str) -> FleetPlan:
-    """The plan, whose scheduler takes the port of `url` where its settings leave that open.
+def _found_at(url: str, settings: dict[str, str]) -> dict[str, str]:
+    """Settings of the scheduler, with the port of `url` where they leave that open.
 
     Raises:
-        SetupError: it listens somewhere else.
+        ValueError: it listens somewhere else.
     """
-    parts = urlsplit(url)
-    if plan.scheduler is None:
-        return plan
-    tls = "tls_cert" in plan.scheduler.settings
+    parts, tls = urlsplit(url), "tls_cert" in settings
     if tls and parts.scheme == "http":
-        raise SetupError(
-            f"{where}: the scheduler has a tls_cert, so nodes must look for it at https://, and not at {url}"
-        )
+        raise ValueError(f"the scheduler has a tls_cert, so nodes must look for it at https://, and not at {url}")
     if not tls and parts.scheme == "https":
-        return plan  # another server may do TLS for it, at an address of its own
+        return settings  # another server may do TLS for it, at an address of its own
     port = str(parts.port or (443 if tls else 80))
-    scheduler = replace(plan.scheduler, settings={"port": port, **plan.scheduler.settings})
-    address, listens = scheduler.settings["host"], scheduler.settings["port"]
-    if listens != port:
-        raise SetupError(f"{where}: the scheduler listens on port {listens}, and nodes look for it at {url}")
-    if not _may_be(parts.hostname or "", address):
-        raise SetupError(
-            f"{where}: the scheduler listens on {address}, and nodes look for it at {url}; set the address of this"
-            " machine accordingly"
+    settings = {"port": port} | settings
+    if settings["port"] != port:
+        raise ValueError(f"the scheduler listens on port {settings['port']}, and nodes look for it at {url}")
+    if not _may_be(parts.hostname or "", settings["host"]):
+        raise ValueError(
+            f"the scheduler listens on {settings['host']}, and nodes look for it at {url}; set the address of this "
+            "machine accordingly"
         )
-    return replace(plan, services=(scheduler, *plan.nodes))
+    return settings
 
 
 def _may_be(name: str, address: str) -> bool:
     """Whether a server that listens on `address` may be found under `name`; of names we know nothing."""
-    listens = _ip(address)
+    listens, found = _ip(address), _ip(name)
     if listens is None or listens.is_unspecified:
         return True
-    if name == "localhost":
-        return listens.is_loopback
-    found = _ip(name)
-    return not listens.is_loopback if found is None else found == listens
+    return listens == found if found else listens.is_loopback == (name == "localhost")
 
 
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -210,57 +258,6 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _host_services(host: str, table: Mapping[str, Any], path: Path) -> list[ServicePlan]:
-    where = f"the fleet file {path}, [host.{host}]"
-    _only(table, _HOST_KEYS, where)
-    address = {"host": str(table.get("address", _LOOPBACK))}
-
-    def shared(kind: str) -> dict[str, str]:
-        own = "tokens" if kind == SCHEDULER else "token_file"
-        return address | _texts({name: table.get(name) for name in (own, *_ALL_SERVICES)})
-
-    services = []
-    if SCHEDULER in table:
-        if not isinstance(table[SCHEDULER], dict):
-            raise SetupError(f"{where}: scheduler must be a table of its settings, such as {{ port = 8070 }}")
-        services.append(
-            ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=shared(SCHEDULER) | _texts(table[SCHEDULER]))
-        )
-    for tier in Tier:
-        number = 0
-        for count, settings in _groups(table.get(tier, 0), tier, where):
-            if number + count > MAX_NODES:
-                raise SetupError(f"{where}: {number + count} {tier} nodes; one machine may run {MAX_NODES} of a tier")
-            for _ in range(count):
-                number += 1
-                name = settings.get("node_id", f"{host}-{tier}-{number}")
-                try:
-                    checked_node_id(name)
-                except ValueError as exc:
-                    raise SetupError(f"{where}: {name!r} is no node id: it {exc}") from exc
-                services.append(ServicePlan(name=name, kind=tier, settings=shared(tier) | settings))
-    names = [service.name for service in services]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SetupError(f"{where}: several nodes are called {', '.join(twice)}")
-    if not services:
-        raise SetupError(f"{where} starts nothing: add scheduler, end, edge or cloud")
-    return services
-
-
-def _groups(value: Any, tier: Tier, where: str) -> list[tuple[int, dict[str, str]]]:
-    """(how many, settings) for a number, a table, or an array of tables."""
-    groups = []
-    for entry in value if isinstance(value, list) else [value]:
-        table = {"count": entry} if isinstance(entry, int) else entry
-        if not isinstance(table, dict):
-            raise SetupError(f"{where}: {tier} must be a number, a table of settings, or an array of tables")
-        count = table.get("count", 1)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise SetupError(f"{where}: the count of {tier} must be a number that is not negative")
-        groups.append((count, _texts({name: item for name, item in table.items() if name != "count"})))
-    return groups
-
-
 def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings as flags take them."""
     return {
@@ -268,8 +265,3 @@ def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
         for name, value in settings.items()
         if value is not None
     }
-
-
-def _only(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    if unknown := [key for key in table if key not in known]:
-        raise SetupError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known)}")

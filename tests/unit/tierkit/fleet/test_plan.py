@@ -93,7 +93,7 @@ def test_a_machine_states_once_what_protects_its_services(tmp_path: Path) -> Non
     path.write_text(text.replace("port = 1", "port = 2"))
     with pytest.raises(SetupError, match=r"listens on port 2, and nodes look for it at https://10.0.0.5:1"):
         read_fleet_file(path)
-    assert end.arguments()[-1] == "--insecure"
+    assert "--insecure" in end.arguments()
 
 
 def test_the_only_host_needs_no_name(tmp_path: Path) -> None:
@@ -117,24 +117,27 @@ GOOD = 'scheduler = "http://a:1"\n'
     ("text", "message"),
     [
         ("scheduler =", "not valid TOML"),
-        ("[host.a]\nend = 1", "where nodes register"),
-        ('scheduler = "a:1"\n[host.a]\nend = 1', "where nodes register"),
-        (GOOD, "names no machine"),
-        (GOOD + "host = 1", "names no machine"),
+        ("[host.a]\nend = 1", r"scheduler is missing \(where nodes register"),
+        ('scheduler = "a:1"\n[host.a]\nend = 1', "scheduler is 'a:1': must start with http"),
+        (GOOD, r"host is missing \(tables \[host.NAME\]"),
+        (GOOD + "host = 1", "host is 1: input should be a table"),
         (GOOD + "[host.a]", "starts nothing"),
         (GOOD + "[host.a]\nend = 0", "starts nothing"),
-        (GOOD + "[host.a]\nedges = 1", r"unknown key 'edges'; known are address, .* scheduler, end, edge, cloud"),
-        (GOOD + "ports = 1\n[host.a]\nend = 1", "unknown key 'ports'"),
-        (GOOD + "[host.a]\nend = 'two'", "must be a number, a table"),
-        (GOOD + "[host.a]\nend = -1", "not negative"),
-        (GOOD + "[host.a]\nend = { count = true }", "not negative"),
-        (GOOD + "[host.a]\nscheduler = 8070", "scheduler must be a table"),
+        (GOOD + "[host.a]\nedges = 1", r"host.a.edges is unknown; did you mean edge?"),
+        (GOOD + "ports = 1\n[host.a]\nend = 1", "ports is unknown; known are scheduler, host"),
+        (GOOD + "[host.a]\nend = 'two'", "host.a.end.0.count is 'two'"),
+        (GOOD + "[host.a]\nend = -1", "host.a.end.0.count is -1"),
+        (GOOD + "[host.a]\nend = { count = true }", "host.a.end.0.count is True"),
+        (GOOD + "[host.a]\nscheduler = 8070", "host.a.scheduler is 8070: input should be a table"),
         (GOOD + "[host.a]\nend = { count = 2, node_id = 'x' }", "several nodes are called x"),
-        (GOOD + "[host.'Big Box']\nend = 1", "no node id"),
+        (GOOD + "[host.'Big Box']\nend = 1", "must be 1 to 63 lower-case letters"),
         (GOOD + "[host.a]\nend = 1\n[host.b]\nend = 1", r"say which this is: --host a\|b"),
-        ('scheduler = "http://a:1/foo"\n[host.a]\nend = 1', "without a path; it says 'http://a:1/foo'"),
-        ('scheduler = "http://a:99999"\n[host.a]\nend = 1', "where nodes register.* it says 'http://a:99999'"),
-        (GOOD + "[host.a]\nend = 100000", r"\[host.a\]: 100000 end nodes; one machine may run 100 of a tier"),
+        ('scheduler = "http://a:1/foo"\n[host.a]\nend = 1', "scheduler is 'http://a:1/foo': must be without a path"),
+        (
+            'scheduler = "http://a:99999"\n[host.a]\nend = 1',
+            "scheduler is 'http://a:99999': must name a host, and a port",
+        ),
+        (GOOD + "[host.a]\nend = 100000", "host.a.end.0.count is 100000: input should be less than or equal to 100"),
         (GOOD + "[host.a]\nedge = [{ count = 60 }, { count = 60 }]", "120 edge nodes; one machine may run 100"),
     ],
 )
