@@ -25,9 +25,7 @@ __all__ = ["Exit", "Fleet", "RunningService", "launch"]
 TERRACE = (sys.executable, "-P", "-m", "terrace")
 """The usual command. -P, or a folder models/ of somebody else, in the current one, would be taken for ours."""
 
-_POLL_S = 0.02
-_RARE_POLL_S = 0.5
-"""Where it takes long: the scheduler of another machine may come much later."""
+_READY_POLL_S, _JOIN_POLL_S = 0.02, 0.1
 _MAX_LINE_BYTES = 1 << 20
 _KEPT_LINES = 15
 
@@ -56,6 +54,7 @@ class RunningService:
     ready_file: Path
     watcher: asyncio.Task[None] | None = None
     url: str = ""
+    exit: Exit | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
 
     @property
@@ -67,35 +66,27 @@ class RunningService:
         return self.process.returncode is None
 
 
+@dataclass(slots=True, kw_only=True)
 class Fleet:
-    """The running services of one machine; made by `launch`."""
+    """The running services of one machine; made by `launch`, which explains the first fields."""
 
-    def __init__(
-        self,
-        plan: FleetPlan,
-        folder: Path,
-        *,
-        on_line: Callable[[str, str], None],
-        on_exit: Callable[[Exit], None],
-        on_ready: Callable[[RunningService], None],
-        command: Sequence[str],
-        token: str | None = None,
-        tls_ca: Path | None = None,
-    ) -> None:
-        self.plan = plan
-        self._command = command
-        self.services: dict[str, RunningService] = {}
-        self.scheduler_url = plan.scheduler_url or ""
-        self.changed = asyncio.Event()
-        """Set whenever a service has ended; whoever waits clears it."""
-        self._folder = folder
-        self._token = token
-        self._tls_ca = tls_ca
-        self._on_line = on_line
-        self._on_exit = on_exit
-        self._on_ready = on_ready
-        self._attended = False
-        """Whether a service's end is news: not while starting, when it is an error, nor while stopping."""
+    plan: FleetPlan
+    folder: Path
+    on_line: Callable[[str, str], None]
+    on_exit: Callable[[Exit], None]
+    on_ready: Callable[[RunningService], None]
+    command: Sequence[str]
+    token: str | None
+    tls_ca: Path | None
+    services: dict[str, RunningService] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a service has ended; whoever waits clears it."""
+    _attended: bool = False
+    """Whether a service's end is news: not while starting, when it is an error, nor while stopping."""
+
+    @property
+    def scheduler_url(self) -> str:
+        return self.plan.scheduler_url or self.services[SCHEDULER].url
 
     @property
     def alive(self) -> tuple[RunningService, ...]:
@@ -111,9 +102,7 @@ class Fleet:
         """
         deadline = time.monotonic() + budget_s
         if self.plan.scheduler is not None:
-            scheduler = await self._spawn(self.plan.scheduler)
-            await self._ready(scheduler, deadline)
-            self.scheduler_url = self.scheduler_url or scheduler.url
+            await self._ready(await self._spawn(self.plan.scheduler), deadline)
         nodes = [await self._spawn(node) for node in self.plan.nodes]
         for node in nodes:
             await self._ready(node, deadline)
@@ -129,14 +118,10 @@ class Fleet:
         """
         deadline = time.monotonic() + budget_s
         wanted = {node.name for node in self.plan.nodes}
+        once = Backoff(attempts=1)
         async with AsyncClient(
-            self.scheduler_url,
-            timeout_s=budget_s,
-            backoff=Backoff(attempts=1),
-            token=self._token,
-            tls_ca=self._tls_ca,
+            self.scheduler_url, timeout_s=budget_s, backoff=once, token=self.token, tls_ca=self.tls_ca
         ) as client:
-            poll_s = _POLL_S
             while True:
                 try:
                     listed = {device.node_id for device in await client.devices() if device.health is Health.ALIVE}
@@ -145,12 +130,11 @@ class Fleet:
                 if wanted <= listed:
                     return
                 for name in (wanted - listed) | (self.services.keys() & {SCHEDULER}):
-                    self._check_alive(self.services[name])
+                    _check_alive(self.services[name])
                 if time.monotonic() > deadline:
                     late = ", ".join(sorted(wanted - listed))
                     raise DeadlineExceeded(f"not in the device list after {budget_s:g} s: {late}")
-                await asyncio.sleep(poll_s)
-                poll_s = min(_RARE_POLL_S, 1.1 * poll_s)
+                await asyncio.sleep(_JOIN_POLL_S)
 
     async def restart(self, name: str, *, budget_s: float) -> None:
         """Start a service again that has ended or is about to, and wait until it says that it is ready.
@@ -180,14 +164,14 @@ class Fleet:
         _signal(self.alive, signal.SIGKILL)
 
     async def _spawn(self, plan: ServicePlan) -> RunningService:
-        ready_file = self._folder / f"{plan.name}.ready"
+        ready_file = self.folder / f"{plan.name}.ready"
         ready_file.unlink(missing_ok=True)  # of a process that was killed
         settings = {**plan.settings, "ready_file": str(ready_file)}
         if plan.kind != SCHEDULER:
             # Several nodes share a machine, so none insists on its usual port.
             settings = {"node_id": plan.name, "scheduler": self.scheduler_url, "port": "0", **settings}
         process = await asyncio.create_subprocess_exec(
-            *self._command,
+            *self.command,
             *ServicePlan(name=plan.name, kind=plan.kind, settings=settings).arguments(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -204,18 +188,12 @@ class Fleet:
 
     async def _ready(self, service: RunningService, deadline: float) -> None:
         while not service.ready_file.exists():
-            self._check_alive(service)
+            _check_alive(service)
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"{service.name} was not ready in time")
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_READY_POLL_S)
         service.url = json.loads(service.ready_file.read_text(encoding="utf-8"))["url"]
-        self._on_ready(service)
-
-    def _check_alive(self, service: RunningService) -> None:
-        if service.watcher is not None and service.watcher.done():
-            said = service.last_lines[-1] if service.last_lines else "it said nothing"
-            end = _exit_of(service)
-            raise ServiceFailed(f"{end}: {said.removeprefix(f'terrace {service.plan.kind}: ')}", code=end.code)
+        self.on_ready(service)
 
     async def _watch(self, service: RunningService) -> None:
         """Pass on what the service writes until it ends, then tell of its end unless we asked for it."""
@@ -231,11 +209,12 @@ class Fleet:
                 break
             text = line.decode("utf-8", "replace").rstrip()
             service.last_lines.append(text)
-            self._on_line(service.name, text)
-        await service.process.wait()
+            self.on_line(service.name, text)
+        code = await service.process.wait()
+        service.exit = Exit(name=service.name, code=code, last_lines=tuple(service.last_lines))
         self.changed.set()
         if self._attended:
-            self._on_exit(_exit_of(service))
+            self.on_exit(service.exit)
 
 
 @asynccontextmanager
@@ -266,8 +245,8 @@ async def launch(
         command: starts a service, followed by its kind and its flags.
     """
     fleet = Fleet(
-        plan,
-        folder,
+        plan=plan,
+        folder=folder,
         on_line=on_line,
         on_exit=on_exit,
         on_ready=on_ready,
@@ -289,9 +268,10 @@ async def launch(
             raise
 
 
-def _exit_of(service: RunningService) -> Exit:
-    code = service.process.returncode
-    return Exit(name=service.name, code=0 if code is None else code, last_lines=tuple(service.last_lines))
+def _check_alive(service: RunningService) -> None:
+    if end := service.exit:
+        said = end.last_lines[-1] if end.last_lines else "it said nothing"
+        raise ServiceFailed(f"{end}: {said.removeprefix(f'terrace {service.plan.kind}: ')}", code=end.code)
 
 
 def _signal(services: Iterable[RunningService], number: signal.Signals) -> None:
