@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ from experiments.harness import RECORD, Record, extent
 from experiments.pages import fill, read_page
 from experiments.plots import Figures
 from experiments.record import joined, origin, read_record, record_stem
-from tierkit.commandline import run_module
-from tierkit.errors import InvalidInput
+from tierkit.commandline import asked_wrongly
+from tierkit.errors import InvalidInput, TerraceError
 
 __all__ = ["PLOTS", "RECORDS", "Place", "keep", "main", "places_of", "run"]
 
@@ -119,7 +120,13 @@ def run(
 
 
 def main() -> None:
-    run_module("experiments.tables", run)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(run)
+    try:
+        app()
+    except TerraceError as exc:
+        sys.stderr.write(f"experiments.tables: {exc}\n")
+        sys.exit(2 if asked_wrongly(exc) else 1)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import typer.core
 import typer.main
 
 from terrace import __version__
-from tierkit.commandline import NO_ROOM, UsageError, as_sentence, usage_fault
+from tierkit.commandline import NO_ROOM, UsageError, as_sentence
 from tierkit.errors import TerraceError, Unauthenticated, UpstreamTimeout, UpstreamUnavailable
 from tierkit.orphan import die_with_parent
 from tierkit.plaintext import harmless
@@ -125,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
     except UsageError as exc:
         called = " ".join(["terrace", *arguments[:1]]) if arguments and arguments[0] in _COMMANDS else "terrace"
         path = exc.ctx.command_path if exc.ctx else called
-        message = usage_fault(exc)
+        message = exc.format_message().replace("Value error, ", "")
         if not message:
             return 2  # a group without a command: its help page has been printed
         typer.echo(harmless(f"{path}: {as_sentence(message)} See '{path} --help'."), err=True)
