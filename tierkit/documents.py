@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,38 +15,31 @@ from pydantic_core import ErrorDetails
 
 from tierkit.errors import SetupError
 
-__all__ = ["faults", "parse_document", "read_document", "read_toml", "sentence"]
+__all__ = ["faults", "read_document", "read_toml", "sentence"]
 
 _TABLE = re.compile(r"a valid dictionary( or instance of \w+)?")
 
 M = TypeVar("M", bound=BaseModel)
 
 
-def read_document(path: Path, kind: type[M], *, what: str) -> M:
-    """The content of a TOML file as `kind`.
-
-    Args:
-        what: how messages call the file, such as "links file".
+def read_document(path: Path, kind: type[M], *, what: str, content: bytes | None = None) -> M:
+    """The content of a TOML file as `kind`; arguments as for `read_toml`.
 
     Raises:
         SetupError: it cannot be read, is no TOML, or does not fit; an unknown name brings the closest known one.
     """
-    return parse_document(read_toml(path, what=what), kind, f"the {what} {path}")
-
-
-def parse_document(document: Mapping[str, Any], kind: type[M], where: str) -> M:
-    """What `read_toml` returned, as `kind`. Raises SetupError."""
+    tables = read_toml(path, what=what, content=content)
     try:
-        return kind.model_validate(document)
+        return kind.model_validate(tables)
     except ValidationError as exc:
-        raise SetupError(f"{where}: {faults(exc, kind, document)}") from exc
+        raise SetupError(f"the {what} {path}: {faults(exc, kind)}") from exc
 
 
 def read_toml(path: Path, *, what: str, content: bytes | None = None) -> dict[str, Any]:
     """The tables of a TOML file.
 
     Args:
-        what: how messages call the file.
+        what: how messages call the file, such as "links file".
         content: of the file, where it has been read already.
 
     Raises:
@@ -63,25 +56,16 @@ def read_toml(path: Path, *, what: str, content: bytes | None = None) -> dict[st
         raise SetupError(f"the {what} {path} is not valid TOML: {exc}") from exc
 
 
-def faults(error: ValidationError, kind: type[BaseModel], document: Any = None) -> str:
-    """All that pydantic found wrong with a document of `kind`, in plain words.
-
-    Args:
-        document: as it was read, if parts of lists shall be called by their names where they have one.
-    """
-    errors = error.errors()
-    # A part that is wrong in itself counts as none of a list: that the list is then too short is no fault of its own.
-    own = [each for each in errors if each["type"] != "too_short" or not _any_within(each["loc"], errors)]
+def faults(error: ValidationError, kind: type[BaseModel]) -> str:
+    """All that pydantic found wrong with a document of `kind`, in plain words."""
+    # A wrong entry does not count as one of its list: that the list is then too short is no fault of its own.
+    found = [each for each in error.errors() if each["type"] != "too_short"] or error.errors()
     return "; ".join(
         sentence(
-            each, _where([part for part in each["loc"] if part != "[key]"], document), _fields_around(each["loc"], kind)
+            each, ".".join(str(part) for part in each["loc"] if part != "[key]"), _fields_around(each["loc"], kind)
         )
-        for each in own
+        for each in found
     )
-
-
-def _any_within(place: tuple[int | str, ...], errors: Sequence[ErrorDetails]) -> bool:
-    return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
 
 
 def sentence(error: ErrorDetails, where: str, known: Mapping[str, FieldInfo]) -> str:
@@ -110,28 +94,6 @@ def sentence(error: ErrorDetails, where: str, known: Mapping[str, FieldInfo]) ->
     if isinstance(error["input"], dict | list) or (field and not field.repr):
         return f"{where}: {reason}"
     return f"{where} is {error['input']!r}: {reason}"
-
-
-def _where(location: Sequence[int | str], document: Any) -> str:
-    """A place in a document: `delay_s of link 'up'`, or `link.0.delay_s` where the link has no name of its own."""
-    named, rest = "", 0
-    for number, part in enumerate(location):
-        parent = document
-        try:
-            document = parent[part]
-        except (LookupError, TypeError):  # what is missing
-            break
-        if isinstance(part, int) and (name := _own_name(document, parent)):
-            named, rest = f"{location[number - 1]} {name!r}", number + 1
-    inner = ".".join(str(part) for part in location[rest:])
-    return f"{inner} of {named}" if inner and named else inner or named
-
-
-def _own_name(part: Any, siblings: Sequence[Any]) -> str | None:
-    """What a part of a list is called, if nothing beside it is called so, too."""
-    names = [each.get("name") for each in siblings if isinstance(each, dict)]
-    name = part.get("name") if isinstance(part, dict) else None
-    return name if isinstance(name, str) and name and names.count(name) == 1 else None
 
 
 def _fields_around(location: tuple[int | str, ...], kind: type[BaseModel]) -> Mapping[str, FieldInfo]:

@@ -27,7 +27,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from tierkit.access.files import read_private
-from tierkit.documents import parse_document, read_toml
+from tierkit.documents import read_document
 from tierkit.errors import SetupError
 from tierkit.types import Tier
 from tierkit.wire.messages import NodeId
@@ -138,7 +138,7 @@ def read_book(path: Path, *, any_owner: bool = False) -> TokenBook:
         SetupError: as `read_private`, or an entry is wrong; the sentence names file and entry.
     """
     content = read_private(path, "the file of tokens", any_owner=any_owner)
-    file = parse_document(read_toml(path, what="file of tokens", content=content), _File, f"the file of tokens {path}")
+    file = read_document(path, _File, what="file of tokens", content=content)
     if len({entry.sha256 for entry in file.token}) != len(file.token):
         raise SetupError(
             f"the file of tokens {path}: one sha256 stands there twice: each token has an entry of its own"

@@ -84,7 +84,7 @@ async def test_links_that_are_wrong_stop_the_node_with_a_sentence(tmp_path: Path
     command = ["-m", "experiments.emulation", "end", "--port", "0", "--links", str(links)]
     async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as service:
         assert await service.exit_code() == 2
-    assert "delay of link 'up' is unknown; did you mean delay_s?" in service.log
+    assert "link.0.delay is unknown; did you mean delay_s?" in service.log
 
 
 @pytest.mark.parametrize("words", [[], ["house"], ["--help"]])

@@ -82,30 +82,30 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
         ("token = ", "not valid TOML"),
         ("tokens = 1", "tokens is unknown; did you mean token"),
         ("token = 1", "token is 1: input should be a list"),
-        ('[[token]]\nname = "a"\nrole = "user"', "sha256 of token 'a' is missing"),
+        ('[[token]]\nname = "a"\nrole = "user"', "token.0.sha256 is missing"),
         (
             f'[[token]]\nname = "A b"\nrole = "user"\nsha256 = "{SHA}"',
-            "name of token 'A b' is 'A b': must be 1 to 63 lower-case",
+            "token.0.name is 'A b': must be 1 to 63 lower-case",
         ),
         (
             f'[[token]]\nname = "a"\nrole = "admin"\nsha256 = "{SHA}"',
-            "role of token 'a' is 'admin': input should be 'user' or 'node'",
+            "token.0.role is 'admin': input should be 'user' or 'node'",
         ),
         (
             '[[token]]\nname = "a"\nrole = "user"\nsha256 = "hello"',
-            "sha256 of token 'a': string should match pattern",
+            "token.0.sha256: string should match pattern",
         ),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nexpires = 2030-01-01T00:00:00',
-            "expires of token 'a' is .*: input should have timezone info",
+            "token.0.expires is .*: input should have timezone info",
         ),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nrequests = 1',
-            "requests of token 'a' is unknown; known are name, role",
+            "token.0.requests is unknown; known are name, role",
         ),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nrequests_per_minute = 0',
-            "requests_per_minute of token 'a' is 0: input should be greater than 0",
+            "token.0.requests_per_minute is 0: input should be greater than 0",
         ),
         (
             f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nnodes = ["*"]',
