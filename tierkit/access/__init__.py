@@ -4,7 +4,7 @@ from tierkit.access.callers import CALLER, Allowance, Caller, Role, caller_of
 from tierkit.access.files import check_private, checked_token, follow_files, read_private, read_token, signature
 from tierkit.access.gate import Gate
 from tierkit.access.tls import ServerTls, client_context, tls_trouble
-from tierkit.access.tokens import TokenBook, TokenEntry, digest_of, new_token, read_book, write_book
+from tierkit.access.tokens import TokenEntry, digest_of, new_token, read_book, write_book
 
 __all__ = [
     "CALLER",
@@ -13,7 +13,6 @@ __all__ = [
     "Gate",
     "Role",
     "ServerTls",
-    "TokenBook",
     "TokenEntry",
     "caller_of",
     "check_private",

@@ -14,11 +14,10 @@ which protect passwords, would only make each request dearer. The file holds has
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -32,7 +31,7 @@ from tierkit.errors import SetupError
 from tierkit.types import Tier
 from tierkit.wire.messages import NodeId
 
-__all__ = ["TokenBook", "TokenEntry", "digest_of", "new_token", "read_book", "write_book"]
+__all__ = ["TokenEntry", "digest_of", "new_token", "read_book", "write_book"]
 
 _PREFIX = "terrace_"
 """Lets people and scanners for leaked secrets see what it is."""
@@ -107,28 +106,7 @@ class _File(BaseModel):
     token: Annotated[tuple[TokenEntry, ...], Field(max_length=10_000)] = ()
 
 
-class TokenBook:
-    """The tokens of a file."""
-
-    def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
-        self._entries = tuple(entries)
-        # A look-up by the beginning of the hash tells an attacker nothing: he cannot choose the hash of what he sends.
-        self._by_hash = {entry.sha256[:16]: entry for entry in self._entries}
-
-    def __iter__(self) -> Iterator[TokenEntry]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def find(self, token: bytes) -> TokenEntry | None:
-        """The entry of a token, expired or not. The time that it takes does not depend on how much of it is right."""
-        digest = digest_of(token).hex()
-        found = self._by_hash.get(digest[:16])
-        return found if found is not None and hmac.compare_digest(found.sha256, digest) else None
-
-
-def read_book(path: Path, *, any_owner: bool = False) -> TokenBook:
+def read_book(path: Path, *, any_owner: bool = False) -> tuple[TokenEntry, ...]:
     """The tokens of a file.
 
     Args:
@@ -143,7 +121,7 @@ def read_book(path: Path, *, any_owner: bool = False) -> TokenBook:
         raise SetupError(
             f"the file of tokens {path}: one sha256 stands there twice: each token has an entry of its own"
         )
-    return TokenBook(file.token)
+    return file.token
 
 
 def write_book(entries: Iterable[TokenEntry]) -> str:

@@ -82,7 +82,8 @@ def test_the_holders_get_in(file: Path) -> None:
         assert (caller.name, caller.role) == (name, role)
         assert here.knows(bearer(token))
     assert here.admit([(b"authorization", b"bEaReR  " + USER.encode() + b" ")]).name == "alice"
-    assert not here.knows(bearer("terrace_foreign"))
+    for other in ("terrace_foreign", USER[:-1], USER + "a", USER.upper(), digest_of(USER.encode()).hex()):
+        assert not here.knows(bearer(other))
 
 
 def test_a_key_opens_a_gate_without_a_file() -> None:

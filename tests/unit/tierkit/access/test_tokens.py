@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tierkit.access import (
-    TokenBook,
     TokenEntry,
     checked_token,
     digest_of,
@@ -34,7 +33,7 @@ def test_a_new_token_is_long_and_never_the_same() -> None:
     assert all(len(token) == 51 and checked_token(token, "it") == token for token in tokens)
 
 
-def book_of(folder: Path, *entries: TokenEntry) -> TokenBook:
+def book_of(folder: Path, *entries: TokenEntry) -> tuple[TokenEntry, ...]:
     path = folder / "tokens.toml"
     path.write_text(write_book(entries))
     path.chmod(0o600)
@@ -49,14 +48,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     ]
     assert list(book_of(tmp_path, *entries)) == entries
     assert "one" not in write_book(entries)
-
-
-def test_a_token_is_found_by_itself_alone(tmp_path: Path) -> None:
-    token = new_token()
-    book = book_of(tmp_path, entry(token), entry(new_token(), name="bob"))
-    assert book.find(token.encode()) == entry(token)
-    for other in (token[:-1], token + "a", token.upper(), new_token(), digest_of(token.encode()).hex()):
-        assert book.find(other.encode()) is None
 
 
 @pytest.mark.parametrize(
