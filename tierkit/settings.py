@@ -15,7 +15,9 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -26,13 +28,6 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from tierkit.access import Role, check_private, checked_token, read_token
 from tierkit.documents import read_toml, sentence
@@ -64,13 +59,13 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+CommaSeparated = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """Names: a list in TOML, "a,b" in a flag or an environment variable."""
 
 HttpUrl = Annotated[str, AfterValidator(checked_url)]
 """An http or https URL, without the slash at its end."""
 
-CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], NoDecode, BeforeValidator(_split)]
+CommaSeparatedUrls = Annotated[tuple[HttpUrl, ...], BeforeValidator(_split)]
 """URLs, given as `CommaSeparated` names are."""
 
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
@@ -79,16 +74,11 @@ UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(BaseModel):
     """What all four services can be told. Frozen; unknown names are refused."""
 
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        validate_default=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
     callers: ClassVar[tuple[Role, ...]] = ("user", "node")
@@ -153,18 +143,6 @@ class ServiceSettings(BaseSettings):
     max_connections: PositiveInt = 512
     """Connections served at a time. Requests on the next 64 are answered with 503, further connections closed at
     once."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Constructor arguments alone: `load_settings` adds the other sources and knows where each value came from."""
-        return (init_settings,)
 
 
 class NodeSettings(ServiceSettings):
@@ -284,7 +262,7 @@ def load_settings(settings_class: type[S], *, flags: Mapping[str, object], confi
     """
     prefix = f"TERRACE_{settings_class.service.upper()}_"
     table = _read_table(settings_class.service, config)
-    environment = _read_environment(settings_class, prefix)
+    environment = {name[len(prefix) :].lower(): value for name, value in os.environ.items() if name.startswith(prefix)}
     given = {name: value for name, value in flags.items() if value is not None}
 
     def fault(error: ErrorDetails) -> str:
@@ -312,14 +290,6 @@ def description(settings_class: type[ServiceSettings], name: str) -> str:
         if field is not None and field.description:
             return " ".join(field.description.split())
     return ""
-
-
-def _read_environment(settings_class: type[ServiceSettings], prefix: str) -> dict[str, object]:
-    # The library's source ignores variables that match no field; here a misspelt one is an error like any other.
-    values: dict[str, object] = {
-        name[len(prefix) :].lower(): value for name, value in os.environ.items() if name.startswith(prefix)
-    }
-    return values | EnvSettingsSource(settings_class, env_prefix=prefix)()
 
 
 def _read_table(service: str, config: Path | None) -> Mapping[str, object]:
