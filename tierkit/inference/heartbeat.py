@@ -11,7 +11,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +24,7 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import Heartbeat, Lease, Registration
 
-__all__ = ["HeartbeatSender", "LoadFigures"]
+__all__ = ["HeartbeatSender"]
 
 log = logging.getLogger(__name__)
 
@@ -38,23 +37,13 @@ _FAREWELL_BUDGET_S = 1.0
 _MAX_ANSWER_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFigures:
-    """How busy the node is, as its heartbeats tell it."""
-
-    in_flight: int
-    queued_images: int
-    running_images: int
-    images_done: int
-
-
 class HeartbeatSender:
     """Keeps a node in the device list from `async with` on; takes it off at the end.
 
     Args:
         scheduler: its URL.
         registration: called for each registration, so that its content is fresh; an error counts as a failed attempt.
-        load: figures for the next heartbeat.
+        heartbeat: called for each one.
         http: client to send with.
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
             once.
@@ -66,7 +55,7 @@ class HeartbeatSender:
         self,
         scheduler: str,
         registration: Callable[[], Registration],
-        load: Callable[[], LoadFigures],
+        heartbeat: Callable[[], Heartbeat],
         http: aiohttp.ClientSession,
         *,
         lifecycle: Lifecycle,
@@ -75,7 +64,7 @@ class HeartbeatSender:
     ) -> None:
         self._scheduler = scheduler
         self._registration = registration
-        self._load = load
+        self._heartbeat = heartbeat
         self._http = http
         self._lifecycle = lifecycle
         self._headers = {"Content-Type": "application/json", **authorization(token)}
@@ -165,16 +154,8 @@ class HeartbeatSender:
         return registration
 
     async def _beat(self, registration: Registration) -> None:
-        load = self._load()
-        self._said_draining = self._lifecycle.draining
-        beat = Heartbeat(
-            incarnation=registration.incarnation,
-            in_flight=load.in_flight,
-            queued_images=load.queued_images,
-            running_images=load.running_images,
-            images_done=load.images_done,
-            draining=self._said_draining,
-        )
+        beat = self._heartbeat()
+        self._said_draining = beat.draining
         # A scheduler that is slow drops the beats whose senders have given up on them. Two tries within a lease.
         budget_s = max(0.5, self._lease.lease_s / 2.0)
         await self._send("POST", f"/v1/devices/{registration.node_id}/heartbeat", budget_s, beat.model_dump_json())

@@ -22,14 +22,14 @@ from tierkit.http.asgi import DirectRoutes
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
-from tierkit.inference.heartbeat import HeartbeatSender, LoadFigures
+from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
 from tierkit.metrics import ModelMetrics
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
-from tierkit.wire.messages import EncoderOffer, ModelOffer, Registration
+from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration
 from tierkit.wire.oip import Limits
 
 __all__ = ["HeldEncoders", "InferenceNode", "ServedModels", "Substitutes", "node_app"]
@@ -165,7 +165,7 @@ class InferenceNode:
                 sender = HeartbeatSender(
                     self.settings.scheduler,
                     self.registration,
-                    self.load,
+                    self.heartbeat,
                     self.http,
                     lifecycle=self.lifecycle,
                     token=self.settings.own_token(),
@@ -179,14 +179,16 @@ class InferenceNode:
     ) -> None:
         await self._stack.__aexit__(kind, error, traceback)
 
-    def load(self) -> LoadFigures:
+    def heartbeat(self) -> Heartbeat:
         """How busy the node is now."""
         runners = self.runners.values()
-        return LoadFigures(
+        return Heartbeat(
+            incarnation=self.incarnation,
             in_flight=self.lifecycle.in_flight,
             queued_images=sum(runner.queued_images for runner in runners),
             running_images=sum(runner.running_images for runner in runners),
             images_done=sum(runner.images_done for runner in runners),
+            draining=self.lifecycle.draining,
         )
 
     def registration(self) -> Registration:

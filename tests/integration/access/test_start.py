@@ -21,11 +21,11 @@ from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.errors import SetupError
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.heartbeat import HeartbeatSender, LoadFigures
+from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.settings import NodeSettings, ServiceSettings, load_settings
 from tierkit.testing import serve_app, service_process, wait_for
 from tierkit.types import Tier
-from tierkit.wire.messages import ModelOffer, Registration
+from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
 
 async def hello(_request: Request) -> Response:
@@ -218,14 +218,14 @@ async def test_a_node_whose_token_is_revoked_goes_on_asking_and_comes_back(caplo
     place = Registration(
         node_id="a", incarnation="12345678", tier=Tier.END, url="http://a:1", models=(offer,), version="0"
     )
-    load = LoadFigures(in_flight=0, queued_images=0, running_images=0, images_done=0)
+    figures = Heartbeat(incarnation="12345678", in_flight=0, queued_images=0, images_done=0)
     lifecycle = Lifecycle()
     lifecycle.set_ready()
     async with (
         serve_app(app) as scheduler,
         open_client() as http,
         HeartbeatSender(
-            scheduler.url, lambda: place, lambda: load, http, lifecycle=lifecycle, token="secret-token-of-a"
+            scheduler.url, lambda: place, lambda: figures, http, lifecycle=lifecycle, token="secret-token-of-a"
         ),
     ):
         await wait_for(lambda: beats > 1, what="heartbeats")

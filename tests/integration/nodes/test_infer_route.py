@@ -198,7 +198,7 @@ async def test_features_that_are_no_numbers_are_refused_and_their_neighbours_are
         await wait_for(running.model.entered.is_set)
         # These three wait together, and so would form one batch.
         waiting = [asyncio.create_task(send(value)) for value in (2, number, 3)]
-        await wait_for(lambda: running.node.load().queued_images == 3)
+        await wait_for(lambda: running.node.heartbeat().queued_images == 3)
         running.model.gate.set()
         answers = [await task for task in (first, *waiting)]
         assert [answer.status_code for answer in answers] == [200, 200, 400, 200]
@@ -220,7 +220,7 @@ async def test_a_full_queue_answers_503_at_once_and_health_stays_quick(start_nod
         running_one = asyncio.create_task(post(running, images))
         await wait_for(running.model.entered.is_set)
         waiting = [asyncio.create_task(post(running, images)) for _ in range(2)]
-        await wait_for(lambda: running.node.load().queued_images == 2)
+        await wait_for(lambda: running.node.heartbeat().queued_images == 2)
 
         refused = await post(running, images)
         assert refused.status_code == 503
@@ -240,7 +240,7 @@ async def test_a_batch_that_has_no_room_is_refused_before_its_body_is_sent(start
         running_one = asyncio.create_task(post(running, running.model.images((1, 2, 3))))
         await wait_for(running.model.entered.is_set)
         waiting = asyncio.create_task(post(running, running.model.images(*[(1, 2, 3)] * 6)))
-        await wait_for(lambda: running.node.load().queued_images == 6)
+        await wait_for(lambda: running.node.heartbeat().queued_images == 6)
         body, headers = message(running.model.images(*[(4, 5, 6)] * 5))
         head = running.post_bytes(body, headers).removesuffix(body)
         answer = await running.exchange(head, then_eof=True)
@@ -256,7 +256,7 @@ async def test_a_budget_that_the_queue_has_already_spent_is_refused_early(start_
         running_one = asyncio.create_task(post(running, running.model.images((1, 2, 3))))
         await wait_for(running.model.entered.is_set)
         backlog = asyncio.create_task(post(running, running.model.images(*[(1, 2, 3)] * 4000)))
-        await wait_for(lambda: running.node.load().queued_images == 4000)
+        await wait_for(lambda: running.node.heartbeat().queued_images == 4000)
         running.node.default_runner._s_per_image = 0.001  # so that they take 4 s, whatever this machine can do
         late = await post(running, running.model.images((1, 2, 3)), parameters={"timeout": 1_000_000})
         assert late.status_code == 503
@@ -273,8 +273,8 @@ async def test_a_client_that_hangs_up_leaves_the_queue(running: Any) -> None:
     body, headers = message(running.model.images((4, 4, 4)))
     async with connected(running.url) as (_, writer):
         writer.write(running.post_bytes(body, headers))
-        await wait_for(lambda: running.node.load().queued_images == 1)
-    await wait_for(lambda: running.node.load().queued_images == 0)
+        await wait_for(lambda: running.node.heartbeat().queued_images == 1)
+    await wait_for(lambda: running.node.heartbeat().queued_images == 0)
 
     running.model.gate.set()
     assert (await first).status_code == 200
@@ -372,7 +372,7 @@ async def test_answers_are_never_swapped_or_lost(start_node: Any) -> None:
         holding_up.cancel()
         running.model.gate.set()
         await wait_for(lambda: running.lifecycle.in_flight == 0)
-        assert running.node.load().queued_images == 0
+        assert running.node.heartbeat().queued_images == 0
         stats = (await running.http.get("/v2/models/pixel/stats")).json()["model_stats"][0]
     assert outcomes["good", 200] > 2000
     # Else the test shows nothing:

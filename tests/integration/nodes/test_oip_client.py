@@ -63,7 +63,7 @@ async def test_the_budget_ends_the_call_and_takes_the_work_from_the_node(running
     await wait_for(running.model.entered.is_set)
     with pytest.raises(UpstreamTimeout):
         await client.infer(running.url, "pixel", ask(running.model.images((4, 4, 4))), budget_s=0.3)
-    await wait_for(lambda: running.node.load().queued_images == 0)
+    await wait_for(lambda: running.node.heartbeat().queued_images == 0)
     running.model.gate.set()
     await first
     assert running.model.images_seen == 1

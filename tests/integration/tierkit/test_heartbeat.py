@@ -18,7 +18,7 @@ from tierkit.errors import Unavailable
 from tierkit.http.address import free_port
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.heartbeat import HeartbeatSender, LoadFigures
+from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
 from tierkit.types import Tier
@@ -31,6 +31,9 @@ REGISTRATION = Registration(
     url="http://127.0.0.1:9",
     models=(ModelOffer(name="m", sha256="0" * 64, ms_per_image=1.5),),
     version="0.1.0",
+)
+HEARTBEAT = Heartbeat(
+    incarnation=REGISTRATION.incarnation, in_flight=1, queued_images=50, running_images=2, images_done=7
 )
 
 
@@ -87,10 +90,12 @@ async def lifecycle() -> AsyncIterator[Lifecycle]:
 
 @contextlib.asynccontextmanager
 async def sending(url: str, lifecycle: Lifecycle) -> AsyncIterator[HeartbeatSender]:
-    load = LoadFigures(in_flight=1, queued_images=50, running_images=2, images_done=7)
+    def heartbeat() -> Heartbeat:
+        return HEARTBEAT.model_copy(update={"draining": lifecycle.draining})
+
     async with (
         open_client() as http,
-        HeartbeatSender(url, lambda: REGISTRATION, lambda: load, http, lifecycle=lifecycle) as sender,
+        HeartbeatSender(url, lambda: REGISTRATION, heartbeat, http, lifecycle=lifecycle) as sender,
     ):
         yield sender
 
@@ -102,14 +107,7 @@ async def test_registers_beats_and_leaves(lifecycle: Lifecycle) -> None:
             await wait_for(lambda: len(scheduler.beats) >= 3, what="three beats")
             assert sender.registered
         assert scheduler.registrations == [REGISTRATION]
-        assert scheduler.beats[0] == Heartbeat(
-            incarnation=REGISTRATION.incarnation,
-            in_flight=1,
-            queued_images=50,
-            running_images=2,
-            images_done=7,
-            draining=False,
-        )
+        assert scheduler.beats[0] == HEARTBEAT
         assert scheduler.left == [REGISTRATION.incarnation]
 
 
@@ -198,11 +196,10 @@ async def test_an_error_while_it_describes_itself_is_an_attempt_that_failed(life
             raise answer
         return answer
 
-    load = LoadFigures(in_flight=0, queued_images=0, running_images=0, images_done=0)
     async with (
         serve_app(scheduler.app()) as service,
         open_client() as http,
-        HeartbeatSender(service.url, registration, lambda: load, http, lifecycle=lifecycle) as sender,
+        HeartbeatSender(service.url, registration, lambda: HEARTBEAT, http, lifecycle=lifecycle) as sender,
     ):
         await wait_for(lambda: sender.registered)
 
@@ -232,11 +229,11 @@ async def test_a_scheduler_that_hangs_does_not_hold_up_the_end(lifecycle: Lifecy
 
 
 async def test_a_bug_in_the_figures_stops_the_service(lifecycle: Lifecycle) -> None:
-    def load() -> LoadFigures:
+    def heartbeat() -> Heartbeat:
         raise ZeroDivisionError
 
     scheduler = FakeScheduler()
     async with serve_app(scheduler.app()) as service, open_client() as http:
-        async with HeartbeatSender(service.url, lambda: REGISTRATION, load, http, lifecycle=lifecycle):
+        async with HeartbeatSender(service.url, lambda: REGISTRATION, heartbeat, http, lifecycle=lifecycle):
             await wait_for(lambda: isinstance(lifecycle.crash, ZeroDivisionError))
         assert lifecycle.draining
