@@ -12,11 +12,14 @@ def checked_url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     try:
+        # urlsplit drops line breaks and keeps backslashes; other parsers see another host behind those.
+        if not value.isprintable() or " " in value or "\\" in value:
+            raise ValueError
         parts = urlsplit(value)
         usable = bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
-    if not usable or not value.isprintable() or " " in value:
+    if not usable:
         raise ValueError("must name a host, and a port from 1 to 65535, such as http://10.0.0.1:8070")
     if parts.username is not None or parts.password is not None:
         raise ValueError("must hold no user name and no password")

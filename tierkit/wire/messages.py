@@ -134,6 +134,9 @@ Total = Annotated[int, Field(ge=0, le=2**53)]
 Period = Annotated[float, Field(gt=0, le=1e9)]
 """Seconds; at most some thirty years."""
 Incarnation = Annotated[str, Field(min_length=8, max_length=64)]
+NodeUrl = Annotated[
+    str, Field(max_length=512, json_schema_extra={"pattern": "^https?://"}), AfterValidator(checked_url)
+]
 
 
 class _Message(BaseModel):
@@ -172,7 +175,7 @@ class Registration(_Message):
     incarnation: Incarnation
     """Fresh at each start of the process; work given to an older incarnation is void."""
     tier: Tier
-    url: Annotated[str, Field(max_length=512, json_schema_extra={"pattern": "^https?://"}), AfterValidator(checked_url)]
+    url: NodeUrl
     """Where the scheduler and other nodes reach this node."""
     models: Annotated[tuple[ModelOffer, ...], Field(min_length=1, max_length=64), AfterValidator(_different_models)]
     encoders: Annotated[tuple[EncoderOffer, ...], Field(max_length=64)] = ()
@@ -223,7 +226,7 @@ class Relay(_Message):
     """A trusted node that takes the pixels, encodes them and passes the features on."""
 
     node_id: NodeId
-    url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
+    url: NodeUrl
     key: NodeKey = ""
 
 
@@ -231,7 +234,7 @@ class Upstream(_Message):
     """One upstream node that an end node may ask for the fine answer."""
 
     node_id: NodeId
-    url: Annotated[str, Field(pattern=r"^https?://", max_length=512)]
+    url: NodeUrl
     tier: UpperTier
     model: ModelName
     encoding: Encoding | None
