@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import aiohttp
 from prometheus_client import Histogram
@@ -128,11 +129,12 @@ class EndNode(InferenceNode):
             )
         self._sums_up = classes != len(hierarchy.coarse)
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        client = OipClient(self.http, row_bytes=_CLASS_BYTES * len(self._hierarchy.fine))
-        self._pixels, self._features = PixelClient(client), FeatureClient(client, self.settings.node_id)
-        return self
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with super().running():
+            client = OipClient(self.http, row_bytes=_CLASS_BYTES * len(self._hierarchy.fine))
+            self._pixels, self._features = PixelClient(client), FeatureClient(client, self.settings.node_id)
+            yield
 
     async def coarse(self, task: Task) -> tuple[CoarseEvent, Array]:
         """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.

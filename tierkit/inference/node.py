@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from types import TracebackType
-from typing import ClassVar, Protocol, Self, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import aiohttp
 from starlette.applications import Starlette
@@ -81,7 +80,7 @@ class Substitutes:
 
 
 class InferenceNode:
-    """The models of one node process, behind one inference thread; from `async with` on they answer.
+    """The models of one node process, behind one inference thread.
 
     Args:
         settings: of the node.
@@ -108,7 +107,7 @@ class InferenceNode:
         self._like = {model.name: like for like, others in standby.items() for model in others}
         self._middlewares = middlewares
         self.http: aiohttp.ClientSession
-        """For its own requests; from `async with` on."""
+        """For its own requests, while it is running."""
         self.guards = served.guards
         self.encoders = encoders
         self.settings = settings
@@ -130,26 +129,25 @@ class InferenceNode:
             )
             for model in everything
         }
-        self._offers: tuple[ModelOffer, ...] = ()
-        self._stack = AsyncExitStack()
 
     @property
     def default_runner(self) -> ModelRunner:
         """Of the first model: the one that the node serves where a request names none."""
         return next(iter(self.runners.values()))
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The models answer, and the scheduler knows of it, within this context."""
+        settings = self.settings
         async with AsyncExitStack() as stack:
-            self.http = await stack.enter_async_context(
-                open_client(tls_ca=self.settings.tls_ca, middlewares=self._middlewares)
-            )
-            for runner in self.runners.values():
+            client = open_client(tls_ca=settings.tls_ca, middlewares=self._middlewares)
+            self.http = await stack.enter_async_context(client)
+            for name, runner in self.runners.items():
                 await stack.enter_async_context(runner)
-                if runner.model.name in self._like:
+                if name in self._like:
                     continue
                 await runner.warm_up()
-                name, ms_per_image = runner.model.name, round(runner.ms_per_image, 3)
-                log.info("model ready", extra={"model": name, "ms_per_image": ms_per_image})
+                log.info("model ready", extra={"model": name, "ms_per_image": round(runner.ms_per_image, 3)})
                 self.lifecycle.add_check(f"model {name}", runner.check)
             if self.encoders is not None:
                 await stack.enter_async_context(self.encoders.running(self._thread))
@@ -161,23 +159,17 @@ class InferenceNode:
                 )
                 for name, runner in self.runners.items()
             )
-            if self.settings.scheduler is not None:
+            if settings.scheduler is not None:
                 sender = HeartbeatSender(
-                    self.settings.scheduler,
+                    settings.scheduler,
                     self.registration,
                     self.heartbeat,
                     self.http,
                     lifecycle=self.lifecycle,
-                    token=self.settings.own_token(),
+                    token=settings.own_token(),
                 )
                 await stack.enter_async_context(sender)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._stack.__aexit__(kind, error, traceback)
+            yield
 
     def heartbeat(self) -> Heartbeat:
         """How busy the node is now."""
@@ -192,7 +184,7 @@ class InferenceNode:
         )
 
     def registration(self) -> Registration:
-        """What the node offers, and where; once it has been entered.
+        """What the node offers, and where, while it is running.
 
         Raises:
             Unavailable: its own address is not known yet, for no route leads to the scheduler.
@@ -224,7 +216,7 @@ def node_app(
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with node:
+        async with node.running():
             yield
 
     limits = Limits(max_body_bytes=node.settings.max_body_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import quote
 
 import aiohttp
@@ -102,7 +103,8 @@ class OipClient:
             chunks = [await compress(b"".join(chunks))]
             own |= {"Content-Encoding": CODING, "Content-Length": str(len(chunks[0]))}
         target = f"{url}{prefix}/{quote(model, safe='')}/infer"
-        limit_bytes = self._limit_bytes(rows=len(request.inputs[0].data))
+        rows = len(request.inputs[0].data)
+        limit_bytes = min(self._limits.max_body_bytes, self._limits.max_json_bytes + rows * self._row_bytes)
         async with calling(url, budget_s=budget_s), ask(self._http, "POST", target, chunks, own) as answer:
             # One byte more, which tells an answer that is too long.
             body = await read_at_most(answer, limit_bytes + 1 if answer.status == 200 else _MAX_REFUSAL_BYTES)
@@ -118,32 +120,16 @@ class OipClient:
         except Exception as exc:  # an error of ours, and yet nobody else's answer leads to it
             log.exception("an answer cannot be read", extra={"url": url})
             raise UpstreamError(f"{url} gave an answer that cannot be read: {type(exc).__name__}") from exc
-        _check_answers(response, request, model, url)
-        return InferResponse(
-            response.model_name,
-            response.model_version,
-            response.outputs,
-            response.id,
-            response.parameters,
-            timing=_timing(fields.get("Server-Timing", "")),
-            request_bytes=sum(map(len, chunks)),
-            headers=fields,
-        )
-
-    def _limit_bytes(self, *, rows: int) -> int:
-        """Of an answer about this number of images."""
-        return min(self._limits.max_body_bytes, self._limits.max_json_bytes + rows * self._row_bytes)
-
-
-def _check_answers(response: InferResponse, request: InferRequest, model: str, url: str) -> None:
-    if response.model_name != model:
-        raise UpstreamError(f"{url} was asked for the model {model!r} and answered with {response.model_name[:120]!r}")
-    rows = len(request.inputs[0].data)
-    for wanted in request.outputs:
-        data = response.output(wanted.name)
-        if data is None or len(data) != rows:
-            found = "no such output" if data is None else f"{len(data)} rows"
-            raise UpstreamError(f"{url} was asked for '{wanted.name}' of {rows} images and answered with {found}")
+        if response.model_name != model:
+            answered = response.model_name[:120]
+            raise UpstreamError(f"{url} was asked for the model {model!r} and answered with {answered!r}")
+        for wanted in request.outputs:
+            data = response.output(wanted.name)
+            if data is None or len(data) != rows:
+                found = "no such output" if data is None else f"{len(data)} rows"
+                raise UpstreamError(f"{url} was asked for '{wanted.name}' of {rows} images and answered with {found}")
+        timing = _timing(fields.get("Server-Timing", ""))
+        return replace(response, timing=timing, request_bytes=sum(map(len, chunks)), headers=fields)
 
 
 def _timing(header: str) -> Timing | None:
