@@ -11,7 +11,6 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Collection, Iterable
-from datetime import datetime
 from pathlib import Path
 
 from prometheus_client import Counter
@@ -104,9 +103,8 @@ class Gate:
         if entry is None or caller is None:
             raise Unauthenticated("the token is unknown here: it was revoked, or is for another service")
         if entry.expired(self._wall()):
-            raise Unauthenticated(
-                f"the token of {entry.name!r} has expired ({_when(entry.expires)}); ask for a new one"
-            )
+            when = f"{entry.expires:%Y-%m-%d %H:%M %Z}"
+            raise Unauthenticated(f"the token of {entry.name!r} has expired ({when}); ask for a new one")
         return caller
 
     @property
@@ -142,7 +140,3 @@ def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     scheme, _, token = values[0].partition(b" ")
     token = token.strip()
     return token if scheme.lower() == b"bearer" and 0 < len(token) <= _MAX_TOKEN_BYTES else None
-
-
-def _when(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M %Z}"

@@ -83,16 +83,13 @@ def client_context(authority: Path | None = None) -> ssl.SSLContext:
     Raises:
         SetupError: it cannot be read.
     """
-    if authority is None:
-        context = ssl.create_default_context(cafile=certifi.where())
-    else:
-        try:
-            context = ssl.create_default_context(cafile=authority)
-        except ssl.SSLError as exc:
-            raise SetupError(f"{authority} holds no certificate (PEM) to trust") from exc
-        except OSError as exc:
-            raise SetupError(f"cannot read the certificates to trust, {authority}: {exc.strerror}") from exc
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context = ssl.create_default_context(cafile=authority or certifi.where())
+    except ssl.SSLError as exc:
+        raise SetupError(f"{authority} holds no certificate (PEM) to trust") from exc
+    except OSError as exc:
+        raise SetupError(f"cannot read the certificates to trust, {authority}: {exc.strerror}") from exc
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
 
