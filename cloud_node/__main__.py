@@ -10,18 +10,17 @@ from encryption.loading import load_served
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
-from tierkit.inference.node import Substitutes
+from tierkit.inference.node import NO_SUBSTITUTES, Substitutes
 
 __all__ = ["run", "start"]
 
 
-def start(settings: CloudSettings, substitutes: Substitutes | None = None) -> int:
+def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> int:
     """Run the node until a signal stops it; returns its exit code."""
-    parts = substitutes or Substitutes()
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = parts.served(await load_served(settings, CloudNode.tier))
-        return create_app(CloudNode(settings, models, lifecycle, middlewares=parts.middlewares))
+        models = await load_served(settings, CloudNode.tier)
+        return create_app(CloudNode(settings, models, lifecycle, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)
 

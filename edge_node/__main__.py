@@ -11,19 +11,18 @@ from encryption.loading import load_heads, load_served
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
-from tierkit.inference.node import Substitutes
+from tierkit.inference.node import NO_SUBSTITUTES, Substitutes
 
 __all__ = ["run", "start"]
 
 
-def start(settings: EdgeSettings, substitutes: Substitutes | None = None) -> int:
+def start(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> int:
     """Run the node until a signal stops it; returns its exit code."""
-    parts = substitutes or Substitutes()
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = parts.served(await load_served(settings, EdgeNode.tier))
-        encoders = Encoders(await load_heads(settings), settings, parts.head)
-        return create_app(EdgeNode(settings, models, lifecycle, encoders, middlewares=parts.middlewares))
+        models = await load_served(settings, EdgeNode.tier)
+        encoders = Encoders(await load_heads(settings), settings, substitutes.head)
+        return create_app(EdgeNode(settings, models, lifecycle, encoders, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)
 

@@ -14,21 +14,19 @@ from models.serving import load_models
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
-from tierkit.inference.node import ServedModels, Substitutes
+from tierkit.inference.node import NO_SUBSTITUTES, Substitutes
 
 __all__ = ["run", "start"]
 
 
-def start(settings: EndSettings, substitutes: Substitutes | None = None) -> int:
+def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> int:
     """Run the node until a signal stops it; returns its exit code."""
-    parts = substitutes or Substitutes()
 
     async def build(lifecycle: Lifecycle) -> Starlette:
         hierarchy = load_manifest(settings.weights).hierarchy
-        models = parts.served(ServedModels(ready=await load_models(settings, EndNode.tier)))
-        encoders = Encoders(await load_heads(settings), settings, parts.head)
-        node = EndNode(settings, models, lifecycle, hierarchy, encoders, middlewares=parts.middlewares)
-        return create_app(node)
+        models = await load_models(settings, EndNode.tier)
+        encoders = Encoders(await load_heads(settings), settings, substitutes.head)
+        return create_app(EndNode(settings, models, lifecycle, hierarchy, encoders, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)
 

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import aiohttp
 from prometheus_client import Histogram
 
 from encryption.heads import Encoded, Encoders
@@ -30,7 +29,7 @@ from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import Array, Model
-from tierkit.inference.node import InferenceNode, ServedModels
+from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, ServedModels, Substitutes
 from tierkit.inference.oip_client import OipClient
 from tierkit.types import Tier
 from tierkit.wire.events import (
@@ -112,11 +111,11 @@ class EndNode(InferenceNode):
         hierarchy: Hierarchy,
         encoders: Encoders | None = None,
         *,
-        middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
+        substitutes: Substitutes = NO_SUBSTITUTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encoders = encoders or Encoders((), settings)
-        super().__init__(settings, models, lifecycle, self._encoders, middlewares=middlewares)
+        super().__init__(settings, models, lifecycle, self._encoders, substitutes=substitutes)
         self.clock = clock
         self._hierarchy = hierarchy
         self._failing: dict[str, FallbackReason] = {}

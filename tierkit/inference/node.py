@@ -31,7 +31,7 @@ from tierkit.types import Tier
 from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration
 from tierkit.wire.oip import Limits
 
-__all__ = ["HeldEncoders", "InferenceNode", "ServedModels", "Substitutes", "node_app"]
+__all__ = ["NO_SUBSTITUTES", "HeldEncoders", "InferenceNode", "ServedModels", "Substitutes", "node_app"]
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,9 @@ class Substitutes:
     """That the node's own requests pass."""
 
 
+NO_SUBSTITUTES = Substitutes()
+
+
 class InferenceNode:
     """The models of one node process, behind one inference thread.
 
@@ -87,7 +90,7 @@ class InferenceNode:
         models: what it serves.
         lifecycle: of the process; readiness will depend on the models.
         encoders: what it runs for itself besides.
-        middlewares: that its own requests pass.
+        substitutes: for its own parts.
     """
 
     tier: ClassVar[Tier]
@@ -100,12 +103,12 @@ class InferenceNode:
         lifecycle: Lifecycle,
         encoders: HeldEncoders | None = None,
         *,
-        middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
+        substitutes: Substitutes = NO_SUBSTITUTES,
     ) -> None:
-        served = models if isinstance(models, ServedModels) else ServedModels(ready=models)
+        served = substitutes.served(models if isinstance(models, ServedModels) else ServedModels(ready=models))
         ready, standby = served.ready, served.standby
         self._like = {model.name: like for like, others in standby.items() for model in others}
-        self._middlewares = middlewares
+        self._middlewares = substitutes.middlewares
         self.http: aiohttp.ClientSession
         """For its own requests, while it is running."""
         self.guards = served.guards
