@@ -195,11 +195,11 @@ async def _durable(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[f
             yield bytes(chunk)
 
     small = {name.lower(): value for name, value in headers.items()}
-    submission = await scheduler.submit(
+    job, _ = await scheduler.submit(
         small, [("scheme", scheme)], body(), until_gone=contextlib.nullcontext(), idempotency_key=None
     )
-    taken = await _taken(scheduler, submission.job.id)
-    view = await scheduler.view(submission.job.id)
+    taken = await _taken(scheduler, job.id)
+    view = await scheduler.view(job.id)
     if view.answered_coarse != len(pixels) or view.fallback or view.failed_images:
         raise ServiceFailed(
             f"the job is {view.state} with {view.answered_coarse} of {len(pixels)} images: {view.reason}"

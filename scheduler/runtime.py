@@ -14,7 +14,6 @@ import aiohttp
 
 from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, load_manifest
-from scheduler.api.sse import Hub
 from scheduler.devices.list import DeviceList
 from scheduler.devices.watch import Watch
 from scheduler.dispatch.loop import Dispatcher
@@ -88,8 +87,6 @@ async def open_scheduler(
                     store=store,
                     commit=commit,
                     inputs=InputFiles(state / "inputs", _input_shape(manifest)),
-                    spool_folder=state,
-                    hub=Hub(),
                     tuning=_tuning(settings.weights, manifest),
                 )
                 commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal

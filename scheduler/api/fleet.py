@@ -17,9 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from models.manifest import Manifest, weights_folder
 from models.store import ModelStore
-from scheduler.api.render import device
 from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
-from scheduler.api.schemas import AdaptiveReport, LinkReport, MappingReport, NodeReport, Pair, WhoAmI
+from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, WhoAmI
 from scheduler.devices.own_address import OwnAddress
 from scheduler.ingest.limits import IngestLimits
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
@@ -31,7 +30,7 @@ from scheduler.placement.routes import PAPER_BATCH, Fleet
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.types import Scheme, Tier
-from tierkit.wire.api import DeviceList
+from tierkit.wire.api import Device, DeviceList
 from tierkit.wire.messages import Heartbeat, Lease, NodeId, Registration
 
 __all__ = ["about", "fleet"]
@@ -49,11 +48,19 @@ async def list_devices(scheduler: Service) -> DeviceList:
     now = time.monotonic()
     return DeviceList(
         devices=tuple(
-            device(
-                view,
-                trusted=scheduler.fleet.trusts(view.device),
-                outstanding=scheduler.dispatcher.outstanding(view.device.node_id),
-                now=now,
+            Device.model_validate(
+                {
+                    **(view.device.load.model_dump() if view.device.load else {}),
+                    **view.device.registration.model_dump(),
+                    "health": view.health,
+                    "reason": view.reason,
+                    "trusted": scheduler.fleet.trusts(view.device),
+                    "silent_s": round(view.silent_s, 3),
+                    "reached": view.device.reached,
+                    "phi": round(view.phi, 1),
+                    "joined_s": round(now - view.device.joined_at, 3),
+                    "outstanding": scheduler.dispatcher.outstanding(view.device.node_id),
+                }
             )
             for view in scheduler.devices.view(now)
         )
@@ -239,10 +246,7 @@ def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
 
 def _estimates(fleet: Fleet, pilot: Pilot, now: float) -> AdaptiveReport:
     nodes, links = pilot.estimates(fleet.alive_ends(now), fleet.uppers(now), now)
-    return AdaptiveReport(
-        nodes=[NodeReport.model_validate(node) for node in nodes],
-        links=[LinkReport.model_validate(link) for link in links],
-    )
+    return AdaptiveReport.model_validate({"nodes": nodes, "links": links})
 
 
 def _info(manifest: Manifest, limits: IngestLimits) -> dict[str, Any]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.types import Send
 
-from scheduler.api.render import as_csv, as_lines
 from scheduler.api.routing import (
     CHECKS,
     NDJSON,
@@ -22,7 +18,7 @@ from scheduler.api.routing import (
     allowance_of,
     metered,
 )
-from scheduler.api.sse import as_server_sent
+from scheduler.api.streams import Stream, as_csv, as_lines, as_server_sent
 from scheduler.ingest.upload import ACCEPTED
 from scheduler.jobs.policy import PolicyRequest
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
@@ -89,18 +85,6 @@ OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only t
 jobs = APIRouter(tags=["jobs"], dependencies=[*CHECKS, *USERS])
 
 
-class Stream(StreamingResponse):
-    """Ends what it is made from with itself, also where it is cut off between two pieces."""
-
-    def __init__(self, pieces: AsyncGenerator[str, None], *, media_type: str, headers: Mapping[str, str]) -> None:
-        super().__init__(pieces, media_type=media_type, headers=headers)
-        self._pieces = pieces
-
-    async def stream_response(self, send: Send) -> None:
-        async with aclosing(self._pieces):
-            await super().stream_response(send)
-
-
 @jobs.post(
     "/v1/jobs",
     status_code=202,
@@ -121,7 +105,7 @@ async def submit(
     """The job is stored when this answers; its progress is at `Location`. Policy fields stand in the query or, with a
     form, in the form."""
     allowance = allowance_of(caller)
-    submission = await scheduler.submit(
+    job, is_new = await scheduler.submit(
         request.headers,
         request.query_params.multi_items(),
         metered(request.stream(), allowance),
@@ -129,10 +113,9 @@ async def submit(
         idempotency_key=idempotency_key,
         allowance=allowance,
     )
-    response.headers["Location"] = f"/v1/jobs/{submission.job.id}"
-    if submission.replayed:
-        response.status_code = 200
-    return submission.job
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    response.status_code = 202 if is_new else 200
+    return job
 
 
 @jobs.get("/v1/jobs", response_model=JobPage, summary="List jobs, newest first")
@@ -172,9 +155,10 @@ async def get_results(
 ) -> StreamingResponse:
     """While the job runs, what there is so far (the header `Terrace-Job-State` says which); afterwards all images."""
     state, rows = await scheduler.results(job_id)
-    pieces = as_csv(rows) if format == "csv" else as_lines(rows)
-    media_type = "text/csv; charset=utf-8" if format == "csv" else NDJSON
-    return Stream(pieces, media_type=media_type, headers={"Terrace-Job-State": state, **NOSNIFF})
+    headers = {"Terrace-Job-State": state, **NOSNIFF}
+    if format == "csv":
+        return Stream(as_csv(rows), media_type="text/csv; charset=utf-8", headers=headers)
+    return Stream(as_lines(rows), media_type=NDJSON, headers=headers)
 
 
 @jobs.get("/v1/jobs/{job_id}/attempts", response_model=AttemptPage, summary="Who tried which task, and what came of it")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.dispatch.work import Answer
 from scheduler.placement.escalation import asks, final_answers, without
 from tierkit.types import Tier
 from tierkit.wire.events import (
@@ -71,8 +72,9 @@ class Progress:
         self._right = {"coarse": 0, "fine": 0, "coarse_from_fine": 0, "final_coarse": 0}
         self._known = {"coarse": 0, "fine": 0, "final_coarse": 0}
 
-    def add(self, event: TaskEvent, *, kind: str, ms: float, first_image: int, images: int) -> None:
-        """Count one durable result."""
+    def add(self, answer: Answer) -> None:
+        """Count one durable answer."""
+        event, ms, first_image, images = answer.event, answer.ms, answer.first_image, answer.images
         if isinstance(event, CoarseEvent):
             self.answered_coarse += images
             self._count(event.node_id, Tier.END, "coarse_images", images)
@@ -92,7 +94,7 @@ class Progress:
         tiers = np.full(images, _END)
         if isinstance(event, FineEvent | RoutedEvent):
             self._add_finer(event, tiers, standing, ms=ms, first_image=first_image)
-        elif kind == "fallback":
+        elif answer.kind == "fallback":
             self.fallback += images
             self.late_images += images * (isinstance(event, FallbackEvent) and event.reason == "deadline")
         else:
@@ -102,8 +104,9 @@ class Progress:
             self._final_tier[tier] += of_it
         self._compare("final_coarse", standing, first_image, np.arange(len(standing)), coarse=True)
 
-    def take_back(self, event: TaskEvent, *, ms: float, first_image: int, images: int) -> None:
+    def take_back(self, answer: Answer) -> None:
         """Count a coarse answer no more, which was withdrawn."""
+        event, ms, first_image, images = answer.event, answer.ms, answer.first_image, answer.images
         assert isinstance(event, CoarseEvent)
         self.answered_coarse -= images
         self._count(event.node_id, Tier.END, "coarse_images", -images)

@@ -11,17 +11,14 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
 
 from models.escalation import Tuning
 from models.manifest import Manifest
-from scheduler.api.render import Renderer, Rows, attempt, decision, job as rendered, to_line
-from scheduler.api.sse import Events, Hub
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
@@ -33,17 +30,18 @@ from scheduler.ingest.upload import Upload, build_input, receive_upload
 from scheduler.jobs.policy import JobPolicy, PolicyRequest, settle
 from scheduler.jobs.progress import Progress, sent_of
 from scheduler.jobs.sinks import DurableSink, LiveSink
+from scheduler.jobs.views import Renderer, Rows, attempt, decision, job as view_of
 from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit, Result, Withdrawn
-from scheduler.store.jobs import ImageFacts, JobRow, JobStore, NewJob, StoredResult, is_job_id, new_job_id
+from scheduler.store.jobs import ImageFacts, JobRow, JobStore, StoredResult, is_job_id, new_job_id
 from tierkit.access import Allowance
 from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, Unavailable
 from tierkit.types import Health, JobState, Scheme, Tier
 from tierkit.wire.api import AttemptPage, Explanation, Job, JobPage
 from tierkit.wire.events import CoarseEvent
 
-__all__ = ["CLASSIFY_MAX_IMAGES", "UNLIMITED", "Scheduler", "Submission"]
+__all__ = ["CLASSIFY_MAX_IMAGES", "UNLIMITED", "Events", "Scheduler"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +53,8 @@ _MAX_KEY = 255
 UNLIMITED = Allowance("everybody")
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A job that was submitted, and whether it was there already (same idempotency key, same content)."""
-
-    job: Job
-    replayed: bool
+Events = AsyncGenerator[tuple[str, Job | dict[str, Any], int] | None, None]
+"""Kind, data and number of each event; None where nothing has happened for a while."""
 
 
 class Scheduler:
@@ -77,8 +71,6 @@ class Scheduler:
         store: JobStore,
         commit: GroupCommit,
         inputs: InputFiles,
-        spool_folder: Path,
-        hub: Hub,
         tuning: Tuning | TerraceError,
     ) -> None:
         self.settings = settings
@@ -88,15 +80,15 @@ class Scheduler:
         self.devices = devices
         self.fleet = fleet
         self.dispatcher = dispatcher
-        self.hub = hub
         self.stopping = False
         """Set when the service drains: endless streams end themselves then."""
         self.limits = IngestLimits.of(settings)
         self._store = store
         self._commit = commit
         self._inputs = inputs
-        self._spool_folder = spool_folder
         self._sinks: dict[str, DurableSink] = {}
+        self._news = WeakValueDictionary[str, asyncio.Event]()
+        """By job id: set, and forgotten, when there is something new of the job. Those that follow it hold them."""
         self._allowances: dict[str, Allowance] = {}
         """By job id: of those who have submitted unfinished jobs since this process began."""
         self._submissions = 0
@@ -116,12 +108,15 @@ class Scheduler:
         until_gone: AbstractContextManager[None],
         idempotency_key: str | None,
         allowance: Allowance = UNLIMITED,
-    ) -> Submission:
+    ) -> tuple[Job, bool]:
         """Receive an upload and make it a job. A failure before the job is stored leaves nothing behind.
 
         Args:
             until_gone: cancels what runs inside when the client has gone.
             allowance: the limits of the caller.
+
+        Returns:
+            The job, and whether it is new: it was there already with the same idempotency key and content.
 
         Raises:
             InvalidInput and its kin: wrong upload or policy.
@@ -134,7 +129,7 @@ class Scheduler:
             raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
         # A repeated submission is no further job.
         further = idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
-        with _disk(), Spool(self._spool_folder) as spool, self._counted(allowance, check=further):
+        with _disk(), Spool(self.settings.state) as spool, self._counted(allowance, check=further):
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             policy = self._settle(upload.policy)
             stopped = threading.Event()
@@ -190,7 +185,7 @@ class Scheduler:
         facts: ImageFacts,
         key: str | None,
         allowance: Allowance,
-    ) -> Submission:
+    ) -> tuple[Job, bool]:
         now = time.time()
         fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
         # The lock keeps two submissions with one key from both finding it free.
@@ -202,28 +197,24 @@ class Scheduler:
                         "use a fresh key"
                     )
                 self._inputs.release(sha256)
-                return Submission(self._shown(found), replayed=True)
-            job = await self._store.add(
-                NewJob(
-                    policy=policy,
-                    images=images,
-                    input_sha256=sha256,
-                    facts=facts,
-                    idempotency_key=key,
-                    fingerprint=fingerprint,
-                    created_at=now,
-                    deadline_at=now + policy.deadline_s,
-                )
+                return self._shown(found), False
+            job = JobRow(
+                id=new_job_id(now),
+                policy=policy,
+                images=images,
+                input_sha256=sha256,
+                resized_images=len(facts.resized),
+                fingerprint=fingerprint,
+                created_at=now,
+                deadline_at=now + policy.deadline_s,
             )
-        tasks = [
-            ActiveTask(index=index, first_image=first, images=min(policy.batch_size, images - first))
-            for index, first in enumerate(range(0, images, policy.batch_size))
-        ]
+            await self._store.add(job, facts, key)
+        tasks = [_task(job, index) for index in range(job.tasks)]
         allowance.jobs.add(job.id)
         self._allowances[job.id] = allowance
         self._activate(job, self._inputs.open(sha256, images), tasks, Progress(facts.labels, self._parents))
         _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
-        return Submission(self._shown(job), replayed=False)
+        return self._shown(job), True
 
     @asynccontextmanager
     async def _released_on_error(self, sha256: str) -> AsyncIterator[None]:
@@ -254,7 +245,7 @@ class Scheduler:
         if (allowance := self._allowances.pop(sink.job.id, None)) is not None:
             allowance.jobs.discard(sink.job.id)
         self._inputs.release(sink.job.input_sha256)
-        self.hub.notify(sink.job.id)
+        self._tell(sink.job.id)
 
     # --- after a restart ------------------------------------------------------------------------------------------
 
@@ -271,23 +262,14 @@ class Scheduler:
         facts = await self._store.facts(job.id)
         progress = Progress(facts.labels, self._parents)
         open_tasks: list[ActiveTask] = []
-        rows = {row.task: row for row in await self._store.tasks_of(job.id)}
+        made = await self._store.attempts_made(job.id)
         async for index, answers in self._store.answers_by_task(job):
-            row = rows[index]
             for answer in answers.values():
-                progress.add(
-                    answer.event, kind=answer.kind, ms=answer.ms, first_image=row.first_image, images=row.images
-                )
+                progress.add(answer)
             last_stage = "coarse" if job.policy.scheme is Scheme.END and "coarse" in answers else "final"
             if last_stage not in answers:
-                task = ActiveTask(
-                    index=index,
-                    first_image=row.first_image,
-                    images=row.images,
-                    attempts=row.attempts,
-                    failed_attempts=row.failed_attempts,
-                    errors=row.errors,
-                )
+                task = _task(job, index)
+                task.attempts, task.failed_attempts, task.errors = made.get(index, (0, 0, 0))
                 if coarse := answers.get("coarse"):
                     task.has_coarse = True
                     task.unsure = coarse.event.unsure if isinstance(coarse.event, CoarseEvent) else None
@@ -317,12 +299,12 @@ class Scheduler:
         sink = self._sinks.get(row.id)
         if sink is None:
             figures = row.summary or {**Progress(None, self._parents).summary(), "mapping": {}}
-            return rendered(row, state=row.state, reason=row.reason, figures=figures, now=now)
+            return view_of(row, state=row.state, reason=row.reason, figures=figures, now=now)
         active = self.dispatcher.job(row.id)
         reason = active.reason if active is not None else ""
         if not reason and sink.state is JobState.QUEUED:
             reason = "waiting for its turn"
-        return rendered(row, state=sink.state, reason=reason, figures=sink.figures, now=now)
+        return view_of(row, state=sink.state, reason=reason, figures=sink.figures, now=now)
 
     async def _state(self, job_id: str) -> JobState:
         sink = self._sinks.get(job_id)
@@ -346,7 +328,7 @@ class Scheduler:
         job = await self._store.get(job_id)
         shown, next_cursor = await self._reports(job_id, limit=limit, cursor=cursor, task=task)
         return AttemptPage(
-            attempts=tuple(attempt(each, batch_size=job.policy.batch_size, images=job.images) for each in shown),
+            attempts=tuple(attempt(each, job) for each in shown),
             next_cursor=next_cursor,
         )
 
@@ -390,12 +372,10 @@ class Scheduler:
         """End a job; returns when that is durable. Raises NotFound, or Conflict when it has ended already."""
         job = await self._store.get(job_id)
         sink = self._sinks.get(job_id)
-        with self.hub.follow(job_id) as news:
-            if sink is None or not self.dispatcher.cancel(job_id, "cancelled by the user"):
-                raise Conflict(f"job {job_id} is {job.state if job.final else 'ending'} already")
-            while job_id in self._sinks:
-                news.clear()
-                await news.wait()
+        if sink is None or not self.dispatcher.cancel(job_id, "cancelled by the user"):
+            raise Conflict(f"job {job_id} is {job.state if job.final else 'ending'} already")
+        while job_id in self._sinks:
+            await self._news_of(job_id).wait()
         return await self.view(job_id)
 
     async def results(self, job_id: str) -> tuple[JobState, AsyncGenerator[Rows, None]]:
@@ -406,12 +386,10 @@ class Scheduler:
         unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
 
         async def batches() -> AsyncGenerator[Rows, None]:
-            size = job.policy.batch_size
             async for index, answers in self._store.answers_by_task(job):
                 if answers or job.final:
-                    images = min(size, job.images - index * size)
                     coarse, final = answers.get("coarse"), answers.get("final")
-                    yield renderer.task(index * size, images, coarse, final, unanswered=unanswered)
+                    yield renderer.task(*job.images_of(index), coarse, final, unanswered=unanswered)
 
         sink = self._sinks.get(job_id)
         return (job.state if sink is None else sink.state), batches()
@@ -428,51 +406,52 @@ class Scheduler:
         """
         job = await self._store.get(job_id)
         if states_only:
-            return self._events(job_id, 0, None)
-        return self._events(
-            job_id, after, Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
-        )
+            return self._events(job, 0, None)
+        return self._events(job, after, Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy))
 
-    async def _events(self, job_id: str, seq: int, renderer: Renderer | None) -> Events:
+    async def _events(self, job: JobRow, seq: int, renderer: Renderer | None) -> Events:
+        job_id = job.id
         shown: JobState | None = None
         coarse: dict[int, Answer] = {}
-        with self.hub.follow(job_id) as news:
-            while not self.stopping:
-                news.clear()
-                # The state is read before the results: once it is final, no result can be missing below.
-                state = await self._state(job_id)
-                batch = [] if renderer is None else await self._store.results_after(job_id, seq, limit=_EVENTS_AT_ONCE)
-                if state is not shown and not (state.final and batch):
-                    view = await self.view(job_id)
-                    # It may have ended while its results were read; then there are more of them to come first.
-                    if state.final or not view.state.final:
-                        shown = state
-                        yield "state", view.model_dump_json(), seq
-                if state.final and not batch:
-                    return
-                if renderer is not None and batch:
-                    await self._add_coarse(job_id, batch, coarse)
-                    for result in batch:
-                        answer, seq = result.answer, result.seq
-                        if answer.stage == "coarse":
-                            coarse[answer.task] = answer
-                            rows = renderer.task(answer.first_image, answer.images, answer, None)
-                        else:
-                            known = coarse.pop(answer.task, None)
-                            rows = renderer.task(answer.first_image, answer.images, known, answer)
-                        yield answer.kind, to_line(_group(answer, rows)), seq
-                elif not await _is_set_within(news, _KEEP_ALIVE_S):
-                    yield None
+        while not self.stopping:
+            news = self._news_of(job_id)
+            # The state is read before the results: once it is final, no result can be missing below.
+            state = await self._state(job_id)
+            batch = [] if renderer is None else await self._store.results_after(job, seq, limit=_EVENTS_AT_ONCE)
+            if state is not shown and not (state.final and batch):
+                view = await self.view(job_id)
+                # It may have ended while its results were read; then there are more of them to come first.
+                if state.final or not view.state.final:
+                    shown = state
+                    yield "state", view, seq
+            if state.final and not batch:
+                return
+            if renderer is not None and batch:
+                await self._add_coarse(job, batch, coarse)
+                for result in batch:
+                    answer, seq = result.answer, result.seq
+                    if answer.stage == "coarse":
+                        coarse[answer.task] = answer
+                        rows = renderer.task(answer.first_image, answer.images, answer, None)
+                    else:
+                        known = coarse.pop(answer.task, None)
+                        rows = renderer.task(answer.first_image, answer.images, known, answer)
+                    yield answer.kind, _group(answer, rows), seq
+                continue
+            try:
+                await asyncio.wait_for(news.wait(), _KEEP_ALIVE_S)
+            except TimeoutError:
+                yield None
 
-    async def _add_coarse(self, job_id: str, batch: Sequence[StoredResult], coarse: dict[int, Answer]) -> None:
+    async def _add_coarse(self, job: JobRow, batch: Sequence[StoredResult], coarse: dict[int, Answer]) -> None:
         """Read the coarse answers to the tasks in `batch` that have ended, where `coarse` does not hold them."""
-        sink = self._sinks.get(job_id)
+        sink = self._sinks.get(job.id)
         # A coarse answer that was told may have been withdrawn since.
         kept = coarse.keys() - sink.replaced if sink is not None else set()
         wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - kept
         for task in wanted:
             coarse.pop(task, None)
-        coarse |= await self._store.coarse_of(job_id, sorted(wanted)) if wanted else {}
+        coarse |= await self._store.coarse_of(job, wanted) if wanted else {}
 
     # --- interactive requests -------------------------------------------------------------------------------------
 
@@ -493,7 +472,7 @@ class Scheduler:
         Raises:
             As `submit`, before the first event.
         """
-        with _disk(), Spool(self._spool_folder) as spool:
+        with _disk(), Spool(self.settings.state) as spool:
             upload = await receive_upload(headers, query, stream, spool, self.limits)
             given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
             if given.deadline_s is None:
@@ -561,7 +540,7 @@ class Scheduler:
         for _, result in group:
             self._sinks[result.job_id].committed(result.answer)
         for job_id in {result.job_id for _, result in group}:
-            self.hub.notify(job_id)
+            self._tell(job_id)
         self.dispatcher.wake()
 
     def on_withdrawal(self, withdrawn: Withdrawn) -> None:
@@ -571,7 +550,16 @@ class Scheduler:
     def stop_streams(self) -> None:
         """End all event streams: the service drains."""
         self.stopping = True
-        self.hub.notify_all()
+        for job_id in list(self._news):
+            self._tell(job_id)
+
+    def _news_of(self, job_id: str) -> asyncio.Event:
+        """Set when something of the job changes. Ask for it before you look."""
+        return self._news.setdefault(job_id, asyncio.Event())
+
+    def _tell(self, job_id: str) -> None:
+        if (news := self._news.pop(job_id, None)) is not None:
+            news.set()
 
     async def purge(self) -> int:
         """Forget jobs whose retention is over; returns how many."""
@@ -594,6 +582,11 @@ def _disk() -> Iterator[None]:
         raise Unavailable(f"the upload cannot be stored now: {exc.strerror}", retry_after_s=5) from exc
 
 
+def _task(job: JobRow, index: int) -> ActiveTask:
+    first_image, images = job.images_of(index)
+    return ActiveTask(index=index, first_image=first_image, images=images)
+
+
 def _attempt_cursor(text: str) -> tuple[int, int]:
     if re.fullmatch("[0-9]{1,9}-[0-9]{1,9}", text, re.ASCII) is None:
         raise InvalidInput(f"cursor is the next_cursor of the page before, not {text[:32]!r}")
@@ -613,12 +606,3 @@ def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:
     digest.update(b"" if facts.labels is None else facts.labels.tobytes())
     digest.update(json.dumps([facts.names, sorted(facts.resized.items())]).encode())
     return digest.hexdigest()
-
-
-async def _is_set_within(news: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await news.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -11,16 +11,13 @@ from typing import Any
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.jobs.progress import Progress
 from scheduler.measures import JOBS
-from scheduler.store.commit import GroupCommit, Result, Withdrawn
+from scheduler.store.commit import Attempted, GroupCommit, Result, Withdrawn
 from scheduler.store.jobs import JobRow, JobStore
-from tierkit.errors import Unavailable
 from tierkit.types import JobState
 
 __all__ = ["DurableSink", "LiveSink"]
 
 _log = logging.getLogger(__name__)
-
-_RETRY_S = (0.1, 5.0)
 
 
 class DurableSink:
@@ -65,9 +62,7 @@ class DurableSink:
 
     def committed(self, answer: Answer) -> None:
         """An answer of this job has become durable."""
-        self.progress.add(
-            answer.event, kind=answer.kind, ms=answer.ms, first_image=answer.first_image, images=answer.images
-        )
+        self.progress.add(answer)
 
     def withdrawn(self, answer: Answer) -> None:
         self.replaced.add(answer.task)
@@ -75,25 +70,17 @@ class DurableSink:
 
     def taken_back(self, answer: Answer) -> None:
         """That an answer of this job was withdrawn has become durable."""
-        self.progress.take_back(answer.event, ms=answer.ms, first_image=answer.first_image, images=answer.images)
+        self.progress.take_back(answer)
 
     def attempted(self, report: AttemptReport) -> None:
-        self._store.attempted(self.job.id, report)
+        self._commit.put(Attempted(job_id=self.job.id, report=report))
 
     async def ended(self, state: str | None, reason: str) -> None:
         await self._commit.flush()
         final, why = self._conclude(state, reason)
-        wait_s, longest_s = _RETRY_S
-        while True:
-            try:
-                figures = self.figures
-                figures["failed_images"] = self.job.images - self.progress.answered_coarse
-                await self._store.finished(self.job.id, state=final, reason=why, at=time.time(), summary=figures)
-                break
-            except Unavailable as exc:
-                _log.error("the end of a job cannot be written yet", extra={"job": self.job.id, "why": str(exc)})
-                await asyncio.sleep(wait_s)
-                wait_s = min(longest_s, 2 * wait_s)
+        figures = self.figures | {"failed_images": self.job.images - self.progress.answered_coarse}
+        self._store.finished(self.job.id, state=final, reason=why, at=time.time(), summary=figures)
+        await self._commit.flush()
         self.state = final
         JOBS.labels(state=final).inc()
         _log.info("job ended", extra={"job": self.job.id, "state": final, **({"why": why} if why else {})})

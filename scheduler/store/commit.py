@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from sqlalchemy import Executable, delete, insert, select
@@ -172,7 +172,7 @@ class GroupCommit:
         if not items:
             return
         group = [item for item in items if isinstance(item, Result)]
-        ended = [_attempt_row(item) for item in items if isinstance(item, Attempted)]
+        ended = [{"job_id": item.job_id, **asdict(item.report)} for item in items if isinstance(item, Attempted)]
         withdrawn = [item for item in items if isinstance(item, Withdrawn)]
         changes = [item for item in items if not isinstance(item, Result | Attempted | Withdrawn)]
         changes += map(_withdrawal, withdrawn)
@@ -212,26 +212,6 @@ def _withdrawal(item: Withdrawn) -> Executable:
     return delete(results).where(
         results.c.job_id == item.job_id, results.c.task == answer.task, results.c.stage == answer.stage
     )
-
-
-def _attempt_row(item: Attempted) -> dict[str, object]:
-    report = item.report
-    return {
-        "job_id": item.job_id,
-        "task": report.task,
-        "number": report.number,
-        "node_id": report.node_id,
-        "incarnation": report.incarnation,
-        "tier": report.tier,
-        "upstream": report.upstream,
-        "stage": report.stage,
-        "hedge": report.hedge,
-        "outcome": report.outcome,
-        "reason": report.reason,
-        "why": report.why,
-        "started_at": report.started_at,
-        "ended_at": report.ended_at,
-    }
 
 
 def _row(seq: int, result: Result) -> dict[str, object]:

@@ -6,8 +6,8 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.dispatch.work import FAILED_OUTCOMES, Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
-from scheduler.store.commit import Attempted, GroupCommit
+from scheduler.store.commit import GroupCommit
 from scheduler.store.database import plain_reason
-from scheduler.store.tables import attempts, jobs, results, tasks
+from scheduler.store.tables import attempts, jobs, results
 from tierkit.errors import Conflict, NotFound, Unavailable
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
@@ -30,9 +30,7 @@ __all__ = [
     "ImageFacts",
     "JobRow",
     "JobStore",
-    "NewJob",
     "StoredResult",
-    "TaskRow",
     "is_job_id",
     "new_job_id",
 ]
@@ -41,13 +39,6 @@ _UNFINISHED = [state for state in JobState if not state.final]
 
 _MOST_READING = 8
 """Queries at a time, each with a connection of its own; later ones wait for their turn."""
-
-_RESULTS = select(results, tasks.c.first_image, tasks.c.images).join(
-    tasks, (tasks.c.job_id == results.c.job_id) & (tasks.c.task == results.c.task)
-)
-
-_LIGHT = [column for column in jobs.c if column.name not in ("labels", "names", "resized")]
-"""What a job's status needs; the others grow with the number of images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,54 +52,38 @@ class ImageFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
-    """A job as it is submitted, all of it checked."""
-
-    policy: JobPolicy
-    images: int
-    input_sha256: str
-    facts: ImageFacts
-    idempotency_key: str | None
-    fingerprint: str
-    created_at: float
-    deadline_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
     """A job as the database has it, without what grows with the number of images."""
 
     id: str
-    name: str | None
-    state: JobState
-    reason: str
+    state: JobState = JobState.QUEUED
+    reason: str = "waiting for its first task to be sent"
     policy: JobPolicy
     images: int
-    tasks: int
     input_sha256: str
     resized_images: int
     fingerprint: str
     created_at: float
     deadline_at: float
-    started_at: float | None
-    finished_at: float | None
-    summary: dict[str, Any] | None
+    started_at: float | None = None
+    finished_at: float | None = None
+    summary: dict[str, Any] | None = None
 
     @property
     def final(self) -> bool:
         return self.state.final
 
+    @property
+    def tasks(self) -> int:
+        return -(-self.images // self.policy.batch_size)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
-    task: int
-    first_image: int
-    images: int
-    attempts: int = 0
-    """Rows of it; each failed one with a number of its own."""
-    failed_attempts: int = 0
-    errors: int = 0
-    """Those of the failed ones whose outcome was `error`."""
+    def images_of(self, task: int) -> tuple[int, int]:
+        """The first image of a task, and how many there are."""
+        first = task * self.policy.batch_size
+        return first, min(self.policy.batch_size, self.images - first)
+
+
+_COLUMNS = [jobs.c[field.name] for field in fields(JobRow)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,55 +114,26 @@ class JobStore:
         self._slots = asyncio.Semaphore(_MOST_READING)
         self._reading: set[asyncio.Task[Any]] = set()
 
-    async def add(self, job: NewJob) -> JobRow:
-        """Store a job and its tasks.
+    async def add(self, job: JobRow, facts: ImageFacts, idempotency_key: str | None = None) -> None:
+        """Store a job.
 
         Raises:
             Conflict: a job with the same idempotency key has been stored meanwhile.
             Unavailable: the database does not accept it; nothing was stored.
         """
-        size, facts = job.policy.batch_size, job.facts
-        starts = range(0, job.images, size)
-        row = {
-            "id": new_job_id(job.created_at),
-            "name": job.policy.name,
-            "state": JobState.QUEUED,
-            "reason": "waiting for its first task to be sent",
+        row = asdict(job) | {
             "policy": job.policy.model_dump_json(),
-            "images": job.images,
-            "tasks": len(starts),
-            "input_sha256": job.input_sha256,
+            "name": job.policy.name,
+            "tasks": job.tasks,
             "labels": None if facts.labels is None else facts.labels.astype("<i4").tobytes(),
             "names": None if facts.names is None else json.dumps(list(facts.names), ensure_ascii=False),
             "resized": json.dumps(facts.resized) if facts.resized else None,
-            "resized_images": len(facts.resized),
-            "idempotency_key": job.idempotency_key,
-            "fingerprint": job.fingerprint,
-            "created_at": job.created_at,
-            "deadline_at": job.deadline_at,
-            "started_at": None,
-            "finished_at": None,
-            "summary": None,
+            "idempotency_key": idempotency_key,
         }
-        task_rows = [
-            {
-                "job_id": row["id"],
-                "task": index,
-                "first_image": start,
-                "images": min(size, job.images - start),
-            }
-            for index, start in enumerate(starts)
-        ]
-
-        async def write(connection: AsyncConnection) -> None:
-            await connection.execute(insert(jobs).values(row))
-            await connection.execute(insert(tasks), task_rows)
-
         try:
-            await self._commit.execute(write)
+            await self._commit.execute(lambda connection: connection.execute(insert(jobs).values(row)))
         except IntegrityError as exc:
-            raise Conflict(f"a job with the idempotency key {job.idempotency_key!r} exists already") from exc
-        return await self.get(str(row["id"]))
+            raise Conflict(f"a job with the idempotency key {idempotency_key!r} exists already") from exc
 
     async def get(self, job_id: str) -> JobRow:
         """Raises NotFound."""
@@ -201,7 +147,7 @@ class JobStore:
 
     async def page(self, *, limit: int, before: str | None, state: JobState | None) -> list[JobRow]:
         """Up to `limit` jobs, newest first, those older than the job id `before`."""
-        query = select(*_LIGHT).order_by(jobs.c.id.desc()).limit(limit)
+        query = select(*_COLUMNS).order_by(jobs.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(jobs.c.id < before)
         if state is not None:
@@ -210,7 +156,7 @@ class JobStore:
 
     async def unfinished(self) -> list[JobRow]:
         """Jobs that a scheduler before this one has left, oldest first."""
-        query = select(*_LIGHT).where(jobs.c.state.in_(_UNFINISHED)).order_by(jobs.c.id)
+        query = select(*_COLUMNS).where(jobs.c.state.in_(_UNFINISHED)).order_by(jobs.c.id)
         return [_job(row._mapping) for row in await self._rows(query)]
 
     async def facts(self, job_id: str) -> ImageFacts:
@@ -224,31 +170,16 @@ class JobStore:
             resized={int(image): (size[0], size[1]) for image, size in json.loads(row.resized or "{}").items()},
         )
 
-    async def tasks_of(self, job_id: str) -> list[TaskRow]:
-        """The tasks of a job in order, with what their attempts add up to."""
-        made = (
-            select(
-                attempts.c.task,
-                func.max(attempts.c.number).label("attempts"),
-                func.sum(case((attempts.c.outcome.in_(FAILED_OUTCOMES), 1), else_=0)).label("failed_attempts"),
-                func.sum(case((attempts.c.outcome == "error", 1), else_=0)).label("errors"),
-            )
-            .where(attempts.c.job_id == job_id)
-            .group_by(attempts.c.task)
+    async def attempts_made(self, job_id: str) -> dict[int, tuple[int, int, int]]:
+        """By task: its attempts so far, how many of them failed, and how many of those were errors of the device."""
+        query = select(
+            attempts.c.task,
+            func.max(attempts.c.number).label("made"),
+            func.sum(case((attempts.c.outcome.in_(FAILED_OUTCOMES), 1), else_=0)).label("failed"),
+            func.sum(case((attempts.c.outcome == "error", 1), else_=0)).label("errors"),
         )
-        counts = {row.task: row for row in await self._rows(made)}
-        rows = await self._rows(select(tasks).where(tasks.c.job_id == job_id).order_by(tasks.c.task))
-        return [
-            TaskRow(
-                task=row.task,
-                first_image=row.first_image,
-                images=row.images,
-                attempts=count.attempts if (count := counts.get(row.task)) else 0,
-                failed_attempts=count.failed_attempts if count else 0,
-                errors=count.errors if count else 0,
-            )
-            for row in rows
-        ]
+        rows = await self._rows(query.where(attempts.c.job_id == job_id).group_by(attempts.c.task))
+        return {row.task: (row.made, row.failed, row.errors) for row in rows}
 
     async def attempts_after(
         self, job_id: str, task: int, number: int, *, limit: int, only_task: int | None = None
@@ -263,15 +194,14 @@ class JobStore:
         query = query.order_by(attempts.c.task, attempts.c.number).limit(limit)
         return [_attempt(row._mapping) for row in await self._rows(query)]
 
-    async def results_after(self, job_id: str, seq: int, *, limit: int) -> list[StoredResult]:
+    async def results_after(self, job: JobRow, seq: int, *, limit: int) -> list[StoredResult]:
         """Up to `limit` results of a job with numbers above `seq`, in the order in which they were committed."""
-        query = _RESULTS.where(results.c.job_id == job_id, results.c.seq > seq).order_by(results.c.seq).limit(limit)
-        return await self._results(query)
+        return await self._results(job, select(results).where(results.c.seq > seq).order_by(results.c.seq).limit(limit))
 
-    async def coarse_of(self, job_id: str, wanted: Sequence[int]) -> dict[int, Answer]:
+    async def coarse_of(self, job: JobRow, wanted: Collection[int]) -> dict[int, Answer]:
         """The coarse answers of these tasks, by task."""
-        query = _RESULTS.where(results.c.job_id == job_id, results.c.stage == "coarse", results.c.task.in_(wanted))
-        return {result.answer.task: result.answer for result in await self._results(query)}
+        query = select(results).where(results.c.stage == "coarse", results.c.task.in_(wanted))
+        return {result.answer.task: result.answer for result in await self._results(job, query)}
 
     async def answers_by_task(
         self, job: JobRow, *, tasks_at_once: int = 100
@@ -279,9 +209,9 @@ class JobStore:
         """Each task of a job in order, with its answers by stage; read piece by piece."""
         for first in range(0, job.tasks, tasks_at_once):
             last = min(first + tasks_at_once, job.tasks)
-            query = _RESULTS.where(results.c.job_id == job.id, results.c.task >= first, results.c.task < last)
             by_task: dict[int, dict[str, Answer]] = {task: {} for task in range(first, last)}
-            for result in await self._results(query):
+            query = select(results).where(results.c.task >= first, results.c.task < last)
+            for result in await self._results(job, query):
                 by_task[result.answer.task][result.answer.stage] = result.answer
             for task, answers in by_task.items():
                 yield task, answers
@@ -292,18 +222,11 @@ class JobStore:
         changed = {"state": JobState.RUNNING, "reason": "", "started_at": func.coalesce(jobs.c.started_at, at)}
         self._commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
-    def attempted(self, job_id: str, report: AttemptReport) -> None:
-        """An attempt has ended; written with the next group of results."""
-        self._commit.put(Attempted(job_id=job_id, report=report))
-
-    async def finished(
-        self, job_id: str, *, state: JobState, reason: str, at: float, summary: Mapping[str, Any]
-    ) -> None:
-        """The final state, once and for all. Raises Unavailable."""
+    def finished(self, job_id: str, *, state: JobState, reason: str, at: float, summary: Mapping[str, Any]) -> None:
+        """The final state, once and for all; written with the next group of results."""
         text = json.dumps(summary, allow_nan=False)
-        change = update(jobs).where(jobs.c.id == job_id)
-        change = change.values(state=state, reason=reason, finished_at=at, summary=text)
-        await self._commit.execute(lambda connection: connection.execute(change))
+        changed = {"state": state, "reason": reason, "finished_at": at, "summary": text}
+        self._commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
     async def purge(self, finished_before: float) -> int:
         """Delete jobs that finished before this moment, with their results; returns how many."""
@@ -315,7 +238,6 @@ class JobStore:
             async def write(connection: AsyncConnection, job_id: str = job_id) -> None:
                 await connection.execute(delete(attempts).where(attempts.c.job_id == job_id))
                 await connection.execute(delete(results).where(results.c.job_id == job_id))
-                await connection.execute(delete(tasks).where(tasks.c.job_id == job_id))
                 await connection.execute(delete(jobs).where(jobs.c.id == job_id))
 
             await self._commit.execute(write)
@@ -346,27 +268,26 @@ class JobStore:
         self._slots.release()
 
     async def _one(self, condition: Any) -> JobRow | None:
-        row = next(iter(await self._rows(select(*_LIGHT).where(condition))), None)
+        row = next(iter(await self._rows(select(*_COLUMNS).where(condition))), None)
         return None if row is None else _job(row._mapping)
 
-    async def _results(self, query: Any) -> list[StoredResult]:
-        return [
-            StoredResult(
-                seq=row.seq,
-                answer=Answer(
-                    task=row.task,
-                    first_image=row.first_image,
-                    images=row.images,
-                    stage=row.stage,
-                    kind=row.kind,
-                    ms=row.ms,
-                    request_id=row.request_id,
-                    event=read_event(row.payload),
-                    line=row.payload,
-                ),
+    async def _results(self, job: JobRow, query: Any) -> list[StoredResult]:
+        found = []
+        for row in await self._rows(query.where(results.c.job_id == job.id)):
+            first_image, images = job.images_of(row.task)
+            answer = Answer(
+                task=row.task,
+                first_image=first_image,
+                images=images,
+                stage=row.stage,
+                kind=row.kind,
+                ms=row.ms,
+                request_id=row.request_id,
+                event=read_event(row.payload),
+                line=row.payload,
             )
-            for row in await self._rows(query)
-        ]
+            found.append(StoredResult(seq=row.seq, answer=answer))
+        return found
 
 
 def _attempt(row: RowMapping) -> AttemptReport:
@@ -375,20 +296,9 @@ def _attempt(row: RowMapping) -> AttemptReport:
 
 
 def _job(row: RowMapping) -> JobRow:
-    return JobRow(
-        id=row["id"],
-        name=row["name"],
-        state=JobState(row["state"]),
-        reason=row["reason"],
-        policy=JobPolicy.model_validate_json(row["policy"]),
-        images=row["images"],
-        tasks=row["tasks"],
-        input_sha256=row["input_sha256"],
-        resized_images=row["resized_images"],
-        fingerprint=row["fingerprint"],
-        created_at=row["created_at"],
-        deadline_at=row["deadline_at"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        summary=None if row["summary"] is None else json.loads(row["summary"]),
-    )
+    changed = {
+        "state": JobState(row["state"]),
+        "policy": JobPolicy.model_validate_json(row["policy"]),
+        "summary": None if row["summary"] is None else json.loads(row["summary"]),
+    }
+    return JobRow(**{**row, **changed})

@@ -21,13 +21,11 @@ from sqlalchemy import (
     Text,
 )
 
-__all__ = ["SCHEMA_VERSION", "UPGRADES", "attempts", "jobs", "metadata", "properties", "results", "tasks"]
+__all__ = ["SCHEMA_VERSION", "UPGRADES", "attempts", "jobs", "metadata", "properties", "results"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
-UPGRADES = {
-    1: ("ALTER TABLE terrace_tasks DROP COLUMN failed_attempts", "ALTER TABLE terrace_tasks DROP COLUMN last_error"),
-}
+UPGRADES: dict[int, tuple[str, ...]] = {1: (), 2: ("DROP TABLE terrace_tasks",)}
 """Statements that turn a database of this version into one of the next; new tables are created by themselves."""
 
 metadata = MetaData()
@@ -63,15 +61,6 @@ jobs = Table(
     Column("started_at", Float(53)),
     Column("finished_at", Float(53)),
     Column("summary", Text),  # JSON, written once with the final state
-)
-
-tasks = Table(
-    "terrace_tasks",
-    metadata,
-    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
-    Column("task", Integer, primary_key=True),
-    Column("first_image", Integer, nullable=False),
-    Column("images", Integer, nullable=False),
 )
 
 # One row per attempt that has ended. It outlives a restart, so a task that nobody can do is given up after the same

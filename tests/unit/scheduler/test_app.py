@@ -9,7 +9,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.types import Message
 
-from scheduler.api import app, jobs
+from scheduler.api import app, streams
 
 
 def within(dependant: Dependant) -> Iterator[Dependant]:
@@ -52,7 +52,7 @@ async def test_a_stream_that_is_cut_off_between_two_pieces_ends_what_it_is_made_
         return {"type": "http.disconnect"}
 
     source = pieces()
-    answer = jobs.Stream(source, media_type="text/plain", headers={})({"type": "http"}, receive, send)
+    answer = streams.Stream(source, media_type="text/plain", headers={})({"type": "http"}, receive, send)
     answering = asyncio.create_task(answer)
     await stuck.wait()
     answering.cancel()

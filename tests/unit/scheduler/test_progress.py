@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scheduler.dispatch.work import Answer
 from scheduler.jobs.progress import Progress
 from tierkit.types import Tier
-from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss
+from tierkit.wire.events import (
+    CoarseEvent,
+    ErrorEvent,
+    FallbackEvent,
+    FineEvent,
+    RoutedEvent,
+    StageAnswer,
+    StageLoss,
+    TaskEvent,
+)
 
 PARENTS = np.array([0, 0, 1, 1], np.int32)  # four fine classes, two superclasses
 
@@ -39,11 +49,25 @@ def fine(labels: tuple[int, ...], coarse_labels: tuple[int, ...], node: str = "e
     )
 
 
+def told(event: TaskEvent, kind: str, *, ms: float, first_image: int, images: int) -> Answer:
+    return Answer(
+        task=0,
+        first_image=first_image,
+        images=images,
+        stage="coarse" if kind == "coarse" else "final",
+        kind=kind,
+        ms=ms,
+        request_id="r",
+        event=event,
+        line="",
+    )
+
+
 def test_accuracies_count_answered_images_with_a_known_class():
     progress = Progress(np.array([0, 1, 2, 3, -1, 2], np.int32), PARENTS)
-    progress.add(coarse((0, 1, 1)), kind="coarse", ms=1, first_image=0, images=3)
-    progress.add(coarse((1, 0, 0)), kind="coarse", ms=1, first_image=3, images=3)
-    progress.add(fine((0, 0, 2), (0, 0, 0)), kind="fine", ms=1, first_image=0, images=3)
+    progress.add(told(coarse((0, 1, 1)), "coarse", ms=1, first_image=0, images=3))
+    progress.add(told(coarse((1, 0, 0)), "coarse", ms=1, first_image=3, images=3))
+    progress.add(told(fine((0, 0, 2), (0, 0, 0)), "fine", ms=1, first_image=0, images=3))
     summary = progress.summary()
     assert summary["coarse_accuracy"] == pytest.approx(3 / 5)  # right: images 0, 2, 3; the class of 4 is unknown
     assert summary["fine_accuracy"] == pytest.approx(2 / 3)
@@ -68,22 +92,22 @@ def stage(tier: Tier, indices: tuple[int, ...], labels: tuple[int, ...]) -> Stag
 
 def test_images_that_went_up_one_by_one_count_where_their_answer_comes_from():
     progress = Progress(np.array([0, 1, 2, 3, 0, 1], np.int32), PARENTS)
-    progress.add(coarse((0,)), kind="coarse", ms=1, first_image=0, images=1)
+    progress.add(told(coarse((0,)), "coarse", ms=1, first_image=0, images=1))
     fallback = FallbackEvent(task_id="t", reason="deadline", detail="late", tried=())
-    progress.add(fallback, kind="fallback", ms=1, first_image=0, images=1)
-    progress.add(coarse((0, 0, 0, 1)), kind="coarse", ms=1, first_image=1, images=4)
+    progress.add(told(fallback, "fallback", ms=1, first_image=0, images=1))
+    progress.add(told(coarse((0, 0, 0, 1)), "coarse", ms=1, first_image=1, images=4))
     # Of images 1 to 4 the last stays at the end, 1 at the edge (wrong); the cloud knows 2, 3 stays at the edge.
     event = RoutedEvent(
         task_id="t",
         answers=(stage(Tier.EDGE, (0, 1, 2), (3, 3, 3)), stage(Tier.CLOUD, (1,), (2,))),
         losses=(),
     )
-    progress.add(event, kind="fine", ms=9, first_image=1, images=4)
+    progress.add(told(event, "fine", ms=9, first_image=1, images=4))
     # Image 5 should have gone on from the edge, and no cloud node answered.
-    progress.add(coarse((0,)), kind="coarse", ms=1, first_image=5, images=1)
+    progress.add(told(coarse((0,)), "coarse", ms=1, first_image=5, images=1))
     lost = StageLoss(tier=Tier.CLOUD, indices=(0,), reason="upstream_error", detail="no", tried=("cloud-1",))
     event = RoutedEvent(task_id="t", answers=(stage(Tier.EDGE, (0,), (1,)),), losses=(lost,))
-    progress.add(event, kind="fine", ms=9, first_image=5, images=1)
+    progress.add(told(event, "fine", ms=9, first_image=5, images=1))
     summary = progress.summary()
     assert (summary["answered_coarse"], summary["answered_fine"], summary["fallback"]) == (6, 4, 2)
     assert summary["sent_up"] == {"edge": 4, "cloud": 2}
@@ -101,7 +125,7 @@ def test_images_that_went_up_one_by_one_count_where_their_answer_comes_from():
 
 def test_without_labels_there_is_no_accuracy():
     progress = Progress(None, PARENTS)
-    progress.add(coarse((0,)), kind="coarse", ms=1, first_image=0, images=1)
+    progress.add(told(coarse((0,)), "coarse", ms=1, first_image=0, images=1))
     summary = progress.summary()
     assert summary["coarse_accuracy"] is summary["fine_accuracy"] is summary["coarse_from_fine_accuracy"] is None
 
@@ -109,8 +133,8 @@ def test_without_labels_there_is_no_accuracy():
 def test_latencies_are_per_image():
     progress = Progress(None, PARENTS)
     assert progress.summary()["coarse_p50_ms"] is None
-    progress.add(coarse((0,) * 98), kind="coarse", ms=10.0, first_image=0, images=98)
-    progress.add(coarse((0,) * 2), kind="coarse", ms=500.0, first_image=98, images=2)
+    progress.add(told(coarse((0,) * 98), "coarse", ms=10.0, first_image=0, images=98))
+    progress.add(told(coarse((0,) * 2), "coarse", ms=500.0, first_image=98, images=2))
     assert progress.summary()["coarse_p50_ms"] == 10.0
     assert progress.summary()["coarse_p99_ms"] == 500.0
     assert progress.summary()["fine_p50_ms"] is None
@@ -118,12 +142,12 @@ def test_latencies_are_per_image():
 
 def test_shares_by_node_and_what_is_missing():
     progress = Progress(None, PARENTS)
-    progress.add(coarse((0, 0), "end-1"), kind="coarse", ms=1, first_image=0, images=2)
-    progress.add(coarse((0,), "end-0"), kind="coarse", ms=1, first_image=2, images=1)
-    progress.add(fine((0, 0), (0, 0)), kind="fine", ms=1, first_image=0, images=2)
+    progress.add(told(coarse((0, 0), "end-1"), "coarse", ms=1, first_image=0, images=2))
+    progress.add(told(coarse((0,), "end-0"), "coarse", ms=1, first_image=2, images=1))
+    progress.add(told(fine((0, 0), (0, 0)), "fine", ms=1, first_image=0, images=2))
     fallback = FallbackEvent(task_id="t", reason="deadline", detail="late", tried=())
-    progress.add(fallback, kind="fallback", ms=1, first_image=2, images=1)
-    progress.add(ErrorEvent(task_id="t", error="no"), kind="failed", ms=1, first_image=3, images=5)
+    progress.add(told(fallback, "fallback", ms=1, first_image=2, images=1))
+    progress.add(told(ErrorEvent(task_id="t", error="no"), "failed", ms=1, first_image=3, images=5))
     summary = progress.summary()
     assert summary["by_node"] == {
         "edge-0": {"tier": "edge", "coarse_images": 0, "fine_images": 2},
@@ -137,13 +161,13 @@ def test_a_coarse_answer_that_was_withdrawn_is_not_counted():
     labels = np.array([0, 1, 2, 3], np.int32)
     progress, other = Progress(labels, PARENTS), Progress(labels, PARENTS)
     for one in (progress, other):
-        one.add(coarse((0, 1), "end-0"), kind="coarse", ms=1, first_image=0, images=2)
-    progress.add(coarse((1, 0), "end-1"), kind="coarse", ms=9, first_image=2, images=2)
-    progress.take_back(coarse((1, 0), "end-1"), ms=9, first_image=2, images=2)
+        one.add(told(coarse((0, 1), "end-0"), "coarse", ms=1, first_image=0, images=2))
+    progress.add(told(coarse((1, 0), "end-1"), "coarse", ms=9, first_image=2, images=2))
+    progress.take_back(told(coarse((1, 0), "end-1"), "coarse", ms=9, first_image=2, images=2))
     summary, expected = progress.summary(), other.summary()
     assert summary["by_node"].pop("end-1")["coarse_images"] == 0
     assert summary == expected
     for one in (progress, other):
-        one.add(coarse((1, 1), "end-0"), kind="coarse", ms=2, first_image=2, images=2)
-        one.add(fine((2, 3), (1, 1)), kind="fine", ms=3, first_image=2, images=2)
+        one.add(told(coarse((1, 1), "end-0"), "coarse", ms=2, first_image=2, images=2))
+        one.add(told(fine((2, 3), (1, 1)), "fine", ms=3, first_image=2, images=2))
     assert progress.summary()["final_coarse_accuracy"] == other.summary()["final_coarse_accuracy"] == 1.0

@@ -1,0 +1,75 @@
+"""Answers that are written while they are made: lines of JSON, CSV, server-sent events. None is held as a whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi.responses import StreamingResponse
+from starlette.types import Send
+
+from scheduler.jobs.service import Events
+from scheduler.jobs.views import Rows
+
+__all__ = ["Stream", "as_csv", "as_lines", "as_server_sent"]
+
+_CSV_HEADER = (
+    "index,name,coarse_label,coarse_confidence,coarse_node,coarse_ms,fine_label,fine_confidence,fine_node,fine_tier,"
+    "fine_ms,fine_coarse_label,answered_by,not_escalated,fallback,error,resized_from,true_fine,true_coarse,request_id"
+)
+_JSON = msgspec.json.Encoder(enc_hook=lambda view: view.model_dump(mode="json"))
+
+
+class Stream(StreamingResponse):
+    """Ends what it is made from with itself, also where it is cut off between two pieces."""
+
+    def __init__(
+        self, pieces: AsyncGenerator[str | bytes, None], *, media_type: str, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._pieces = pieces
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._pieces):
+            await super().stream_response(send)
+
+
+async def as_lines(batches: AsyncGenerator[Rows, None]) -> AsyncGenerator[bytes, None]:
+    """Objects as NDJSON, batch by batch."""
+    async with aclosing(batches):
+        async for rows in batches:
+            yield _JSON.encode_lines(rows)
+
+
+async def as_csv(batches: AsyncGenerator[Rows, None]) -> AsyncGenerator[str, None]:
+    """Image results as CSV, batch by batch."""
+    yield _CSV_HEADER + "\r\n"
+    async with aclosing(batches):
+        async for rows in batches:
+            text = io.StringIO()
+            csv.DictWriter(text, _CSV_HEADER.split(","), extrasaction="ignore").writerows(map(_flat, rows))
+            yield text.getvalue()
+
+
+def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
+    values = {**result, "not_escalated": str(result["not_escalated"]).lower()}
+    for stage in ("coarse", "fine"):
+        values |= {f"{stage}_{key}": value for key, value in (result[stage] or {}).items()}
+    if size := result["resized_from"]:
+        values["resized_from"] = f"{size[0]}x{size[1]}"
+    return values
+
+
+async def as_server_sent(events: Events) -> AsyncGenerator[str, None]:
+    """A `text/event-stream`. A comment, which readers skip, keeps the connection open while nothing happens."""
+    async with aclosing(events):
+        async for event in events:
+            if event is None:
+                yield ": waiting\n\n"
+            else:
+                kind, data, number = event
+                yield f"event: {kind}\nid: {number}\ndata: {_JSON.encode(data).decode()}\n\n"

@@ -1,0 +1,199 @@
+"""Jobs, attempts and image results as they are told. Pure.
+
+An image's result is a plain dict with the fields of `tierkit.wire.api.ImageResult`: a job has up to 100,000 of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from models.hierarchy import Hierarchy
+from scheduler.dispatch.work import Answer, AttemptReport
+from scheduler.jobs.policy import JobPolicy
+from scheduler.placement.escalation import final_answers, without
+from scheduler.store.jobs import ImageFacts, JobRow
+from tierkit.types import JobState, Scheme, Tier
+from tierkit.wire.api import Attempt, Decision, Job
+from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
+
+__all__ = ["Renderer", "Rows", "attempt", "decision", "job"]
+
+_MOST_SAID = 500
+"""Characters of what a node says of a task that went wrong; they are told for each of its images."""
+
+Rows = list[dict[str, Any]]
+
+
+def decision(report: AttemptReport) -> Decision:
+    """The reason of an attempt."""
+    return Decision.model_validate(_fields(report))
+
+
+def attempt(report: AttemptReport, job: JobRow) -> Attempt:
+    """An attempt of a task of a job."""
+    first_image, images = job.images_of(report.task)
+    ms = None if report.ended_at is None else round(1000 * (report.ended_at - report.started_at), 3)
+    return Attempt.model_validate(_fields(report) | {"first_image": first_image, "images": images, "ms": ms})
+
+
+def _fields(report: AttemptReport) -> dict[str, Any]:
+    return asdict(report) | {"attempt": report.number, "node": report.node_id}
+
+
+def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any], now: float) -> Job:
+    """A job.
+
+    Args:
+        state, reason: of the moment; for a job under way they are ahead of the database.
+        figures: `Progress.summary()` with the mapping added.
+        now: wall clock.
+    """
+    end = row.finished_at if row.finished_at is not None else now
+    elapsed_s = None if row.started_at is None else max(0.0, end - row.started_at)
+    return Job(
+        id=row.id,
+        name=row.policy.name,
+        state=state,
+        reason=reason,
+        scheme=row.policy.scheme,
+        privacy=row.policy.privacy,
+        images=row.images,
+        tasks=row.tasks,
+        created_at=_time(row.created_at),
+        started_at=None if row.started_at is None else _time(row.started_at),
+        finished_at=None if row.finished_at is None else _time(row.finished_at),
+        elapsed_s=None if elapsed_s is None else round(elapsed_s, 3),
+        images_per_s=round(figures["answered_coarse"] / elapsed_s, 2) if elapsed_s else None,
+        resized_images=row.resized_images,
+        policy=row.policy.model_dump(mode="json", exclude_none=True),
+        **figures,
+    )
+
+
+class Renderer:
+    """Image results of one job.
+
+    Args:
+        hierarchy: names of the classes.
+        facts: names, labels and sizes of the job's images.
+        policy: with which it was accepted.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, facts: ImageFacts, policy: JobPolicy) -> None:
+        self._expects_fine = policy.scheme is not Scheme.END
+        self._top = policy.gates[-1].upper if policy.gates else None
+        """The tier above which there is nothing, where images go up one by one."""
+        self._hierarchy = hierarchy
+        self._facts = facts
+
+    def task(
+        self,
+        first_image: int,
+        images: int,
+        coarse: Answer | None,
+        final: Answer | None,
+        *,
+        unanswered: str | None = None,
+    ) -> Rows:
+        """The results of a task's images.
+
+        Args:
+            coarse, final: what there is.
+            unanswered: shown where an answer is missing that will not come: as the error without any answer, as the
+                reason of the fallback where the coarse one is there and a fine one was to follow.
+        """
+        known, event = final or coarse, final.event if final else None
+        fallback = error = None
+        if isinstance(event, FallbackEvent):
+            fallback = f"{event.reason}: {event.detail[:_MOST_SAID]}"
+        elif isinstance(event, ErrorEvent):
+            error = event.error[:_MOST_SAID]
+        elif known is None:
+            error = unanswered
+        elif final is None and self._expects_fine:
+            fallback = unanswered
+        over = final is not None or unanswered is not None or not self._expects_fine
+        finer = _finer_answers(event, images)
+        losses = without(event) if isinstance(event, RoutedEvent) else None
+        rows = []
+        for offset in range(images):
+            first = self._coarse_answer(coarse, offset)
+            fine = self._fine_answer(*finer[offset], ms=final.ms) if final is not None and offset in finer else None
+            answered_by = None
+            if over and error is None and (first or fine):
+                answered_by = fine["tier"] if fine else Tier.END
+            not_escalated = False
+            if losses is not None:
+                lost = losses.get(offset)
+                fallback = None if lost is None else f"{lost.reason}: {lost.detail}"
+                not_escalated = lost is None and answered_by != self._top
+            rows.append(
+                {
+                    **self._about(first_image + offset),
+                    "coarse": first,
+                    "fine": fine,
+                    "answered_by": answered_by,
+                    "not_escalated": not_escalated,
+                    "fallback": fallback,
+                    "error": error,
+                    "request_id": None if known is None else known.request_id,
+                }
+            )
+        return rows
+
+    def _about(self, image: int) -> dict[str, Any]:
+        """What is known of an image without any answer."""
+        facts, names = self._facts, self._hierarchy
+        label = -1 if facts.labels is None else int(facts.labels[image])
+        return {
+            "index": image,
+            "name": None if facts.names is None else facts.names[image],
+            "resized_from": facts.resized.get(image),
+            "true_fine": names.fine[label] if label >= 0 else None,
+            "true_coarse": names.coarse[names.parent[label]] if label >= 0 else None,
+        }
+
+    def _coarse_answer(self, answer: Answer | None, place: int) -> dict[str, Any] | None:
+        if answer is None or not isinstance(answer.event, CoarseEvent):
+            return None
+        event = answer.event
+        return {
+            "index": event.labels[place],
+            "label": self._hierarchy.coarse[event.labels[place]],
+            "confidence": event.confidences[place],
+            "node": event.node_id,
+            "ms": round(answer.ms, 3),
+        }
+
+    def _fine_answer(self, answer: FineEvent | StageAnswer, place: int, *, ms: float) -> dict[str, Any]:
+        return {
+            "index": answer.labels[place],
+            "label": self._hierarchy.fine[answer.labels[place]],
+            "confidence": answer.confidences[place],
+            "coarse_index": answer.coarse_labels[place],
+            "coarse_label": self._hierarchy.coarse[answer.coarse_labels[place]],
+            "node": answer.node_id,
+            "tier": answer.tier,
+            "ms": round(ms, 3),
+        }
+
+
+def _finer_answers(event: TaskEvent | None, images: int) -> dict[int, tuple[FineEvent | StageAnswer, int]]:
+    """By position in the task: the upstream node's answer that stands, and the image's place in it."""
+    match event:
+        case FineEvent():
+            return {place: (event, place) for place in range(images)}
+        case RoutedEvent():
+            return {
+                index: (answer, place)
+                for answer, at, places in final_answers(event)
+                for index, place in zip(at.tolist(), places.tolist(), strict=True)
+            }
+    return {}
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
