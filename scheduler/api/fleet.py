@@ -20,7 +20,6 @@ from models.store import ModelStore
 from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, WhoAmI
 from scheduler.devices.own_address import OwnAddress
-from scheduler.ingest.limits import IngestLimits
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
 from scheduler.placement.adaptive.pilot import EndPlace, Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp
@@ -197,7 +196,7 @@ async def get_caller(caller: CallerOf) -> WhoAmI:
 
 @about.get("/v1/info", summary="Version, limits and class names", dependencies=USERS)
 async def get_info(scheduler: Service) -> dict[str, Any]:
-    return _info(scheduler.manifest, scheduler.limits)
+    return _info(scheduler.manifest, scheduler.settings)
 
 
 def _mapping_report(
@@ -249,7 +248,7 @@ def _estimates(fleet: Fleet, pilot: Pilot, now: float) -> AdaptiveReport:
     return AdaptiveReport.model_validate({"nodes": nodes, "links": links})
 
 
-def _info(manifest: Manifest, limits: IngestLimits) -> dict[str, Any]:
+def _info(manifest: Manifest, limits: SchedulerSettings) -> dict[str, Any]:
     hierarchy = manifest.hierarchy
     return {
         "version": version("terrace"),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import IO
 
-from scheduler.ingest.limits import IngestLimits
+from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
 __all__ = ["EntryFile", "image_entries", "open_archive", "open_entry", "read_entry"]
@@ -28,7 +28,7 @@ _IGNORED_FILES = (".ds_store", "thumbs.db", "desktop.ini")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".npz")
 
 
-def open_archive(file: IO[bytes], name: str, limits: IngestLimits, *, max_entry_bytes: int) -> zipfile.ZipFile:
+def open_archive(file: IO[bytes], name: str, limits: SchedulerSettings) -> zipfile.ZipFile:
     """Open a zip and check all its entries by the directory alone.
 
     Raises:
@@ -50,18 +50,19 @@ def open_archive(file: IO[bytes], name: str, limits: IngestLimits, *, max_entry_
     if total > limits.max_inflated_bytes:
         raise TooLarge(f"{name}: unpacks to {total} bytes; {limits.max_inflated_bytes} are accepted")
     for entry in entries:
-        _check(entry, name, max_entry_bytes)
+        _check(entry, name)
     for first, second in itertools.pairwise(sorted(entries, key=lambda entry: entry.header_offset)):
         if first.header_offset + _LOCAL_HEADER_BYTES + first.compress_size > second.header_offset:
             raise InvalidInput(f"{name}: the entries {first.filename!r} and {second.filename!r} overlap")
     return archive
 
 
-def image_entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:
+def image_entries(archive: zipfile.ZipFile, name: str, *, max_bytes: int) -> Iterator[zipfile.ZipInfo]:
     """The entries that should be images, in the order of the archive; folders may be nested.
 
     Raises:
         UnsupportedMedia: an archive inside the archive.
+        TooLarge: one that has more than `max_bytes`.
     """
     for entry in archive.infolist():
         path = PurePosixPath(entry.filename)
@@ -69,6 +70,10 @@ def image_entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipIn
             continue
         if path.suffix.lower() in _ARCHIVES:
             raise UnsupportedMedia(f"{name}: {entry.filename!r} is an archive inside the archive; unpack it first")
+        if entry.file_size > max_bytes:
+            raise TooLarge(
+                f"{name}: the entry {entry.filename!r} has {entry.file_size} bytes; {max_bytes} are accepted"
+            )
         yield entry
 
 
@@ -122,7 +127,7 @@ def _count(file: IO[bytes], sought: bytes) -> int:
     return found
 
 
-def _check(entry: zipfile.ZipInfo, name: str, max_entry_bytes: int) -> None:
+def _check(entry: zipfile.ZipInfo, name: str) -> None:
     filename = entry.filename
     path = PurePosixPath(filename)
     # A drive letter or a backslash means a path to some programs, and to no honest one in a zip.
@@ -139,7 +144,5 @@ def _check(entry: zipfile.ZipInfo, name: str, max_entry_bytes: int) -> None:
         raise InvalidInput(f"{name}: the entry {filename!r} is encrypted")
     if stat.S_ISLNK(entry.external_attr >> 16):
         raise InvalidInput(f"{name}: the entry {filename!r} is a link")
-    if entry.file_size > max_entry_bytes:
-        raise TooLarge(f"{name}: the entry {filename!r} has {entry.file_size} bytes; {max_entry_bytes} are accepted")
     if entry.file_size > max(_BOMB_FREE_BYTES, _BOMB_RATIO * entry.compress_size):
         raise TooLarge(f"{name}: the entry {filename!r} grows more than {_BOMB_RATIO} times when unpacked: a zip bomb?")

@@ -7,9 +7,7 @@ few at a time.
 
 from __future__ import annotations
 
-import io
 import math
-import struct
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,9 +32,6 @@ __all__ = [
 
 _AT_ONCE_BYTES = 4 * 1024**2
 _MAX_SMALL_BYTES = 64 * 1024**2
-_MAX_HEADER_BYTES = 10_000
-"""As numpy has it: its parser takes quadratic time."""
-_LENGTHS = {(1, 0): struct.Struct("<H"), (2, 0): struct.Struct("<I")}
 _MAX_CODE_POINT = 0x10FFFF
 
 
@@ -71,19 +66,12 @@ def read_header(file: ReadableFile, name: str) -> ArrayHeader:
         version = npy.read_magic(file)
     except ValueError as exc:
         raise UnsupportedMedia(f"{name}: not a .npy file") from exc
-    if version not in _LENGTHS:
-        raise UnsupportedMedia(f"{name}: .npy version {version[0]}.{version[1]} is not read here; 1.0 and 2.0 are")
-    length = _LENGTHS[version]
-    prefix = _read_exactly(file, length.size, name)
-    (header_bytes,) = length.unpack(prefix)
-    if header_bytes > _MAX_HEADER_BYTES:
-        raise InvalidInput(f"{name}: a .npy header of {header_bytes} bytes; {_MAX_HEADER_BYTES} are accepted")
-    text = io.BytesIO(prefix + _read_exactly(file, header_bytes, name))
+    if version != (1, 0):  # later ones have headers of up to 4 GB
+        raise UnsupportedMedia(f"{name}: .npy version {version[0]}.{version[1]} is not read here; save it as 1.0")
     try:
-        if version == (1, 0):
-            shape, fortran, dtype = npy.read_array_header_1_0(text)
-        else:
-            shape, fortran, dtype = npy.read_array_header_2_0(text)
+        shape, fortran, dtype = npy.read_array_header_1_0(file)
+    except InvalidInput:
+        raise
     except Exception as exc:
         # Python's own parser reads the literal: it fails with errors of a dozen classes, MemoryError among them.
         # What they say is about Python, and may name its objects and their addresses.
@@ -123,46 +111,39 @@ def read_npy_images(
     """
     if header.bytes > max_bytes:
         raise TooLarge(f"{name}: {header.bytes} bytes of pixels; {max_bytes} are accepted")
-    writer.check_room(header.shape[0])
     image_bytes = math.prod(header.shape[1:])
 
     def read(start: int, end: int) -> Pixels:
         data = _read_exactly(file, (end - start) * image_bytes, name)
         return np.frombuffer(data, np.uint8).reshape(-1, *header.shape[1:])
 
-    resized = yield from _append_in_steps(header.shape, read, writer)
+    resized = yield from append_images(header.shape, read, writer)
     _expect_end(file, name)
     return resized
 
 
-def append_images(images: Pixels, writer: ImageWriter) -> Generator[bool, None, dict[int, tuple[int, int]]]:
-    """Append [n, h, w, 3] images, resampled where they have another size; returns the sizes of those.
-
-    A generator as those of `scheduler.ingest.turns`.
-    """
-    return _append_in_steps(images.shape, lambda start, end: images[start:end], writer)
-
-
-def _append_in_steps(
+def append_images(
     shape: tuple[int, ...], read: Callable[[int, int], Pixels], writer: ImageWriter
 ) -> Generator[bool, None, dict[int, tuple[int, int]]]:
-    images, height, width = shape[:3]
+    """Append images of this shape [n, h, w, 3], resampled where they have another size than the networks'; returns the
+    sizes of those. A generator as those of `scheduler.ingest.turns`.
+
+    Args:
+        read: gives those from one number to another.
+    """
+    count, height, width = shape[:3]
+    writer.check_room(count)
     at_once = max(1, _AT_ONCE_BYTES // (height * width * 3))
     resized: dict[int, tuple[int, int]] = {}
-    for start in range(0, images, at_once):
+    for start in range(0, count, at_once):
         yield is_large(height, width)
-        resized |= _append(read(start, min(images, start + at_once)), writer)
-    return resized
-
-
-def _append(images: Pixels, writer: ImageWriter) -> dict[int, tuple[int, int]]:
-    if images.shape[1:] == writer.shape:
-        writer.append(images)
-        return {}
-    resized = {}
-    for image in images:
-        writer.append(fit(image, writer.shape)[np.newaxis])
-        resized[writer.images - 1] = (images.shape[1], images.shape[2])
+        images = read(start, min(count, start + at_once))
+        if shape[1:] == writer.shape:
+            writer.append(images)
+            continue
+        for image in images:
+            resized[writer.images] = (height, width)
+            writer.append(fit(image, writer.shape)[np.newaxis])
     return resized
 
 
@@ -176,7 +157,7 @@ def read_small(file: ReadableFile, name: str) -> NDArray[np.generic]:
     try:
         array = np.frombuffer(data, header.dtype).reshape(header.shape)
     except (ValueError, TypeError, OverflowError) as exc:
-        raise InvalidInput(f"{name}: no array of labels or names ({_first_line(exc)})") from exc
+        raise InvalidInput(f"{name}: no array of labels or names") from exc
     if header.dtype.kind == "U":
         points = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(header.dtype.byteorder))
         if points.size and int(points.max()) > _MAX_CODE_POINT:
@@ -198,7 +179,3 @@ def _read_exactly(file: ReadableFile, count: int, name: str) -> bytes:
 def _expect_end(file: ReadableFile, name: str) -> None:
     if file.read(1):
         raise InvalidInput(f"{name}: more bytes than its header says")
-
-
-def _first_line(exc: Exception) -> str:
-    return next(iter(str(exc).splitlines()), type(exc).__name__)

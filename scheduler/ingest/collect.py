@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import posixpath
 import threading
 import zipfile
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from typing import IO
 
 import numpy as np
@@ -26,9 +24,9 @@ from scheduler.ingest.arrays import (
 from scheduler.ingest.images import Picture
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import Labels, labels_from_array
-from scheduler.ingest.limits import IngestLimits
 from scheduler.ingest.spool import Part, Spool
 from scheduler.ingest.turns import Steps
+from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput
 from tierkit.wire.oip import Limits, decode_request
 
@@ -48,7 +46,11 @@ class Collector:
     """
 
     def __init__(
-        self, writer: ImageWriter, limits: IngestLimits, fine: Sequence[str], stopped: threading.Event | None = None
+        self,
+        writer: ImageWriter,
+        limits: SchedulerSettings,
+        fine: Sequence[str],
+        stopped: threading.Event | None = None,
     ) -> None:
         self._stopped = stopped or threading.Event()
         self._writer = writer
@@ -74,12 +76,12 @@ class Collector:
         if not data:
             raise InvalidInput(f"{name}: an empty file")
         magic = bytes(data[:6])
-        if magic[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-            with _as_file(data) as file:
+        if magic.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+            with spool.as_file(part) as file:
                 labels = yield from self._add_zip(file, name)
         elif magic == b"\x93NUMPY":
-            with _as_file(data) as file:
-                yield from self._add_npy(file, read_header(file, name), name)
+            with spool.as_file(part) as file:
+                yield from self._add_npy(file, name)
         else:
             yield from self._add_image(data, name)
         self._labels.append((self._writer.images - before, labels))
@@ -101,8 +103,7 @@ class Collector:
             )
         images = tensors["images"]
         check_images(ArrayHeader(images.shape, images.dtype), "images", max_pixels=self._limits.max_pixels)
-        self._writer.check_room(len(images))
-        self.resized |= yield from append_images(images, self._writer)
+        self.resized |= yield from append_images(images.shape, lambda start, end: images[start:end], self._writer)
         labels = tensors.get("labels")
         found = None if labels is None else labels_from_array(labels, self._fine, len(images))
         self._labels.append((len(images), found))
@@ -126,13 +127,14 @@ class Collector:
         self._writer.check_room(1)
         picture = Picture(data, name, self._limits, self._stopped)
         yield picture.large
-        decoded = picture.decode(self._writer.shape)
-        if decoded.resized_from is not None:
-            self.resized[self._writer.images] = decoded.resized_from
+        pixels, size = picture.decode(self._writer.shape)
+        if size != self._writer.shape[:2]:
+            self.resized[self._writer.images] = size
         self.names[self._writer.images] = name
-        self._writer.append(decoded.pixels[np.newaxis])
+        self._writer.append(pixels[np.newaxis])
 
-    def _add_npy(self, file: ReadableFile, header: ArrayHeader, name: str) -> Steps:
+    def _add_npy(self, file: ReadableFile, name: str) -> Steps:
+        header = read_header(file, name)
         check_images(header, name, max_pixels=self._limits.max_pixels)
         self.resized |= yield from read_npy_images(
             file, header, name, self._writer, max_bytes=self._limits.max_inflated_bytes
@@ -140,13 +142,11 @@ class Collector:
 
     def _add_zip(self, file: IO[bytes], name: str) -> Generator[bool, None, Labels | None]:
         # What numpy saves is a zip whose entries all end in .npy; no image does.
-        limits = self._limits
-        with open_archive(file, name, limits, max_entry_bytes=limits.max_inflated_bytes) as archive:
+        with open_archive(file, name, self._limits) as archive:
             entries = archive.infolist()
             if entries and all(entry.filename.endswith(".npy") for entry in entries):
                 return (yield from self._add_npz(archive, name))
-        with open_archive(file, name, limits, max_entry_bytes=limits.max_file_bytes) as archive:
-            for entry in image_entries(archive, name):
+            for entry in image_entries(archive, name, max_bytes=self._limits.max_file_bytes):
                 yield from self._add_image(read_entry(archive, entry, name), _display_name(entry.filename))
         return None
 
@@ -156,7 +156,7 @@ class Collector:
             raise InvalidInput(f"{name}: two arrays have the same name")
         before = self._writer.images
         with open_entry(archive, keys[self._images_key(archive, keys, name)], name) as file:
-            yield from self._add_npy(file, read_header(file, f"{name}: images"), f"{name}: images")
+            yield from self._add_npy(file, f"{name}: images")
         count = self._writer.images - before
         if "names" in keys:
             self.names |= enumerate(_read_names(archive, keys["names"], f"{name}: names", count), start=before)
@@ -196,40 +196,3 @@ def _display_name(name: str) -> str:
     """A file name as shown in results and messages: no folders above, no control characters, bounded."""
     cleaned = "".join(char for char in name if char.isprintable())
     return posixpath.normpath(cleaned)[-_MAX_NAME:] if cleaned else "file"
-
-
-@contextmanager
-def _as_file(data: memoryview) -> Iterator[IO[bytes]]:
-    with io.BufferedReader(_ViewFile(data)) as file:
-        yield file
-
-
-class _ViewFile(io.RawIOBase):
-    """A read-only file over a memoryview: `io.BytesIO` would copy an archive of a gigabyte."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._data)}[whence]
-        if base + offset < 0:
-            raise OSError("a position before the start")
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: object) -> int:
-        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # RawIOBase does not name the buffer type
-        part = self._data[self._position : self._position + len(target)]
-        target[: len(part)] = part
-        self._position += len(part)
-        return len(part)

@@ -6,16 +6,15 @@ import io
 import re
 import threading
 import time
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from scheduler.ingest.inputs import Pixels
-from scheduler.ingest.limits import IngestLimits
+from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
-__all__ = ["Decoded", "Picture", "check_size", "fit", "is_large"]
+__all__ = ["Picture", "check_size", "fit", "is_large"]
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _WHITE = (255, 255, 255)
@@ -57,14 +56,6 @@ _UPRIGHT = {
 """By EXIF orientation; from 5 on, width and height change places."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    pixels: Pixels
-    """[height, width, 3] as the networks take it."""
-    resized_from: tuple[int, int] | None
-    """Height and width as sent, where they were others."""
-
-
 class Picture:
     """One image file whose head has been read.
 
@@ -80,7 +71,9 @@ class Picture:
         InvalidInput: damaged or cut short.
     """
 
-    def __init__(self, data: bytes | memoryview, name: str, limits: IngestLimits, stopped: threading.Event) -> None:
+    def __init__(
+        self, data: bytes | memoryview, name: str, limits: SchedulerSettings, stopped: threading.Event
+    ) -> None:
         if len(data) > limits.max_file_bytes:
             raise TooLarge(f"{name}: {len(data)} bytes; one image may have {limits.max_file_bytes}")
         self._name = name
@@ -105,8 +98,8 @@ class Picture:
         self.large = is_large(height, width)
         """Whether few should be decoded at a time."""
 
-    def decode(self, shape: tuple[int, int, int]) -> Decoded:
-        """Decode it to RGB of `shape` (height, width, 3).
+    def decode(self, shape: tuple[int, int, int]) -> tuple[Pixels, tuple[int, int]]:
+        """Decode it to RGB of `shape` (height, width, 3); returns its own height and width as well.
 
         Upright by its EXIF orientation; first frame of an animation; transparent areas on white; 16-bit values by their
         upper 8 bits; other sizes are resampled (the aspect ratio is not kept, as the networks were trained on squares).
@@ -138,8 +131,7 @@ class Picture:
             raise
         except Exception as exc:  # as above, for damaged or truncated pixel data
             raise InvalidInput(f"{self._name}: damaged or truncated image ({exc})") from exc
-        sent = (width, height) if turned else (height, width)
-        return Decoded(pixels, None if sent == shape[:2] else sent)
+        return pixels, (width, height) if turned else (height, width)
 
 
 class _StoppableFile(io.BytesIO):
@@ -199,9 +191,7 @@ def is_large(height: int, width: int) -> bool:
 
 
 def fit(pixels: Pixels, shape: tuple[int, int, int]) -> Pixels:
-    """Resample one [h, w, 3] image to `shape` where it has another size."""
-    if pixels.shape == shape:
-        return pixels
+    """Resample one [h, w, 3] image to `shape`."""
     return np.asarray(Image.fromarray(pixels).resize((shape[1], shape[0]), Image.Resampling.BICUBIC))
 
 

@@ -10,11 +10,12 @@ import asyncio
 import io
 import mmap
 import tempfile
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Protocol, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -47,6 +48,7 @@ class Spool:
     """A received upload. Use as a context manager; leaving it frees the disk."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed by __exit__
         self.parts: list[Part] = []
         self.fields: list[tuple[str, str]] = []
@@ -62,6 +64,14 @@ class Spool:
             self._map = mmap.mmap(self.file.fileno(), size, access=mmap.ACCESS_READ)
         return memoryview(self._map)[part.start : part.start + part.length]
 
+    @contextmanager
+    def as_file(self, part: Part) -> Iterator[IO[bytes]]:
+        """A copy of a part on the disk, for readers that want a file of their own."""
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            file.write(self.view(part))
+            file.seek(0)
+            yield file
+
     def __enter__(self) -> Self:
         return self
 
@@ -73,12 +83,10 @@ class Spool:
         self.file.close()
 
 
-async def receive_body(stream: AsyncIterable[bytes], spool: Spool, *, name: str) -> Part:
-    """Write a request body that is one file; returns it as the only part."""
-    length = await _pump(stream, _write_all(spool.file))
-    part = Part("images", name, 0, length)
-    spool.parts.append(part)
-    return part
+async def receive_body(stream: AsyncIterable[bytes], spool: Spool, *, name: str) -> None:
+    """Write a request body that is one file."""
+    await _pump(stream, spool.file.write)
+    spool.parts.append(Part("images", name, 0, spool.file.tell()))
 
 
 async def receive_form(stream: AsyncIterable[bytes], spool: Spool, *, content_type: str, max_files: int) -> None:
@@ -113,28 +121,15 @@ async def receive_form(stream: AsyncIterable[bytes], spool: Spool, *, content_ty
         raise MalformedMessage("the multipart form is cut short: its closing boundary is missing")
 
 
-class _Write(Protocol):
-    def __call__(self, chunk: bytes, /) -> object: ...
-
-
-def _write_all(file: IO[bytes]) -> _Write:
-    return file.write
-
-
-async def _pump(stream: AsyncIterable[bytes], write: _Write) -> int:
+async def _pump(stream: AsyncIterable[bytes], write: Callable[[bytes], object]) -> None:
     """Feed `write`, which may block, with about a megabyte at a time, in a thread."""
-    pending: list[bytes] = []
-    size = total = 0
+    pending = bytearray()
     async for chunk in stream:
-        pending.append(chunk)
-        size += len(chunk)
-        if size >= _CHUNK_BYTES:
-            await asyncio.to_thread(write, b"".join(pending))
-            total += size
-            pending, size = [], 0
-    if size:
-        await asyncio.to_thread(write, b"".join(pending))
-    return total + size
+        pending += chunk
+        if len(pending) >= _CHUNK_BYTES:
+            await asyncio.to_thread(write, bytes(pending))
+            pending.clear()
+    await asyncio.to_thread(write, bytes(pending))
 
 
 class _FormReader:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from scheduler.ingest.collect import Collector
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import labels_from_json
-from scheduler.ingest.limits import IngestLimits
 from scheduler.ingest.spool import MAX_FIELDS_BYTES, Spool, receive_body, receive_form
 from scheduler.jobs.policy import PolicyRequest, read_policy
+from scheduler.settings import SchedulerSettings
 from scheduler.store.jobs import ImageFacts
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
 from tierkit.wire.oip import BINARY_HEADER, parse_header_length
@@ -47,7 +47,7 @@ async def receive_upload(
     query: Sequence[tuple[str, str]],
     stream: AsyncIterable[bytes],
     spool: Spool,
-    limits: IngestLimits,
+    limits: SchedulerSettings,
 ) -> Upload:
     """Receive a body.
 
@@ -86,7 +86,7 @@ def build_input(
     upload: Upload,
     spool: Spool,
     writer: ImageWriter,
-    limits: IngestLimits,
+    limits: SchedulerSettings,
     fine: Sequence[str],
     stopped: threading.Event,
 ) -> Generator[bool, None, ImageFacts]:
@@ -110,7 +110,7 @@ def build_input(
     )
 
 
-def _read_form(spool: Spool, query: Sequence[tuple[str, str]], limits: IngestLimits) -> Upload:
+def _read_form(spool: Spool, query: Sequence[tuple[str, str]], limits: SchedulerSettings) -> Upload:
     labels = [value for name, value in spool.fields if name == "labels"]
     for part in [part for part in spool.parts if part.field != "images"]:
         if part.field != "labels":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import logging
 import re
@@ -22,8 +23,7 @@ from models.manifest import Manifest
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
-from scheduler.ingest.inputs import InputFiles, MemoryWriter, Pixels
-from scheduler.ingest.limits import IngestLimits
+from scheduler.ingest.inputs import ImageWriter, InputFiles, Pixels
 from scheduler.ingest.spool import Spool
 from scheduler.ingest.turns import Turns
 from scheduler.ingest.upload import Upload, build_input, receive_upload
@@ -82,7 +82,6 @@ class Scheduler:
         self.dispatcher = dispatcher
         self.stopping = False
         """Set when the service drains: endless streams end themselves then."""
-        self.limits = IngestLimits.of(settings)
         self._store = store
         self._commit = commit
         self._inputs = inputs
@@ -130,7 +129,7 @@ class Scheduler:
         # A repeated submission is no further job.
         further = idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
         with _disk(), Spool(self.settings.state) as spool, self._counted(allowance, check=further):
-            upload = await receive_upload(headers, query, stream, spool, self.limits)
+            upload = await receive_upload(headers, query, stream, spool, self.settings)
             policy = self._settle(upload.policy)
             stopped = threading.Event()
             with until_gone:
@@ -174,8 +173,8 @@ class Scheduler:
         self, upload: Upload, spool: Spool, stopped: threading.Event
     ) -> Generator[bool, None, tuple[str, int, ImageFacts]]:
         with self._inputs.create(max_images=self.settings.max_images) as writer:
-            facts = yield from build_input(upload, spool, writer, self.limits, self.manifest.hierarchy.fine, stopped)
-            return writer.finish(), writer.images, facts
+            facts = yield from build_input(upload, spool, writer, self.settings, self.manifest.hierarchy.fine, stopped)
+            return self._inputs.keep(writer), writer.images, facts
 
     async def _store_job(
         self,
@@ -473,18 +472,21 @@ class Scheduler:
             As `submit`, before the first event.
         """
         with _disk(), Spool(self.settings.state) as spool:
-            upload = await receive_upload(headers, query, stream, spool, self.limits)
+            upload = await receive_upload(headers, query, stream, spool, self.settings)
             given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
             if given.deadline_s is None:
                 given = given.model_copy(update={"deadline_s": _CLASSIFY_DEADLINE_S})
             policy = self._settle(given)
             self._check_ends()
-            writer = MemoryWriter(self._inputs.shape, CLASSIFY_MAX_IMAGES)
+            held = io.BytesIO()
+            what = "one request; submit a job (POST /v1/jobs)"
+            writer = ImageWriter(held, self._inputs.shape, CLASSIFY_MAX_IMAGES, what)
             stopped = threading.Event()
-            steps = build_input(upload, spool, writer, self.limits, self.manifest.hierarchy.fine, stopped)
+            steps = build_input(upload, spool, writer, self.settings, self.manifest.hierarchy.fine, stopped)
             with until_gone:
                 facts = await self._turns.run(steps, stopped)
-        return self._classify(policy, writer.pixels(), facts, request_id)
+        pixels = np.frombuffer(held.getbuffer(), np.uint8).reshape(-1, *writer.shape)
+        return self._classify(policy, pixels, writer.sha256, facts, request_id)
 
     def _check_ends(self) -> None:
         """Refuse an interactive request at once where all end devices are about to leave, or have left.
@@ -498,7 +500,7 @@ class Scheduler:
             raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)
 
     async def _classify(
-        self, policy: JobPolicy, pixels: Pixels, facts: ImageFacts, request_id: str
+        self, policy: JobPolicy, pixels: Pixels, content: str, facts: ImageFacts, request_id: str
     ) -> AsyncGenerator[Rows, None]:
         begun = time.monotonic()
         sink = LiveSink()
@@ -507,7 +509,7 @@ class Scheduler:
             job_id=f"live-{new_job_id(time.time())}",
             policy=policy,
             pixels=pixels,
-            content=hashlib.sha256(pixels.data).hexdigest(),
+            content=content,
             tasks=[ActiveTask(index=0, first_image=0, images=len(pixels))],
             sink=sink,
             deadline=begun + policy.deadline_s,

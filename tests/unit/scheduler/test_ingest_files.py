@@ -10,8 +10,8 @@ import tempfile
 import threading
 import zipfile
 import zlib
-from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,19 +21,25 @@ from PIL import Image, ImageOps
 from scheduler.ingest import images as ingest_images
 from scheduler.ingest.arrays import read_header
 from scheduler.ingest.collect import Collector
-from scheduler.ingest.images import Decoded, Picture
-from scheduler.ingest.inputs import MemoryWriter
+from scheduler.ingest.images import Picture
+from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import labels_from_array, labels_from_json
-from scheduler.ingest.limits import IngestLimits
 from scheduler.ingest.spool import Part, Spool
+from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, TerraceError, TooLarge, UnsupportedMedia
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 SHAPE = (32, 32, 3)
-LIMITS = IngestLimits(
+LIMITS = SchedulerSettings(
     max_images=20, max_pixels=1_000_000, max_file_bytes=200_000, max_inflated_bytes=2_000_000, max_body_bytes=10_000_000
 )
-IMAGE = replace(LIMITS, max_pixels=1_000_000, max_file_bytes=10_000_000)
+
+
+def limits(**changes: int) -> SchedulerSettings:
+    return LIMITS.model_copy(update=changes)
+
+
+IMAGE = limits(max_pixels=1_000_000, max_file_bytes=10_000_000)
 FINE = ("apple", "bear", "cat")
 RED = (200, 10, 20)
 
@@ -44,8 +50,13 @@ def encoded(image: Image.Image, form: str = "PNG", **options) -> bytes:
     return held.getvalue()
 
 
-def decode_image(data: bytes, name: str, shape: tuple[int, int, int], limits: IngestLimits) -> Decoded:
-    return Picture(data, name, limits, threading.Event()).decode(shape)
+class Decoded(NamedTuple):
+    pixels: np.ndarray
+    size: tuple[int, int]
+
+
+def decode_image(data: bytes, name: str, shape: tuple[int, int, int], limits: SchedulerSettings) -> Decoded:
+    return Decoded(*Picture(data, name, limits, threading.Event()).decode(shape))
 
 
 def decoded(data: bytes) -> np.ndarray:
@@ -91,8 +102,9 @@ def images(count: int, size: tuple[int, int] = (32, 32)) -> np.ndarray:
 
 
 class Collected:
-    def __init__(self, tmp_path: Path, *files: tuple[str, bytes], limits: IngestLimits = LIMITS) -> None:
-        self.writer = MemoryWriter(SHAPE, limits.max_images)
+    def __init__(self, tmp_path: Path, *files: tuple[str, bytes], limits: SchedulerSettings = LIMITS) -> None:
+        self.held = io.BytesIO()
+        self.writer = ImageWriter(self.held, SHAPE, limits.max_images, "one job")
         self.collector = Collector(self.writer, limits, FINE)
         for name, data in files:
             with Spool(tmp_path) as spool:
@@ -169,9 +181,9 @@ def test_the_exif_orientation_is_followed():
 def test_another_size_is_resampled_and_said():
     result = decode_image(png((80, 40)), "x", SHAPE, IMAGE)
     assert result.pixels.shape == SHAPE
-    assert result.resized_from == (40, 80)
+    assert result.size == (40, 80)
     assert result.pixels[10, 10].tolist() == list(RED)
-    assert decode_image(png(), "x", SHAPE, IMAGE).resized_from is None
+    assert decode_image(png(), "x", SHAPE, IMAGE).size == (32, 32)
 
 
 @pytest.mark.parametrize("data", [b"hello", b"GIF89a" + bytes(50), b"\x89PNG\r\n\x1a\n", b"%PDF-1.7"])
@@ -206,10 +218,10 @@ def test_a_huge_image_is_refused_before_it_is_decoded(width, height):
 
 @pytest.mark.parametrize(("width", "height"), [(2**26, 1), (1, 2**26), (65_536, 3)])
 def test_a_very_long_image_is_refused_before_it_is_decoded(tmp_path, width, height):
-    generous = replace(LIMITS, max_pixels=2**26, max_file_bytes=10**9)
+    generous = limits(max_pixels=2**26, max_file_bytes=10**9)
     with pytest.raises(TooLarge, match="one image may have 65535 on a side"):
         decode_image(png_header(width, height), "long", SHAPE, generous)
-    many = IngestLimits(max_images=1, max_pixels=2**26, max_file_bytes=1, max_inflated_bytes=2**30, max_body_bytes=1)
+    many = limits(max_images=1, max_pixels=2**26, max_file_bytes=1, max_inflated_bytes=2**30, max_body_bytes=1)
     with pytest.raises(TooLarge, match="one image may have 65535 on a side"):
         Collected(tmp_path, ("long.npy", with_shape((1, height, width, 3))), limits=many)
 
@@ -244,7 +256,7 @@ def test_what_follows_a_picture_does_not_count():
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
 def test_a_picture_that_takes_too_long_is_given_up(monkeypatch, form):
-    generous = replace(LIMITS, max_pixels=2**26, max_file_bytes=10**9)
+    generous = limits(max_pixels=2**26, max_file_bytes=10**9)
     picture = Picture(encoded(Image.new("RGB", (2000, 2000), RED), form), "slow", generous, threading.Event())
     for constant in ("_HEAD_S", "_S_PER_PIXEL", "_S_PER_PNG_PIXEL"):
         monkeypatch.setattr(ingest_images, constant, 0.0)
@@ -260,7 +272,7 @@ def test_a_head_that_takes_too_long_is_given_up():
             start + end[:25] + empty * 4_000_000 + end[25:],
             "slow.png",
             SHAPE,
-            replace(LIMITS, max_pixels=2**20, max_file_bytes=10**9),
+            limits(max_pixels=2**20, max_file_bytes=10**9),
         )
 
 
@@ -284,12 +296,12 @@ def test_a_large_picture_is_the_same_as_its_small_copy(form, orientation):
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(large)))
     expected = np.asarray(upright.convert("RGB").resize((32, 32), Image.Resampling.BICUBIC))
     assert np.abs(result.pixels.astype(int) - expected).max() <= 3
-    assert result.resized_from == (upright.height, upright.width)
+    assert result.size == (upright.height, upright.width)
 
 
 def test_a_file_of_too_many_bytes_is_refused():
     with pytest.raises(TooLarge, match="one image may have 10"):
-        decode_image(png(), "x", SHAPE, replace(LIMITS, max_pixels=10_000, max_file_bytes=10))
+        decode_image(png(), "x", SHAPE, limits(max_pixels=10_000, max_file_bytes=10))
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -298,7 +310,7 @@ def test_a_file_of_too_many_bytes_is_refused():
 def test_npy_and_npz_are_told_by_their_content(tmp_path):
     pixels = images(3)
     found = Collected(tmp_path, ("a.bin", npy(pixels[:1])), ("b", npz(images=pixels[1:])))
-    assert np.array_equal(found.writer.pixels(), pixels)
+    assert np.array_equal(np.frombuffer(found.held.getvalue(), np.uint8).reshape(pixels.shape), pixels)
     assert found.names == [None] * 3
 
 
@@ -368,7 +380,7 @@ def with_shape(shape: tuple[int, ...], payload: bytes = b"") -> bytes:
         (with_shape((1, 2000, 2000, 3)), TooLarge, "2000 x 2000 pixels"),
         (with_shape((-1, 32, 32, 3)), InvalidInput, "negative"),
         (b"\x93NUMPY\x01\x00\x10\x00{'descr': 1+1}  ", InvalidInput, "damaged .npy header"),
-        (b"\x93NUMPY\x01\x00\xff\xff{", InvalidInput, "a .npy header of 65535 bytes"),
+        (b"\x93NUMPY\x01\x00\xff\xff{", InvalidInput, "damaged .npy header"),
         (b"\x93NUMPY\x09\x00", UnsupportedMedia, "version 9.0"),
         (b"\x93NUMPY", UnsupportedMedia, "not a .npy file"),
     ],
@@ -434,7 +446,7 @@ def test_an_archive_in_the_archive_is_refused(tmp_path, inner):
 
 
 def test_a_zip_bomb_is_refused_by_its_directory(tmp_path):
-    generous = IngestLimits(
+    generous = limits(
         max_images=20, max_pixels=10**6, max_file_bytes=10**9, max_inflated_bytes=10**9, max_body_bytes=10**9
     )
     with pytest.raises(TooLarge, match="zip bomb"):
@@ -566,7 +578,7 @@ def test_more_images_than_the_limit(tmp_path):
 
 def tensor(tmp_path: Path, *tensors: Tensor) -> Collector:
     chunks, headers = encode_request(InferRequest(inputs=tensors))
-    collector = Collector(MemoryWriter(SHAPE, 20), LIMITS, FINE)
+    collector = Collector(ImageWriter(io.BytesIO(), SHAPE, 20, "one job"), LIMITS, FINE)
     with Spool(tmp_path) as spool:
         for chunk in chunks:
             spool.file.write(chunk)
@@ -627,9 +639,7 @@ def test_wrong_labels_are_named(text, message):
 def test_labels_are_counted_before_they_are_looked_at(tmp_path):
     # 4 bytes each in the file, a hundred in memory.
     many = npz(images=images(1), labels=np.full(2_000_000, "?"))
-    generous = IngestLimits(
-        max_images=1, max_pixels=10**6, max_file_bytes=1, max_inflated_bytes=10**8, max_body_bytes=10**8
-    )
+    generous = limits(max_images=1, max_pixels=10**6, max_file_bytes=1, max_inflated_bytes=10**8, max_body_bytes=10**8)
     with pytest.raises(InvalidInput, match="2000000 labels for 1 images"):
         Collected(tmp_path, ("x.npz", many), limits=generous)
 
@@ -669,18 +679,23 @@ def npy_of(header: bytes, data: bytes = b"", *, version: tuple[int, int] = (1, 0
     ids=["parentheses", "minus", "open string", "python 2", "not a type", "zero byte", "other keys", "a call", "empty"],
 )
 def test_a_header_that_no_parser_can_read(header: bytes):
-    for version in ((1, 0), (2, 0)):
-        with pytest.raises(InvalidInput) as caught:
-            read_header(io.BytesIO(npy_of(header, version=version)), "x.npy")
-        # Nothing of what the parser says: it names objects of this process, and where they lie.
-        assert str(caught.value) == "x.npy: damaged .npy header; it must hold descr, fortran_order and shape"
+    with pytest.raises(InvalidInput) as caught:
+        read_header(io.BytesIO(npy_of(header)), "x.npy")
+    # Nothing of what the parser says: it names objects of this process, and where they lie.
+    assert str(caught.value) == "x.npy: damaged .npy header; it must hold descr, fortran_order and shape"
 
 
-def test_a_long_header_is_refused_before_it_is_read():
-    file = io.BytesIO(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1) + bytes(1000))
-    with pytest.raises(InvalidInput, match=r"a .npy header of 4294967295 bytes; 10000 are accepted"):
+def test_a_long_header_is_refused_before_it_is_parsed():
+    with pytest.raises(InvalidInput, match=r"damaged \.npy header"):
+        read_header(io.BytesIO(npy_of(b"(" * 65_535)), "x.npy")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_header_that_may_have_gigabytes_is_not_read(version: int):
+    file = io.BytesIO(b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<I", 2**32 - 1) + bytes(1000))
+    with pytest.raises(UnsupportedMedia, match=rf"version {version}\.0 is not read"):
         read_header(file, "x.npy")
-    assert file.tell() == 12
+    assert file.tell() == 8
 
 
 _PIECES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.ingest.inputs import InputFiles, MemoryWriter
+from scheduler.ingest.inputs import InputFiles
 from tierkit.errors import DataError, TooLarge
 
 SHAPE = (4, 4, 3)
@@ -24,7 +24,7 @@ def write(files: InputFiles, *parts: np.ndarray) -> str:
     with files.create(max_images=10) as writer:
         for part in parts:
             writer.append(part)
-        return writer.finish()
+        return files.keep(writer)
 
 
 def names(files: InputFiles) -> list[str]:
@@ -65,12 +65,11 @@ def test_a_writer_that_is_left_early_leaves_nothing(files):
 
 
 def test_left_overs_of_a_crash_are_removed_at_start(files):
-    writer = files.create(max_images=10)
-    writer.append(pixels(1))
-    assert len(names(files)) == 1
-    InputFiles(files.folder, SHAPE)
-    assert names(files) == []
-    writer.__exit__(None, None, None)
+    with files.create(max_images=10) as writer:
+        writer.append(pixels(1))
+        assert len(names(files)) == 1
+        InputFiles(files.folder, SHAPE)
+        assert names(files) == []
 
 
 def test_a_file_lives_as_long_as_it_is_held(files):
@@ -105,6 +104,5 @@ def test_more_images_than_the_limit(files):
         writer.append(pixels(3))
         with pytest.raises(TooLarge, match="more than 3 images"):
             writer.append(pixels(1))
-    memory = MemoryWriter(SHAPE, 2)
-    with pytest.raises(TooLarge, match="more than 2 images in one request"):
-        memory.append(pixels(3))
+    with files.create(max_images=3) as writer, pytest.raises(TooLarge, match="more than 3 images in one job"):
+        writer.append(pixels(4))
