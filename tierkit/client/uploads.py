@@ -9,15 +9,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import IO, Any, Protocol, TypedDict, cast
 
-import anyio
+import httpx
 import numpy as np
-from anyio import to_thread
 
 from tierkit.errors import InvalidInput
 from tierkit.inference.model import Array
@@ -48,15 +46,6 @@ _CHUNK_BYTES = 1 << 20
 _SHOWN_NAME = 120
 _SENT_NAME_BYTES = 1024
 """The scheduler keeps this many bytes of a path, from its end; a form has no room for much more."""
-_MEDIA_TYPES = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".webp": "image/webp",
-    ".zip": "application/zip",
-    ".npy": "application/x-npy",
-    ".npz": "application/x-npz",
-}
 
 
 class PolicyFields(TypedDict, total=False):
@@ -86,15 +75,6 @@ class Upload:
     headers: Mapping[str, str]
     params: Mapping[str, str] = field(default_factory=dict)
     chunks: Callable[[], AsyncIterator[bytes]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """One part of a multipart form: its own header, and bytes that are at hand or in a file of a known length."""
-
-    head: bytes
-    content: bytes | Path
-    length: int
 
 
 def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any]) -> Upload:
@@ -200,74 +180,55 @@ def _tensor(array: Array, labels: Labels | None, fields: dict[str, str]) -> Uplo
 
 
 def _form(entries: Sequence[tuple[str, Path | bytes]], labels: Labels | None, fields: dict[str, str]) -> Upload:
-    boundary = f"terrace-{secrets.token_hex(12)}"
     if labels is not None:
-        fields = {**fields, "labels": json.dumps([_plain(label) for label in labels])}
-    parts = [
-        *(_part(boundary, f'name="{name}"', None, value.encode()) for name, value in fields.items()),
-        *(
-            _part(
-                boundary,
-                f'name="images"; filename="{_escape(name)}"',
-                _MEDIA_TYPES.get(Path(name).suffix.lower()),
-                body,
-            )
-            for name, body in entries
-        ),
+        fields = {**fields, "labels": json.dumps(list(labels), default=int)}
+    files = [
+        ("images", (_sent_name(name), body if isinstance(body, bytes) else cast(IO[bytes], _FileOnDisk(body))))
+        for name, body in entries
     ]
-    end = f"--{boundary}--\r\n".encode()
-    length = sum(len(part.head) + part.length + 2 for part in parts) + len(end)
-    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(length)}
-    return Upload(headers=headers, chunks=lambda: _send(parts, end))
+    form = httpx.Request("POST", "http://scheduler/v1/jobs", data=fields, files=files)
 
-
-def _part(boundary: str, disposition: str, media_type: str | None, content: bytes | Path) -> _Part:
-    lines = [f"--{boundary}", f"Content-Disposition: form-data; {disposition}"]
-    if isinstance(content, Path) or media_type:
-        lines.append(f"Content-Type: {media_type or 'application/octet-stream'}")
-    length = content.stat().st_size if isinstance(content, Path) else len(content)
-    return _Part(head="\r\n".join([*lines, "", ""]).encode(), content=content, length=length)
-
-
-async def _send(parts: Sequence[_Part], end: bytes) -> AsyncIterator[bytes]:
-    # Small parts are gathered into chunks, or each little picture would cost a system call of its own.
-    held = bytearray()
-    for part in parts:
-        held += part.head
-        async for chunk in _content(part):
-            held += chunk
+    async def chunks() -> AsyncIterator[bytes]:
+        # Small parts are gathered, or each little picture would cost a system call of its own.
+        held = bytearray()
+        for piece in cast(httpx.SyncByteStream, form.stream):
+            held += piece
             if len(held) >= _CHUNK_BYTES:
                 yield bytes(held)
                 held.clear()
-        held += b"\r\n"
-    yield bytes(held + end)
+        yield bytes(held)
+
+    return Upload(headers={name: form.headers[name] for name in ("Content-Type", "Content-Length")}, chunks=chunks)
 
 
-async def _content(part: _Part) -> AsyncIterator[bytes]:
-    if isinstance(part.content, bytes):
-        yield part.content
-        return
-    if part.length <= _CHUNK_BYTES:
-        content = await to_thread.run_sync(part.content.read_bytes)
-        if len(content) != part.length:
-            raise InvalidInput(f"{part.content} changed while it was sent")
-        yield content
-        return
-    left = part.length
-    async with await anyio.open_file(part.content, "rb") as file:
-        while left:
-            chunk = await file.read(min(left, _CHUNK_BYTES))
-            if not chunk:
-                raise InvalidInput(f"{part.content} changed while it was sent")
-            left -= len(chunk)
-            yield chunk
+class _FileOnDisk:
+    """A file of a form that is open only while it is sent, as far as httpx uses one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = path.stat().st_size
+
+    def tell(self) -> int:
+        return 0
+
+    def seek(self, _offset: int, _whence: int = os.SEEK_SET) -> int:
+        self._pieces = self._read()
+        return self._bytes
+
+    def read(self, _count: int = -1) -> bytes:
+        return next(self._pieces, b"")
+
+    def _read(self) -> Iterator[bytes]:
+        left = self._bytes
+        with self._path.open("rb") as file:
+            while left >= 0 and (chunk := file.read(_CHUNK_BYTES)):
+                left -= len(chunk)
+                if left >= 0:
+                    yield chunk
+        if left:
+            raise InvalidInput(f"{self._path} changed while it was sent")
 
 
-def _escape(name: str) -> str:
-    """A file name inside a quoted header value, as browsers do it; of a very long one the end."""
-    name = name.encode("utf-8", "replace")[-_SENT_NAME_BYTES:].decode("utf-8", "ignore")
-    return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _plain(label: Any) -> int | str | None:
-    return int(label) if isinstance(label, np.integer) else label
+def _sent_name(name: str) -> str:
+    """Of a very long name the end."""
+    return name.encode("utf-8", "replace")[-_SENT_NAME_BYTES:].decode("utf-8", "ignore")
