@@ -10,8 +10,8 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -88,11 +88,8 @@ class Scheduler:
         self._sinks: dict[str, DurableSink] = {}
         self._news = WeakValueDictionary[str, asyncio.Event]()
         """By job id: set, and forgotten, when there is something new of the job. Those that follow it hold them."""
-        self._allowances: dict[str, Allowance] = {}
-        """By job id: of those who have submitted unfinished jobs since this process began."""
         self._submissions = 0
         """Uploads under way that will be jobs."""
-        self._submitting = asyncio.Lock()
         self._turns = Turns(settings.decoders)
         self._parents = np.asarray(manifest.hierarchy.parent, np.int32)
 
@@ -187,45 +184,53 @@ class Scheduler:
     ) -> tuple[Job, bool]:
         now = time.time()
         fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
-        # The lock keeps two submissions with one key from both finding it free.
-        async with self._released_on_error(sha256), self._submitting:
-            if key is not None and (found := await self._store.by_idempotency_key(key)) is not None:
-                if found.fingerprint != fingerprint:
-                    raise Conflict(
-                        f"the Idempotency-Key {key!r} belongs to job {found.id} with another content or policy; "
-                        "use a fresh key"
-                    )
-                self._inputs.release(sha256)
-                return self._shown(found), False
-            job = JobRow(
-                id=new_job_id(now),
-                policy=policy,
-                images=images,
-                input_sha256=sha256,
-                resized_images=len(facts.resized),
-                fingerprint=fingerprint,
-                created_at=now,
-                deadline_at=now + policy.deadline_s,
-            )
-            await self._store.add(job, facts, key)
-        tasks = [_task(job, index) for index in range(job.tasks)]
-        allowance.jobs.add(job.id)
-        self._allowances[job.id] = allowance
-        self._activate(job, self._inputs.open(sha256, images), tasks, Progress(facts.labels, self._parents))
-        _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
-        return self._shown(job), True
-
-    @asynccontextmanager
-    async def _released_on_error(self, sha256: str) -> AsyncIterator[None]:
+        job = JobRow(
+            id=new_job_id(now),
+            policy=policy,
+            images=images,
+            input_sha256=sha256,
+            resized_images=len(facts.resized),
+            fingerprint=fingerprint,
+            created_at=now,
+            deadline_at=now + policy.deadline_s,
+        )
         try:
-            yield
+            stored = await self._store.add(job, facts, key)
         except Exception:
             # Not on cancellation: the job may be stored by then. A file too many goes with the next start.
             self._inputs.release(sha256)
             raise
+        if stored.id != job.id:
+            self._inputs.release(sha256)
+            if stored.fingerprint != fingerprint:
+                raise Conflict(
+                    f"the Idempotency-Key {key!r} belongs to job {stored.id} with another content or policy; "
+                    "use a fresh key"
+                )
+            return self._shown(stored), False
+        tasks = [_task(job, index) for index in range(job.tasks)]
+        progress = Progress(facts.labels, self._parents)
+        self._activate(job, self._inputs.open(sha256, images), tasks, progress, allowance)
+        _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
+        return self._shown(job), True
 
-    def _activate(self, job: JobRow, pixels: Pixels, tasks: Sequence[ActiveTask], progress: Progress) -> None:
-        sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=self._on_end)
+    def _activate(
+        self,
+        job: JobRow,
+        pixels: Pixels,
+        tasks: Sequence[ActiveTask],
+        progress: Progress,
+        allowance: Allowance = UNLIMITED,
+    ) -> None:
+        allowance.jobs.add(job.id)
+
+        def on_end() -> None:
+            del self._sinks[job.id]
+            allowance.jobs.discard(job.id)
+            self._inputs.release(job.input_sha256)
+            self._tell(job.id)
+
+        sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=on_end)
         self._sinks[job.id] = sink
         active = ActiveJob(
             job_id=job.id,
@@ -238,13 +243,6 @@ class Scheduler:
         )
         sink.mapping = active.mapping
         self.dispatcher.add(active)
-
-    def _on_end(self, sink: DurableSink) -> None:
-        del self._sinks[sink.job.id]
-        if (allowance := self._allowances.pop(sink.job.id, None)) is not None:
-            allowance.jobs.discard(sink.job.id)
-        self._inputs.release(sink.job.input_sha256)
-        self._tell(sink.job.id)
 
     # --- after a restart ------------------------------------------------------------------------------------------
 
@@ -276,7 +274,7 @@ class Scheduler:
         try:
             pixels = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
         except DataError as exc:
-            sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=lambda _: None)
+            sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=lambda: None)
             await sink.ended(JobState.FAILED, str(exc))
             self._inputs.release(job.input_sha256)
             return

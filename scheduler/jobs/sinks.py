@@ -36,7 +36,7 @@ class DurableSink:
         *,
         store: JobStore,
         commit: GroupCommit,
-        on_end: Callable[[DurableSink], None],
+        on_end: Callable[[], None],
     ) -> None:
         self.job = job
         self.progress = progress
@@ -84,7 +84,7 @@ class DurableSink:
         self.state = final
         JOBS.labels(state=final).inc()
         _log.info("job ended", extra={"job": self.job.id, "state": final, **({"why": why} if why else {})})
-        self._on_end(self)
+        self._on_end()
 
     def _conclude(self, state: str | None, reason: str) -> tuple[JobState, str]:
         """Completed when at least one image has an answer, failed when none has; `reason` says what is missing."""

@@ -22,7 +22,7 @@ from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, jobs, results
-from tierkit.errors import Conflict, NotFound, Unavailable
+from tierkit.errors import NotFound, Unavailable
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
 
@@ -114,11 +114,10 @@ class JobStore:
         self._slots = asyncio.Semaphore(_MOST_READING)
         self._reading: set[asyncio.Task[Any]] = set()
 
-    async def add(self, job: JobRow, facts: ImageFacts, idempotency_key: str | None = None) -> None:
-        """Store a job.
+    async def add(self, job: JobRow, facts: ImageFacts, idempotency_key: str | None = None) -> JobRow:
+        """Store a job; returns it, or the one that has this idempotency key already.
 
         Raises:
-            Conflict: a job with the same idempotency key has been stored meanwhile.
             Unavailable: the database does not accept it; nothing was stored.
         """
         row = asdict(job) | {
@@ -132,8 +131,11 @@ class JobStore:
         }
         try:
             await self._commit.execute(lambda connection: connection.execute(insert(jobs).values(row)))
-        except IntegrityError as exc:
-            raise Conflict(f"a job with the idempotency key {idempotency_key!r} exists already") from exc
+        except IntegrityError:
+            if idempotency_key is None or (found := await self.by_idempotency_key(idempotency_key)) is None:
+                raise
+            return found
+        return job
 
     async def get(self, job_id: str) -> JobRow:
         """Raises NotFound."""
