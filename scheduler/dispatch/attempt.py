@@ -96,6 +96,7 @@ class Attempt:
     def report(self, outcome: str = "running", reason: str = "", ended_at: float | None = None) -> AttemptReport:
         """The attempt as users see it."""
         return AttemptReport(
+            job_id=self.job.job_id,
             task=self.task.index,
             number=self.number,
             node_id=self.node_id,

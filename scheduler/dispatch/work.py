@@ -30,6 +30,7 @@ _LOOK_AHEAD = 64
 class Answer:
     """The answer to one stage of one task."""
 
+    job_id: str
     task: int
     first_image: int
     images: int
@@ -53,6 +54,7 @@ FAILED_OUTCOMES = ("unreachable", "lost", "error", "fallback")
 class AttemptReport:
     """One attempt of a task, at its end or as it is now."""
 
+    job_id: str
     task: int
     number: int
     """From 1, in the order in which the task's attempts began."""
@@ -315,6 +317,7 @@ class ActiveJob:
     def answer(self, task: ActiveTask, stage: str, kind: str, event: TaskEvent, line: str, now: float) -> Answer:
         """The answer to a stage of a task, as its sink takes it."""
         return Answer(
+            job_id=self.job_id,
             task=task.index,
             first_image=task.first_image,
             images=task.images,

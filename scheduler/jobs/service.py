@@ -33,8 +33,8 @@ from scheduler.jobs.sinks import DurableSink, LiveSink
 from scheduler.jobs.views import Renderer, Rows, attempt, decision, job as view_of
 from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
-from scheduler.store.commit import GroupCommit, Result, Withdrawn
-from scheduler.store.jobs import ImageFacts, JobRow, JobStore, StoredResult, is_job_id, new_job_id
+from scheduler.store.commit import GroupCommit, Withdrawn
+from scheduler.store.jobs import ImageFacts, JobRow, JobStore, is_job_id, new_job_id
 from tierkit.access import Allowance
 from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, Unavailable
 from tierkit.types import Health, JobState, Scheme, Tier
@@ -425,8 +425,7 @@ class Scheduler:
                 return
             if renderer is not None and batch:
                 await self._add_coarse(job, batch, coarse)
-                for result in batch:
-                    answer, seq = result.answer, result.seq
+                for seq, answer in batch:
                     if answer.stage == "coarse":
                         coarse[answer.task] = answer
                         rows = renderer.task(answer.first_image, answer.images, answer, None)
@@ -440,12 +439,12 @@ class Scheduler:
             except TimeoutError:
                 yield None
 
-    async def _add_coarse(self, job: JobRow, batch: Sequence[StoredResult], coarse: dict[int, Answer]) -> None:
+    async def _add_coarse(self, job: JobRow, batch: Sequence[tuple[int, Answer]], coarse: dict[int, Answer]) -> None:
         """Read the coarse answers to the tasks in `batch` that have ended, where `coarse` does not hold them."""
         sink = self._sinks.get(job.id)
         # A coarse answer that was told may have been withdrawn since.
         kept = coarse.keys() - sink.replaced if sink is not None else set()
-        wanted = {result.answer.task for result in batch if result.answer.stage == "final"} - kept
+        wanted = {answer.task for _, answer in batch if answer.stage == "final"} - kept
         for task in wanted:
             coarse.pop(task, None)
         coarse |= await self._store.coarse_of(job, wanted) if wanted else {}
@@ -535,17 +534,17 @@ class Scheduler:
 
     # --- announcements --------------------------------------------------------------------------------------------
 
-    def on_commit(self, group: Sequence[tuple[int, Result]]) -> None:
+    def on_commit(self, group: Sequence[tuple[int, Answer]]) -> None:
         """Results have become durable: count them, and tell the followers."""
-        for _, result in group:
-            self._sinks[result.job_id].committed(result.answer)
-        for job_id in {result.job_id for _, result in group}:
+        for _, answer in group:
+            self._sinks[answer.job_id].progress.add(answer)
+        for job_id in {answer.job_id for _, answer in group}:
             self._tell(job_id)
         self.dispatcher.wake()
 
-    def on_withdrawal(self, withdrawn: Withdrawn) -> None:
+    def on_withdrawal(self, answer: Answer) -> None:
         """An answer has left the database."""
-        self._sinks[withdrawn.job_id].taken_back(withdrawn.answer)
+        self._sinks[answer.job_id].progress.take_back(answer)
 
     def stop_streams(self) -> None:
         """End all event streams: the service drains."""

@@ -11,7 +11,7 @@ from typing import Any
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.jobs.progress import Progress
 from scheduler.measures import JOBS
-from scheduler.store.commit import Attempted, GroupCommit, Result, Withdrawn
+from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.jobs import JobRow, JobStore
 from tierkit.types import JobState
 
@@ -58,22 +58,14 @@ class DurableSink:
         self._store.started(self.job.id, time.time())
 
     def answer(self, answer: Answer) -> None:
-        self._commit.put(Result(job_id=self.job.id, answer=answer))
-
-    def committed(self, answer: Answer) -> None:
-        """An answer of this job has become durable."""
-        self.progress.add(answer)
+        self._commit.put(answer)
 
     def withdrawn(self, answer: Answer) -> None:
         self.replaced.add(answer.task)
-        self._commit.put(Withdrawn(job_id=self.job.id, answer=answer))
-
-    def taken_back(self, answer: Answer) -> None:
-        """That an answer of this job was withdrawn has become durable."""
-        self.progress.take_back(answer)
+        self._commit.put(Withdrawn(answer))
 
     def attempted(self, report: AttemptReport) -> None:
-        self._commit.put(Attempted(job_id=self.job.id, report=report))
+        self._commit.put(report)
 
     async def ended(self, state: str | None, reason: str) -> None:
         await self._commit.flush()
@@ -116,7 +108,7 @@ class LiveSink:
         self._queue.put_nowait(answer)
 
     def withdrawn(self, answer: Answer) -> None:
-        self._queue.put_nowait(Withdrawn(job_id="", answer=answer))
+        self._queue.put_nowait(Withdrawn(answer))
 
     def attempted(self, report: AttemptReport) -> None:
         """Nothing is stored; the client gets the answer of the next attempt."""

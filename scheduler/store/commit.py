@@ -24,7 +24,7 @@ from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, results
 from tierkit.errors import DataError, Unavailable
 
-__all__ = ["Attempted", "GroupCommit", "Result", "Withdrawn"]
+__all__ = ["GroupCommit", "Withdrawn"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,31 +39,14 @@ _RETRY_S = (0.05, 2.0)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The answer to one stage of one task, on its way into the database."""
-
-    job_id: str
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempted:
-    """An attempt that has ended, on its way into the database."""
-
-    job_id: str
-    report: AttemptReport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Withdrawn:
     """An answer that shall not be in the database any more."""
 
-    job_id: str
     answer: Answer
 
 
-Item = Result | Withdrawn | Attempted | Executable
+Item = Answer | Withdrawn | AttemptReport | Executable
 
 
 class GroupCommit:
@@ -75,9 +58,9 @@ class GroupCommit:
     """
 
     def __init__(self, engine: AsyncEngine, *, next_seq: int) -> None:
-        self.on_commit: Callable[[Sequence[tuple[int, Result]]], None] = lambda group: None
-        """Called with each group of results once it is durable, in order of their numbers."""
-        self.on_withdrawal: Callable[[Withdrawn], None] = lambda withdrawn: None
+        self.on_commit: Callable[[Sequence[tuple[int, Answer]]], None] = lambda group: None
+        """Called with each group of answers once it is durable, in order of their numbers."""
+        self.on_withdrawal: Callable[[Answer], None] = lambda answer: None
         """Called with each answer that is durably withdrawn, after the group that it may have been in."""
         self._engine = engine
         self._next_seq = next_seq
@@ -158,7 +141,7 @@ class GroupCommit:
             # What was withdrawn goes after all that is in its group, and what replaces it comes with the next one.
             while (
                 not self._queue.empty()
-                and (len(items) < _MAX_GROUP or isinstance(items[-1], Result))
+                and (len(items) < _MAX_GROUP or isinstance(items[-1], Answer))
                 and not isinstance(items[-1], Withdrawn)
             ):
                 items.append(self._queue.get_nowait())
@@ -171,13 +154,13 @@ class GroupCommit:
     async def _commit(self, items: Sequence[Item]) -> None:
         if not items:
             return
-        group = [item for item in items if isinstance(item, Result)]
-        ended = [{"job_id": item.job_id, **asdict(item.report)} for item in items if isinstance(item, Attempted)]
-        withdrawn = [item for item in items if isinstance(item, Withdrawn)]
-        changes = [item for item in items if not isinstance(item, Result | Attempted | Withdrawn)]
+        group = [item for item in items if isinstance(item, Answer)]
+        ended = [asdict(item) for item in items if isinstance(item, AttemptReport)]
+        withdrawn = [item.answer for item in items if isinstance(item, Withdrawn)]
+        changes = [item for item in items if not isinstance(item, Answer | AttemptReport | Withdrawn)]
         changes += map(_withdrawal, withdrawn)
         numbered = list(enumerate(group, start=self._next_seq))
-        rows = [_row(seq, result) for seq, result in numbered]
+        rows = [_row(seq, answer) for seq, answer in numbered]
         wait_s, longest_s = _RETRY_S
         while True:
             try:
@@ -203,21 +186,19 @@ class GroupCommit:
         COMMITS.inc()
         self._next_seq += len(group)
         self.on_commit(numbered)
-        for item in withdrawn:
-            self.on_withdrawal(item)
+        for answer in withdrawn:
+            self.on_withdrawal(answer)
 
 
-def _withdrawal(item: Withdrawn) -> Executable:
-    answer = item.answer
+def _withdrawal(answer: Answer) -> Executable:
     return delete(results).where(
-        results.c.job_id == item.job_id, results.c.task == answer.task, results.c.stage == answer.stage
+        results.c.job_id == answer.job_id, results.c.task == answer.task, results.c.stage == answer.stage
     )
 
 
-def _row(seq: int, result: Result) -> dict[str, object]:
-    answer = result.answer
+def _row(seq: int, answer: Answer) -> dict[str, object]:
     return {
-        "job_id": result.job_id,
+        "job_id": answer.job_id,
         "task": answer.task,
         "stage": answer.stage,
         "seq": seq,

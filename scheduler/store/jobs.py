@@ -30,7 +30,6 @@ __all__ = [
     "ImageFacts",
     "JobRow",
     "JobStore",
-    "StoredResult",
     "is_job_id",
     "new_job_id",
 ]
@@ -84,14 +83,6 @@ class JobRow:
 
 
 _COLUMNS = [jobs.c[field.name] for field in fields(JobRow)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredResult:
-    """A durable answer, with its place in the order of commitment."""
-
-    seq: int
-    answer: Answer
 
 
 def new_job_id(now: float) -> str:
@@ -194,16 +185,17 @@ class JobStore:
         if only_task is not None:
             query = query.where(attempts.c.task == only_task)
         query = query.order_by(attempts.c.task, attempts.c.number).limit(limit)
-        return [_attempt(row._mapping) for row in await self._rows(query)]
+        return [AttemptReport(**{**row._mapping, "tier": Tier(row.tier)}) for row in await self._rows(query)]
 
-    async def results_after(self, job: JobRow, seq: int, *, limit: int) -> list[StoredResult]:
-        """Up to `limit` results of a job with numbers above `seq`, in the order in which they were committed."""
+    async def results_after(self, job: JobRow, seq: int, *, limit: int) -> list[tuple[int, Answer]]:
+        """Up to `limit` answers of a job with numbers above `seq`, in the order in which they were committed, each with
+        its number."""
         return await self._results(job, select(results).where(results.c.seq > seq).order_by(results.c.seq).limit(limit))
 
     async def coarse_of(self, job: JobRow, wanted: Collection[int]) -> dict[int, Answer]:
         """The coarse answers of these tasks, by task."""
         query = select(results).where(results.c.stage == "coarse", results.c.task.in_(wanted))
-        return {result.answer.task: result.answer for result in await self._results(job, query)}
+        return {answer.task: answer for _, answer in await self._results(job, query)}
 
     async def answers_by_task(
         self, job: JobRow, *, tasks_at_once: int = 100
@@ -213,8 +205,8 @@ class JobStore:
             last = min(first + tasks_at_once, job.tasks)
             by_task: dict[int, dict[str, Answer]] = {task: {} for task in range(first, last)}
             query = select(results).where(results.c.task >= first, results.c.task < last)
-            for result in await self._results(job, query):
-                by_task[result.answer.task][result.answer.stage] = result.answer
+            for _, answer in await self._results(job, query):
+                by_task[answer.task][answer.stage] = answer
             for task, answers in by_task.items():
                 yield task, answers
 
@@ -273,11 +265,12 @@ class JobStore:
         row = next(iter(await self._rows(select(*_COLUMNS).where(condition))), None)
         return None if row is None else _job(row._mapping)
 
-    async def _results(self, job: JobRow, query: Any) -> list[StoredResult]:
+    async def _results(self, job: JobRow, query: Any) -> list[tuple[int, Answer]]:
         found = []
         for row in await self._rows(query.where(results.c.job_id == job.id)):
             first_image, images = job.images_of(row.task)
             answer = Answer(
+                job_id=job.id,
                 task=row.task,
                 first_image=first_image,
                 images=images,
@@ -288,13 +281,8 @@ class JobStore:
                 event=read_event(row.payload),
                 line=row.payload,
             )
-            found.append(StoredResult(seq=row.seq, answer=answer))
+            found.append((row.seq, answer))
         return found
-
-
-def _attempt(row: RowMapping) -> AttemptReport:
-    values = {name: value for name, value in row.items() if name != "job_id"}
-    return AttemptReport(**{**values, "tier": Tier(row["tier"])})
 
 
 def _job(row: RowMapping) -> JobRow:

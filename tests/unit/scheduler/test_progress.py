@@ -51,6 +51,7 @@ def fine(labels: tuple[int, ...], coarse_labels: tuple[int, ...], node: str = "e
 
 def told(event: TaskEvent, kind: str, *, ms: float, first_image: int, images: int) -> Answer:
     return Answer(
+        job_id="j",
         task=0,
         first_image=first_image,
         images=images,

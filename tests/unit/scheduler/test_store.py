@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
-from scheduler.store.commit import Attempted, GroupCommit, Result, Withdrawn
+from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, new_job_id
 from scheduler.store.tables import properties
@@ -86,12 +86,13 @@ async def add(jobs: JobStore, *, images: int = 120, key: str | None = None, fact
     return await jobs.add(job, facts, key)
 
 
-def answer(task: int, stage: str = "coarse") -> Answer:
+def answer(job: JobRow, task: int, stage: str = "coarse") -> Answer:
     coarse = CoarseEvent(
         task_id=f"t-{task}", node_id="end-0", model="m", labels=(1,), confidences=(0.5,), queue_ms=0, compute_ms=1
     )
     line = written(coarse).decode()
     return Answer(
+        job_id=job.id,
         task=task,
         first_image=50 * task,
         images=50,
@@ -122,19 +123,19 @@ async def test_a_job_comes_back_as_it_was_stored(store):
 async def test_answers_are_durable_numbered_and_then_announced(store):
     job = await add(store.jobs)
     for task in (2, 0, 1):
-        store.commit.put(Result(job_id=job.id, answer=answer(task)))
+        store.commit.put(answer(job, task))
     await store.commit.flush()
     assert [seq for group in store.announced for seq in group] == [1, 2, 3]
-    assert [result.answer.task for result in await store.jobs.results_after(job, 0, limit=10)] == [2, 0, 1]
-    assert [result.seq for result in await store.jobs.results_after(job, 1, limit=1)] == [2]
+    assert [answer.task for _, answer in await store.jobs.results_after(job, 0, limit=10)] == [2, 0, 1]
+    assert [seq for seq, _ in await store.jobs.results_after(job, 1, limit=1)] == [2]
     assert [task async for task, answers in store.jobs.answers_by_task(job) if "coarse" in answers] == [0, 1, 2]
-    assert (await store.jobs.coarse_of(job, [1]))[1].event == answer(1).event
+    assert (await store.jobs.coarse_of(job, [1]))[1].event == answer(job, 1).event
 
 
 async def test_what_queues_during_a_commit_shares_the_next_one(store):
     job = await add(store.jobs, images=50 * 300)
     for task in range(300):
-        store.commit.put(Result(job_id=job.id, answer=answer(task)))
+        store.commit.put(answer(job, task))
     await store.commit.flush()
     assert sum(len(group) for group in store.announced) == 300
     assert len(store.announced) <= 2
@@ -144,6 +145,7 @@ async def test_an_answer_and_the_attempt_that_brought_it_share_a_commit(store):
     """Wherever among many the commit would have ended."""
     job = await add(store.jobs, images=50 * 501)
     report = AttemptReport(
+        job_id=job.id,
         task=0,
         number=1,
         node_id="end-0",
@@ -166,10 +168,10 @@ async def test_an_answer_and_the_attempt_that_brought_it_share_a_commit(store):
                 sizes.append(len(parameters) if many else 1)
 
     event.listen(store.engine.sync_engine, "before_cursor_execute", count)
-    store.commit.put(Attempted(job_id=job.id, report=report))
+    store.commit.put(report)
     for task in range(1, 501):
-        store.commit.put(Result(job_id=job.id, answer=answer(task)))
-        store.commit.put(Attempted(job_id=job.id, report=dataclasses.replace(report, task=task)))
+        store.commit.put(answer(job, task))
+        store.commit.put(dataclasses.replace(report, task=task))
     await store.commit.flush()
     first, *others = inserted["results"]
     assert others, "one commit took all"
@@ -179,10 +181,10 @@ async def test_an_answer_and_the_attempt_that_brought_it_share_a_commit(store):
 async def test_numbers_go_on_after_a_restart(tmp_path):
     async with opened(tmp_path / "x.db") as store:
         job = await add(store.jobs)
-        store.commit.put(Result(job_id=job.id, answer=answer(0)))
+        store.commit.put(answer(job, 0))
         await store.commit.flush()
     async with opened(tmp_path / "x.db") as store:
-        store.commit.put(Result(job_id=job.id, answer=answer(1)))
+        store.commit.put(answer(job, 1))
         await store.commit.flush()
         assert store.announced == [[2]]
 
@@ -192,8 +194,8 @@ async def test_the_database_itself_refuses_a_second_answer(tmp_path):
     commit = GroupCommit(engine, next_seq=1)
     store = JobStore(engine, commit)
     job = await add(store)
-    commit.put(Result(job_id=job.id, answer=answer(0)))
-    commit.put(Result(job_id=job.id, answer=answer(0)))
+    commit.put(answer(job, 0))
+    commit.put(answer(job, 0))
     # The loop ends with the error, which stops the service: this can only be a bug.
     with pytest.raises(IntegrityError):
         await commit.run()
@@ -213,7 +215,7 @@ async def test_a_refused_commit_is_tried_again_and_nothing_is_announced_before(s
             raise sqlite3.OperationalError("disk full")
 
     event.listen(store.engine.sync_engine, "before_cursor_execute", refuse)
-    store.commit.put(Result(job_id=job.id, answer=answer(0)))
+    store.commit.put(answer(job, 0))
     await store.commit.flush()
     assert refusals == 0
     assert store.announced == [[1]]
@@ -224,7 +226,7 @@ async def test_a_database_that_is_locked_for_a_while_only_delays(store, tmp_path
     job = await add(store.jobs)
     other = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    store.commit.put(Result(job_id=job.id, answer=answer(0)))
+    store.commit.put(answer(job, 0))
     flushed = asyncio.create_task(store.commit.flush())
     # Reading goes on meanwhile.
     assert (await store.jobs.get(job.id)).state == "queued"
@@ -246,7 +248,7 @@ async def test_a_database_that_is_locked_for_a_while_only_delays(store, tmp_path
 )
 async def test_a_full_or_read_only_disk_delays_answers_until_they_can_be_written(store, worse, better, said):
     job = await add(store.jobs, images=50 * 400)
-    long = [dataclasses.replace(answer(task), line=answer(task).line + " " * 2000) for task in range(400)]
+    long = [dataclasses.replace(answer(job, task), line=answer(job, task).line + " " * 2000) for task in range(400)]
 
     async def disk(becomes: str) -> None:
         async def change(connection) -> None:
@@ -257,7 +259,7 @@ async def test_a_full_or_read_only_disk_delays_answers_until_they_can_be_written
     # One connection at a time writes, and the pool gives the last one that was used.
     await disk(worse)
     for each in long:
-        store.commit.put(Result(job_id=job.id, answer=each))
+        store.commit.put(each)
     await wait_for(lambda: store.commit.refused == said, what="the refusal")
     assert store.announced == []
     with pytest.raises(Unavailable, match=said):
@@ -274,7 +276,7 @@ async def test_answers_wait_while_the_database_file_is_gone(store, tmp_path, how
     path.rename(aside)
     if how == "replaced":
         path.write_bytes(b"")
-    store.commit.put(Result(job_id=job.id, answer=answer(0)))
+    store.commit.put(answer(job, 0))
     await wait_for(lambda: store.commit.refused is not None, what="the refusal")
     assert "jobs.db is gone or another one; put it back" in store.commit.refused
     with pytest.raises(Unavailable, match="is gone or another one"):
@@ -284,7 +286,7 @@ async def test_answers_wait_while_the_database_file_is_gone(store, tmp_path, how
     aside.rename(path)
     await store.commit.flush()
     assert store.announced == [[1]]
-    assert [result.seq for result in await store.jobs.results_after(job, 0, limit=5)] == [1]
+    assert [seq for seq, _ in await store.jobs.results_after(job, 0, limit=5)] == [1]
 
 
 async def test_a_refused_submission_is_unavailable_and_leaves_nothing(store):
@@ -316,8 +318,9 @@ async def test_a_job_begins_once(store):
     assert (found.state, found.started_at) == ("running", 5.0)
 
 
-def attempt(task: int, number: int, outcome: str) -> AttemptReport:
+def attempt(job: JobRow, task: int, number: int, outcome: str) -> AttemptReport:
     return AttemptReport(
+        job_id=job.id,
         task=task,
         number=number,
         node_id="end-0",
@@ -336,9 +339,14 @@ def attempt(task: int, number: int, outcome: str) -> AttemptReport:
 
 async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
     job = await add(store.jobs)
-    made = [attempt(0, 1, "error"), attempt(0, 2, "refused"), attempt(0, 3, "lost"), attempt(2, 1, "ok")]
+    made = [
+        attempt(job, 0, 1, "error"),
+        attempt(job, 0, 2, "refused"),
+        attempt(job, 0, 3, "lost"),
+        attempt(job, 2, 1, "ok"),
+    ]
     for report in reversed(made):
-        store.commit.put(Attempted(job_id=job.id, report=report))
+        store.commit.put(report)
     await store.commit.flush()
     assert await store.jobs.attempts_made(job.id) == {0: (3, 2, 1), 2: (1, 0, 0)}
     assert await store.jobs.attempts_after(job.id, 0, 0, limit=10) == made
@@ -371,7 +379,7 @@ async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, ve
 
 async def test_only_unfinished_jobs_are_taken_up_and_only_old_ones_purged(store):
     jobs = [await add(store.jobs) for _ in range(3)]
-    store.commit.put(Result(job_id=jobs[0].id, answer=answer(0)))
+    store.commit.put(answer(jobs[0], 0))
     await store.commit.flush()
     store.jobs.finished(jobs[0].id, state=JobState.COMPLETED, reason="", at=100.0, summary={"answered_coarse": 50})
     store.jobs.finished(jobs[1].id, state=JobState.FAILED, reason="why", at=200.0, summary={})
@@ -460,14 +468,14 @@ def test_a_foreign_error_is_told_without_its_statement():
 async def test_an_answer_that_was_withdrawn_makes_room_for_another_one(store):
     job = await add(store.jobs)
     told: list[int] = []
-    store.commit.on_withdrawal = lambda withdrawn: told.append(withdrawn.answer.task)
+    store.commit.on_withdrawal = lambda answer: told.append(answer.task)
     # All at once, so that they could come into one group.
-    store.commit.put(Result(job_id=job.id, answer=answer(0)))
-    store.commit.put(Result(job_id=job.id, answer=answer(1)))
-    store.commit.put(Withdrawn(job_id=job.id, answer=answer(0)))
-    store.commit.put(Result(job_id=job.id, answer=answer(0)))
-    store.commit.put(Withdrawn(job_id=job.id, answer=answer(1)))
+    store.commit.put(answer(job, 0))
+    store.commit.put(answer(job, 1))
+    store.commit.put(Withdrawn(answer(job, 0)))
+    store.commit.put(answer(job, 0))
+    store.commit.put(Withdrawn(answer(job, 1)))
     await store.commit.flush()
     found = await store.jobs.results_after(job, 0, limit=10)
-    assert [(result.seq, result.answer.task) for result in found] == [(3, 0)]
+    assert [(seq, answer.task) for seq, answer in found] == [(3, 0)]
     assert (told, store.announced) == ([0, 1], [[1, 2], [3]])
