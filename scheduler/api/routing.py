@@ -5,7 +5,6 @@ Where the scheduler asks for no token, every caller may use every route.
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any
@@ -14,9 +13,9 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Message
 
+from scheduler.jobs.policy import check_names
 from scheduler.jobs.service import UNLIMITED, Scheduler
 from tierkit.access import Allowance, Caller, caller_of
-from tierkit.errors import InvalidInput
 from tierkit.http.asgi import read_body
 
 __all__ = [
@@ -91,19 +90,10 @@ async def metered(stream: AsyncIterable[bytes], allowance: Allowance) -> AsyncIt
 
 
 async def _check_query(request: Request) -> None:
-    """Refuse parameters that a route does not have: a misspelt one would silently mean the default."""
     route: APIRoute = request.scope["route"]
-    if UPLOAD_FIELDS in (route.openapi_extra or {}):
-        return
-    known = [field.alias for field in route.dependant.query_params]
-    given = [name for name, _ in request.query_params.multi_items()]
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            names = f"known are {', '.join(known)}" if known else "there are none here"
-            raise InvalidInput(f"unknown parameter {name[:64]!r}: {f'did you mean {close[0]!r}?' if close else names}")
-        if given.count(name) > 1:
-            raise InvalidInput(f"the parameter {name!r} is given twice")
+    if UPLOAD_FIELDS not in (route.openapi_extra or {}):
+        given = [name for name, _ in request.query_params.multi_items()]
+        check_names("parameter", given, [field.alias for field in route.dependant.query_params])
 
 
 class SmallBody(APIRoute):

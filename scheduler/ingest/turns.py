@@ -11,8 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from tierkit.memory import give_back
 
@@ -43,35 +42,33 @@ class Turns:
             stopped: set when this is cancelled, to end the step under way, which is waited for.
         """
         large = any_large = False
+        results: list[T] = []
+
+        def noted() -> Steps:
+            results.append((yield from steps))
+
+        turns = noted()
         try:
             while True:
                 # A large picture that waits for another one occupies no decoder.
                 async with self._large if large else nullcontext(), self._decoders:
-                    turn = asyncio.create_task(asyncio.to_thread(_turn, steps, large, self._turn_s))
-                    done = await _finished(turn, stopped)
-                if isinstance(done, _Result):
-                    return done.value
-                large = done
+                    turn = asyncio.create_task(asyncio.to_thread(_turn, turns, large, self._turn_s))
+                    next_large = await _finished(turn, stopped)
+                if next_large is None:
+                    return results[0]
+                large = next_large
                 any_large |= large
         finally:
-            steps.close()
+            turns.close()
             if any_large:
                 await asyncio.to_thread(give_back)
 
 
-@dataclass(frozen=True, slots=True)
-class _Result(Generic[T]):
-    value: T
-
-
-def _turn(steps: Generator[bool, None, T], large: bool, turn_s: float) -> bool | _Result[T]:
-    """A few steps: either their result, or whether the next one is large."""
+def _turn(steps: Steps, large: bool, turn_s: float) -> bool | None:
+    """A few steps; returns whether the next one is large, and None at the end."""
     until = time.monotonic() + turn_s
-    try:
-        while (next_large := next(steps)) == large and time.monotonic() < until:
-            pass
-    except StopIteration as end:
-        return _Result(end.value)
+    while (next_large := next(steps, None)) is large and time.monotonic() < until:
+        pass
     return next_large
 
 

@@ -66,7 +66,7 @@ async def receive_upload(
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         await receive_form(stream, spool, content_type=content_type, max_files=limits.max_images)
-        return _read_form(spool, query, limits)
+        return _read_form(spool, query)
     policy = read_policy(query)  # before the body: a misspelt field should not cost a gigabyte
     if kind == _TENSOR:
         length = parse_header_length(headers.get(BINARY_HEADER.lower()))
@@ -110,7 +110,7 @@ def build_input(
     )
 
 
-def _read_form(spool: Spool, query: Sequence[tuple[str, str]], limits: SchedulerSettings) -> Upload:
+def _read_form(spool: Spool, query: Sequence[tuple[str, str]]) -> Upload:
     labels = [value for name, value in spool.fields if name == "labels"]
     for part in [part for part in spool.parts if part.field != "images"]:
         if part.field != "labels":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,7 +13,7 @@ from scheduler.placement.escalation import JobGate, choose_gates
 from tierkit.errors import InvalidInput, NotFound, TerraceError
 from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, UpstreamLoss
 
-__all__ = ["JobPolicy", "PolicyRequest", "read_policy", "settle"]
+__all__ = ["JobPolicy", "PolicyRequest", "check_names", "read_policy", "settle"]
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600, allow_inf_nan=False)]
 
@@ -128,23 +128,30 @@ def settle(
     return JobPolicy(**{**defaults, **given, "gates": gates})
 
 
+def check_names(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse what a route does not have, or has already: a misspelt name would silently mean the default.
+
+    Raises:
+        InvalidInput: with the closest known name.
+    """
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            names = f"known are {', '.join(known)}" if known else "there are none here"
+            raise InvalidInput(f"unknown {what} {name[:64]!r}: {f'did you mean {close[0]!r}?' if close else names}")
+        if given.count(name) > 1:
+            raise InvalidInput(f"the {what} {name!r} is given twice")
+
+
 def read_policy(fields: Iterable[tuple[str, str]]) -> PolicyRequest:
     """A policy from form fields or query parameters; an empty value counts as absent.
 
     Raises:
         InvalidInput: an unknown field (the message names the closest known one), one given twice, or a wrong value.
     """
-    values: dict[str, str] = {}
-    for name, value in fields:
-        if name not in PolicyRequest.model_fields:
-            close = difflib.get_close_matches(name, PolicyRequest.model_fields, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(PolicyRequest.model_fields)}"
-            raise InvalidInput(f"unknown field {name[:64]!r}: {hint}")
-        if name in values:
-            raise InvalidInput(f"the field {name!r} is given twice")
-        if value:
-            values[name] = value
+    given = [(name, value) for name, value in fields if value]
+    check_names("field", [name for name, _ in given], list(PolicyRequest.model_fields))
     try:
-        return PolicyRequest.model_validate(values)
+        return PolicyRequest.model_validate(dict(given))
     except ValidationError as exc:
         raise InvalidInput("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in exc.errors())) from exc

@@ -409,7 +409,6 @@ class Scheduler:
     async def _events(self, job: JobRow, seq: int, renderer: Renderer | None) -> Events:
         job_id = job.id
         shown: JobState | None = None
-        coarse: dict[int, Answer] = {}
         while not self.stopping:
             news = self._news_of(job_id)
             # The state is read before the results: once it is final, no result can be missing below.
@@ -424,30 +423,16 @@ class Scheduler:
             if state.final and not batch:
                 return
             if renderer is not None and batch:
-                await self._add_coarse(job, batch, coarse)
+                coarse = await self._store.coarse_of(job, [answer.task for _, answer in batch])
                 for seq, answer in batch:
-                    if answer.stage == "coarse":
-                        coarse[answer.task] = answer
-                        rows = renderer.task(answer.first_image, answer.images, answer, None)
-                    else:
-                        known = coarse.pop(answer.task, None)
-                        rows = renderer.task(answer.first_image, answer.images, known, answer)
+                    first, last = (answer, None) if answer.stage == "coarse" else (coarse.get(answer.task), answer)
+                    rows = renderer.task(answer.first_image, answer.images, first, last)
                     yield answer.kind, _group(answer, rows), seq
                 continue
             try:
                 await asyncio.wait_for(news.wait(), _KEEP_ALIVE_S)
             except TimeoutError:
                 yield None
-
-    async def _add_coarse(self, job: JobRow, batch: Sequence[tuple[int, Answer]], coarse: dict[int, Answer]) -> None:
-        """Read the coarse answers to the tasks in `batch` that have ended, where `coarse` does not hold them."""
-        sink = self._sinks.get(job.id)
-        # A coarse answer that was told may have been withdrawn since.
-        kept = coarse.keys() - sink.replaced if sink is not None else set()
-        wanted = {answer.task for _, answer in batch if answer.stage == "final"} - kept
-        for task in wanted:
-            coarse.pop(task, None)
-        coarse |= await self._store.coarse_of(job, wanted) if wanted else {}
 
     # --- interactive requests -------------------------------------------------------------------------------------
 

@@ -43,8 +43,6 @@ class DurableSink:
         self.state = job.state
         self.mapping: Mapping[str, str] = {}
         """Upstream node by end device, as last used."""
-        self.replaced: set[int] = set()
-        """Tasks of which a coarse answer was withdrawn."""
         self._store = store
         self._commit = commit
         self._on_end = on_end
@@ -61,7 +59,6 @@ class DurableSink:
         self._commit.put(answer)
 
     def withdrawn(self, answer: Answer) -> None:
-        self.replaced.add(answer.task)
         self._commit.put(Withdrawn(answer))
 
     def attempted(self, report: AttemptReport) -> None:

@@ -34,8 +34,8 @@ async def open_database(url: str) -> AsyncEngine:
     if engine.dialect.name == "sqlite":
         guard = await asyncio.to_thread(_probe_sqlite, engine.url.database, where)
         if guard is not None:
-            event.listen(engine.sync_engine, "connect", guard.on_connect)
-            event.listen(engine.sync_engine, "commit", guard.on_commit)
+            event.listen(engine.sync_engine, "connect", guard.check)
+            event.listen(engine.sync_engine, "commit", guard.check)
         event.listen(engine.sync_engine, "connect", _tune_sqlite)
     try:
         async with engine.begin() as connection:
@@ -105,13 +105,7 @@ class _SameFile:
         self._path = path
         self._opened = path.stat()
 
-    def on_connect(self, connection: Any, record: object) -> None:
-        self._check()
-
-    def on_commit(self, connection: object) -> None:
-        self._check()
-
-    def _check(self) -> None:
+    def check(self, *_: object) -> None:
         try:
             same = os.path.samestat(self._path.stat(), self._opened)
         except OSError:

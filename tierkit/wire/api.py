@@ -6,8 +6,9 @@ refuse them, see `tierkit.wire.messages`), and fields that came later have a def
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -333,16 +334,13 @@ Event = CoarseResults | FineResults | FallbackResults | FailedResults | StateCha
 
 T = TypeVar("T")
 
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def parse(kind: type[T], data: bytes | str) -> T:
     """Read JSON into one of these classes; `UpstreamError` where it is not what the API promises."""
-    adapter = _ADAPTERS.get(kind)
-    if adapter is None:
-        adapter = _ADAPTERS[kind] = TypeAdapter(kind)
     try:
-        value: T = adapter.validate_json(data)
+        value: T = _adapter(kind).validate_json(data)
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "body"

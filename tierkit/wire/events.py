@@ -8,7 +8,7 @@ fields are refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -192,33 +192,26 @@ class ErrorEvent(_Event, tag="error", frozen=True, kw_only=True):
 
 TaskEvent = CoarseEvent | FineEvent | RoutedEvent | FallbackEvent | ErrorEvent
 
-_read_event: Callable[[str], TaskEvent] = msgspec.json.Decoder(TaskEvent).decode
-_read_sent = msgspec.json.Decoder(Sent).decode
 _write = msgspec.json.Encoder().encode
 
 
-def read_event(line: str) -> TaskEvent:
-    """Read one line of an answer stream.
+def _reader(kind: Any) -> Callable[[str], Any]:
+    decode = msgspec.json.Decoder(kind).decode
 
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        return _read_event(line)
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise ValueError(str(exc)) from exc
+    def read(line: str) -> Any:
+        try:
+            return decode(line)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise ValueError(str(exc)) from exc
+
+    return read
 
 
-def read_sent(text: str) -> Sent:
-    """Read what a node says of what it sent on.
+read_event: Callable[[str], TaskEvent] = _reader(TaskEvent)
+"""Reads one line of an answer stream. Raises ValueError where it is none."""
 
-    Raises:
-        ValueError: it does not say that.
-    """
-    try:
-        return _read_sent(text)
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise ValueError(str(exc)) from exc
+read_sent: Callable[[str], Sent] = _reader(Sent)
+"""Reads what a node says of what it sent on. Raises ValueError where it does not say that."""
 
 
 def written(message: TaskEvent | Sent) -> bytes:
