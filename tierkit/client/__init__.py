@@ -5,9 +5,9 @@ with Client("http://127.0.0.1:8070") as terrace:
     print(job.answered_fine, job.images_per_s)
 """
 
-from tierkit.client.aio import DEFAULT_URL, AsyncClient
+from tierkit.client.aio import AsyncClient
 from tierkit.client.blocking import Client
-from tierkit.client.http import Backoff
+from tierkit.client.http import DEFAULT_URL, Backoff
 from tierkit.client.uploads import IMAGE_SUFFIXES, Images, Labels, PolicyFields, list_images, shortened
 from tierkit.types import JobState
 from tierkit.wire.api import (

@@ -7,14 +7,13 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 from urllib.parse import quote
 
 import anyio
 from anyio import to_thread
 
-from tierkit.client.http import Backoff, OnWait, Patience, SchedulerHttp
+from tierkit.client.http import Connection, Patience
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
 from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload
 from tierkit.errors import DeadlineExceeded, NotFound, Unavailable, UpstreamError, UpstreamTimeout
@@ -36,9 +35,7 @@ from tierkit.wire.api import (
     parse,
 )
 
-__all__ = ["DEFAULT_URL", "AsyncClient"]
-
-DEFAULT_URL = "http://127.0.0.1:8070"
+__all__ = ["AsyncClient"]
 
 # The scheduler sends a comment every 15 s; after two that did not come the connection is dead.
 _STREAM_SILENCE_S = 35.0
@@ -53,7 +50,7 @@ _RESULT_EVENTS: dict[str, type[CoarseResults | FineResults | FallbackResults | F
 }
 
 
-class AsyncClient:
+class AsyncClient(Connection):
     """A connection to one scheduler.
 
         async with AsyncClient("http://127.0.0.1:8070") as terrace:
@@ -68,51 +65,6 @@ class AsyncClient:
     `Conflict`, `Unavailable` for what may be tried later, `DeadlineExceeded` for a spent budget, `UpstreamError` for a
     scheduler that answers nonsense.
     """
-
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        timeout_s: float = 60.0,
-        backoff: Backoff | None = None,
-        token: str | None = None,
-        tls_ca: str | os.PathLike[str] | None = None,
-        on_wait: OnWait | None = None,
-    ) -> None:
-        """Open nothing yet: connections are made by the first request.
-
-        Args:
-            url: where the scheduler listens.
-            timeout_s: bound of each call in total; of an upload, only of the connecting.
-            backoff: how often a failed call is tried again where that is safe, and how long a job is followed while
-                its scheduler is away.
-            token: for a scheduler that asks for one; `read_token` of `tierkit.access` reads it from a file.
-            tls_ca: file with the certificates (PEM) to trust at an https URL, in place of the public authorities.
-            on_wait: called with the reason and the seconds before a call waits for as long as the scheduler has asked
-                for (a limit of the token is reached, or it takes no jobs now).
-        """
-        self._http = SchedulerHttp(
-            url,
-            timeout_s=timeout_s,
-            backoff=backoff or Backoff(),
-            token=token,
-            tls_ca=None if tls_ca is None else Path(tls_ca),
-            on_wait=on_wait,
-        )
-
-    @property
-    def url(self) -> str:
-        """Where this client's scheduler listens."""
-        return self._http.url
-
-    async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.__aexit__(kind, error, trace)
 
     async def submit(
         self,
@@ -135,7 +87,7 @@ class AsyncClient:
         """
         upload = await to_thread.run_sync(build_upload, images, labels, policy)
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
-        response = await self._http.request("POST", "/v1/jobs", repeatable=True, headers=headers, upload=upload)
+        response = await self._request("POST", "/v1/jobs", repeatable=True, headers=headers, upload=upload)
         return parse(Job, response.content)
 
     async def classify(
@@ -143,7 +95,7 @@ class AsyncClient:
     ) -> AsyncGenerator[Event, None]:
         """Answer a few images at once, without a stored job: coarse first, then fine (or why there is none)."""
         upload = await to_thread.run_sync(build_upload, images, labels, policy)
-        async with self._http.stream("POST", "/v1/classify", upload=upload) as response:
+        async with self._stream("POST", "/v1/classify", upload=upload) as response:
             async for line in iter_lines(response.aiter_bytes()):
                 kind = _kind_of(line)
                 if kind == "done":
@@ -162,7 +114,7 @@ class AsyncClient:
 
     async def results(self, job: Job | str) -> AsyncGenerator[ImageResult, None]:
         """What there is so far, one per image, in the order in which the images were sent."""
-        async with self._http.stream("GET", f"{_path(job)}/results", params={"format": "jsonl"}) as response:
+        async with self._stream("GET", f"{_path(job)}/results", params={"format": "jsonl"}) as response:
             async for line in iter_lines(response.aiter_bytes()):
                 yield parse(ImageResult, line)
 
@@ -170,7 +122,7 @@ class AsyncClient:
         self, job: Job | str, *, format: Literal["jsonl", "csv"] = "jsonl"
     ) -> AsyncGenerator[bytes, None]:
         """The same as text, in pieces of any length: one JSON object or one CSV row per image."""
-        async with self._http.stream("GET", f"{_path(job)}/results", params={"format": format}) as response:
+        async with self._stream("GET", f"{_path(job)}/results", params={"format": format}) as response:
             async for chunk in response.aiter_bytes():
                 yield chunk
 
@@ -207,7 +159,7 @@ class AsyncClient:
     async def _follow(
         self, job: Job | str, budget_s: float | None, params: Mapping[str, str]
     ) -> AsyncGenerator[Event, None]:
-        patience = Patience(self._http.backoff, budget_s)
+        patience = Patience(self._backoff, budget_s)
         after: str | None = None
         while True:
             events = self._event_stream(job, after, params)
@@ -237,7 +189,7 @@ class AsyncClient:
     ) -> AsyncGenerator[ImageResult, None]:
         """Every image once, as soon as nothing better will come for it (fine, fallback or failed)."""
         seen = set[int]()
-        patience = Patience(self._http.backoff, budget_s)
+        patience = Patience(self._backoff, budget_s)
         async for event in self.events(job, budget_s=budget_s):
             if isinstance(event, FineResults | FallbackResults | FailedResults):
                 for result in event.results:
@@ -284,7 +236,7 @@ class AsyncClient:
 
     async def cancel(self, job: Job | str) -> Job:
         """Stop a job; `Conflict` if it is done already."""
-        response = await self._http.request("DELETE", _path(job), repeatable=False)
+        response = await self._request("DELETE", _path(job), repeatable=False)
         return parse(Job, response.content)
 
     async def devices(self) -> tuple[Device, ...]:
@@ -293,15 +245,15 @@ class AsyncClient:
 
     async def drain(self, node_id: str) -> None:
         """Give a node no new tasks."""
-        await self._http.request("POST", f"{_device_path(node_id)}/drain", repeatable=True)
+        await self._request("POST", f"{_device_path(node_id)}/drain", repeatable=True)
 
     async def resume(self, node_id: str) -> None:
         """Give a drained node tasks again; `Conflict` if it shuts down by itself."""
-        await self._http.request("DELETE", f"{_device_path(node_id)}/drain", repeatable=True)
+        await self._request("DELETE", f"{_device_path(node_id)}/drain", repeatable=True)
 
     async def remove(self, node_id: str) -> None:
         """Take a node from the device list; it comes back when it registers again."""
-        await self._http.request("DELETE", _device_path(node_id), repeatable=False)
+        await self._request("DELETE", _device_path(node_id), repeatable=False)
 
     async def mapping(self) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures."""
@@ -317,7 +269,7 @@ class AsyncClient:
 
     async def _get(self, kind: type[T], path: str, **params: str | int | None) -> T:
         given = {name: value for name, value in params.items() if value is not None}
-        response = await self._http.request("GET", path, repeatable=True, params=given)
+        response = await self._request("GET", path, repeatable=True, params=given)
         return parse(kind, response.content)
 
     async def _event_stream(
@@ -326,7 +278,7 @@ class AsyncClient:
         headers = {"Accept": "text/event-stream"}
         if after is not None:
             headers["Last-Event-ID"] = after
-        async with self._http.stream(
+        async with self._stream(
             "GET", f"{_path(job)}/events", params=params, headers=headers, read_timeout_s=_STREAM_SILENCE_S
         ) as response:
             async for event in iter_server_sent_events(iter_lines(response.aiter_bytes())):

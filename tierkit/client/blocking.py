@@ -16,8 +16,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from tierkit.client.aio import DEFAULT_URL, AsyncClient
-from tierkit.client.http import Backoff, OnWait
+from tierkit.client.aio import AsyncClient
+from tierkit.client.http import DEFAULT_URL, Backoff, OnWait
 
 __all__ = ["Client"]
 

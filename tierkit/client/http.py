@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -28,7 +29,9 @@ from tierkit.errors import (
 from tierkit.http.errors import error_of
 from tierkit.pacing import backoff_s
 
-__all__ = ["Backoff", "OnWait", "Patience", "SchedulerHttp"]
+__all__ = ["DEFAULT_URL", "Backoff", "Connection", "OnWait", "Patience"]
+
+DEFAULT_URL = "http://127.0.0.1:8070"
 
 _MAX_RETRY_AFTER_S = 30.0
 """A server may ask for a longer wait, but no caller wants to sit through it in silence."""
@@ -96,7 +99,7 @@ class Patience:
         await anyio.sleep(min(self._backoff.wait_s(self._failures), left_s))
 
 
-class SchedulerHttp:
+class Connection:
     """One connection pool to one scheduler.
 
     Environment proxies are not used: a scheduler is named by its own address, mostly a loopback or private one.
@@ -104,18 +107,30 @@ class SchedulerHttp:
 
     def __init__(
         self,
-        url: str,
+        url: str = DEFAULT_URL,
         *,
-        timeout_s: float,
-        backoff: Backoff,
+        timeout_s: float = 60.0,
+        backoff: Backoff | None = None,
         token: str | None = None,
-        tls_ca: Path | None = None,
+        tls_ca: str | os.PathLike[str] | None = None,
         on_wait: OnWait | None = None,
     ) -> None:
+        """Open nothing yet: connections are made by the first request.
+
+        Args:
+            url: where the scheduler listens.
+            timeout_s: bound of each call in total; of an upload, only of the connecting.
+            backoff: how often a failed call is tried again where that is safe, and how long a job is followed while
+                its scheduler is away.
+            token: for a scheduler that asks for one; `read_token` of `tierkit.access` reads it from a file.
+            tls_ca: file with the certificates (PEM) to trust at an https URL, in place of the public authorities.
+            on_wait: called with the reason and the seconds before a call waits for as long as the scheduler has asked
+                for (a limit of the token is reached, or it takes no jobs now).
+        """
         if not url.startswith(("http://", "https://")):
             raise InvalidInput(f"the scheduler's URL must begin with http:// or https://, and this is {url!r}")
         self.url = url.rstrip("/")
-        self.backoff = backoff
+        self._backoff = backoff or Backoff()
         self._timeout_s = timeout_s
         self._on_wait = on_wait
         try:
@@ -124,7 +139,9 @@ class SchedulerHttp:
                 timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
                 trust_env=False,
                 # Loading the certificate store costs tens of milliseconds, and plain HTTP never needs it.
-                verify=client_context(tls_ca) if self.url.startswith("https://") else False,
+                verify=client_context(None if tls_ca is None else Path(tls_ca))
+                if self.url.startswith("https://")
+                else False,
                 headers={}
                 if token is None
                 else {"Authorization": f"Bearer {checked_token(token, 'the argument token')}"},
@@ -141,7 +158,7 @@ class SchedulerHttp:
     ) -> None:
         await self._http.__aexit__(kind, error, trace)
 
-    async def request(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -151,7 +168,7 @@ class SchedulerHttp:
         headers: Mapping[str, str] | None = None,
         upload: Upload | None = None,
     ) -> httpx.Response:
-        """Send until answered, with at most `backoff.attempts` tries.
+        """Send until answered, with at most `Backoff.attempts` tries.
 
         Args:
             repeatable: whether the request may be sent again although the scheduler may have acted on it. Where it
@@ -162,7 +179,7 @@ class SchedulerHttp:
             try:
                 # httpx bounds each phase; an upload has no other sensible bound, everything else has one in total.
                 with anyio.fail_after(None if upload else self._timeout_s):
-                    async with self.stream(
+                    async with self._stream(
                         method,
                         path,
                         params=params,
@@ -175,16 +192,16 @@ class SchedulerHttp:
                 raise UpstreamTimeout(f"the scheduler at {self.url} took more than {self._timeout_s:g} s") from exc
             except Unavailable as exc:
                 failures += 1
-                if failures >= self.backoff.attempts or not (repeatable or _not_acted_on(exc)):
+                if failures >= self._backoff.attempts or not (repeatable or _not_acted_on(exc)):
                     raise
                 asked_s = 0.0 if isinstance(exc, UpstreamUnavailable) else min(exc.retry_after_s, _MAX_RETRY_AFTER_S)
-                wait_s = self.backoff.wait_s(failures, at_least_s=asked_s)
+                wait_s = self._backoff.wait_s(failures, at_least_s=asked_s)
                 if self._on_wait is not None and asked_s >= _TOLD_S:
                     self._on_wait(str(exc), wait_s)
                 await anyio.sleep(wait_s)
 
     @asynccontextmanager
-    async def stream(
+    async def _stream(
         self,
         method: str,
         path: str,
