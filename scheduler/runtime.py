@@ -85,7 +85,6 @@ async def open_scheduler(
                     fleet=fleet,
                     dispatcher=dispatcher,
                     store=store,
-                    commit=commit,
                     inputs=InputFiles(state / "inputs", _input_shape(manifest)),
                     tuning=_tuning(settings.weights, manifest),
                 )

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from models.manifest import Manifest, weights_folder
+from models.manifest import weights_folder
 from models.store import ModelStore
 from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, WhoAmI
@@ -26,7 +26,6 @@ from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
 from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
 from scheduler.placement.routes import PAPER_BATCH, Fleet
-from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.types import Scheme, Tier
 from tierkit.wire.api import Device, DeviceList
@@ -124,13 +123,31 @@ async def get_mapping(
     scheme: Annotated[Scheme | None, Query(description="Default: the scheduler's.")] = None,
     tasks: Annotated[int, Query(ge=1, le=1_000_000, description="N_t of the formulas, tasks of 50 images.")] = 200,
 ) -> MappingReport:
-    return _mapping_report(
-        scheduler.fleet,
-        scheduler.dispatcher.pilot,
-        scheduler.settings,
-        scheme=scheme,
-        tasks=tasks,
-        now=time.monotonic(),
+    now, fleet, pilot = time.monotonic(), scheduler.fleet, scheduler.dispatcher.pilot
+    shown = scheme or scheduler.settings.scheme
+    n_map, routes, adaptive = fleet.n_map(now), fleet.routes(shown, now), None
+    pairs = [
+        Pair(
+            end=route.end,
+            upstream=[node.node_id for node in route.upstreams],
+            shared=route.in_turn,
+            reason=route.reason,
+        )
+        for route in routes.values()
+    ]
+    if shown is Scheme.ADAPTIVE:
+        pairs = _planned(fleet, pilot, now)
+        nodes, links = pilot.estimates(fleet.alive_ends(now), fleet.uppers(now), now)
+        adaptive = AdaptiveReport.model_validate({"nodes": nodes, "links": links})
+    return MappingReport(
+        scheme=shown,
+        scheme_default=scheduler.settings.scheme,
+        n_map=n_map.value,
+        n_map_reason=n_map.reason,
+        theta_cloud=fleet.theta_cloud(now),
+        pairs=pairs,
+        formulas=_formulas(fleet, shown, n_ends=len(routes), tasks=tasks, now=now),
+        adaptive=adaptive,
     )
 
 
@@ -196,36 +213,25 @@ async def get_caller(caller: CallerOf) -> WhoAmI:
 
 @about.get("/v1/info", summary="Version, limits and class names", dependencies=USERS)
 async def get_info(scheduler: Service) -> dict[str, Any]:
-    return _info(scheduler.manifest, scheduler.settings)
-
-
-def _mapping_report(
-    fleet: Fleet, pilot: Pilot, settings: SchedulerSettings, *, scheme: Scheme | None, tasks: int, now: float
-) -> MappingReport:
-    """Args: tasks: N_t of the formulas."""
-    shown = scheme or settings.scheme
-    n_map = fleet.n_map(now)
-    routes = fleet.routes(shown, now)
-    return MappingReport(
-        scheme=shown,
-        scheme_default=settings.scheme,
-        n_map=n_map.value,
-        n_map_reason=n_map.reason,
-        theta_cloud=fleet.theta_cloud(now),
-        pairs=_planned(fleet, pilot, now)
-        if shown is Scheme.ADAPTIVE
-        else [
-            Pair(
-                end=route.end,
-                upstream=[node.node_id for node in route.upstreams],
-                shared=route.in_turn,
-                reason=route.reason,
-            )
-            for route in routes.values()
-        ],
-        formulas=_formulas(fleet, shown, n_ends=len(routes), tasks=tasks, now=now),
-        adaptive=_estimates(fleet, pilot, now) if shown is Scheme.ADAPTIVE else None,
-    )
+    limits, hierarchy = scheduler.settings, scheduler.manifest.hierarchy
+    return {
+        "version": version("terrace"),
+        "limits": {
+            "max_images": limits.max_images,
+            "max_upload_bytes": limits.max_body_bytes,
+            "max_pixels": limits.max_pixels,
+            "max_file_bytes": limits.max_file_bytes,
+            "max_inflated_bytes": limits.max_inflated_bytes,
+            "classify_max_images": CLASSIFY_MAX_IMAGES,
+        },
+        "input_shape": list(scheduler.manifest.models[0].input_shape),
+        "hierarchy": {
+            "name": hierarchy.name,
+            "fine": list(hierarchy.fine),
+            "coarse": list(hierarchy.coarse),
+            "parent": list(hierarchy.parent),
+        },
+    }
 
 
 def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
@@ -241,33 +247,6 @@ def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
             reason = "it has as many tasks as it may" if plan is None else plan.reason
             pairs.append(Pair(end=end.node_id, upstream=[], shared=0, reason=reason))
     return pairs
-
-
-def _estimates(fleet: Fleet, pilot: Pilot, now: float) -> AdaptiveReport:
-    nodes, links = pilot.estimates(fleet.alive_ends(now), fleet.uppers(now), now)
-    return AdaptiveReport.model_validate({"nodes": nodes, "links": links})
-
-
-def _info(manifest: Manifest, limits: SchedulerSettings) -> dict[str, Any]:
-    hierarchy = manifest.hierarchy
-    return {
-        "version": version("terrace"),
-        "limits": {
-            "max_images": limits.max_images,
-            "max_upload_bytes": limits.max_body_bytes,
-            "max_pixels": limits.max_pixels,
-            "max_file_bytes": limits.max_file_bytes,
-            "max_inflated_bytes": limits.max_inflated_bytes,
-            "classify_max_images": CLASSIFY_MAX_IMAGES,
-        },
-        "input_shape": list(manifest.models[0].input_shape),
-        "hierarchy": {
-            "name": hierarchy.name,
-            "fine": list(hierarchy.fine),
-            "coarse": list(hierarchy.coarse),
-            "parent": list(hierarchy.parent),
-        },
-    }
 
 
 def _formulas(fleet: Fleet, scheme: Scheme, *, n_ends: int, tasks: int, now: float) -> dict[str, dict[str, Any]]:

@@ -33,7 +33,7 @@ from scheduler.jobs.sinks import DurableSink, LiveSink
 from scheduler.jobs.views import Renderer, Rows, attempt, decision, job as view_of
 from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
-from scheduler.store.commit import GroupCommit, Withdrawn
+from scheduler.store.commit import Withdrawn
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, is_job_id, new_job_id
 from tierkit.access import Allowance
 from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, Unavailable
@@ -69,7 +69,6 @@ class Scheduler:
         fleet: Fleet,
         dispatcher: Dispatcher,
         store: JobStore,
-        commit: GroupCommit,
         inputs: InputFiles,
         tuning: Tuning | TerraceError,
     ) -> None:
@@ -83,7 +82,6 @@ class Scheduler:
         self.stopping = False
         """Set when the service drains: endless streams end themselves then."""
         self._store = store
-        self._commit = commit
         self._inputs = inputs
         self._sinks: dict[str, DurableSink] = {}
         self._news = WeakValueDictionary[str, asyncio.Event]()
@@ -230,7 +228,7 @@ class Scheduler:
             self._inputs.release(job.input_sha256)
             self._tell(job.id)
 
-        sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=on_end)
+        sink = DurableSink(job, progress, store=self._store, on_end=on_end)
         self._sinks[job.id] = sink
         active = ActiveJob(
             job_id=job.id,
@@ -274,7 +272,7 @@ class Scheduler:
         try:
             pixels = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
         except DataError as exc:
-            sink = DurableSink(job, progress, store=self._store, commit=self._commit, on_end=lambda: None)
+            sink = DurableSink(job, progress, store=self._store, on_end=lambda: None)
             await sink.ended(JobState.FAILED, str(exc))
             self._inputs.release(job.input_sha256)
             return

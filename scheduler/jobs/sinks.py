@@ -11,7 +11,7 @@ from typing import Any
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.jobs.progress import Progress
 from scheduler.measures import JOBS
-from scheduler.store.commit import GroupCommit, Withdrawn
+from scheduler.store.commit import Withdrawn
 from scheduler.store.jobs import JobRow, JobStore
 from tierkit.types import JobState
 
@@ -35,7 +35,6 @@ class DurableSink:
         progress: Progress,
         *,
         store: JobStore,
-        commit: GroupCommit,
         on_end: Callable[[], None],
     ) -> None:
         self.job = job
@@ -44,7 +43,7 @@ class DurableSink:
         self.mapping: Mapping[str, str] = {}
         """Upstream node by end device, as last used."""
         self._store = store
-        self._commit = commit
+        self._commit = store.commit
         self._on_end = on_end
 
     @property

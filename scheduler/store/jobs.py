@@ -101,7 +101,7 @@ class JobStore:
 
     def __init__(self, engine: AsyncEngine, commit: GroupCommit) -> None:
         self._engine = engine
-        self._commit = commit
+        self.commit = commit
         self._slots = asyncio.Semaphore(_MOST_READING)
         self._reading: set[asyncio.Task[Any]] = set()
 
@@ -121,7 +121,7 @@ class JobStore:
             "idempotency_key": idempotency_key,
         }
         try:
-            await self._commit.execute(lambda connection: connection.execute(insert(jobs).values(row)))
+            await self.commit.execute(lambda connection: connection.execute(insert(jobs).values(row)))
         except IntegrityError:
             if idempotency_key is None or (found := await self.by_idempotency_key(idempotency_key)) is None:
                 raise
@@ -214,13 +214,13 @@ class JobStore:
         """The first task of a job is on its way; written with the next group of results."""
         # A job that goes on after a restart keeps the time of its first beginning.
         changed = {"state": JobState.RUNNING, "reason": "", "started_at": func.coalesce(jobs.c.started_at, at)}
-        self._commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
+        self.commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
     def finished(self, job_id: str, *, state: JobState, reason: str, at: float, summary: Mapping[str, Any]) -> None:
         """The final state, once and for all; written with the next group of results."""
         text = json.dumps(summary, allow_nan=False)
         changed = {"state": state, "reason": reason, "finished_at": at, "summary": text}
-        self._commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
+        self.commit.put(update(jobs).where(jobs.c.id == job_id).values(changed))
 
     async def purge(self, finished_before: float) -> int:
         """Delete jobs that finished before this moment, with their results; returns how many."""
@@ -234,7 +234,7 @@ class JobStore:
                 await connection.execute(delete(results).where(results.c.job_id == job_id))
                 await connection.execute(delete(jobs).where(jobs.c.id == job_id))
 
-            await self._commit.execute(write)
+            await self.commit.execute(write)
         return len(old)
 
     async def finish_reading(self) -> None:

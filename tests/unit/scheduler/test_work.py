@@ -98,6 +98,7 @@ class Written:
     """A store and its writer, which is done with nothing before it is asked to flush."""
 
     def __init__(self) -> None:
+        self.commit = self
         self.queued: list[tuple[str, str, int]] = []
         self.durable: list[tuple[str, str, int]] = []
 
@@ -129,7 +130,7 @@ async def test_the_end_of_a_job_is_told_when_it_is_durable(coarse, failed, state
     progress = Progress(None, np.zeros(1, np.int32))
     progress.answered_coarse, progress.failed_images = coarse, failed
     store = Written()
-    sink = DurableSink(Row, progress, store=store, commit=store, on_end=lambda: ended.append("j"))  # type: ignore[arg-type]
+    sink = DurableSink(Row, progress, store=store, on_end=lambda: ended.append("j"))  # type: ignore[arg-type]
     await sink.ended(state, reason)
     assert store.durable == [expected]
     assert ended == ["j"]
