@@ -17,5 +17,5 @@ class EdgeSettings(UpperSettings):
     port: Port = 8072
 
     allowed_upstreams: CommaSeparatedUrls = ()
-    """URLs, comma-separated, below which an upper node must lie for this node to send features there. Default: any, as
-    the scheduler says."""
+    """URLs, comma-separated, below which an upstream node must lie for this node to send features there. Default: any,
+    as the scheduler says."""

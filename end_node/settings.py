@@ -12,7 +12,7 @@ __all__ = ["EndSettings"]
 
 
 class EndSettings(NodeSettings):
-    """Serve an end node: the coarse answer at once, and the fine one from the upper nodes that a task names."""
+    """Serve an end node: the coarse answer at once, and the fine one from the upstream nodes that a task names."""
 
     service: ClassVar[str] = "end"
 
@@ -22,5 +22,5 @@ class EndSettings(NodeSettings):
     """Seconds that a task may take in all where its sender names no budget."""
 
     allowed_upstreams: CommaSeparatedUrls = ()
-    """URLs, comma-separated, below which an upper node must lie for this node to send images there, such as
+    """URLs, comma-separated, below which an upstream node must lie for this node to send images there, such as
     http://10.0.0.5:8072. Default: any, as the scheduler says."""

@@ -53,7 +53,7 @@ class SchedulerSettings(ServiceSettings):
 
     window: Annotated[int, Field(ge=1, le=64)] = 3
     """Tasks that an end device may have outstanding; 1 sends one at a time, as the paper did. In the scheme `adaptive`
-    those count whose coarse answer it owes; how many wait for upper nodes follows from the estimates."""
+    those count whose coarse answer it owes; how many wait for upstream nodes follows from the estimates."""
 
     trusted: CommaSeparated = ("end", "edge")
     """Tiers and node ids that may see pixels, comma-separated."""

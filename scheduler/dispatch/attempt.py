@@ -41,12 +41,12 @@ class Attempt:
     entries: tuple[Upstream, ...] = ()
     """`upstreams` as they go over the wire, with the form in which each gets the images."""
     incarnations: dict[str, str] = field(default_factory=dict)
-    """Of the upper nodes."""
+    """Of the upstream nodes."""
     stages: tuple[Stage, ...] = ()
     hedge: bool = False
     why: str = ""
     too_late: bool = False
-    """No upper node is asked because none would answer before the deadline: the coarse answer stands."""
+    """No upstream node is asked because none would answer before the deadline: the coarse answer stands."""
     fine_only: bool = False
     trial: bool = False
     """The last answer of its device was wrong, to another task."""
@@ -59,9 +59,9 @@ class Attempt:
     """When it is given up in its present phase."""
     phase: Phase = Phase.COARSE
     leaving: str = ""
-    """An upper node that has left the list while the coarse answer was still to come."""
+    """An upstream node that has left the list while the coarse answer was still to come."""
     fallback: tuple[FallbackEvent | RoutedEvent, str] | None = None
-    """What the device said of upper nodes that failed, and how it came."""
+    """What the device said of upstream nodes that failed, and how it came."""
     gave_coarse: bool = False
     """The coarse answer that its task has is from it."""
     reported: bool = False
@@ -69,7 +69,7 @@ class Attempt:
     """From 1, of the task's attempts."""
     node_id: str = field(init=False)
     first_asked: tuple[Node, ...] = field(init=False)
-    """The upper node that is asked first; of each tier, where images go up tier after tier."""
+    """The upstream node that is asked first; of each tier, where images go up tier after tier."""
 
     def __post_init__(self) -> None:
         self.node_id = self.device.node_id
@@ -80,12 +80,12 @@ class Attempt:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The end device, and the upper nodes that are asked first."""
+        """The end device, and the upstream nodes that are asked first."""
         return self.node_id, *(node.node_id for node in self.first_asked)
 
     @property
     def owed(self) -> bool:
-        """Whether the device itself owes its answer; what it waits for from an upper node is not its own work."""
+        """Whether the device itself owes its answer; what it waits for from an upstream node is not its own work."""
         return self.phase is Phase.COARSE or (self.phase is Phase.ACKNOWLEDGING and not self.fine_only)
 
     @property

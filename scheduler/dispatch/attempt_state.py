@@ -4,7 +4,7 @@
 
     acknowledging   with recovery `reassign`: the device has not said yet that it is there
     coarse          the device owes its coarse answer
-    fine            the device waits for an upper node
+    fine            the device waits for an upstream node
     answered        nothing more is expected; the stream has a moment to end
     ended           over; later events change nothing
 
@@ -17,8 +17,8 @@ An attempt ends in one of these outcomes, and this follows for its task:
     unreachable  the connection was refused or broke: again elsewhere
     lost         the device died, left or is stuck: again elsewhere
     error        a wrong answer, or no coarse one in time: again elsewhere; see `devices.breaker`
-    fallback     the upper nodes failed: the fine stage alone is tried again, or the coarse answer stands
-    rerouted     the upper node left or has become slow: the fine stage alone goes to another one at once
+    fallback     the upstream nodes failed: the fine stage alone is tried again, or the coarse answer stands
+    rerouted     the upstream node left or has become slow: the fine stage alone goes to another one at once
     deadline     no final answer in the task's time
 
 A failed attempt is made again after a random wait, when the job's retry budget has a token for it. With recovery `none`
@@ -75,9 +75,9 @@ _AFTER_FINAL_S = 1.0
 _EARLY_S = 0.005
 """How much too early a timer may fire."""
 _MOST_MOVES = 3
-"""How often a task is taken from an upper node that is alive."""
+"""How often a task is taken from an upstream node that is alive."""
 _MOST_SAID = 300
-"""Characters of an upper node's wrong answer that the device list shows."""
+"""Characters of an upstream node's wrong answer that the device list shows."""
 
 
 class AttemptStates:
@@ -86,7 +86,7 @@ class AttemptStates:
     Args:
         settings: deadlines and attempts.
         devices: the device list; read only.
-        more_above: whether some upper node could now give a job what this event says is missing.
+        more_above: whether some upstream node could now give a job what this event says is missing.
         chance: of the jitter in waits.
     """
 
@@ -108,7 +108,7 @@ class AttemptStates:
         self.running: dict[Attempt, None] = {}
         """In the order in which they began."""
         self._at: dict[str, set[Attempt]] = {}
-        """By node: the end device, and the upper nodes that are asked first."""
+        """By node: the end device, and the upstream nodes that are asked first."""
 
     def at(self, node_id: str) -> Iterator[Attempt]:
         """The attempts on an end device."""
@@ -123,7 +123,7 @@ class AttemptStates:
         """When an attempt that begins now is given up."""
         deadline = job.deadline_of(task, now)
         if job.policy.on_upstream_loss is UpstreamLoss.WAIT:
-            # The task may wait for as long as the job; one silent upper node may not hold it that long.
+            # The task may wait for as long as the job; one silent upstream node may not hold it that long.
             deadline = min(deadline, now + self._settings.task_deadline_s)
         return deadline
 
@@ -174,7 +174,7 @@ class AttemptStates:
         return self.effects
 
     def movable(self, job: ActiveJob) -> list[Attempt]:
-        """Attempts of a job that only wait for an upper node, and may be moved to another one."""
+        """Attempts of a job that only wait for an upstream node, and may be moved to another one."""
         return [
             attempt
             for attempt in self.running
@@ -225,7 +225,7 @@ class AttemptStates:
                 if policy.scheme is Scheme.END:
                     self._close(job, task, "coarse", now)
                 elif attempt.too_late:
-                    self._give_up(job, task, "deadline", "no upper node would have answered in time", now)
+                    self._give_up(job, task, "deadline", "no upstream node would have answered in time", now)
                 elif not attempt.upstreams:
                     attempt.phase = Phase.ANSWERED
                     self._no_upper(job, task, now)
@@ -341,7 +341,7 @@ class AttemptStates:
 
         Args:
             lost: its device is gone.
-            rerouted: the upper node that was taken from it.
+            rerouted: the upstream node that was taken from it.
             slow: that node is alive, but slow.
         """
         if attempt.phase is Phase.ENDED:
@@ -422,7 +422,7 @@ class AttemptStates:
         return outcome
 
     def _without_fine(self, attempt: Attempt, now: float) -> None:
-        """The coarse answer is there, and no upper node has given the fine one."""
+        """The coarse answer is there, and no upstream node has given the fine one."""
         job, task = attempt.job, attempt.task
         event, line = attempt.fallback or (None, "")
         tried = {node_id for loss in _losses(event) for node_id in loss.tried}
@@ -489,7 +489,7 @@ class AttemptStates:
     # --- what answers say of nodes --------------------------------------------------------------------------------
 
     def _judge_uppers(self, attempt: Attempt, event: TaskEvent, now: float) -> None:
-        """Hold what an end device says of the upper nodes' answers for or against those that it was told to ask."""
+        """Hold what an end device says of the upstream nodes' answers for or against those that it was told to ask."""
         parts: Sequence[UpperAnswer | FallbackEvent | StageLoss] = ()
         match event:
             case FineEvent() | FallbackEvent():
@@ -529,9 +529,9 @@ class AttemptStates:
     # --- answers of a task ----------------------------------------------------------------------------------------
 
     def _no_upper(self, job: ActiveJob, task: ActiveTask, now: float) -> None:
-        """The task waits for an upper node, or its coarse answer stands."""
+        """The task waits for an upstream node, or its coarse answer stands."""
         if not task.closed and job.policy.on_upstream_loss is not UpstreamLoss.WAIT:
-            detail = f"no upper node of scheme {job.policy.scheme} on the device list"
+            detail = f"no upstream node of scheme {job.policy.scheme} on the device list"
             self._fall_back(job, task, "no_upstream", detail, now)
 
     def _give_up(self, job: ActiveJob, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:

@@ -37,7 +37,7 @@ from tierkit.types import Recovery, Scheme, Tier
 __all__ = ["Choice", "Chooser", "Ring", "grade", "tags", "turn"]
 
 _PART = 8
-"""End devices with room, and upper nodes of each tier, that the scheme `adaptive` looks at for one task."""
+"""End devices with room, and upstream nodes of each tier, that the scheme `adaptive` looks at for one task."""
 _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
 """How long a forecast for a large fleet stays valid: a minimum in seconds, and a fraction of the remaining time."""
 
@@ -54,9 +54,9 @@ class Choice:
     device: Device
     reason: str
     upper: tuple[Node, ...] | None = None
-    """The upper nodes to ask, in this order; None: those of the device's route."""
+    """The upstream nodes to ask, in this order; None: those of the device's route."""
     too_late: bool = False
-    """No upper node is asked because none would answer before the deadline."""
+    """No upstream node is asked because none would answer before the deadline."""
 
 
 def turn(virtual: float, finish_tag: float, *, interactive: bool) -> tuple[bool, float]:
@@ -299,7 +299,7 @@ class Chooser:
         return []
 
     def _some_uppers(self, uppers: Sequence[Node]) -> list[Node]:
-        """A few upper nodes of each tier, other ones each time."""
+        """A few upstream nodes of each tier, other ones each time."""
         self._part += 1
         cut = bisect_left(uppers, True, key=lambda node: node.tier is Tier.CLOUD)
         chosen: list[Node] = []
@@ -316,7 +316,7 @@ class Chooser:
         fits: Callable[[str], bool] | None,
         now: float,
     ) -> Outlook | None:
-        """The forecast for all nodes that a task may go to; None without end devices or upper nodes that are alive."""
+        """The forecast for all nodes that a task may go to; None without end devices or upstream nodes."""
         until, known = self._outlooks.get(job.job_id, (0.0, None))
         if known is not None and now < until and fits is None:
             return known

@@ -53,7 +53,7 @@ class NodeChanged(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The fine stage shall go to another upper node, since this one has become slow."""
+    """The fine stage shall go to another upstream node, since this one has become slow."""
 
     attempt: Attempt
     why: str
@@ -78,7 +78,7 @@ class GiveUp(NamedTuple):
 
 
 class NoUpper(NamedTuple):
-    """There is no upper node for a task that lacks only its fine answer."""
+    """There is no upstream node for a task that lacks only its fine answer."""
 
     job: ActiveJob
     task: ActiveTask
@@ -92,7 +92,7 @@ Event = Acknowledged | LineCame | TimeUp | Ended | NodeChanged | Move | JobEnded
 
 
 class Cancel(NamedTuple):
-    """Close the attempt's connection, which its device and the upper node notice."""
+    """Close the attempt's connection, which its device and the upstream node notice."""
 
     attempt: Attempt
 

@@ -10,7 +10,7 @@ How a task ends:
 
     fine answer                      -> closed
     scheme `end`: coarse answer      -> closed
-    no fine answer, but a coarse one -> the fine stage alone is tried again; when no upper node is left the coarse
+    no fine answer, but a coarse one -> the fine stage alone is tried again; when no upstream node is left the coarse
                                         answer stands as fallback, or (on_upstream_loss=wait) the task waits for one
     its deadline                     -> fallback if the coarse answer is there, else failed
     attempts used up                 -> the same
@@ -55,7 +55,7 @@ __all__ = ["Dispatcher"]
 _log = logging.getLogger(__name__)
 
 _MOVE_S = 0.25
-"""How often it is asked whether a task waits for the wrong upper node."""
+"""How often it is asked whether a task waits for the wrong upstream node."""
 _MOVE_TASKS = 200
 """With more tasks under way than this it is asked proportionally less often."""
 _FORGET_S, _MOST_GONE = 3600.0, 1000
@@ -168,7 +168,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Dispatch until cancelled. An error in here is a bug, and ends the service loudly."""
-        # After a restart the nodes register again one by one. A task sent before the first upper node is back would
+        # After a restart the nodes register again one by one. A task sent before the first upstream node is back would
         # end as a fallback for no good reason.
         self._gathering_until = self._clock() + self._settings.lease_s
         async with asyncio.TaskGroup() as group:
@@ -282,7 +282,7 @@ class Dispatcher:
         upper = self._allowed(job, device, nodes, now)
         job.begin(now, task)
         if task.has_coarse and not upper:
-            late = "no upper node would have answered in time"
+            late = "no upstream node would have answered in time"
             over = (
                 events.GiveUp(job, task, "deadline", late, now) if choice.too_late else events.NoUpper(job, task, now)
             )
@@ -298,8 +298,8 @@ class Dispatcher:
     def _allowed(
         self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float
     ) -> Sequence[tuple[Node, Upstream]]:
-        """The upper nodes that an attempt asks: those to which the device may send the job's images in some form; for
-        each step up, where its images go up one by one."""
+        """The upstream nodes that an attempt asks: those to which the device may send the job's images, tier
+        after tier where images go up one by one."""
         if job.policy.gates and nodes:
             # The nodes of scheme adaptive stand in the order of their finish already.
             nodes = upstreams_of(job.policy.gates, nodes, 0 if job.policy.scheme is Scheme.ADAPTIVE else job.sent)
@@ -321,7 +321,7 @@ class Dispatcher:
         return starting and not self._has_upstream(job, now)
 
     def _move(self, now: float) -> None:
-        """Take tasks of the scheme `adaptive` away from upper nodes that have become slow."""
+        """Take tasks of the scheme `adaptive` away from upstream nodes that have become slow."""
         for job in list(self._jobs.values()):
             wanted = job.policy.scheme is Scheme.ADAPTIVE and job.policy.recovery is Recovery.MONITOR
             if job.ending or not wanted or not (waiting := self._states.movable(job)):
@@ -382,13 +382,13 @@ class Dispatcher:
 
     def _explain_waiting(self, job: ActiveJob, now: float) -> None:
         if self._gathers_for(job, now):
-            job.reason = "waiting for an upper node to register: the scheduler has just started"
+            job.reason = "waiting for an upstream node to register: the scheduler has just started"
         elif not self._devices.alive(Tier.END, now):
             ends = [view for view in self._devices.view(now) if view.device.tier is Tier.END]
             known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
             job.reason = f"waiting for an end device ({known or 'none has registered'})"
         elif not job.ready and job.waits_for_upstream:
-            job.reason = "waiting for an upper node (all coarse answers are there; on_upstream_loss=wait)"
+            job.reason = "waiting for an upstream node (all coarse answers are there; on_upstream_loss=wait)"
 
     # --- one attempt ----------------------------------------------------------------------------------------------
 
@@ -404,7 +404,7 @@ class Dispatcher:
         too_late: bool = False,
         hedge: bool = False,
     ) -> None:
-        """Send a task to a device. Where the coarse answer is known, the upper nodes alone are asked."""
+        """Send a task to a device. Where the coarse answer is known, the upstream nodes alone are asked."""
         stages = stages_of(job.policy.gates, job.policy.escalate, device.registration.models[0].sha256)
         if stages and task.unsure is not None:
             # The coarse answer is there, and which of its images go up.

@@ -62,20 +62,17 @@ class AttemptReport:
     incarnation: str
     tier: Tier
     upstream: str | None
-    """The upper node that the device was to ask first."""
+    """The upstream node that the device was to ask first."""
     stage: str
     """all | fine: whether the coarse answer was known already"""
     hedge: bool
     """Whether it was made beside one that took too long."""
     outcome: str
-    """running | ok | refused (the device said "not now") | unreachable | lost (the device died, left or got stuck with
-    it) | error (a wrong answer, or no coarse one in time) | fallback (the upper nodes failed) | rerouted (the upper
-    node left) | deadline (no final answer in the task's time) | cancelled (another attempt was quicker, or the job
-    ended) | late (it failed when the task was closed already)"""
+    """`running`, or as `attempt_state` explains."""
     reason: str
     """Why; "" for ok."""
     why: str
-    """Why it was sent to this device, with these upper nodes."""
+    """Why it was sent to this device, with these upstream nodes."""
     started_at: float
     """Wall clock, seconds since 1970."""
     ended_at: float | None
@@ -114,7 +111,7 @@ class ActiveTask:
     running: list[Attempt] = field(default_factory=list)
     """Those under way; more than one when a straggler has been hedged."""
     moves: int = 0
-    """How often it was taken from an upper node that had become slow."""
+    """How often it was taken from an upstream node that had become slow."""
     failed_attempts: int = 0
     trials: int = 0
     """Failed attempts beside those: each the first on a device whose last answer, to another task, was wrong."""
@@ -123,7 +120,7 @@ class ActiveTask:
     wrong: dict[str, str] = field(default_factory=dict)
     """End devices that answered it wrongly, with their incarnations."""
     wrong_above: dict[str, str] = field(default_factory=dict)
-    """The same for upper nodes."""
+    """The same for upstream nodes."""
     tried: set[str] = field(default_factory=set)
     """Nodes of any tier with which an attempt of this task failed: it goes to others, while there are any."""
     deaths: set[str] = field(default_factory=set)
@@ -188,7 +185,7 @@ class ActiveJob:
         self.delayed: list[ActiveTask] = []
         """A heap by `not_before`."""
         self.held: list[ActiveTask] = []
-        """Their delay is over, but they wait for an upper node, or for their turn as suspects."""
+        """Their delay is over, but they wait for an upstream node, or for their turn as suspects."""
         self.retries: TokenBucket | None = None
         """What retries are paid from; None for no limit."""
         self.sending = False
@@ -207,7 +204,7 @@ class ActiveJob:
         self.reason = ""
         """Why nothing of it can be sent now; "" when all goes well."""
         self.mapping: dict[str, str] = {}
-        """Upper node by end device, as last used."""
+        """Upstream node by end device, as last used."""
         self._request_id = request_id
         self._suspect: ActiveTask | None = None
         """The one suspect that may be on its way."""
@@ -275,7 +272,7 @@ class ActiveJob:
         """Make tasks ready whose wait is over. Suspects go one at a time.
 
         Returns:
-            Tasks that lack only a fine answer while there is no upper node. They are held.
+            Tasks that lack only a fine answer while there is no upstream node. They are held.
         """
         due, self.held = self.held, []
         while self.delayed and self.delayed[0].not_before <= now:
@@ -304,7 +301,7 @@ class ActiveJob:
 
     @property
     def waits_for_upstream(self) -> bool:
-        """Whether a task lacks nothing but a fine answer for which there is no upper node now."""
+        """Whether a task lacks nothing but a fine answer for which there is no upstream node now."""
         return any(task.has_coarse for task in self.held)
 
     def deadline_of(self, task: ActiveTask, now: float) -> float:

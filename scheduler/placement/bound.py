@@ -59,7 +59,7 @@ def bound_of_scheme(scheme: Scheme, tasks: int, counts: NodeCounts, times: Fleet
         n_map: end devices per edge node, for `mapping`, which gives each end device the same number of tasks.
 
     Raises:
-        ValueError: the scheme has no upper node here.
+        ValueError: the scheme has no upstream node here.
     """
     match scheme:
         case Scheme.END:
@@ -83,7 +83,7 @@ def least_bound(tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
     splits are looked at, however many tasks there are.
 
     Raises:
-        ValueError: there is no upper node.
+        ValueError: there is no upstream node.
     """
     if not counts.cloud or times.cloud is None:
         return _bound(tasks, tasks, 0, counts, times)
@@ -108,7 +108,7 @@ def _near(split: float, tasks: int) -> set[int]:
 def bound_with_slow_edge(tasks: int, counts: NodeCounts, times: FleetTimes, *, factor: float, after_s: float) -> float:
     """The least time, in seconds, when one edge node takes `factor` times as long from `after_s` on.
 
-    The end devices' part is that of `least_bound`. The upper nodes work from the arrival of the first coarse answers
+    The end devices' part is that of `least_bound`. The upstream nodes work from the arrival of the first coarse answers
     until their last answers must set out; T is the time by which all of them together can have computed `tasks`:
 
         sum over nodes of (T - t^c/2 - t_first) / t^p  =  tasks,   and 1 / (factor t^p) for the slow one from then on

@@ -164,8 +164,8 @@ def asks(event: RoutedEvent) -> dict[Tier, int]:
 
 
 def final_answers(event: RoutedEvent) -> Iterator[tuple[StageAnswer, NDArray[np.int64], NDArray[np.int64]]]:
-    """The answers of upper nodes that stand, node by node: the positions of their images in the task, int64 `[m]`, and
-    in the node's own answer."""
+    """The answers of upstream nodes that stand, node by node: the positions of their images in the task and in the
+    node's own answer, int64 `[m]`."""
     above: set[int] = set()
     for answer in reversed(event.answers):
         kept = [(index, place) for place, index in enumerate(answer.indices) if index not in above]

@@ -5,10 +5,10 @@ The paper (section 3.4) sends every task to an end device first and knows four s
     end         nothing follows: the coarse answer is the answer
     end-cloud   every task goes on to the clouds, in sequential order
     end-edge    every task goes on to the edge nodes, in sequential order
-    mapping     each end device has its own upper node: N_map end devices per edge node, the rest to the cloud
+    mapping     each end device has its own upstream node: N_map end devices per edge node, the rest to the cloud
 
 The fifth, adaptive, has no fixed routes: `scheduler.placement.adaptive` chooses for each task. Where a route is asked
-for all the same (a second attempt beside a slow one), it is every upper node, the edge first.
+for all the same (a second attempt beside a slow one), it is every upstream node, the edge first.
 
 The numbers of the equations are those of the paper. Times are seconds per task.
 """
@@ -148,7 +148,7 @@ def plan_routes(
 
     Args:
         ends: ids of the end devices on the device list.
-        edges, clouds: upper nodes that are on the device list and may see the pixels.
+        edges, clouds: upstream nodes that are on the device list and may see the pixels.
         n_map: end devices per edge node, from `map_count` or set by the operator; at least 1.
 
     Mapping hands out the first `N_edge * N_map` end devices to the edge nodes one by one and round again, so that with
@@ -181,7 +181,7 @@ def route_of(
         return Route(end=end, upstreams=(), in_turn=0, reason="scheme end: coarse answers only")
     if scheme is Scheme.ADAPTIVE:
         every = (*edges[:_MOST_ASKED], *clouds[:_MOST_ASKED])
-        reason = "scheme adaptive: chosen for each task" if every else "no upper node on the device list"
+        reason = "scheme adaptive: chosen for each task" if every else "no upstream node on the device list"
         return Route(end=end, upstreams=every, in_turn=min(1, len(every)), reason=reason)
     upper = edges if scheme is Scheme.END_EDGE else clouds
     tier = "edge" if scheme is Scheme.END_EDGE else "cloud"
@@ -205,7 +205,7 @@ def _map(end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node],
         reason = f"all {places} places are taken (N_map = {n_map}) and there is no cloud: shared among the edge nodes"
     else:
         own, others, spare = (), 0, ()
-        reason = "no upper node on the device list: the coarse answer stands"
+        reason = "no upstream node on the device list: the coarse answer stands"
     upstreams = (*_from(own, others), *_from(spare, position % len(spare) if len(spare) > _MOST_ASKED else 0))
     return Route(end=end, upstreams=upstreams, in_turn=min(1, len(upstreams)), reason=reason)
 

@@ -149,7 +149,7 @@ class Fleet:
         )
 
     def has_upstream(self, scheme: Scheme, now: float, rules: PrivacyRules | None = None) -> bool:
-        """Whether an upper node that the scheme uses is alive, and may get the images in some form."""
+        """Whether an upstream node that the scheme uses is alive, and may get the images in some form."""
         return any(self.upper(tier, now, rules) for tier in _UPPER_TIERS[scheme])
 
     def upper(self, tier: Tier, now: float, rules: PrivacyRules | None = None) -> list[Node]:
@@ -170,7 +170,7 @@ class Fleet:
         return [self.node(device) for device in devices if self._may_get(device, ends, rules, now)]
 
     def uppers(self, now: float, rules: PrivacyRules | None = None) -> list[Node]:
-        """The upper nodes of both tiers, edge first; those that are set aside only where there is no other."""
+        """The upstream nodes of both tiers, edge first; those that are set aside only where there is no other."""
         nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now, rules)]
         return self._sound(nodes, now, beside=nodes)
 
@@ -215,7 +215,7 @@ class Fleet:
 
         Raises:
             Forbidden: pixels would go to a node that is not trusted; with what to do about it.
-            Conflict: an encoder that the job needs is missing on a device or on an upper node.
+            Conflict: an encoder that the job needs is missing on a device or on an upstream node.
         """
         known = [view.device for view in self._devices.view(now)]
         wanted = _UPPER_TIERS[scheme]
@@ -339,7 +339,7 @@ class Fleet:
     def _encoder_for(
         self, end: Device, target: Device, rules: PrivacyRules, now: float
     ) -> tuple[EncoderEntry | None, Relay | None]:
-        """How images get from an end device to an upper node: with which encoder, and who encodes in its place.
+        """How images get from an end device to an upstream node: with which encoder, and who encodes in its place.
 
         Raises:
             Conflict, Forbidden: as `decide_form`.
@@ -429,7 +429,7 @@ class Fleet:
 
 
 def in_words(entry: Upstream) -> str:
-    """In which form images go to an upper node."""
+    """In which form images go to an upstream node."""
     if entry.encoding is None:
         return f"pixels to {entry.node_id}"
     where = f", encoded by {entry.relay.node_id}" if entry.relay is not None else ""

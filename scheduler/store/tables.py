@@ -74,7 +74,7 @@ attempts = Table(
     Column("node_id", String(63), nullable=False),
     Column("incarnation", String(64), nullable=False),
     Column("tier", String(8), nullable=False),
-    Column("upstream", String(63)),  # the upper node that was to be asked first
+    Column("upstream", String(63)),  # the upstream node that was to be asked first
     Column("stage", String(8), nullable=False),  # all | fine
     Column("hedge", Boolean, nullable=False),
     Column("outcome", String(16), nullable=False),

@@ -66,7 +66,7 @@ def classify(
     ] = None,
     recovery: Annotated[Recovery | None, typer.Option(help="What happens to a task whose attempt failed.")] = None,
     on_upstream_loss: Annotated[
-        UpstreamLoss | None, typer.Option(help="What happens when no upper node answers.")
+        UpstreamLoss | None, typer.Option(help="What happens when no upstream node answers.")
     ] = None,
     escalate: Annotated[
         Escalate | None, typer.Option(help="Which images go up a tier: all, or those whose answer is unsure.")

@@ -19,21 +19,21 @@ from tierkit.wire.oip import Timing
 __all__ = ["EndPlace", "LinkEstimate", "NodeEstimate", "Pilot"]
 
 _CUSHION_S = 0.15
-"""So long, and one task more, may wait at an upper node, that it has work while answers are on their way."""
+"""So long, and one task more, may wait at an upstream node, that it has work while answers are on their way."""
 
 _AHEAD_TASKS, _AHEAD_S = 1.5, 0.05
 """An end device gets another task when it will be done with its planned ones within this many tasks' time, this many
 seconds and its answer's way to the scheduler: it is never idle, and no choice is made too early."""
 
 _BLIND_TASKS = 6
-"""Tasks that an upper node may have while nothing is known of the link to it: the first answers will tell."""
+"""Tasks that an upstream node may have while nothing is known of the link to it: the first answers will tell."""
 
 _MOST_TASKS = 64
-"""Tasks that an end device or an upper node may have in all; an end device holds the images of each in memory."""
+"""Tasks that an end device or an upstream node may have in all; an end device holds the images of each in memory."""
 
 _WORTH_S, _WORTH = 0.3, 0.3
-"""A task is taken away from its upper node when it gains at least this many seconds, and this fraction of the time that
-it still has to wait: estimates err, and what the node has done of it is lost."""
+"""A task is taken away from its upstream node when it gains at least this many seconds, and this fraction of the time
+that it still has to wait: estimates err, and what the node has done of it is lost."""
 
 _MOST_KNOWN = 4096
 """Nodes that are remembered, or twice as many as there are; beyond that those that are not on the device list are
@@ -67,7 +67,7 @@ class NodeEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
-    """What is thought of the link between an end device and an upper node."""
+    """What is thought of the link between an end device and an upstream node."""
 
     end: str
     upper: str
@@ -103,7 +103,7 @@ class _Backlog:
     planned_s: dict[str, float]
     """Until an end device will have computed what this scheme has sent it, were there nothing else."""
     finish: dict[Hashable, float]
-    """When the answers of the upper nodes to the tasks on their way are expected at the scheduler."""
+    """When the answers of the upstream nodes to the tasks on their way are expected at the scheduler."""
 
 
 class Pilot:
@@ -124,7 +124,7 @@ class Pilot:
         self._hops: dict[str, Estimate] = {}
         self._links: dict[tuple[str, str], Estimate] = {}
         self._links_to: dict[str, Estimate] = {}
-        """From whichever end device to an upper node: what is expected of a pair that has not met."""
+        """From whichever end device to an upstream node: what is expected of a pair that has not met."""
         self._tiers: dict[str, Tier] = {}
         self._flights: dict[Hashable, _Flight] = {}
         self._joins: dict[str, int] = {}
@@ -185,7 +185,7 @@ class Pilot:
         flight.coarse_at = self._done_at[flight.end] = now - hop.value(now) / 2
 
     def fine(self, key: Hashable, upper: str, timing: Timing | None, round_trip_s: float, now: float) -> None:
-        """An upper node has answered.
+        """An upstream node has answered.
 
         Args:
             timing: None where the node does not tell.
@@ -208,7 +208,7 @@ class Pilot:
         self.ended(key)
 
     def taken_away(self, key: Hashable, now: float) -> None:
-        """An attempt is given up because its upper node is slow; how slow at least is all that will be known."""
+        """An attempt is given up because its upstream node is slow; how slow at least is all that will be known."""
         flight = self._flights.get(key)
         if flight is not None and flight.upper is not None:
             slow = self._backlog(None, [flight.upper], now).slowness.get(flight.upper, 1.0)
@@ -327,7 +327,7 @@ class Pilot:
         gain_s = finish - best
         if gain_s <= max(_WORTH_S, _WORTH * (finish - now)):
             return None
-        why = f"{upper} is expected to answer in {finish - now:.2f} s, another upper node in {best - now:.2f} s"
+        why = f"{upper} is expected to answer in {finish - now:.2f} s, another upstream node in {best - now:.2f} s"
         return key, why
 
     def estimates(
@@ -396,7 +396,7 @@ class Pilot:
 
         Args:
             images: of a task that one of the end devices is about to get, of a large fleet. Tasks of others that come
-                to an upper node after it do not make it wait.
+                to an upstream node after it do not make it wait.
         """
         found = _Backlog({}, {}, {}, {}, {})
         coarse_due: dict[Hashable, float] = {}
@@ -464,7 +464,7 @@ class Pilot:
         return self._backlog(end_ids, upper_ids, now, images=images)
 
     def _back_s(self, flight: _Flight, upper: str, now: float) -> float:
-        """From an upper node's answer to its arrival at the scheduler."""
+        """From an upstream node's answer to its arrival at the scheduler."""
         return (self._link_s(flight.end, upper, now) + self._hop_s(flight.end, now)) / 2
 
     # --- estimates ------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ The rule, in the order in which it decides:
 1. `horizon`: the earliest time at which all tasks of the job that are still to be sent can be done, by what all nodes
    have to do already. No task goes where it would be done later than that: the last tasks go where they finish first,
    and a slow device or a long path gets work only while there is enough of it.
-2. With a deadline, an upper node is asked only if the answer still arrives in time; if none can, the coarse answer is
-   all that is asked for.
-3. Among what is left: where the upper nodes are the narrow place, the one that will run out of work first, for what
+2. With a deadline, an upstream node is asked only if the answer still arrives in time; if none can, the coarse answer
+   is all that is asked for.
+3. Among what is left: where the upstream nodes are the narrow place, the one that will run out of work first, for what
    idles now is missing at the end. Where the end devices are, the one whose network is the most accurate, unless its
    answer is expected so late that a small error would hold the job up; among equal ones the pair of end device and
-   upper node with the earliest expected finish.
-4. A task that would wait at the upper node for longer than its `slack_s` is held back: later more is known, and the
+   upstream node with the earliest expected finish.
+4. A task that would wait at the upstream node for longer than its `slack_s` is held back: later more is known, and the
    queue of a node that slows down stays short. Held back is nothing that somebody waits for right now, and nothing
    once the end devices need all the time that is left until the deadline.
 """
@@ -32,7 +32,7 @@ _CONSIDERED = 8
 """End devices that are looked at for one task, those that would be done with the coarse answer first."""
 
 _MOST_ASKED = 8
-"""Upper nodes that a task is sent with, best first."""
+"""Upstream nodes that a task is sent with, best first."""
 
 _TOLERANCE_S = 1e-6
 
@@ -94,7 +94,7 @@ class Send:
     """When the final answer is expected at the scheduler."""
     reason: str
     too_late: bool = False
-    """No upper node is asked because none would answer before the deadline."""
+    """No upstream node is asked because none would answer before the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Hold:
 
 
 Link = Callable[[str, str], float]
-"""Seconds between an end device and an upper node, there and back."""
+"""Seconds between an end device and an upstream node, there and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Outlook:
     ends_done: float
     """When the end devices can have given all coarse answers."""
     uppers_narrow: bool
-    """Whether the job waits for the upper nodes rather than for the end devices."""
+    """Whether the job waits for the upstream nodes rather than for the end devices."""
     in_parts: bool = False
     """Only some nodes of the fleet are looked at for each task."""
 
@@ -129,7 +129,7 @@ class _Pair:
     end: EndState
     upper: UpperState
     ahead_s: float
-    """For which the upper node still has work when the task comes; below 0 it has been idle for so long by then."""
+    """For which the upstream node still has work when the task comes; below 0 it has been idle for so long by then."""
     finish: float
 
     @property
@@ -154,17 +154,17 @@ def plan(
 
     Args:
         ends: end devices that the task may go to.
-        uppers: upper nodes on the device list that may see its pixels.
+        uppers: upstream nodes on the device list that may see its pixels.
         known: of the whole fleet, where `ends` and `uppers` are but a part of it.
     """
     open_ends = _first([end for end in ends if end.has_room], now)
     if not open_ends:
         return None
     if not uppers:
-        return _coarse_only(open_ends[0], now, "no upper node on the device list")
+        return _coarse_only(open_ends[0], now, "no upstream node on the device list")
     if known is None:
         known = _outlook(ask.remaining, ends, uppers, link, now)
-    # For each upper node the end device by which the answer comes first, and of equal ones the one that is done first.
+    # For each upstream node the end device by which the answer comes first; of equal ones the one that is done first.
     pairs = [_best_pair(open_ends, upper, link, now) for upper in uppers if upper.has_room]
     in_time = [pair for pair in pairs if pair.finish <= ask.deadline]
     last = known.last
@@ -176,8 +176,8 @@ def plan(
     if not in_time:
         if hurry or _soonest(ends, uppers, link, now) > ask.deadline:
             left = f"{max(0.0, ask.deadline - now):.2f} s are left"
-            return _coarse_only(open_ends[0], now, f"no upper node would answer in time: {left}", too_late=True)
-        return Hold(reason="all upper nodes that answer in time have as many tasks as they may")
+            return _coarse_only(open_ends[0], now, f"no upstream node would answer in time: {left}", too_late=True)
+        return Hold(reason="all upstream nodes that answer in time have as many tasks as they may")
     useful = [pair for pair in in_time if pair.finish <= last + _TOLERANCE_S]
     if not useful:
         best = min(in_time, key=lambda pair: pair.finish)
@@ -189,7 +189,7 @@ def plan(
     if not quick:
         first = min(useful, key=lambda pair: pair.wait_s - pair.upper.slack_s)
         return Hold(
-            reason=f"the upper nodes have enough to do: {first.why(now)}",
+            reason=f"the upstream nodes have enough to do: {first.why(now)}",
             until=now + first.wait_s - first.upper.slack_s,
         )
     soonest = min(pair.finish for pair in quick)
@@ -223,7 +223,7 @@ def horizon(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], 
     """The earliest time at which `tasks` more tasks can all have their final answers.
 
     Both stages at their best: the end devices compute all coarse answers and the last of them goes the shortest way
-    on; the upper nodes begin when the first coarse answers arrive and never wait. Needs at least one of each.
+    on; the upstream nodes begin when the first coarse answers arrive and never wait. Needs at least one of each.
     """
     return _outlook(tasks, ends, uppers, link, now).last
 

@@ -320,7 +320,7 @@ async def _end(running: Running, node_id: str, *, script: Any = None, beating: b
 
 @asynccontextmanager
 async def _uppers(running: Running, *nodes: str) -> AsyncIterator[None]:
-    """Upper nodes on the device list ("edge-0", "cloud-0"), beating; fake end nodes answer in their name."""
+    """Upstream nodes on the device list ("edge-0", "cloud-0"), beating; fake end nodes answer in their name."""
     beats = []
     for node_id in nodes:
         tier = node_id.split("-")[0]

@@ -85,10 +85,10 @@ async def test_what_would_come_too_late_is_not_asked_for(kit, settings):
         assert (view["state"], view["answered_coarse"], view["fallback"]) == ("completed", 150, 150)
         assert set(end.routes) == {()}
         results = await scheduler.results(job["id"])
-        assert results[0]["fallback"] == "deadline: no upper node would have answered in time"
+        assert results[0]["fallback"] == "deadline: no upstream node would have answered in time"
         explained = (await scheduler.http.get(f"/v1/jobs/{job['id']}/explain")).json()
         # About 10 s: a clock that has not moved on since the job came says 10.00.
-        assert re.match(r"no upper node would answer in time: (9\.|10\.00)", explained["decisions"][0]["why"])
+        assert re.match(r"no upstream node would answer in time: (9\.|10\.00)", explained["decisions"][0]["why"])
 
 
 async def test_without_upper_nodes_the_coarse_answer_stands(kit, settings):

@@ -57,7 +57,7 @@ async def test_without_an_upper_node_the_coarse_answer_stands(kit, settings):
         view = await scheduler.finished(job["id"])
         results = await scheduler.results(job["id"])
     assert counts(view) == ("completed", 60, 0, 60, 0)
-    assert results[0]["fallback"].startswith("no_upstream: no upper node of scheme mapping")
+    assert results[0]["fallback"].startswith("no_upstream: no upstream node of scheme mapping")
     assert results[0]["coarse"] is not None
     assert results[0]["fine"] is None
 
@@ -342,7 +342,7 @@ async def test_a_waiting_job_goes_on_when_a_device_comes(kit, scheduler):
 async def test_waiting_for_an_upper_node_gives_the_coarse_answers_at_once_and_the_fine_ones_later(kit, settings):
     async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0"):
         job = await scheduler.submit(kit.images(120), on_upstream_loss="wait")
-        await wait_for(lambda: says(scheduler, job, "waiting for an upper node (all coarse"), what="the reason")
+        await wait_for(lambda: says(scheduler, job, "waiting for an upstream node (all coarse"), what="the reason")
         await wait_for(lambda: has(scheduler, job, ("running", 120, 0, 0, 0)), what="all coarse answers")
         async with kit.uppers(scheduler, "edge-0"):
             events = await scheduler.events(job["id"])

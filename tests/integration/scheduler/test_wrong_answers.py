@@ -107,7 +107,7 @@ async def test_devices_that_are_known_to_answer_wrongly_use_up_no_tasks_attempts
         first = await scheduler.submit(kit.images(200), scheme="end", batch_size=10)
         assert counts(await scheduler.finished(first["id"])) == ("completed", 200, 0, 0, 0)
         job = await scheduler.submit(kit.images(200), scheme=scheme, batch_size=10, on_upstream_loss="wait")
-        # Without an upper node the coarse answers come, and the fine stage waits to be passed on.
+        # Without an upstream node the coarse answers come, and the fine stage waits to be passed on.
         await wait_for(lambda: has(scheduler, job, ("running", 200, 0, 0, 0)), what="all coarse answers")
         await stack.enter_async_context(kit.uppers(scheduler, "edge-0"))
         assert counts(await scheduler.finished(job["id"])) == ("completed", 200, 200, 0, 0)
@@ -206,7 +206,7 @@ async def test_devices_that_could_not_do_what_another_one_can_are_blamed_each(ki
 
 
 def nonsense_from(*liars: str) -> Any:
-    """End devices that had nonsense from these upper nodes, and ask the next one then."""
+    """End devices that had nonsense from these upstream nodes, and ask the next one then."""
 
     async def script(end, task_id, upstreams, lines):
         rest = [upstream for upstream in upstreams if upstream.node_id not in liars]

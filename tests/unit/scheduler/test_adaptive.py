@@ -209,7 +209,7 @@ def test_a_task_is_held_back_while_the_upper_nodes_have_enough():
 
 
 def test_an_idle_device_is_not_kept_waiting_for_a_busy_one():
-    """By way of the busy one the task would wait less at the upper node; it would be no earlier."""
+    """By way of the busy one the task would wait less at the upstream node; it would be no earlier."""
     choice = choose([end("end-1", busy_s=1.1), end("end-2")], [upper("edge-1", busy_s=1.0)], remaining=20)
     assert route(choice)[0] == "end-2"
 

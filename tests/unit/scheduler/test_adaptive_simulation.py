@@ -66,7 +66,7 @@ class Fleet:
     """By which everything happens later than it should at most, as on a machine that has other work."""
     window: int = 3
     joins: int = 1
-    """Tasks that an upper node computes in one batch, where so many wait."""
+    """Tasks that an upstream node computes in one batch, where so many wait."""
     deadline: float = math.inf
     answered: dict[int, tuple[float, str]] = field(default_factory=dict)
     """Time and node of each task's final answer; "" for a coarse one."""
@@ -86,7 +86,7 @@ class Fleet:
         self.attempts: set[tuple[int, int]] = set()
         """Those under way: task and number."""
         self.moves: Counter[int] = Counter()
-        """How often a task was taken away from an upper node."""
+        """How often a task was taken away from an upstream node."""
         self.ready = list(range(tasks))
         self.tasks = tasks
         self.random = random.Random(5)
@@ -330,7 +330,7 @@ def test_with_a_deadline_what_is_sent_up_arrives_in_time_and_no_coarse_answer_is
     assert max(fleet.coarse.values()) <= deadline
     fine = [now for now, by in fleet.answered.values() if by]
     assert max(fine, default=0.0) <= deadline * 1.01
-    # Most of what the upper nodes can do until then.
+    # Most of what the upstream nodes can do until then.
     assert len(fine) >= 0.6 * min(tasks, (deadline - 1.2) * 4 / TIMES.edge.processing_s if TIMES.edge else 0)
 
 
