@@ -31,9 +31,9 @@ from scheduler.devices.health import (
     stalled_after_s,
     suspect_after_s,
 )
-from scheduler.devices.pace import Pace
 from scheduler.placement.mapping import Node, natural_order
 from tierkit.errors import Conflict, NotFound, Overloaded
+from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, Lease, Registration, Upstream
 
@@ -76,7 +76,9 @@ class Device:
     """Last sign of life: a heartbeat, or an answer to a task."""
     last_beat: float
     arrivals: Arrivals
-    pace: Pace
+    budget: TokenBucket | None
+    """Its power budget, in images. With a burst of 0 each task is paid for by a rest after it: work is spread evenly,
+    which is what heat and batteries care about."""
     suspect_after_s: float
     """Silence that its heartbeats so far allow."""
     progress_at: float
@@ -89,7 +91,7 @@ class Device:
     reached: bool = False
     """Whether it has ever answered a probe."""
     not_before: float = 0.0
-    """The node asked to be left alone until then ("503, Retry-After")."""
+    """The node is left alone until then: it asked for that ("503, Retry-After"), or rests for its power budget."""
     load: Heartbeat | None = None
     """What the node said of itself last."""
     given: int = 0
@@ -217,14 +219,14 @@ class DeviceList:
             retired = tuple(each for each in older if each != registration.incarnation)[-_MOST_RETIRED:]
         if self._swept_at is None:
             self._swept_at = now  # nobody is silent before the first has come
-        arrivals = Arrivals(self.times.heartbeat_s)
+        arrivals, per_minute = Arrivals(self.times.heartbeat_s), registration.images_per_minute
         self._devices[node_id] = Device(
             registration=registration,
             joined_at=now,
             last_seen=now,
             last_beat=now,
             arrivals=arrivals,
-            pace=Pace(registration.images_per_minute),
+            budget=TokenBucket(per_minute / 60, burst=0) if per_minute is not None else None,
             suspect_after_s=suspect_after_s(*arrivals.fit(), self.times),
             progress_at=now,
             retired=retired,
@@ -313,16 +315,11 @@ class DeviceList:
                 if not device.listed:
                     self._refresh(device, now)
 
-    def charge(self, node_id: str, images: int, now: float) -> float:
-        """Count images against the node's power budget; returns after how many seconds it may have more."""
+    def charge(self, node_id: str, images: int, now: float) -> None:
+        """Count images against the node's power budget: it gets no more until it has rested for them."""
         device = self._devices.get(node_id)
-        if device is None:
-            return 0.0
-        device.pace.charge(images, now)
-        rest = device.pace.wait_s(now)
-        if rest:
-            self._refresh(device, now)
-        return rest
+        if device is not None and device.budget is not None:
+            self.set_aside(node_id, device.incarnation, now + device.budget.take(now, images), now)
 
     def probed(self, node_id: str, incarnation: str, outcome: Probe, *, began: float, now: float) -> None:
         """What came of a probe that began at `began`. One that a sign of life has overtaken says nothing."""
@@ -384,11 +381,10 @@ class DeviceList:
             self._announce(device, now)
 
     def set_aside(self, node_id: str, incarnation: str, until: float, now: float) -> None:
-        """The node said "not now": give it no new tasks before `until`."""
+        """Give the node no new tasks before `until`: it said "not now", or rests for its power budget."""
         device = self._current(node_id, incarnation)
         if device is not None:
             device.not_before = max(device.not_before, until)
-            device.review_at = math.inf  # that may be sooner than the next look at it
             self._refresh(device, now)
 
     def drain(self, node_id: str, now: float) -> None:
@@ -421,7 +417,6 @@ class DeviceList:
         if incarnation is not None and incarnation != device.incarnation:
             raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
         self._forget(device)
-        self._tell(node_id)
 
     def get(self, node_id: str) -> Device:
         """The node's record. Raises NotFound."""
@@ -470,12 +465,8 @@ class DeviceList:
         if not all(view.set_aside for view in views):
             return []
         base_s = self.times.set_aside_s
-        return [
-            view.device
-            for view in views
-            if view.device.wrong.may_be_asked(now, base_s)
-            and max(view.device.not_before, view.device.pace.free_at) <= now
-        ]
+        devices = (view.device for view in views)
+        return [device for device in devices if device.wrong.may_be_asked(now, base_s) and device.not_before <= now]
 
     def suspect(self, tier: Tier, now: float) -> list[Device]:
         """Nodes of a tier that are late or accused, but neither given up nor stuck nor about to leave."""
@@ -604,9 +595,9 @@ class DeviceList:
         reason = verdict.reason
         if self.doubting and verdict.health is Health.SUSPECT:
             reason = f"{reason}; no other node is heard either, so the scheduler doubts itself first"
-        if verdict.health is Health.ALIVE and (rest_s := device.pace.wait_s(now)):
-            budget = device.registration.images_per_minute
-            reason = f"{reason}; rests for {rest_s:.1f} s to keep to {budget} images a minute"
+        if verdict.health is Health.ALIVE and device.budget and (rest_s := device.budget.wait_s(now, 0)):
+            per_minute = device.registration.images_per_minute
+            reason = f"{reason}; rests for {rest_s:.1f} s to keep to {per_minute} images a minute"
         if verdict.health is Health.ALIVE and wrong.count:
             reason = f"{reason}; gets one task as a trial: {wrong.why}"
         return DeviceView(
@@ -659,25 +650,24 @@ class DeviceList:
         view = self._view(device, now)
         if (view.health, view.keeps_tasks) != device.told:
             self._untold.add(device.node_id)
-        free_at = max(device.not_before, device.pace.free_at)
-        able = view.health is Health.ALIVE and free_at <= now
+        able = view.health is Health.ALIVE and device.not_before <= now
         if able and not device.listed:
             device.listed = True
             insort(self._alive[device.tier], device, key=_order)
             self._moved(device)
         elif device.listed and not able:
             self._unlist(device)
-        at = self._next_review(device, free_at, now)
+        at = self._next_review(device, now)
         if at < device.review_at:
             device.review_at = at
             heapq.heappush(self._reviews, (at, device.node_id))
 
-    def _next_review(self, device: Device, free_at: float, now: float) -> float:
-        """When time alone may change what `_judge` says, or `free_at` is over."""
+    def _next_review(self, device: Device, now: float) -> float:
+        """When time alone may change what `judge` says, or the node may have tasks again."""
         if device.death is not None:
             return max(device.last_seen + _FORGET_S, now) + _AGAIN_S
         at = min((moment for moment in self._moments(device) if moment > now), default=now) + _AGAIN_S
-        return min(at, free_at) if free_at > now else at
+        return min(at, device.not_before) if device.not_before > now else at
 
     def _moments(self, device: Device) -> list[float]:
         """When time alone may change what `_judge` says, as long as nothing is heard of it: before the first of them
@@ -713,6 +703,7 @@ class DeviceList:
         self._unlist(device)
         del self._in_order[_place(self._in_order, device)], self._devices[node_id]
         self._untold.discard(node_id)
+        self._tell(node_id)
 
     def _tell(self, node_id: str) -> None:
         for listener in self._listeners:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, KeysView, Sequence
 
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch import events
@@ -115,9 +115,9 @@ class AttemptStates:
         return (attempt for attempt in self._at.get(node_id, ()) if attempt.node_id == node_id)
 
     @property
-    def busy(self) -> set[str]:
+    def busy(self) -> KeysView[str]:
         """Nodes with attempts."""
-        return set(self._at)
+        return self._at.keys()
 
     def deadline_of(self, job: ActiveJob, task: ActiveTask, now: float) -> float:
         """When an attempt that begins now is given up."""

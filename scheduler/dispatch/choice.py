@@ -159,11 +159,6 @@ class Chooser:
         """An end device may have come to have room, or no room."""
         self._changed.add(node_id)
 
-    def forget_all_but(self, present: set[str]) -> None:
-        """Forget the nodes that are not among these."""
-        self._changed &= present
-        self._full &= present
-
     def forget_job(self, job_id: str) -> None:
         self._outlooks.pop(job_id, None)
 

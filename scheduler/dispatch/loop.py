@@ -21,12 +21,12 @@ How a task ends:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 
 from scheduler.devices.list import Device, DeviceList
 from scheduler.dispatch import events
@@ -36,7 +36,7 @@ from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.retry import hedge_after_s
 from scheduler.dispatch.wire import Order, Wire
 from scheduler.dispatch.work import ActiveJob, ActiveTask, AttemptReport, elapsed_ms
-from scheduler.measures import count_attempt, count_outstanding, count_task, counted_nodes, forget_nodes
+from scheduler.measures import ATTEMPTS, OUTSTANDING, TASKS
 from scheduler.placement.adaptive.pilot import EndPlace, Pilot
 from scheduler.placement.adaptive.planner import Ask
 from scheduler.placement.escalation import asks, stages_of, upstreams_of, without
@@ -58,8 +58,6 @@ _MOVE_S = 0.25
 """How often it is asked whether a task waits for the wrong upstream node."""
 _MOVE_TASKS = 200
 """With more tasks under way than this it is asked proportionally less often."""
-_FORGET_S, _MOST_GONE = 3600.0, 1000
-"""How often nodes that have left the device list are forgotten; sooner when there are more of them."""
 _IDLE_S = 1.0
 """The loop looks around at least this often, should a change have announced itself to nobody."""
 _TICK_S = 0.005
@@ -116,15 +114,12 @@ class Dispatcher:
         self._durations: dict[str, dict[str, deque[float]]] = {}
         """Seconds from the dispatch to the end of attempts, by job and device."""
         self._move_at = 0.0
-        self._forget_at = clock() + _FORGET_S
         self._look_at = 0.0
         """When to look at all jobs at the latest: time alone changes something then."""
         self._news = True
         """Whether to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
         self._wake = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = 0.0
         self._group: asyncio.TaskGroup | None = None
         devices.listen(self._on_device_change)
         devices.follow(self._on_listed)
@@ -173,29 +168,14 @@ class Dispatcher:
         self._gathering_until = self._clock() + self._settings.lease_s
         async with asyncio.TaskGroup() as group:
             self._group = group
-            try:
-                while True:
-                    self._wake.clear()
-                    self._step()
-                    if not self._wake.is_set():
-                        self._set_alarm()
+            while True:
+                self._wake.clear()
+                self._step()
+                try:
+                    async with asyncio.timeout(max(0.0, self._look_at - self._clock())):
                         await self._wake.wait()
-            finally:
-                if self._alarm is not None:
-                    self._alarm.cancel()
-
-    def _set_alarm(self) -> None:
-        """Be woken when it is time to look at all jobs; an alarm that is set for an earlier time stands."""
-        now = self._clock()
-        if self._alarm is None or not now < self._alarm_at <= self._look_at:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_at = self._look_at
-            self._alarm = asyncio.get_running_loop().call_later(max(0.0, self._look_at - now), self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None  # a timer may fire a little early, and stands no more
-        self.wake()
+                except TimeoutError:
+                    self._news = True  # also where the timer was a little early
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
@@ -223,17 +203,8 @@ class Dispatcher:
             self._choice.look_again()
         if self._settings.hedge:
             self._look_at = min(self._look_at, now + self._hedge(now))
-        if now >= self._forget_at or counted_nodes() > len(self._devices) + _MOST_GONE:
-            self._forget_gone(now)
         if looks:
             self._look_ahead(now)
-
-    def _forget_gone(self, now: float) -> None:
-        self._forget_at = now + _FORGET_S
-        present = {device.node_id for tier in Tier for device in self._devices.of(tier)} | self._states.busy
-        forget_nodes(present)
-        self.pilot.forget_all_but(present)
-        self._choice.forget_all_but(present)
 
     def _look_ahead(self, now: float) -> None:
         """Note when to look at all jobs again, and why those wait that do."""
@@ -373,7 +344,15 @@ class Dispatcher:
 
     def _on_device_change(self, node_id: str) -> None:
         self._handle(events.NodeChanged(node_id, self._clock()))
+        self._forget_if_gone(node_id)
         self.wake()
+
+    def _forget_if_gone(self, node_id: str) -> None:
+        """Drop what is known of a node that has left the device list and has no attempts any more."""
+        if self._devices.find(node_id) is None and node_id not in self._states.busy:
+            self.pilot.forget(node_id)
+            with contextlib.suppress(KeyError):  # it had no tasks
+                OUTSTANDING.remove(node_id)
 
     def _on_listed(self, node_id: str) -> None:
         """A node has come to those that may receive tasks, or has left them."""
@@ -445,17 +424,13 @@ class Dispatcher:
             planned=job.policy.scheme is Scheme.ADAPTIVE,
         )
         for node_id in (device.node_id, *(node.node_id for node in attempt.first_asked[:1])):
-            self._charge(node_id, task.images, now)
+            self._devices.charge(node_id, task.images, now)
         for node in attempt.first_asked:
             self._devices.sent(node.node_id, attempt.incarnations.get(node.node_id, ""), now)
         self._choice.changed(device.node_id)
-        count_outstanding(device.node_id, 1)
+        OUTSTANDING.labels(device.node_id).set(self.outstanding(device.node_id))
         assert self._group is not None, "the dispatcher is not running"
         self._io[attempt] = self._group.create_task(self._live(attempt), name=f"attempt {job.task_id(task)}")
-
-    def _charge(self, node_id: str, images: int, now: float) -> None:
-        if rest_s := self._devices.charge(node_id, images, now):
-            asyncio.get_running_loop().call_later(rest_s, self.wake)
 
     async def _live(self, attempt: Attempt) -> None:
         """The I/O of an attempt."""
@@ -471,7 +446,7 @@ class Dispatcher:
                     self._handle(events.Acknowledged(attempt, self._clock()))
                     self.wake()
                 order, budget_s = self._order(attempt), attempt.deadline - attempt.started
-                async with aclosing(self._wire.send(order, budget_s=budget_s)) as lines:
+                async with contextlib.aclosing(self._wire.send(order, budget_s=budget_s)) as lines:
                     async for event, line in lines:
                         now = self._clock()
                         self._devices.heard(attempt.node_id, attempt.device.incarnation, now)
@@ -562,7 +537,9 @@ class Dispatcher:
                     limit.reschedule(at)
             case events.Finished(attempt):
                 self.pilot.ended(attempt)
-                count_outstanding(attempt.node_id, -1)
+                OUTSTANDING.labels(attempt.node_id).set(self.outstanding(attempt.node_id))
+                for node_id in attempt.nodes:
+                    self._forget_if_gone(node_id)
                 self._choice.changed(attempt.node_id)
                 self._note_news(attempt.job)
             case events.Cancel(attempt):
@@ -586,21 +563,20 @@ class Dispatcher:
                 self._devices.accuse(node_id, incarnation, reason, now)
             case events.SetAside(node_id, incarnation, until, now):
                 self._devices.set_aside(node_id, incarnation, until, now)
-                asyncio.get_running_loop().call_later(until - now, self.wake)
 
     def _note_news(self, job: ActiveJob) -> None:
         """A job of which no task is on its way, or one that lets tasks wait for each other, is looked at."""
         self._news = self._news or job.waits or bool(job.held)
 
     def _on_closed(self, job: ActiveJob, task: ActiveTask, outcome: str, now: float) -> None:
-        count_task(outcome)
+        TASKS.labels(outcome).inc()
         self._note_news(job)
         if _log.isEnabledFor(logging.INFO):
             what = {"job": job.job_id, "task": task.index, "request_id": job.request_id(task), "outcome": outcome}
             _log.info("task done", extra={**what, "ms": round(elapsed_ms(task, now), 3)})
 
     def _on_report(self, attempt: Attempt, outcome: str, reason: str, now: float) -> None:
-        count_attempt(outcome)
+        ATTEMPTS.labels(outcome).inc()
         job, seconds = attempt.job, now - attempt.started
         job.sink.attempted(attempt.report(outcome, reason, attempt.started_at + seconds))
         if outcome in ("unreachable", "lost", "error"):
@@ -624,7 +600,7 @@ class Dispatcher:
                 # The images that went on from the first tier: nobody knew before how many they would be.
                 sent = asks(event)
                 for node in attempt.first_asked[1:]:
-                    self._charge(node.node_id, sent.get(node.tier, 0), now)
+                    self._devices.charge(node.node_id, sent.get(node.tier, 0), now)
                 for answer in event.answers[:1]:
                     self._learn_upper(attempt, answer, most_s, now)
 

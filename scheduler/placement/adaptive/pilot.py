@@ -35,9 +35,6 @@ _WORTH_S, _WORTH = 0.3, 0.3
 """A task is taken away from its upstream node when it gains at least this many seconds, and this fraction of the time
 that it still has to wait: estimates err, and what the node has done of it is lost."""
 
-_MOST_KNOWN = 4096
-"""Nodes that are remembered, or twice as many as there are; beyond that those that are not on the device list are
-forgotten."""
 _MOST_LINKS = 65_536
 """Links that are remembered; beyond that the one that was met first is forgotten."""
 
@@ -269,8 +266,6 @@ class Pilot:
         Args:
             in_parts: only some of its nodes are looked at for each task.
         """
-        if len(self._speeds) > max(_MOST_KNOWN, 2 * (len(ends) + len(uppers))):
-            self.forget_all_but({place.node.node_id for place in ends} | {node.node_id for node in uppers})
         backlog = self._backlog_of(ends, uppers, now)
         return outlook(
             remaining,
@@ -495,14 +490,10 @@ class Pilot:
         known = self._links.get((end, upper)) or self._links_to.get(upper)
         return self._link_prior_s[self._tiers[upper]] if known is None else known.value(now)
 
-    def forget_all_but(self, present: set[str]) -> None:
-        """Forget the nodes that are not among these and have no tasks."""
-        present = present | {flight.end for flight in self._flights.values()}
-        present |= {flight.upper for flight in self._flights.values() if flight.upper is not None}
-        for known in (self._speeds, self._hops, self._links_to, self._done_at, self._joins, self._tiers):
-            for node_id in known.keys() - present:
-                del known[node_id]
-        for waiting in (self._from_end, self._to_upper):
-            for node_id in waiting.keys() - present:
-                del waiting[node_id]
-        self._links = {pair: link for pair, link in self._links.items() if present.issuperset(pair)}
+    def forget(self, node_id: str) -> None:
+        """The node has left the device list; nothing happens while it has tasks."""
+        if not (self._from_end.get(node_id) or self._to_upper.get(node_id)):
+            for known in (self._speeds, self._hops, self._links_to, self._done_at, self._joins, self._tiers):
+                known.pop(node_id, None)
+            for waiting in (self._from_end, self._to_upper):
+                waiting.pop(node_id, None)

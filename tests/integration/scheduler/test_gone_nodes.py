@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tierkit.testing import wait_for
 
 
@@ -14,8 +12,7 @@ async def known_nodes(scheduler) -> set[str]:
     return set(re.findall(r'^terrace_scheduler_outstanding_tasks\{node="(.*)"\}', page, re.MULTILINE))
 
 
-@pytest.mark.parametrize(("bound", "value"), [("_FORGET_S", 0), ("_MOST_GONE", -1)])  # edge-0 is not counted
-async def test_what_is_known_of_nodes_that_have_left_is_forgotten(kit, settings, monkeypatch, bound, value):
+async def test_what_is_known_of_nodes_that_have_left_is_forgotten(kit, settings):
     async def answer(scheduler) -> None:
         job = await scheduler.submit(kit.images(20), scheme="adaptive", batch_size=10)
         assert (await scheduler.finished(job["id"]))["answered_fine"] == 20
@@ -24,7 +21,6 @@ async def test_what_is_known_of_nodes_that_have_left_is_forgotten(kit, settings,
         report = (await scheduler.http.get("/v1/mapping", params={"scheme": "adaptive"})).json()
         return {node["node_id"]: node["samples"] for node in report["adaptive"]["nodes"]}
 
-    monkeypatch.setattr(f"scheduler.dispatch.loop.{bound}", value)
     async with kit.scheduler(settings) as scheduler, kit.uppers(scheduler, "edge-0"):
         for name in ("end-a", "end-b", "end-c"):
             async with kit.end(scheduler, name):

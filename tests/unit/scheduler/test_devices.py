@@ -301,7 +301,7 @@ def test_a_node_that_had_nothing_to_do_is_not_late_with_new_work(devices):
 
 def test_a_power_budget_lets_a_node_rest(devices):
     devices.register(registration(images_per_minute=600), 0.0)
-    assert devices.charge("end-0", 50, 0.0) == pytest.approx(5.0)
+    devices.charge("end-0", 50, 0.0)
     devices.heartbeat("end-0", beat(), 1.0)
     assert devices.alive(Tier.END, 1.0) == []
     view = devices.view(1.0)[0]
