@@ -35,7 +35,7 @@ from scheduler.placement.mapping import Node, natural_order
 from tierkit.errors import Conflict, NotFound, Overloaded
 from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
-from tierkit.wire.messages import Heartbeat, Lease, Registration, Upstream
+from tierkit.wire.messages import Heartbeat, Lease, Registration
 
 __all__ = ["Device", "DeviceList", "DeviceView"]
 
@@ -109,8 +109,7 @@ class Device:
     listed: bool = False
     """Whether it is among those that may receive tasks."""
     node: Node | None = None
-    entry: Upstream | None = None
-    """The node as the mapping sees it, and its route entry when it gets pixels; `placement.routes` sets both."""
+    """The node as the mapping sees it; `placement.routes` sets it."""
     told: tuple[Health, bool] = (Health.ALIVE, True)
     """Its health, and whether it keeps its tasks, as the listeners know it."""
 
@@ -670,15 +669,7 @@ class DeviceList:
         return min(at, device.not_before) if device.not_before > now else at
 
     def _moments(self, device: Device) -> list[float]:
-        """When time alone may change what `_judge` says, as long as nothing is heard of it: before the first of them
-        nothing does."""
-        try:
-            return self._moments_of(device)
-        except Exception as exc:
-            self._give_up(device, exc)
-            return [-math.inf]
-
-    def _moments_of(self, device: Device) -> list[float]:
+        """When time alone may change what `judge` says, as long as nothing is heard of the node."""
         moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
         if owed := device.owed:
             moments.append(device.progress_at + stalled_after_s(owed, device.ms_per_image, self.times))

@@ -12,7 +12,6 @@ from enum import StrEnum
 
 from scheduler.devices.list import Device
 from scheduler.dispatch.work import ActiveJob, ActiveTask, AttemptReport
-from scheduler.placement.mapping import Node
 from tierkit.types import Tier
 from tierkit.wire.events import FallbackEvent, RoutedEvent
 from tierkit.wire.messages import Stage, Upstream
@@ -37,9 +36,8 @@ class Attempt:
     job: ActiveJob
     task: ActiveTask
     device: Device
-    upstreams: tuple[Node, ...] = ()
-    entries: tuple[Upstream, ...] = ()
-    """`upstreams` as they go over the wire, with the form in which each gets the images."""
+    upstreams: tuple[Upstream, ...] = ()
+    """In the order in which the device asks them, with the form in which each gets the images."""
     incarnations: dict[str, str] = field(default_factory=dict)
     """Of the upstream nodes."""
     stages: tuple[Stage, ...] = ()
@@ -68,7 +66,7 @@ class Attempt:
     number: int = 0
     """From 1, of the task's attempts."""
     node_id: str = field(init=False)
-    first_asked: tuple[Node, ...] = field(init=False)
+    first_asked: tuple[Upstream, ...] = field(init=False)
     """The upstream node that is asked first; of each tier, where images go up tier after tier."""
 
     def __post_init__(self) -> None:

@@ -166,7 +166,7 @@ class AttemptStates:
             case events.JobEnded(job, now):
                 self._suspicion.forget_job(job)
                 for attempt in [attempt for task in job.open.values() for attempt in task.running]:
-                    self._drop(attempt, "the job has ended", now)
+                    self._drop(attempt, "the job has ended")
             case events.GiveUp(job, task, reason, detail, now):
                 self._give_up(job, task, reason, detail, now)
             case events.NoUpper(job, task, now):
@@ -191,17 +191,17 @@ class AttemptStates:
         if attempt.phase is Phase.ENDED:
             return
         task = attempt.task
-        self._release(attempt, now, answered=True)
-        self.effects.append(events.Learn(attempt, event, now))
-        self._judge_uppers(attempt, event, now)
+        self._release(attempt, answered=True)
+        self.effects.append(events.Learn(attempt, event))
+        self._judge_uppers(attempt, event)
         was_open, had_coarse = not task.closed, task.has_coarse
         self._take(attempt, event, line, now)
         attempt.gave_coarse |= task.has_coarse and not had_coarse
         if task.closed:
             attempt.phase = Phase.ANSWERED
             if was_open:
-                self._report(attempt, *_what_came(event), now)
-            self._drop_others(attempt, now)
+                self._report(attempt, *_what_came(event))
+            self._drop_others(attempt)
         elif attempt.leaving and attempt.phase is not Phase.ANSWERED:
             self._stop(attempt, now, f"{attempt.leaving} left the device list", rerouted=attempt.leaving)
             return
@@ -223,7 +223,7 @@ class AttemptStates:
                     task.coarse = job.answer(task, "coarse", "coarse", event, line, now)
                     self.effects.append(events.Deliver(job, task.coarse))
                 if policy.scheme is Scheme.END:
-                    self._close(job, task, "coarse", now)
+                    self._close(job, task, "coarse")
                 elif attempt.too_late:
                     self._give_up(job, task, "deadline", "no upstream node would have answered in time", now)
                 elif not attempt.upstreams:
@@ -250,15 +250,15 @@ class AttemptStates:
             self._conclude(attempt, error, now)
         elif attempt.deadline < job.deadline_of(task, now):
             why = f"no final answer within {self._settings.task_deadline_s:g} s; the task goes on waiting"
-            self._finish(attempt, now)
-            self._report(attempt, "deadline", why, now)
+            self._finish(attempt)
+            self._report(attempt, "deadline", why)
             self._wait_for_upper(job, task, now)
         else:
             why = f"no final answer within {job.policy.task_deadline_s:g} s"
             self._give_up(job, task, "deadline", why, now)
-            self._report(attempt, "deadline", why, now)
-            self._drop_others(attempt, now)
-            self._finish(attempt, now)
+            self._report(attempt, "deadline", why)
+            self._drop_others(attempt)
+            self._finish(attempt)
 
     def _node_changed(self, node_id: str, now: float) -> None:
         self._suspicion.note_death(node_id, self._at.get(node_id, ()), now)
@@ -287,29 +287,29 @@ class AttemptStates:
             self.effects.append(events.Cancel(attempt))
             self._conclude(attempt, UpstreamUnavailable(why), now, lost=lost, rerouted=rerouted, slow=slow)
 
-    def _drop(self, attempt: Attempt, why: str, now: float) -> None:
+    def _drop(self, attempt: Attempt, why: str) -> None:
         """Nobody waits for the attempt any more."""
         if attempt.phase is not Phase.ENDED:
             self.effects.append(events.Cancel(attempt))
-            self._finish(attempt, now)
-            self._report(attempt, "cancelled", why, now)
+            self._finish(attempt)
+            self._report(attempt, "cancelled", why)
 
-    def _drop_others(self, winner: Attempt, now: float) -> None:
+    def _drop_others(self, winner: Attempt) -> None:
         for attempt in [attempt for attempt in winner.task.running if attempt is not winner]:
-            self._drop(attempt, "answered by another attempt", now)
+            self._drop(attempt, "answered by another attempt")
 
-    def _release(self, attempt: Attempt, now: float, *, answered: bool) -> None:
+    def _release(self, attempt: Attempt, *, answered: bool) -> None:
         """The device owes nothing more."""
         if attempt.owed:
-            self.effects.append(events.Released(attempt, answered, now))
+            self.effects.append(events.Released(attempt, answered))
         if attempt.phase is Phase.ACKNOWLEDGING:
             attempt.job.sending = False
         if attempt.phase in (Phase.ACKNOWLEDGING, Phase.COARSE):
             attempt.phase = Phase.FINE
 
-    def _finish(self, attempt: Attempt, now: float) -> None:
+    def _finish(self, attempt: Attempt) -> None:
         """The attempt is over, whatever follows."""
-        self._release(attempt, now, answered=False)
+        self._release(attempt, answered=False)
         attempt.phase = Phase.ENDED
         attempt.task.running.remove(attempt)
         del self.running[attempt]
@@ -320,10 +320,10 @@ class AttemptStates:
                 del self._at[node_id]
         self.effects.append(events.Finished(attempt))
 
-    def _report(self, attempt: Attempt, outcome: str, reason: str, now: float) -> None:
+    def _report(self, attempt: Attempt, outcome: str, reason: str) -> None:
         if not attempt.reported:
             attempt.reported = True
-            self.effects.append(events.Report(attempt, outcome, reason, now))
+            self.effects.append(events.Report(attempt, outcome, reason))
 
     # --- what follows an attempt ----------------------------------------------------------------------------------
 
@@ -347,10 +347,10 @@ class AttemptStates:
         if attempt.phase is Phase.ENDED:
             return
         job, task, lacks_fine = attempt.job, attempt.task, attempt.lacks_fine
-        self._finish(attempt, now)
+        self._finish(attempt)
         reason = ""
         if error is None:
-            self._right(attempt, task.wrong, attempt.node_id, attempt.device.incarnation, now)
+            self._right(attempt, task.wrong, attempt.node_id, attempt.device.incarnation)
         else:
             reason = str(error) if isinstance(error, TerraceError) else f"internal error: {error!r}"
         rerouted = rerouted or attempt.leaving
@@ -367,14 +367,14 @@ class AttemptStates:
             wait_s = error.retry_after_s * self._chance.uniform(1.0, 1.5)
             # It may be for want of the task's time alone, and then it holds for no other task.
             wait_s = min(wait_s, attempt.deadline - attempt.started)
-            self.effects.append(events.SetAside(attempt.node_id, attempt.device.incarnation, now + wait_s, now))
+            self.effects.append(events.SetAside(attempt.node_id, attempt.device.incarnation, now + wait_s))
             self._again(job, task, now)
         elif lacks_fine:
             outcome, reason = _what_came(attempt.fallback[0] if attempt.fallback else None)
             self._without_fine(attempt, now)
         else:
             outcome = self._failed(attempt, error, reason, now, lost=lost)
-        self._report(attempt, outcome, reason, now)
+        self._report(attempt, outcome, reason)
         if task.closed and task.tried:
             self._suspicion.forget_task(task)
 
@@ -391,16 +391,16 @@ class AttemptStates:
             outcome = "unreachable"
             if may_have_held(error) and not task.has_coarse:
                 self._suspicion.suspect(attempt.node_id, incarnation, job, task)
-            self.effects.append(events.Accused(attempt.node_id, incarnation, reason, now))
+            self.effects.append(events.Accused(attempt.node_id, incarnation, reason))
         else:
             if isinstance(error, InvalidAnswer) and attempt.gave_coarse:
-                self._withdraw(attempt, now)
+                self._withdraw(attempt)
             task.errors += 1
             time_s = attempt.deadline - attempt.started
             hurried = isinstance(error, DeadlineExceeded) and time_s < self._settings.coarse_timeout_s
             # What the task had no time for, or is the scheduler's own fault, says nothing of the device.
             if isinstance(error, TerraceError) and not hurried:
-                self._wrong(task.wrong, attempt.node_id, incarnation, reason, now)
+                self._wrong(task.wrong, attempt.node_id, incarnation, reason)
         if attempt.trial and task.trials < self._settings.max_attempts:
             task.trials += 1  # it tried the device, not the task
         else:
@@ -469,14 +469,14 @@ class AttemptStates:
         if not (task.running or task.closed or job.ending):
             job.delay(task, at)
 
-    def _withdraw(self, attempt: Attempt, now: float) -> None:
+    def _withdraw(self, attempt: Attempt) -> None:
         """Take back the coarse part of an invalid answer: it is computed again; attempts that rely on it stop."""
         job, task = attempt.job, attempt.task
         if task.coarse is not None and not task.closed:
             self.effects.append(events.TakeBack(job, task.coarse))
             task.has_coarse, task.coarse, task.unsure, task.partial = False, None, None, None
             for other in [other for other in task.running if not other.owed]:
-                self._drop(other, "the coarse answer was withdrawn", now)
+                self._drop(other, "the coarse answer was withdrawn")
 
     def _blame(self, job: ActiveJob, task: ActiveTask, node_id: str, now: float) -> None:
         """A node died with the task on it."""
@@ -484,11 +484,11 @@ class AttemptStates:
             _log.error("a task is quarantined", extra={"task": job.task_id(task), "why": detail})
             self._give_up(job, task, "quarantined", detail, now)
             for attempt in list(task.running):
-                self._drop(attempt, "the task is quarantined", now)
+                self._drop(attempt, "the task is quarantined")
 
     # --- what answers say of nodes --------------------------------------------------------------------------------
 
-    def _judge_uppers(self, attempt: Attempt, event: TaskEvent, now: float) -> None:
+    def _judge_uppers(self, attempt: Attempt, event: TaskEvent) -> None:
         """Hold what an end device says of the upstream nodes' answers for or against those that it was told to ask."""
         parts: Sequence[UpperAnswer | FallbackEvent | StageLoss] = ()
         match event:
@@ -500,11 +500,11 @@ class AttemptStates:
         for part in parts:
             for answer in part.wrong:
                 if incarnation := attempt.incarnations.get(answer.node_id):
-                    self._wrong(blamed, answer.node_id, incarnation, answer.detail[:_MOST_SAID], now)
+                    self._wrong(blamed, answer.node_id, incarnation, answer.detail[:_MOST_SAID])
             if isinstance(part, UpperAnswer):
-                self._right(attempt, blamed, part.node_id, attempt.incarnations.get(part.node_id, ""), now)
+                self._right(attempt, blamed, part.node_id, attempt.incarnations.get(part.node_id, ""))
 
-    def _wrong(self, blamed: dict[str, str], node_id: str, incarnation: str, reason: str, now: float) -> None:
+    def _wrong(self, blamed: dict[str, str], node_id: str, incarnation: str, reason: str) -> None:
         """A node has answered a task wrongly, or not in time. The first one to do so is blamed; when a second one does,
         it is the task's fault as much, until another node can do it: `_right`.
 
@@ -513,17 +513,17 @@ class AttemptStates:
         """
         first = not blamed
         if len(blamed) == 1 and node_id not in blamed:
-            self.effects += [events.Pardoned(other, its, now) for other, its in blamed.items()]
+            self.effects += [events.Pardoned(other, its) for other, its in blamed.items()]
         blamed[node_id] = incarnation
-        self.effects.append(events.AnsweredWrongly(node_id, incarnation, reason, first, now))
+        self.effects.append(events.AnsweredWrongly(node_id, incarnation, reason, first))
 
-    def _right(self, attempt: Attempt, blamed: dict[str, str], node_id: str, incarnation: str, now: float) -> None:
+    def _right(self, attempt: Attempt, blamed: dict[str, str], node_id: str, incarnation: str) -> None:
         """A node has answered as it should, so those that could not were at fault themselves."""
-        self.effects.append(events.AnsweredRightly(node_id, incarnation, now))
+        self.effects.append(events.AnsweredRightly(node_id, incarnation))
         if len(blamed) > 1:  # a single one has been blamed already
             reason = f"task {attempt.job.task_id(attempt.task)}, which {node_id} could do"
             others = {other: its for other, its in blamed.items() if other != node_id}
-            self.effects += [events.AnsweredWrongly(other, its, reason, True, now) for other, its in others.items()]
+            self.effects += [events.AnsweredWrongly(other, its, reason, True) for other, its in others.items()]
         blamed.clear()
 
     # --- answers of a task ----------------------------------------------------------------------------------------
@@ -562,12 +562,12 @@ class AttemptStates:
     def _finish_task(
         self, job: ActiveJob, task: ActiveTask, kind: str, event: TaskEvent, line: str, now: float
     ) -> None:
-        self._close(job, task, kind, now)
+        self._close(job, task, kind)
         self.effects.append(events.Deliver(job, job.answer(task, "final", kind, event, line, now)))
 
-    def _close(self, job: ActiveJob, task: ActiveTask, outcome: str, now: float) -> None:
+    def _close(self, job: ActiveJob, task: ActiveTask, outcome: str) -> None:
         job.close(task)
-        self.effects.append(events.Closed(job, task, outcome, now))
+        self.effects.append(events.Closed(job, task, outcome))
 
 
 def _losses(event: TaskEvent | None) -> tuple[FallbackEvent | StageLoss, ...]:

@@ -1,6 +1,7 @@
 """What happens to attempts and their tasks, and what shall be done about it: the input and output of `attempt_state`.
 
-Times are those of the scheduler's monotonic clock. Import the module, not the names: `events.LineCame`.
+Times are those of the scheduler's monotonic clock; an effect happens at the time of its event. Import the module, not
+the names: `events.LineCame`.
 """
 
 from __future__ import annotations
@@ -109,7 +110,6 @@ class Released(NamedTuple):
 
     attempt: Attempt
     answered: bool
-    now: float
 
 
 class Finished(NamedTuple):
@@ -124,7 +124,6 @@ class Report(NamedTuple):
     attempt: Attempt
     outcome: str
     reason: str
-    now: float
 
 
 class Deliver(NamedTuple):
@@ -147,7 +146,6 @@ class Closed(NamedTuple):
     job: ActiveJob
     task: ActiveTask
     outcome: str
-    now: float
 
 
 class FailJob(NamedTuple):
@@ -162,7 +160,6 @@ class Learn(NamedTuple):
 
     attempt: Attempt
     event: TaskEvent
-    now: float
 
 
 class Accused(NamedTuple):
@@ -171,7 +168,6 @@ class Accused(NamedTuple):
     node_id: str
     incarnation: str
     reason: str
-    now: float
 
 
 class AnsweredWrongly(NamedTuple):
@@ -181,7 +177,6 @@ class AnsweredWrongly(NamedTuple):
     incarnation: str
     reason: str
     counts: bool
-    now: float
 
 
 class AnsweredRightly(NamedTuple):
@@ -189,7 +184,6 @@ class AnsweredRightly(NamedTuple):
 
     node_id: str
     incarnation: str
-    now: float
 
 
 class Pardoned(NamedTuple):
@@ -197,7 +191,6 @@ class Pardoned(NamedTuple):
 
     node_id: str
     incarnation: str
-    now: float
 
 
 class SetAside(NamedTuple):
@@ -206,7 +199,6 @@ class SetAside(NamedTuple):
     node_id: str
     incarnation: str
     until: float
-    now: float
 
 
 Effect = (

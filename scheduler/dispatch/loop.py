@@ -263,12 +263,10 @@ class Dispatcher:
             self._news = True
             return
         if upper:
-            job.mapping[device.node_id] = upper[0][0].node_id
+            job.mapping[device.node_id] = upper[0].node_id
         self._start(job, task, device, upper, now, why=why, too_late=choice.too_late)
 
-    def _allowed(
-        self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float
-    ) -> Sequence[tuple[Node, Upstream]]:
+    def _allowed(self, job: ActiveJob, device: Device, nodes: tuple[Node, ...], now: float) -> Sequence[Upstream]:
         """The upstream nodes that an attempt asks: those to which the device may send the job's images, tier
         after tier where images go up one by one."""
         if job.policy.gates and nodes:
@@ -334,7 +332,7 @@ class Dispatcher:
                 continue
             route = self._fleet.route(job.policy.scheme, device.node_id, now, job.privacy)
             allowed = self._allowed(job, device, route.for_task(job.sent), now)
-            upper = sorted(allowed, key=lambda pair: pair[0].node_id in busy)
+            upper = sorted(allowed, key=lambda node: node.node_id in busy)
             if task.has_coarse and not upper:
                 continue
             job.retries.take(now)
@@ -376,7 +374,7 @@ class Dispatcher:
         job: ActiveJob,
         task: ActiveTask,
         device: Device,
-        upper: Sequence[tuple[Node, Upstream]],
+        upper: Sequence[Upstream],
         now: float,
         *,
         why: str,
@@ -389,19 +387,17 @@ class Dispatcher:
             # The coarse answer is there, and which of its images go up.
             stages = (stages[0].model_copy(update={"below": None, "only": task.unsure}), *stages[1:])
         if task.tried:
-            upper = sorted(upper, key=lambda pair: pair[0].node_id in task.tried)
-        nodes, entries = tuple(node for node, _ in upper), tuple(entry for _, entry in upper)
-        found = {node.node_id: self._devices.find(node.node_id) for node in nodes}
+            upper = sorted(upper, key=lambda node: node.node_id in task.tried)
+        above = {node.node_id: self._devices.get(node.node_id) for node in upper}
         attempt = Attempt(
             job=job,
             task=task,
             device=device,
-            upstreams=nodes,
-            entries=entries,
-            incarnations={node_id: above.incarnation for node_id, above in found.items() if above is not None},
-            stages=stages if nodes else (),
+            upstreams=tuple(upper),
+            incarnations={node_id: node.incarnation for node_id, node in above.items()},
+            stages=stages if upper else (),
             hedge=hedge,
-            why="; ".join([why, *map(in_words, entries[:1])]),
+            why="; ".join([why, *map(in_words, upper[:1])]),
             too_late=too_late,
             # A threshold for the coarse answer needs its probabilities, which the device alone has.
             fine_only=task.has_coarse and not (stages and stages[0].below is not None),
@@ -414,10 +410,11 @@ class Dispatcher:
         self._devices.sent(device.node_id, device.incarnation, now)
         if attempt.owed:
             self._devices.given(device.node_id, device.incarnation, task.images, now)
+        first = next(iter(attempt.first_asked), None)
         self.pilot.sent(
             attempt,
             end=self._fleet.node(device),
-            upper=next(iter(attempt.first_asked), None),
+            upper=None if first is None else self._fleet.node(above[first.node_id]),
             images=task.images,
             now=now,
             fine_only=attempt.fine_only,
@@ -426,7 +423,7 @@ class Dispatcher:
         for node_id in (device.node_id, *(node.node_id for node in attempt.first_asked[:1])):
             self._devices.charge(node_id, task.images, now)
         for node in attempt.first_asked:
-            self._devices.sent(node.node_id, attempt.incarnations.get(node.node_id, ""), now)
+            self._devices.sent(node.node_id, attempt.incarnations[node.node_id], now)
         self._choice.changed(device.node_id)
         OUTSTANDING.labels(device.node_id).set(self.outstanding(device.node_id))
         assert self._group is not None, "the dispatcher is not running"
@@ -476,7 +473,7 @@ class Dispatcher:
             url=registration.url,
             model=registration.models[0].name,
             pixels=job.pixels[task.first_image : task.first_image + task.images],
-            upstreams=attempt.entries,
+            upstreams=attempt.upstreams,
             coarse_classes=self._coarse_classes,
             fine_classes=self._fine_classes,
             stages=attempt.stages,
@@ -501,7 +498,7 @@ class Dispatcher:
                 except Exception as exc:
                     self._fail_job_of(event, exc)
                 for effect in self._states.effects:
-                    self._perform(effect)
+                    self._perform(effect, event.now)
                 self._states.effects.clear()  # they hold jobs
         finally:
             self._handling = False
@@ -517,19 +514,19 @@ class Dispatcher:
         _log.exception("unexpected error after an attempt", extra={"job": job.job_id})
         self._end(job, "failed", f"internal error: {exc!r}")
 
-    def _perform(self, effect: events.Effect) -> None:  # one case for each effect
+    def _perform(self, effect: events.Effect, now: float) -> None:  # one case for each effect
         match effect:
-            case events.Learn(attempt, event, now):
+            case events.Learn(attempt, event):
                 self._learn(attempt, event, now)
-            case events.Released(attempt, answered, now):
+            case events.Released(attempt, answered):
                 device = attempt.device
                 self._devices.settled(device.node_id, device.incarnation, attempt.task.images, now, answered=answered)
                 self._choice.changed(device.node_id)
             case events.Deliver(job, answer):
                 job.sink.answer(answer)
-            case events.Closed(job, task, outcome, now):
+            case events.Closed(job, task, outcome):
                 self._on_closed(job, task, outcome, now)
-            case events.Report(attempt, outcome, reason, now):
+            case events.Report(attempt, outcome, reason):
                 self._on_report(attempt, outcome, reason, now)
             case events.WaitUntil(attempt, at):
                 # One that has just expired cannot be moved any more: `TimeUp` follows.
@@ -552,16 +549,16 @@ class Dispatcher:
             case events.FailJob(job, reason):
                 if not job.ending:
                     self._end(job, "failed", reason)
-            case events.AnsweredRightly(node_id, incarnation, now):
+            case events.AnsweredRightly(node_id, incarnation):
                 self._devices.answered_rightly(node_id, incarnation, now)
-            case events.AnsweredWrongly(node_id, incarnation, reason, counts, now):
+            case events.AnsweredWrongly(node_id, incarnation, reason, counts):
                 self._devices.answered_wrongly(node_id, incarnation, reason, now, counts=counts)
                 asyncio.get_running_loop().call_later(self._settings.set_aside_s + _TICK_S, self.wake)
-            case events.Pardoned(node_id, incarnation, now):
+            case events.Pardoned(node_id, incarnation):
                 self._devices.pardon(node_id, incarnation, now)
-            case events.Accused(node_id, incarnation, reason, now):
+            case events.Accused(node_id, incarnation, reason):
                 self._devices.accuse(node_id, incarnation, reason, now)
-            case events.SetAside(node_id, incarnation, until, now):
+            case events.SetAside(node_id, incarnation, until):
                 self._devices.set_aside(node_id, incarnation, until, now)
 
     def _note_news(self, job: ActiveJob) -> None:

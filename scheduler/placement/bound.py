@@ -34,22 +34,27 @@ class NodeCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The least time for a job, in seconds from its first dispatch, and what it comes from."""
+    """The least time for a job, in seconds from its first dispatch."""
 
     seconds: float
-    limited_by: Tier
-    """The tier that has the most to do."""
     edge_tasks: int
-    cloud_tasks: int
+    """Fine answers that come from the edge nodes."""
 
 
-def bound_of_split(edge_tasks: int, cloud_tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
+def bound_of_split(tasks: int, edge_tasks: int, cloud_tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
     """The bound with these numbers of fine answers from each tier.
 
     Raises:
         ValueError: a tier has tasks and no nodes or no times.
     """
-    return _bound(edge_tasks + cloud_tasks, edge_tasks, cloud_tasks, counts, times)
+    tiers = ((Tier.EDGE, edge_tasks, counts.edge, times.edge), (Tier.CLOUD, cloud_tasks, counts.cloud, times.cloud))
+    used = [(share, nodes, _known(tier, nodes, task)) for tier, share, nodes, task in tiers if share]
+    way_on_s = min((task.total_s for _, _, task in used), default=0.0)
+    ends_s = times.end.communication_s + tasks * times.end.processing_s / counts.end + way_on_s
+    stages_s = [
+        times.end.total_s + task.communication_s + share * task.processing_s / nodes for share, nodes, task in used
+    ]
+    return Bound(seconds=max([ends_s, *stages_s]), edge_tasks=edge_tasks)
 
 
 def bound_of_scheme(scheme: Scheme, tasks: int, counts: NodeCounts, times: FleetTimes, *, n_map: int = 1) -> Bound:
@@ -63,14 +68,14 @@ def bound_of_scheme(scheme: Scheme, tasks: int, counts: NodeCounts, times: Fleet
     """
     match scheme:
         case Scheme.END:
-            return _bound(tasks, 0, 0, counts, times)
+            return bound_of_split(tasks, 0, 0, counts, times)
         case Scheme.END_EDGE:
-            return _bound(tasks, tasks, 0, counts, times)
+            return bound_of_split(tasks, tasks, 0, counts, times)
         case Scheme.END_CLOUD:
-            return _bound(tasks, 0, tasks, counts, times)
+            return bound_of_split(tasks, 0, tasks, counts, times)
         case Scheme.MAPPING:
             to_cloud = round(tasks * share_to_cloud(counts.end, counts.edge, n_map)) if counts.cloud else 0
-            return _bound(tasks, tasks - to_cloud, to_cloud, counts, times)
+            return bound_of_split(tasks, tasks - to_cloud, to_cloud, counts, times)
         case _:
             return least_bound(tasks, counts, times)
 
@@ -86,16 +91,16 @@ def least_bound(tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
         ValueError: there is no upstream node.
     """
     if not counts.cloud or times.cloud is None:
-        return _bound(tasks, tasks, 0, counts, times)
+        return bound_of_split(tasks, tasks, 0, counts, times)
     if not counts.edge or times.edge is None:
-        return _bound(tasks, 0, tasks, counts, times)
+        return bound_of_split(tasks, 0, tasks, counts, times)
     edge_s, cloud_s = times.edge.processing_s / counts.edge, times.cloud.processing_s / counts.cloud
     equal = (times.cloud.communication_s - times.edge.communication_s + tasks * cloud_s) / (edge_s + cloud_s)
     splits = {0, tasks, *_near(equal, tasks)}
-    best = min(_bound(tasks, split, tasks - split, counts, times).seconds for split in splits)
+    best = min(bound_of_split(tasks, split, tasks - split, counts, times).seconds for split in splits)
     splits |= _near((best - times.end.total_s - times.edge.communication_s) / edge_s, tasks)
     return min(
-        (_bound(tasks, split, tasks - split, counts, times) for split in sorted(splits, reverse=True)),
+        (bound_of_split(tasks, split, tasks - split, counts, times) for split in sorted(splits, reverse=True)),
         key=lambda bound: bound.seconds,
     )
 
@@ -125,25 +130,6 @@ def bound_with_slow_edge(tasks: int, counts: NodeCounts, times: FleetTimes, *, f
         rate += counts.cloud / cloud.processing_s
         work += counts.cloud * (times.end.total_s + cloud.communication_s) / cloud.processing_s
     return max(unchanged, work / rate)
-
-
-def _bound(tasks: int, edge_tasks: int, cloud_tasks: int, counts: NodeCounts, times: FleetTimes) -> Bound:
-    first_s = times.end.total_s
-    used = [
-        (tier, share, nodes, _known(tier, nodes, task))
-        for tier, share, nodes, task in (
-            (Tier.EDGE, edge_tasks, counts.edge, times.edge),
-            (Tier.CLOUD, cloud_tasks, counts.cloud, times.cloud),
-        )
-        if share
-    ]
-    way_on_s = min((task.total_s for _, _, _, task in used), default=0.0)
-    stages = [(times.end.communication_s + tasks * times.end.processing_s / counts.end + way_on_s, Tier.END)]
-    stages += [
-        (first_s + task.communication_s + share * task.processing_s / nodes, tier) for tier, share, nodes, task in used
-    ]
-    seconds, tier = max(stages, key=lambda stage: stage[0])
-    return Bound(seconds=seconds, limited_by=tier, edge_tasks=edge_tasks, cloud_tasks=cloud_tasks)
 
 
 def _known(tier: Tier, nodes: int, task: TaskTimes | None) -> TaskTimes:

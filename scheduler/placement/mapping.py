@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tierkit.types import Scheme, Tier
@@ -29,7 +29,6 @@ __all__ = [
     "TaskTimes",
     "map_count",
     "natural_order",
-    "plan_routes",
     "route_of",
     "share_to_cloud",
     "time_end",
@@ -141,29 +140,6 @@ def natural_order(node_id: str) -> tuple[tuple[int, str | int], ...]:
     return tuple((1, int(part)) if part.isdigit() else (0, part) for part in parts if part)
 
 
-def plan_routes(
-    scheme: Scheme, *, ends: Iterable[str], edges: Sequence[Node], clouds: Sequence[Node], n_map: int
-) -> dict[str, Route]:
-    """The route of every end device, in the order of the device list.
-
-    Args:
-        ends: ids of the end devices on the device list.
-        edges, clouds: upstream nodes that are on the device list and may see the pixels.
-        n_map: end devices per edge node, from `map_count` or set by the operator; at least 1.
-
-    Mapping hands out the first `N_edge * N_map` end devices to the edge nodes one by one and round again, so that with
-    fewer end devices than places no edge node idles beside a doubly used one. For `N_map = 1` this is the paper's
-    evaluation: the first four end devices to the four edge nodes, the others to the cloud.
-    """
-    end_ids = sorted(ends, key=natural_order)
-    edge_nodes = sorted(edges, key=lambda node: natural_order(node.node_id))
-    cloud_nodes = sorted(clouds, key=lambda node: natural_order(node.node_id))
-    return {
-        end: route_of(scheme, end=end, position=position, edges=edge_nodes, clouds=cloud_nodes, n_map=n_map)
-        for position, end in enumerate(end_ids)
-    }
-
-
 def route_of(
     scheme: Scheme, *, end: str, position: int, edges: Sequence[Node], clouds: Sequence[Node], n_map: int
 ) -> Route:
@@ -171,7 +147,12 @@ def route_of(
 
     Args:
         position: of the end device among those on the device list, from 0.
-        edges, clouds, n_map: as for `plan_routes`, in the order of the device list.
+        edges, clouds: upstream nodes that may get the images, in the order of the device list.
+        n_map: end devices per edge node, from `map_count` or set by the operator; at least 1.
+
+    Mapping hands out the first `N_edge * N_map` end devices to the edge nodes one by one and round again, so that with
+    fewer end devices than places no edge node idles beside a doubly used one. For `N_map = 1` this is the paper's
+    evaluation: the first four end devices to the four edge nodes, the others to the cloud.
     """
     if n_map < 1:
         raise ValueError(f"n_map must be at least 1, not {n_map}")

@@ -20,7 +20,6 @@ from scheduler.placement.mapping import (
     Route,
     TaskTimes,
     map_count,
-    plan_routes,
     route_of,
     share_to_cloud,
 )
@@ -71,11 +70,6 @@ class PrivacyRules:
 _DEFAULT = PrivacyRules()
 
 Known = TypeVar("Known")
-
-_PLAIN = frozenset(
-    privacy for privacy in (Privacy.AUTO, Privacy.NONE) if decide_form(privacy, Trust.TRUSTED) is Form.PIXELS
-)
-"""With these a trusted node gets pixels whatever encoders there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +133,8 @@ class Fleet:
 
     def routes(self, scheme: Scheme, now: float) -> dict[str, Route]:
         """The routes of the end devices that are alive, for a job with the default rules."""
-        edges, clouds = self._above(scheme, now, None)
-        return plan_routes(
-            scheme,
-            ends=[device.node_id for device in self._devices.alive(Tier.END, now)],
-            edges=edges,
-            clouds=clouds,
-            n_map=self.n_map(now).used,
-        )
+        ends = [device.node_id for device in self._devices.alive(Tier.END, now)]
+        return {node_id: self.route(scheme, node_id, now) for node_id in ends}
 
     def has_upstream(self, scheme: Scheme, now: float, rules: PrivacyRules | None = None) -> bool:
         """Whether an upstream node that the scheme uses is alive, and may get the images in some form."""
@@ -296,45 +284,44 @@ class Fleet:
 
     def upstreams(
         self, end: Device, nodes: Sequence[Node], rules: PrivacyRules, now: float, *, content: str
-    ) -> tuple[tuple[Node, Upstream], ...]:
+    ) -> list[Upstream]:
         """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
-        its node and the form in which they do. The last thing that is decided before a task is sent, whatever it is
-        sent for.
+        the form in which they do. The last thing that is decided before a task is sent, whatever it is sent for.
 
         Args:
             content: digest of the job's images.
         """
-        pairs: list[tuple[Node, Upstream]] = []
+        entries: list[Upstream] = []
         for node in nodes:
             target = self._devices.find(node.node_id)
             if target is None:
                 continue
-            entry = self._plain_entry(target)
-            if not self._gets_pixels(target, rules):
-                try:
-                    encoder, relay = self._encoder_for(end, target, rules, now)
-                except (Conflict, Forbidden):
-                    continue
-                if encoder is not None:
-                    encoding = Encoding(
-                        name=encoder.name,
-                        head=encoder.head.sha256,
-                        tail=encoder.tail.sha256,
-                        form=rules.feature_form,
-                        noise_key=job_key(self._secret, content) if encoder.noise else "",
-                    )
-                    entry = entry.model_copy(update={"model": encoder.name, "encoding": encoding, "relay": relay})
-            pairs.append((node, entry))
-        return tuple(pairs)
-
-    def _plain_entry(self, device: Device) -> Upstream:
-        """What stands for a node on the wire when it gets pixels."""
-        if device.entry is None:
-            node, key = self.node(device), device.registration.key
-            device.entry = Upstream(
-                node_id=node.node_id, url=node.url, tier=node.tier, model=node.model, encoding=None, key=key
+            try:
+                encoder, relay = self._encoder_for(end, target, rules, now)
+            except (Conflict, Forbidden):
+                continue
+            encoding = None
+            if encoder is not None:
+                encoding = Encoding(
+                    name=encoder.name,
+                    head=encoder.head.sha256,
+                    tail=encoder.tail.sha256,
+                    form=rules.feature_form,
+                    noise_key=job_key(self._secret, content) if encoder.noise else "",
+                )
+            present = self.node(target)
+            entries.append(
+                Upstream(
+                    node_id=present.node_id,
+                    url=present.url,
+                    tier=target.tier,
+                    model=present.model if encoder is None else encoder.name,
+                    encoding=encoding,
+                    relay=relay,
+                    key=target.registration.key,
+                )
             )
-        return device.entry
+        return entries
 
     def _encoder_for(
         self, end: Device, target: Device, rules: PrivacyRules, now: float
@@ -394,7 +381,7 @@ class Fleet:
 
     def _gets_pixels(self, target: Device, rules: PrivacyRules) -> bool:
         """Whether it gets them whatever encoders there are; False where those matter."""
-        return rules.privacy in _PLAIN and self.trusts(target)
+        return rules.privacy in (Privacy.AUTO, Privacy.NONE) and self.trusts(target)
 
     def _trust(self, device: Device) -> Trust:
         return Trust.TRUSTED if self.trusts(device) else Trust.UNTRUSTED

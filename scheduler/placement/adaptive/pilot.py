@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import Estimate
-from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Outlook, Send, UpperState, horizon, outlook, plan
+from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Outlook, Send, UpperState, outlook, plan
 from scheduler.placement.mapping import Node
 from tierkit.types import Tier
 from tierkit.wire.oip import Timing
@@ -310,14 +310,14 @@ class Pilot:
         others = [node for node in uppers if node.node_id != upper]
         if upper is None or not others:
             return None
-        best = horizon(
+        best = outlook(
             ask.remaining,
             # The others that are still to be sent need their coarse answers; this one alone does not.
             [self._end_state(place, images, backlog, now, fine_only=ask.remaining == 1) for place in ends],
             [self._upper_state(node, images, backlog, now) for node in others],
             link=lambda end, node_id: self._link_s(end, node_id, now),
             now=now,
-        )
+        ).last
         finish = backlog.finish[key]
         gain_s = finish - best
         if gain_s <= max(_WORTH_S, _WORTH * (finish - now)):

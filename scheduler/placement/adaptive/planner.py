@@ -2,9 +2,9 @@
 
 The rule, in the order in which it decides:
 
-1. `horizon`: the earliest time at which all tasks of the job that are still to be sent can be done, by what all nodes
-   have to do already. No task goes where it would be done later than that: the last tasks go where they finish first,
-   and a slow device or a long path gets work only while there is enough of it.
+1. The outlook is the earliest time at which all tasks of the job that are still to be sent can be done, by what all
+   nodes have to do already. No task goes where it would be done later than that: the last tasks go where they finish
+   first, and a slow device or a long path gets work only while there is enough of it.
 2. With a deadline, an upstream node is asked only if the answer still arrives in time; if none can, the coarse answer
    is all that is asked for.
 3. Among what is left: where the upstream nodes are the narrow place, the one that will run out of work first, for what
@@ -21,12 +21,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from scheduler.placement.mapping import Node
 
-__all__ = ["Ask", "EndState", "Hold", "Outlook", "Send", "UpperState", "horizon", "outlook", "plan"]
+__all__ = ["Ask", "EndState", "Hold", "Outlook", "Send", "UpperState", "outlook", "plan"]
 
 _CONSIDERED = 8
 """End devices that are looked at for one task, those that would be done with the coarse answer first."""
@@ -115,7 +115,7 @@ class Outlook:
     """When the tasks of a job that are still to be sent can be done, by what all nodes have to do already."""
 
     last: float
-    """See `horizon`."""
+    """The earliest time at which all of them can have their final answers."""
     ends_done: float
     """When the end devices can have given all coarse answers."""
     uppers_narrow: bool
@@ -163,7 +163,7 @@ def plan(
     if not uppers:
         return _coarse_only(open_ends[0], now, "no upstream node on the device list")
     if known is None:
-        known = _outlook(ask.remaining, ends, uppers, link, now)
+        known = outlook(ask.remaining, ends, uppers, link=link, now=now)
     # For each upstream node the end device by which the answer comes first; of equal ones the one that is done first.
     pairs = [_best_pair(open_ends, upper, link, now) for upper in uppers if upper.has_room]
     in_time = [pair for pair in pairs if pair.finish <= ask.deadline]
@@ -207,28 +207,23 @@ def plan(
 
 
 def outlook(
-    tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float, in_parts: bool
+    tasks: int,
+    ends: Sequence[EndState],
+    uppers: Sequence[UpperState],
+    *,
+    link: Link,
+    now: float,
+    in_parts: bool = False,
 ) -> Outlook:
-    """The forecast for a whole fleet. Needs at least one node of each kind.
-
-    Args:
-        in_parts: only some of its nodes are looked at for each task, so the last tasks go to good nodes, not always to
-            the best: they may take as long again as an end device takes for one.
-    """
-    best = _outlook(tasks, ends, uppers, link, now)
-    return replace(best, last=best.last + fmean(end.seconds for end in ends), in_parts=True) if in_parts else best
-
-
-def horizon(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], *, link: Link, now: float) -> float:
-    """The earliest time at which `tasks` more tasks can all have their final answers.
+    """The forecast for `tasks` more tasks; it needs at least one node of each kind.
 
     Both stages at their best: the end devices compute all coarse answers and the last of them goes the shortest way
-    on; the upstream nodes begin when the first coarse answers arrive and never wait. Needs at least one of each.
+    on; the upstream nodes begin when the first coarse answers arrive and never wait.
+
+    Args:
+        in_parts: only some nodes of the fleet are looked at for each task, so the last tasks go to good nodes, not
+            always to the best: they may take as long again as an end device takes for one.
     """
-    return _outlook(tasks, ends, uppers, link, now).last
-
-
-def _outlook(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState], link: Link, now: float) -> Outlook:
     way_on_s, soonest, ways = math.inf, math.inf, []
     first = _first(ends, now)
     for upper in uppers:
@@ -236,17 +231,15 @@ def _outlook(tasks: int, ends: Sequence[EndState], uppers: Sequence[UpperState],
         soonest = min(soonest, pair.finish)
         way_on_s = min(way_on_s, pair.finish - pair.wait_s - pair.end.coarse_at(now))
         ways.append((pair.finish - upper.seconds, upper.seconds))
-    uppers_done, ends_done = _all_done(tasks, ways), _ends_done(tasks, ends, now)
+    uppers_done = _all_done(tasks, ways)
+    ends_done = _all_done(tasks, [(end.coarse_at(now) - end.seconds, end.seconds) for end in ends])
+    spare_s = fmean(end.seconds for end in ends) if in_parts else 0.0
     return Outlook(
-        last=max(soonest, uppers_done, ends_done + way_on_s),
+        last=max(soonest, uppers_done, ends_done + way_on_s) + spare_s,
         ends_done=ends_done,
         uppers_narrow=uppers_done > ends_done + way_on_s,
+        in_parts=in_parts,
     )
-
-
-def _ends_done(tasks: int, ends: Sequence[EndState], now: float) -> float:
-    """When the end devices can have given all coarse answers."""
-    return _all_done(tasks, [(end.coarse_at(now) - end.seconds, end.seconds) for end in ends])
 
 
 def _first(ends: Sequence[EndState], now: float) -> list[EndState]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import CHANGE, CHANGE_WEIGHT, HALF_LIFE_S, WEIGHT, Estimate
 from scheduler.placement.adaptive.pilot import EndPlace, Pilot
-from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Send, UpperState, horizon, plan
+from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Send, UpperState, outlook, plan
 from scheduler.placement.mapping import Node
 from tierkit.types import Tier
 from tierkit.wire.oip import Timing
@@ -246,15 +246,15 @@ def test_without_room_on_an_end_device_nothing_goes():
     assert choose([end(has_room=False)], [upper("edge-1")]) is None
 
 
-def test_the_horizon_is_the_time_of_the_best_order():
+def test_the_forecast_is_the_time_of_the_best_order():
     # 7 tasks on servers that take 2 and 3 s: 2 3 4 6 6 8 9
     ends = [end(seconds=0.0)]
     uppers = [upper("edge-1", seconds=2.0), upper("edge-2", seconds=3.0)]
     for tasks, seconds in [(1, 2), (2, 3), (3, 4), (5, 6), (6, 8), (7, 9)]:
-        assert horizon(tasks, ends, uppers, link=lambda end, upper: 0.0, now=NOW) == pytest.approx(NOW + seconds)
+        assert outlook(tasks, ends, uppers, link=lambda end, upper: 0.0, now=NOW).last == pytest.approx(NOW + seconds)
     ends = [end(seconds=2.0), end("end-2", seconds=3.0)]
     uppers = [upper("edge-1", seconds=0.0)]
-    assert horizon(7, ends, uppers, link=lambda end, upper: 0.0, now=NOW) == pytest.approx(NOW + 9)
+    assert outlook(7, ends, uppers, link=lambda end, upper: 0.0, now=NOW).last == pytest.approx(NOW + 9)
 
 
 seconds = st.floats(0.0, 5.0)

@@ -19,12 +19,11 @@ from scheduler.dispatch.attempt import Attempt, Phase
 from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.dispatch.work import ActiveJob, ActiveTask
 from scheduler.jobs.policy import JobPolicy
-from scheduler.placement.mapping import Node
 from tierkit.errors import InvalidAnswer, Overloaded, UpstreamError, UpstreamUnavailable
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier, UpstreamLoss
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, StageLoss, WrongAnswer
-from tierkit.wire.messages import ModelOffer, Registration
+from tierkit.wire.messages import ModelOffer, Registration, Upstream
 
 TIMES = DetectorTimes(heartbeat_s=0.2, suspect_s=0.5, probe_s=0.2, lease_s=1.0, stall_s=5.0, set_aside_s=1.0)
 RULES: Any = SimpleNamespace(max_attempts=3, coarse_timeout_s=5.0, task_deadline_s=30.0, acknowledge_s=1.0)
@@ -109,7 +108,9 @@ class World:
     def start(self, end: str = "end-0", *uppers: str, task: ActiveTask | None = None, **given: Any) -> Attempt:
         """Send the next task, or once more the one that is given."""
         task = task or self.job.begin(self.now)
-        nodes = tuple(Node(node_id=name, tier=Tier.EDGE, url="", model="m", ms_per_image=1.0) for name in uppers)
+        nodes = tuple(
+            Upstream(node_id=name, tier=Tier.EDGE, url=f"http://{name}", model="m", encoding=None) for name in uppers
+        )
         attempt = Attempt(
             job=self.job,
             task=task,

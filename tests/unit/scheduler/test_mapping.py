@@ -6,10 +6,11 @@ import pytest
 
 from scheduler.placement.mapping import (
     Node,
+    Route,
     TaskTimes,
     map_count,
     natural_order,
-    plan_routes,
+    route_of,
     share_to_cloud,
     time_end,
     time_end_cloud,
@@ -32,15 +33,20 @@ def nodes(tier: Tier, count: int) -> list[Node]:
     ]
 
 
-def plan(scheme: Scheme, ends: int, edges: int, clouds: int, n_map: int = 1) -> dict[str, list[str]]:
-    routes = plan_routes(
+def route(scheme: Scheme, position: int, edges: int, clouds: int, n_map: int = 1) -> Route:
+    return route_of(
         scheme,
-        ends=[f"end-{k}" for k in range(ends)],
+        end=f"end-{position}",
+        position=position,
         edges=nodes(Tier.EDGE, edges),
         clouds=nodes(Tier.CLOUD, clouds),
         n_map=n_map,
     )
-    return {end: [node.node_id for node in route.upstreams] for end, route in routes.items()}
+
+
+def plan(scheme: Scheme, ends: int, edges: int, clouds: int, n_map: int = 1) -> dict[str, list[str]]:
+    routes = [route(scheme, position, edges, clouds, n_map) for position in range(ends)]
+    return {way.end: [node.node_id for node in way.upstreams] for way in routes}
 
 
 def first(scheme: Scheme, ends: int, edges: int, clouds: int, n_map: int = 1) -> list[str | None]:
@@ -134,8 +140,8 @@ def test_the_other_schemes_use_one_upper_tier(scheme, expected):
 
 
 def test_end_edge_sends_task_after_task_to_the_edge_nodes_in_sequential_order():
-    route = plan_routes(Scheme.END_EDGE, ends=["end-0"], edges=nodes(Tier.EDGE, 3), clouds=[], n_map=1)["end-0"]
-    order = [[node.node_id for node in route.for_task(turn)] for turn in range(4)]
+    way = route(Scheme.END_EDGE, 0, edges=3, clouds=0)
+    order = [[node.node_id for node in way.for_task(turn)] for turn in range(4)]
     assert order == [
         ["edge-0", "edge-1", "edge-2"],
         ["edge-1", "edge-2", "edge-0"],
@@ -145,20 +151,15 @@ def test_end_edge_sends_task_after_task_to_the_edge_nodes_in_sequential_order():
 
 
 def test_a_mapped_device_keeps_its_upper_node_from_task_to_task():
-    route = plan_routes(
-        Scheme.MAPPING, ends=["end-0"], edges=nodes(Tier.EDGE, 2), clouds=nodes(Tier.CLOUD, 1), n_map=1
-    )["end-0"]
-    assert {route.for_task(turn)[0].node_id for turn in range(5)} == {"edge-0"}
+    way = route(Scheme.MAPPING, 0, edges=2, clouds=1)
+    assert {way.for_task(turn)[0].node_id for turn in range(5)} == {"edge-0"}
 
 
 @pytest.mark.parametrize("scheme", list(Scheme))
 def test_every_pair_has_a_reason(scheme):
     for edges in (0, 2):
         for clouds in (0, 1):
-            routes = plan_routes(
-                scheme, ends=["end-0"], edges=nodes(Tier.EDGE, edges), clouds=nodes(Tier.CLOUD, clouds), n_map=1
-            )
-            assert routes["end-0"].reason
+            assert route(scheme, 0, edges, clouds).reason
 
 
 def test_the_device_list_is_in_natural_order():
@@ -168,4 +169,4 @@ def test_the_device_list_is_in_natural_order():
 
 def test_n_map_below_one_is_refused():
     with pytest.raises(ValueError, match="at least 1"):
-        plan_routes(Scheme.MAPPING, ends=["end-0"], edges=[], clouds=[], n_map=0)
+        route(Scheme.MAPPING, 0, edges=0, clouds=0, n_map=0)
