@@ -29,9 +29,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 from tierkit.types import Health
 
@@ -41,7 +41,6 @@ __all__ = [
     "Evidence",
     "Probe",
     "Verdict",
-    "Work",
     "hears_nobody",
     "judge",
     "phi",
@@ -94,41 +93,22 @@ class Probe(Enum):
     SILENT = "does not answer the scheduler's probe"
 
 
-@dataclass(slots=True)
 class Arrivals:
     """The last intervals between heartbeats of one node, seconds."""
 
-    heartbeat_s: float
-    _intervals: deque[float] = field(init=False)
-    _sum: float = field(init=False, default=0.0)
-    _squares: float = field(init=False, default=0.0)
-    """Sums over the intervals less `heartbeat_s`, which keeps them small, and over their squares."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
         # As in Pekko: before the first beats, a mean as asked for with a quarter of it as deviation.
-        self._intervals = deque(maxlen=_WINDOW)
-        self.add(0.75 * self.heartbeat_s)
-        self.add(1.25 * self.heartbeat_s)
+        self._intervals = deque((0.75 * heartbeat_s, 1.25 * heartbeat_s), maxlen=_WINDOW)
 
     def add(self, interval_s: float) -> None:
-        if len(self._intervals) == _WINDOW:
-            oldest = self._intervals[0] - self.heartbeat_s
-            self._sum -= oldest
-            self._squares -= oldest * oldest
         self._intervals.append(interval_s)
-        beyond = interval_s - self.heartbeat_s
-        self._sum += beyond
-        self._squares += beyond * beyond
 
     def fit(self) -> tuple[float, float]:
         """Mean and standard deviation, with their floors."""
-        mean = self._sum / len(self._intervals)
-        variance = self._squares / len(self._intervals) - mean * mean
-        return _floored(self.heartbeat_s + mean, math.sqrt(max(0.0, variance)), self.heartbeat_s)
-
-
-def _floored(mean_s: float, deviation_s: float, heartbeat_s: float) -> tuple[float, float]:
-    return max(heartbeat_s, mean_s), max(MIN_DEVIATION_S, deviation_s)
+        mean_s = fmean(self._intervals)
+        deviation_s = math.sqrt(fmean([(interval_s - mean_s) ** 2 for interval_s in self._intervals]))
+        return max(self._heartbeat_s, mean_s), max(MIN_DEVIATION_S, deviation_s)
 
 
 def phi(silent_s: float, mean_s: float, deviation_s: float) -> float:
@@ -167,18 +147,6 @@ def hears_nobody(nodes: Iterable[tuple[float, float]]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What a node owes, and since when it has not moved."""
-
-    images: int
-    """Handed to it, or by its own word in its batch or before it."""
-    idle_s: float
-    """Since its last progress, or since it got this work."""
-    allowed_s: float
-    """`stalled_after_s` of these images."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All that is known for and against a node at one moment."""
 
@@ -195,8 +163,14 @@ class Evidence:
     """Why its answers are not wanted now, though it is there."""
     draining: bool = False
     """About to leave: it said so, or an operator did."""
-    work: Work | None = None
-    """None for a node that owes nothing."""
+    owed: int = 0
+    """Images handed to it, or by its own word in its batch or before it."""
+    ms_per_image: float = 0.0
+    """By its own measurement."""
+    idle_s: float = 0.0
+    """Since its last progress, or since it got what it owes."""
+    death: str | None = None
+    """Why it was given up before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +187,8 @@ class Verdict:
 def judge(evidence: Evidence, times: DetectorTimes) -> Verdict:
     """Opinion on a node. For equal evidence, longer silence never makes it healthier."""
     silent_s, late = evidence.silent_s, evidence.silent_s > evidence.suspect_after_s
+    if evidence.death is not None:
+        return _dead(evidence.death)
     if silent_s > times.lease_s:
         return _dead(f"silent for {silent_s:.1f} s, its lease of {times.lease_s:g} s has run out")
     # While it drains it closes its socket before it ends, and takes its leave by itself.
@@ -220,9 +196,10 @@ def judge(evidence: Evidence, times: DetectorTimes) -> Verdict:
         return _dead(f"{Probe.REFUSED.value}: its process has ended")
     if evidence.reached and evidence.probe is Probe.SILENT and late:
         return _dead(f"silent for {silent_s:.2f} s, and {Probe.SILENT.value}")
-    work = evidence.work
-    if work is not None and work.idle_s > work.allowed_s:
-        reason = f"no progress: {work.images} images for {work.idle_s:.1f} s, at most {work.allowed_s:.1f} s expected"
+    allowed_s = stalled_after_s(evidence.owed, evidence.ms_per_image, times)
+    if evidence.owed and evidence.idle_s > allowed_s:
+        owed = f"{evidence.owed} images for {evidence.idle_s:.1f} s"
+        reason = f"no progress: {owed}, at most {allowed_s:.1f} s expected"
         return Verdict(health=Health.SUSPECT, reason=reason, keeps_tasks=False)
     if late:
         second = f", {evidence.probe.value}" if evidence.probe is not None else ""

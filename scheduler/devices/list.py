@@ -15,7 +15,7 @@ import logging
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler.devices.breaker import WrongAnswers, rest_s
@@ -24,7 +24,7 @@ from scheduler.devices.health import (
     DetectorTimes,
     Evidence,
     Probe,
-    Work,
+    Verdict,
     hears_nobody,
     judge,
     phi,
@@ -131,17 +131,11 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView:
+class DeviceView(Verdict):
     """One node with the failure detector's opinion of it, at one moment."""
 
     device: Device
-    health: Health
-    reason: str
     silent_s: float
-    keeps_tasks: bool
-    """Whether the tasks that it has may stay with it."""
-    set_aside: bool = False
-    """Suspect for nothing but its wrong answers."""
 
     @property
     def phi(self) -> float:
@@ -260,11 +254,6 @@ class DeviceList:
                 "give this one another --node-id, or stop that one first"
             )
 
-    def key_of(self, node_id: str) -> str:
-        """What opens the gate of a node; "" where it has none, or is not on the list any more."""
-        device = self._devices.get(node_id)
-        return "" if device is None else device.registration.key
-
     def heartbeat(self, node_id: str, beat: Heartbeat, now: float) -> None:
         """Renew a lease.
 
@@ -346,10 +335,8 @@ class DeviceList:
         Args:
             counts: False where the task may be to blame as well: the node rests no longer than it did.
         """
-        device = self._current(node_id, incarnation)
-        if device is not None:
-            device.wrong = device.wrong.one_more(reason, now) if counts else device.wrong.again(now)
-            self._announce(device, now)
+        change = (lambda wrong: wrong.one_more(reason, now)) if counts else (lambda wrong: wrong.again(now))
+        self._change_wrong(node_id, incarnation, now, change)
 
     def give_up(self, node_id: str, incarnation: str, exc: Exception, now: float) -> None:
         """Nothing can be done with this node, for an error of ours: it is dead, and may register again."""
@@ -360,23 +347,22 @@ class DeviceList:
 
     def pardon(self, node_id: str, incarnation: str, now: float) -> None:
         """One of the node's wrong answers was its task's fault as much."""
-        device = self._current(node_id, incarnation)
-        if device is not None:
-            device.wrong = device.wrong.one_less()
-            self._announce(device, now)
+        self._change_wrong(node_id, incarnation, now, WrongAnswers.one_less)
 
     def answered_rightly(self, node_id: str, incarnation: str, now: float) -> None:
         """An attempt on the node ended as it should: its wrong answers are forgotten."""
-        device = self._current(node_id, incarnation)
-        if device is not None and device.wrong.count:
-            device.wrong = WrongAnswers()
-            self._announce(device, now)
+        self._change_wrong(node_id, incarnation, now, lambda _: WrongAnswers())
 
     def sent(self, node_id: str, incarnation: str, now: float) -> None:
         """A task is on its way to the node: its trial, if its last answers were wrong."""
+        self._change_wrong(node_id, incarnation, now, lambda wrong: wrong.again(now))
+
+    def _change_wrong(
+        self, node_id: str, incarnation: str, now: float, change: Callable[[WrongAnswers], WrongAnswers]
+    ) -> None:
         device = self._current(node_id, incarnation)
-        if device is not None and device.wrong.count:
-            device.wrong = device.wrong.again(now)
+        if device is not None and (changed := change(device.wrong)) != device.wrong:
+            device.wrong = changed
             self._announce(device, now)
 
     def set_aside(self, node_id: str, incarnation: str, until: float, now: float) -> None:
@@ -431,10 +417,6 @@ class DeviceList:
     def view(self, now: float) -> list[DeviceView]:
         """All nodes in the order of the list, with their health at `now`."""
         return [self._view(device, now) for device in self._in_order]
-
-    def of(self, tier: Tier) -> Iterator[Device]:
-        """All nodes of a tier in the order of the list, whatever their health."""
-        return (device for device in self._in_order if device.tier is tier)
 
     def view_of(self, node_id: str, incarnation: str, now: float) -> DeviceView | None:
         """One node with its health at `now`; None once it has left the list or has come back as another."""
@@ -527,15 +509,6 @@ class DeviceList:
             device.last_beat = min(now, device.last_beat + pause_s)
             device.progress_at = min(now, device.progress_at + pause_s)
 
-    def __len__(self) -> int:
-        """Nodes on the list, whatever their health."""
-        return len(self._devices)
-
-    def count(self, tiers: Iterable[Tier]) -> int:
-        """Nodes of these tiers on the list, whatever their health."""
-        wanted = set(tiers)
-        return sum(device.tier in wanted for device in self._devices.values())
-
     def healths(self) -> Counter[tuple[Tier, Health]]:
         """How many nodes of each tier are how well, by the last `sweep`."""
         return Counter((device.tier, device.told[0]) for device in self._devices.values())
@@ -565,32 +538,21 @@ class DeviceList:
         if self._swept_at is not None:
             # What comes after that may be a pause of the scheduler's own, which the next sweep takes off.
             until = min(now, self._swept_at + (0.0 if self.doubting else 2 * self._sweep_s))
-        silent_s = max(0.0, until - device.last_seen)
-        if device.death is not None:
-            return DeviceView(
-                device=device, health=Health.DEAD, reason=device.death, silent_s=silent_s, keeps_tasks=False
-            )
-        work = None
-        if owed := device.owed:
-            work = Work(
-                images=owed,
-                idle_s=max(0.0, until - device.progress_at),
-                allowed_s=stalled_after_s(owed, device.ms_per_image, self.times),
-            )
-        wrong = device.wrong
-        verdict = judge(
-            Evidence(
-                silent_s=silent_s,
-                suspect_after_s=device.suspect_after_s,
-                probe=device.probe,
-                reached=device.reached,
-                accusation=device.accusation,
-                wrong=wrong.why if wrong.sets_aside(now, self.times.set_aside_s) else None,
-                draining=device.draining,
-                work=work,
-            ),
-            self.times,
+        silent_s, wrong = max(0.0, until - device.last_seen), device.wrong
+        evidence = Evidence(
+            silent_s=silent_s,
+            suspect_after_s=device.suspect_after_s,
+            probe=device.probe,
+            reached=device.reached,
+            accusation=device.accusation,
+            wrong=wrong.why if wrong.sets_aside(now, self.times.set_aside_s) else None,
+            draining=device.draining,
+            owed=device.owed,
+            ms_per_image=device.ms_per_image,
+            idle_s=max(0.0, until - device.progress_at),
+            death=device.death,
         )
+        verdict = judge(evidence, self.times)
         reason = verdict.reason
         if self.doubting and verdict.health is Health.SUSPECT:
             reason = f"{reason}; no other node is heard either, so the scheduler doubts itself first"
@@ -616,13 +578,12 @@ class DeviceList:
 
     def _announce(self, device: Device, now: float) -> None:
         """Judge a node whose evidence has changed, and tell the listeners if its health has."""
-        view = self._view(device, now)
+        view = self._refresh(device, now)
         if view.health is Health.DEAD:
             device.death = view.reason
         elif not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.
             device.stalled = device.owed
-        self._refresh(device, now)
         self._untold.discard(device.node_id)
         if device.told != (view.health, view.keeps_tasks):
             device.told = (view.health, view.keeps_tasks)
@@ -644,7 +605,7 @@ class DeviceList:
             else:
                 self._refresh(device, now)
 
-    def _refresh(self, device: Device, now: float) -> None:
+    def _refresh(self, device: Device, now: float) -> DeviceView:
         """Judge a node, and put it into the list of those that may receive tasks, or take it out."""
         view = self._view(device, now)
         if (view.health, view.keeps_tasks) != device.told:
@@ -660,6 +621,7 @@ class DeviceList:
         if at < device.review_at:
             device.review_at = at
             heapq.heappush(self._reviews, (at, device.node_id))
+        return view
 
     def _next_review(self, device: Device, now: float) -> float:
         """When time alone may change what `judge` says, or the node may have tasks again."""

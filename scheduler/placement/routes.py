@@ -352,8 +352,7 @@ class Fleet:
         able = [relay for relay in relays if _holds(relay, encoder)]
         # Each device keeps to one of them, and they share the devices.
         relay = able[zlib.crc32(end.node_id.encode()) % len(able)]
-        key = self._devices.key_of(relay.node_id)
-        return encoder, Relay(node_id=relay.node_id, url=relay.registration.url, key=key)
+        return encoder, Relay(node_id=relay.node_id, url=relay.registration.url, key=relay.registration.key)
 
     def _served(self, target: Device, rules: PrivacyRules) -> list[EncoderEntry]:
         """The encoders of the manifest whose tails a node serves, in this version, for the network it is asked for, as

@@ -15,7 +15,6 @@ from scheduler.devices.health import (
     DetectorTimes,
     Evidence,
     Probe,
-    Work,
     hears_nobody,
     judge,
     phi,
@@ -29,7 +28,7 @@ TIMES = SchedulerSettings().detector_times
 ON_TIME = Evidence(silent_s=0.1, suspect_after_s=0.42)
 LATE = replace(ON_TIME, silent_s=0.45)
 REACHED = replace(ON_TIME, reached=True)
-STUCK = Work(images=50, idle_s=5.2, allowed_s=5.0)
+STUCK = replace(ON_TIME, owed=50, ms_per_image=1.0, idle_s=5.2)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +66,10 @@ STUCK = Work(images=50, idle_s=5.2, allowed_s=5.0)
         (replace(LATE, draining=True), Health.SUSPECT, "no heartbeat"),
         (replace(LATE, draining=True, reached=True, probe=Probe.REFUSED), Health.DEAD, "has ended"),
         # Heartbeats are not work.
-        (replace(ON_TIME, work=STUCK), Health.SUSPECT, "no progress: 50 images for 5.2 s, at most 5.0 s expected"),
-        (replace(ON_TIME, work=replace(STUCK, idle_s=4.9)), Health.ALIVE, "on time"),
-        (replace(ON_TIME, draining=True, work=STUCK), Health.SUSPECT, "no progress"),
-        (replace(LATE, silent_s=4.0, work=STUCK), Health.DEAD, "run out"),
+        (STUCK, Health.SUSPECT, "no progress: 50 images for 5.2 s, at most 5.0 s expected"),
+        (replace(STUCK, idle_s=4.9), Health.ALIVE, "on time"),
+        (replace(STUCK, draining=True), Health.SUSPECT, "no progress"),
+        (replace(STUCK, silent_s=4.0), Health.DEAD, "run out"),
     ],
 )
 def test_judge(evidence, health, reason):
@@ -90,7 +89,9 @@ evidence = st.builds(
     accusation=st.sampled_from([None, "reset"]),
     wrong=st.sampled_from([None, "500"]),
     draining=st.booleans(),
-    work=st.none() | st.builds(Work, images=st.just(50), idle_s=st.floats(0, 10), allowed_s=st.just(5.0)),
+    owed=st.sampled_from([0, 50]),
+    ms_per_image=st.just(1.0),
+    idle_s=st.floats(0, 10),
 )
 
 
