@@ -21,7 +21,7 @@ from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Servi
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, WhoAmI
 from scheduler.devices.own_address import OwnAddress
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
-from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
 from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
@@ -138,7 +138,7 @@ async def get_mapping(
     if shown is Scheme.ADAPTIVE:
         pairs = _planned(fleet, pilot, now)
         nodes, links = pilot.estimates(fleet.alive_ends(now), fleet.uppers(now), now)
-        adaptive = AdaptiveReport.model_validate({"nodes": nodes, "links": links})
+        adaptive = AdaptiveReport(nodes=nodes, links=links)
     return MappingReport(
         scheme=shown,
         scheme_default=scheduler.settings.scheme,
@@ -239,7 +239,7 @@ def _planned(fleet: Fleet, pilot: Pilot, now: float) -> list[Pair]:
     pairs = []
     for end in fleet.alive_ends(now):
         ask = Ask(remaining=1, interactive=True)
-        plan = pilot.plan(ask, PAPER_BATCH, [EndPlace(node=end, has_room=True)], fleet.uppers(now), now)
+        plan = pilot.plan(ask, PAPER_BATCH, [end], fleet.uppers(now), now)
         if isinstance(plan, SendUp):
             upstream = [node.node_id for node in plan.upper]
             pairs.append(Pair(end=end.node_id, upstream=upstream, shared=min(1, len(upstream)), reason=plan.reason))

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from tierkit.types import Scheme, Tier
+from scheduler.placement.adaptive.pilot import LinkEstimate, NodeEstimate
+from tierkit.types import Scheme
 
-__all__ = ["AdaptiveReport", "LinkReport", "MappingReport", "NodeReport", "Pair", "WhoAmI"]
-
-Milli = Annotated[float, AfterValidator(lambda value: round(value, 3))]
-TenthOfMilli = Annotated[float, AfterValidator(lambda value: round(value, 4))]
-
-
-class _Report(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
+__all__ = ["AdaptiveReport", "MappingReport", "Pair", "WhoAmI"]
 
 
 class WhoAmI(BaseModel):
@@ -36,31 +30,11 @@ class Pair(BaseModel):
     reason: str
 
 
-class NodeReport(_Report):
-    """What the scheme `adaptive` thinks of a node now."""
-
-    node_id: str
-    tier: Tier
-    ms_per_image: TenthOfMilli
-    samples: int = Field(description="Answers that this comes from; 0: the node's own measurement at its start.")
-    tasks: int = Field(description="On their way to it, waiting there or being computed.")
-    backlog_s: Milli = Field(description="Until it will be done with them.")
-
-
-class LinkReport(_Report):
-    """What it thinks of the link between an end device and an upstream node."""
-
-    end: str
-    upper: str
-    seconds: TenthOfMilli = Field(description="There and back, without the work in between.")
-    samples: int
-
-
 class AdaptiveReport(BaseModel):
     """The estimates that the scheme `adaptive` decides by. Links appear once an answer has passed them."""
 
-    nodes: list[NodeReport]
-    links: list[LinkReport]
+    nodes: list[NodeEstimate]
+    links: list[LinkEstimate]
 
 
 class MappingReport(BaseModel):

@@ -460,11 +460,10 @@ class DeviceList:
             and not view.device.draining
         ]
 
-    def keeps_tasks(self, node_id: str, now: float, *, incarnation: str | None = None) -> bool:
-        """Whether work given to this node (to this incarnation, if named) still counts: it is on the list, neither dead
-        nor stuck."""
+    def keeps_tasks(self, node_id: str, now: float) -> bool:
+        """Whether work given to this node still counts: it is on the list, neither dead nor stuck."""
         device = self._devices.get(node_id)
-        return device is not None and incarnation in (None, device.incarnation) and self._view(device, now).keeps_tasks
+        return device is not None and self._view(device, now).keeps_tasks
 
     def sweep(self, now: float) -> list[DeviceView]:
         """Judge all nodes anew, tell the listeners of changes, forget the long dead.

@@ -175,19 +175,17 @@ class Watch:
                     await asyncio.wait((closed, woken), timeout=again_s, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     woken.cancel()
-                if closed.done() or again_s is not None or not self._is_well(device):
+                if closed.done() or again_s is not None or self._again_s(device) is not None:
                     return closed.done()
         finally:
             closed.cancel()
 
-    def _is_well(self, device: Device) -> bool:
-        view = self._devices.view_of(device.node_id, device.incarnation, self._clock())
-        return view is not None and (view.health in (Health.ALIVE, Health.DRAINING) or view.set_aside)
-
     def _again_s(self, device: Device) -> float | None:
         """Seconds after which to ask again although nothing has happened; None for a node that is well."""
         view = self._devices.view_of(device.node_id, device.incarnation, self._clock())
-        if view is None or view.health is not Health.SUSPECT or view.set_aside:
+        if view is None or view.health is Health.DEAD:
+            return 0.0  # its watch is over
+        if view.health is not Health.SUSPECT or view.set_aside:
             return None  # a wrong answer came from somebody who is there
         return self._devices.times.heartbeat_s if view.keeps_tasks else _STUCK_AGAIN_S
 

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, KeysView, Sequence
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch import events
 from scheduler.dispatch.attempt import Attempt, Phase
-from scheduler.dispatch.suspicion import Suspicion
+from scheduler.dispatch.retry import Suspicion
 from scheduler.dispatch.wire import may_have_held
 from scheduler.dispatch.work import ActiveJob, ActiveTask
 from scheduler.placement.escalation import without
@@ -267,8 +267,8 @@ class AttemptStates:
                 continue
             if attempt.node_id == node_id:
                 incarnation = attempt.device.incarnation
-                if not self._devices.keeps_tasks(node_id, now, incarnation=incarnation):
-                    view = self._devices.view_of(node_id, incarnation, now)
+                view = self._devices.view_of(node_id, incarnation, now)
+                if view is None or not view.keeps_tasks:
                     why = f"{node_id} left the device list" if view is None else f"{node_id}: {view.reason}"
                     self._stop(attempt, now, why, lost=True)
             elif not (attempt.leaving or self._devices.keeps_tasks(node_id, now)):
@@ -375,8 +375,6 @@ class AttemptStates:
         else:
             outcome = self._failed(attempt, error, reason, now, lost=lost)
         self._report(attempt, outcome, reason)
-        if task.closed and task.tried:
-            self._suspicion.forget_task(task)
 
     def _failed(self, attempt: Attempt, error: Exception | None, reason: str, now: float, *, lost: bool) -> str:
         """The end device has failed: try again elsewhere, give the task up, or end the job. Returns the outcome."""

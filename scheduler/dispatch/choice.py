@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from scheduler.devices.list import Device, DeviceList
 from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.dispatch.work import ActiveJob, ActiveTask
-from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Hold, Outlook
 from scheduler.placement.mapping import Node
 from scheduler.placement.routes import Fleet
@@ -75,15 +75,14 @@ def tags(virtual: float, finish_tag: float, images: int, weight: float) -> tuple
     return start, start + images / weight
 
 
-def grade(*, first: bool, tried: bool, on_trial: bool) -> int:
-    """How well a device suits a task; a task goes to devices of the lowest grade that there is.
+def grade(*, tried: bool, on_trial: bool) -> int:
+    """How well a device suits a task that has failed or just lacks its fine answer; it goes to the lowest grade.
 
     Args:
-        first: the task has not failed anywhere and needs its coarse answer: it may go to any device.
         tried: an attempt of it has failed on the device.
         on_trial: the device's last answer was wrong.
     """
-    return 0 if first else 2 if tried else 1 if on_trial else 0
+    return 2 if tried else 1 if on_trial else 0
 
 
 class Ring:
@@ -223,7 +222,7 @@ class Chooser:
             return None
 
         def graded(device: Device) -> int:
-            return grade(first=False, tried=device.node_id in task.tried, on_trial=device.wrong.count > 0)
+            return grade(tried=device.node_id in task.tried, on_trial=device.wrong.count > 0)
 
         # A clean record is common, so the first few devices tell.
         best = 0 if any(graded(device) == 0 for device in pool) else min(map(graded, pool), default=0)
@@ -276,17 +275,14 @@ class Chooser:
 
     def _some_ends(
         self, ring: Ring, job: ActiveJob, task: ActiveTask, fits: Callable[[str], bool] | None, now: float
-    ) -> list[EndPlace]:
+    ) -> list[Node]:
         """The next few end devices of a ring that have room."""
         limit = self._window + job.interactive
         while some := ring.after(self._last_part, _PART, fits):
             self._last_part = self._devices.get(some[-1]).order
-            places = [
-                EndPlace(node=self._fleet.node(self._devices.get(node_id)), has_room=self._owed(node_id) < limit)
-                for node_id in some
-            ]
-            ends = self._pilot.with_room(places, task.images, now, fine_only=task.has_coarse)
-            for node_id in set(some) - {end.node.node_id for end in ends}:
+            nodes = [self._fleet.node(self._devices.get(node_id)) for node_id in some if self._owed(node_id) < limit]
+            ends = self._pilot.with_room(nodes, task.images, now, fine_only=task.has_coarse)
+            for node_id in set(some) - {end.node_id for end in ends}:
                 ring.set(node_id, (), member=False)
                 self._full.add(node_id)
             if ends:
@@ -315,11 +311,7 @@ class Chooser:
         until, known = self._outlooks.get(job.job_id, (0.0, None))
         if known is not None and now < until and fits is None:
             return known
-        ends = [
-            EndPlace(node=node, has_room=True)
-            for node in self._fleet.alive_ends(now)
-            if fits is None or fits(node.node_id)
-        ]
+        ends = [node for node in self._fleet.alive_ends(now) if fits is None or fits(node.node_id)]
         if not (ends and uppers):
             return None
         in_parts = len(ends) > _PART or len(uppers) > _PART

@@ -37,7 +37,7 @@ from scheduler.dispatch.retry import hedge_after_s
 from scheduler.dispatch.wire import Order, Wire
 from scheduler.dispatch.work import ActiveJob, ActiveTask, AttemptReport, elapsed_ms
 from scheduler.measures import ATTEMPTS, OUTSTANDING, TASKS
-from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask
 from scheduler.placement.escalation import asks, stages_of, upstreams_of, without
 from scheduler.placement.mapping import Node
@@ -295,10 +295,10 @@ class Dispatcher:
             wanted = job.policy.scheme is Scheme.ADAPTIVE and job.policy.recovery is Recovery.MONITOR
             if job.ending or not wanted or not (waiting := self._states.movable(job)):
                 continue
-            ends = [EndPlace(node=node, has_room=True) for node in self._fleet.alive_ends(now)]
             ask = Ask(remaining=len(job.ready) + 1, interactive=job.interactive)
             images = job.policy.batch_size
-            found = self.pilot.misplaced(ask, waiting, images, ends, self._fleet.uppers(now, job.privacy), now)
+            ends, uppers = self._fleet.alive_ends(now), self._fleet.uppers(now, job.privacy)
+            found = self.pilot.misplaced(ask, waiting, images, ends, uppers, now)
             if found is not None:
                 slow, why = found
                 self.pilot.taken_away(slow, now)
@@ -506,9 +506,8 @@ class Dispatcher:
 
     def _fail_job_of(self, event: events.Event, exc: Exception) -> None:
         """A bug in deciding what follows must not take down the other jobs."""
-        job = event.job if isinstance(event, events.JobEnded | events.GiveUp | events.NoUpper) else None
-        if isinstance(event, events.LineCame | events.TimeUp | events.Ended | events.Acknowledged | events.Move):
-            job = event.attempt.job
+        attempt: Attempt | None = getattr(event, "attempt", None)
+        job: ActiveJob | None = attempt.job if attempt is not None else getattr(event, "job", None)
         if job is None or job.ending:
             raise exc
         _log.exception("unexpected error after an attempt", extra={"job": job.job_id})

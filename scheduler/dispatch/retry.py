@@ -13,35 +13,35 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "POISON_NODES",
-    "SUSPECT_NODES",
-    "DeathLog",
-    "hedge_after_s",
-    "is_poison",
-    "is_suspect",
-]
+from scheduler.devices.list import DeviceList
+from tierkit.types import Health, Recovery
+
+if TYPE_CHECKING:
+    from scheduler.dispatch.attempt import Attempt
+    from scheduler.dispatch.work import ActiveJob, ActiveTask
+
+__all__ = ["DeathLog", "Suspicion", "hedge_after_s", "is_poison", "is_suspect"]
 
 _HEDGE_QUANTILE = 0.95
 _HEDGE_SAMPLES = 10
 """Fewer answers of a device tell nothing of its 95th percentile."""
 
-SUSPECT_NODES = 2
+_SUSPECT_NODES = 2
 """A task that this many nodes died with is a suspect. The suspects of a job go one at a time: a task that was merely
 beside the one that kills is answered then, and only the one that kills can lose its third node."""
-POISON_NODES = 3
+_POISON_NODES = 3
 """A task that this many nodes died with is given to no other, unless nodes die without it as well."""
 _REMEMBERED_S = 60.0
 _REMEMBERED = 64
 
 
-@dataclass(slots=True)
 class DeathLog:
     """The deaths of nodes in the last minute, to tell a task that kills from a fleet that is dying anyway."""
 
-    _deaths: deque[tuple[float, tuple[Collection[str], ...]]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    def __init__(self) -> None:
+        self._deaths: deque[tuple[float, tuple[Collection[str], ...]]] = deque(maxlen=_REMEMBERED)
 
     def add(self, now: float, held: Iterable[Collection[str]]) -> None:
         """A node has died.
@@ -70,10 +70,72 @@ def hedge_after_s(durations_s: Sequence[float]) -> float | None:
 
 def is_suspect(deaths: Collection[str]) -> bool:
     """Whether a task may be what killed these nodes."""
-    return len(deaths) >= SUSPECT_NODES
+    return len(deaths) >= _SUSPECT_NODES
 
 
 def is_poison(deaths: Collection[str], unexplained: int) -> bool:
     """Whether a task that these nodes died with is given up for good. As many deaths without it prove its innocence:
     where nodes die anyway, one that is unlucky must not be taken for one that kills."""
-    return len(deaths) >= max(POISON_NODES, unexplained + 1)
+    return len(deaths) >= max(_POISON_NODES, unexplained + 1)
+
+
+class Suspicion:
+    """The tasks that nodes have died with.
+
+    A node whose process ends breaks the connection before anybody knows that it is dead, so tasks whose connection
+    broke are remembered until the device list has made up its mind.
+    """
+
+    def __init__(self, devices: DeviceList) -> None:
+        self._devices = devices
+        self._broken: dict[tuple[str, str], dict[ActiveTask, ActiveJob]] = {}
+        """By node and incarnation: unanswered tasks that it may have had when a connection to it broke."""
+        self._deaths = DeathLog()
+        self._down: set[str] = set()
+        """Nodes whose present death is in the log."""
+
+    def suspect(self, node_id: str, incarnation: str, job: ActiveJob, task: ActiveTask) -> None:
+        """A connection broke while the node may have had the task."""
+        if not (task.closed or job.ending) and incarnation:
+            self._broken.setdefault((node_id, incarnation), {})[task] = job
+
+    def note_death(self, node_id: str, attempts: Iterable[Attempt], now: float) -> None:
+        """Write the death of a node into the log, with the tasks that it held."""
+        if self._devices.find(node_id) is None or self._devices.keeps_tasks(node_id, now):
+            self._down.discard(node_id)
+        elif node_id not in self._down:
+            self._down = {node_id, *(other for other in self._down if self._devices.find(other) is not None)}
+            held = [attempt.task for attempt in attempts]
+            held += [task for key, tasks in self._broken.items() if key[0] == node_id for task in tasks]
+            self._deaths.add(now, [task.deaths for task in held])
+
+    def judge(self, node_id: str, now: float) -> list[tuple[ActiveJob, ActiveTask]]:
+        """The tasks with which a node has died, now that the device list has news of it."""
+        died: list[tuple[ActiveJob, ActiveTask]] = []
+        for key in [key for key in self._broken if key[0] == node_id]:
+            view = self._devices.view_of(*key, now)
+            if view is not None and view.health is not Health.ALIVE and view.keeps_tasks and not view.set_aside:
+                continue  # not decided yet
+            tasks = self._broken.pop(key)
+            if view is None or not view.keeps_tasks:
+                died += [(job, task) for task, job in tasks.items()]
+        return died
+
+    def poison(self, job: ActiveJob, task: ActiveTask, node_id: str, now: float) -> str:
+        """Count a node's death against a task; returns why the task is given up, or "". Off the list by an operator's
+        command is no death."""
+        known = self._devices.find(node_id) is not None
+        if job.policy.recovery is not Recovery.MONITOR or task.closed or job.ending or not known:
+            return ""
+        task.deaths.add(node_id)
+        if not is_poison(task.deaths, self._deaths.unexplained(now)):
+            return ""
+        nodes = ", ".join(sorted(task.deaths))
+        return f"{len(task.deaths)} nodes died or got stuck with it ({nodes}); no other gets it"
+
+    def forget_job(self, job: ActiveJob) -> None:
+        """The job is over: no death can be put down to its tasks."""
+        for key, tasks in list(self._broken.items()):
+            self._broken[key] = {task: other for task, other in tasks.items() if other is not job}
+            if not self._broken[key]:
+                del self._broken[key]

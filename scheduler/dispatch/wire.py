@@ -119,8 +119,39 @@ class HttpWire:
 
     http: aiohttp.ClientSession
 
-    def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
-        return _send_task(self.http, order, budget_s=budget_s)
+    async def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
+        # Views of the mapped input file go down to the transport as they are.
+        chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),)))
+        headers = {
+            **headers,
+            REQUEST_ID_HEADER: order.request_id,
+            BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
+            **authorization(order.key),
+        }
+        if order.upstreams:
+            headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
+            if order.stages:
+                headers[ESCALATION_HEADER] = ESCALATION.dump_json(order.stages).decode()
+        if order.interactive:
+            headers[PRIORITY_HEADER] = INTERACTIVE
+        if order.coarse_known:
+            headers[STAGE_HEADER] = "fine"
+        url = f"{order.url}/v1/tasks/{order.task_id}"
+        async with calling(order.node_id, budget_s=None), ask(self.http, "POST", url, chunks, headers) as answer:
+            if answer.status != 200:
+                raise await _refusal(answer, order)
+            if answer.content_type != _NDJSON:
+                raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
+            expected, lines = _Expected(order), _Lines(order.node_id)
+            async for piece in answer.content.iter_any():
+                for line in lines.of(piece):
+                    if expected.complete:
+                        return  # it goes on after the end; leaving closes the connection
+                    yield expected.check(line), line
+            for line in lines.rest() if not expected.complete else ():
+                yield expected.check(line), line
+            if not expected.complete:
+                raise InvalidAnswer(f"{order.node_id} broke off its answer after {expected.stage}")
 
     async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
         try:
@@ -129,43 +160,6 @@ class HttpWire:
                 pass
         except UpstreamTimeout as exc:
             raise UpstreamUnavailable(f"{node_id} did not acknowledge within {budget_s:g} s") from exc
-
-
-async def _send_task(
-    http: aiohttp.ClientSession, order: Order, *, budget_s: float
-) -> AsyncGenerator[tuple[TaskEvent, str], None]:
-    # Views of the mapped input file go down to the transport as they are.
-    chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),)))
-    headers = {
-        **headers,
-        REQUEST_ID_HEADER: order.request_id,
-        BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
-        **authorization(order.key),
-    }
-    if order.upstreams:
-        headers[UPSTREAM_HEADER] = UPSTREAMS.dump_json(order.upstreams).decode()
-        if order.stages:
-            headers[ESCALATION_HEADER] = ESCALATION.dump_json(order.stages).decode()
-    if order.interactive:
-        headers[PRIORITY_HEADER] = INTERACTIVE
-    if order.coarse_known:
-        headers[STAGE_HEADER] = "fine"
-    url = f"{order.url}/v1/tasks/{order.task_id}"
-    async with calling(order.node_id, budget_s=None), ask(http, "POST", url, chunks, headers) as answer:
-        if answer.status != 200:
-            raise await _refusal(answer, order)
-        if answer.content_type != _NDJSON:
-            raise UpstreamError(f"{order.node_id} answered with something else than {_NDJSON}")
-        expected, lines = _Expected(order), _Lines(order.node_id)
-        async for piece in answer.content.iter_any():
-            for line in lines.of(piece):
-                if expected.complete:
-                    return  # it goes on after the end; leaving closes the connection
-                yield expected.check(line), line
-        for line in lines.rest() if not expected.complete else ():
-            yield expected.check(line), line
-        if not expected.complete:
-            raise InvalidAnswer(f"{order.node_id} broke off its answer after {expected.stage}")
 
 
 def may_have_held(error: Exception | None) -> bool:

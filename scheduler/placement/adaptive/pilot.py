@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
 
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import Estimate
@@ -16,7 +19,10 @@ from scheduler.placement.mapping import Node
 from tierkit.types import Tier
 from tierkit.wire.oip import Timing
 
-__all__ = ["EndPlace", "LinkEstimate", "NodeEstimate", "Pilot"]
+__all__ = ["LinkEstimate", "NodeEstimate", "Pilot"]
+
+Milli = Annotated[float, AfterValidator(lambda value: round(value, 3))]
+TenthOfMilli = Annotated[float, AfterValidator(lambda value: round(value, 4))]
 
 _CUSHION_S = 0.15
 """So long, and one task more, may wait at an upstream node, that it has work while answers are on their way."""
@@ -39,37 +45,23 @@ _MOST_LINKS = 65_536
 """Links that are remembered; beyond that the one that was met first is forgotten."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndPlace:
-    """An end device that may receive a task."""
-
-    node: Node
-    has_room: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEstimate:
-    """What is thought of a node now."""
+class NodeEstimate(BaseModel):
+    """What the scheme `adaptive` thinks of a node now."""
 
     node_id: str
     tier: Tier
-    ms_per_image: float
-    samples: int
-    """Answers that the figure comes from; 0: the node's own measurement at its start."""
-    tasks: int
-    """On their way to it, waiting there or being computed."""
-    backlog_s: float
-    """Until it will be done with them."""
+    ms_per_image: TenthOfMilli
+    samples: int = Field(description="Answers that this comes from; 0: the node's own measurement at its start.")
+    tasks: int = Field(description="On their way to it, waiting there or being computed.")
+    backlog_s: Milli = Field(description="Until it will be done with them.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkEstimate:
-    """What is thought of the link between an end device and an upstream node."""
+class LinkEstimate(BaseModel):
+    """What it thinks of the link between an end device and an upstream node."""
 
     end: str
     upper: str
-    seconds: float
-    """There and back, without the work in between."""
+    seconds: TenthOfMilli = Field(description="There and back, without the work in between.")
     samples: int
 
 
@@ -227,7 +219,7 @@ class Pilot:
         self,
         ask: Ask,
         images: int,
-        ends: Sequence[EndPlace],
+        ends: Sequence[Node],
         uppers: Sequence[Node],
         now: float,
         *,
@@ -244,7 +236,7 @@ class Pilot:
         backlog = self._backlog_of(ends, uppers, now, images=images) if in_parts else self._backlog(None, None, now)
         return plan(
             ask,
-            [self._end_state(place, images, backlog, now, fine_only=fine_only) for place in ends],
+            [self._end_state(node, images, backlog, now, fine_only=fine_only) for node in ends],
             [self._upper_state(node, images, backlog, now) for node in uppers],
             link=lambda end, upper: self._link_s(end, upper, now),
             now=now,
@@ -255,7 +247,7 @@ class Pilot:
         self,
         remaining: int,
         images: int,
-        ends: Sequence[EndPlace],
+        ends: Sequence[Node],
         uppers: Sequence[Node],
         now: float,
         *,
@@ -269,16 +261,14 @@ class Pilot:
         backlog = self._backlog_of(ends, uppers, now)
         return outlook(
             remaining,
-            [self._end_state(place, images, backlog, now, fine_only=False) for place in ends],
+            [self._end_state(node, images, backlog, now, fine_only=False) for node in ends],
             [self._upper_state(node, images, backlog, now) for node in uppers],
             link=lambda end, upper: self._link_s(end, upper, now),
             now=now,
             in_parts=in_parts,
         )
 
-    def with_room(
-        self, ends: Sequence[EndPlace], images: int, now: float, *, fine_only: bool = False
-    ) -> list[EndPlace]:
+    def with_room(self, ends: Sequence[Node], images: int, now: float, *, fine_only: bool = False) -> list[Node]:
         """The end devices that may receive a task now."""
         backlog = self._backlog_of(ends, (), now)
         return [end for end in ends if self._end_state(end, images, backlog, now, fine_only=fine_only).has_room]
@@ -288,7 +278,7 @@ class Pilot:
         ask: Ask,
         keys: Collection[Hashable],
         images: int,
-        ends: Sequence[EndPlace],
+        ends: Sequence[Node],
         uppers: Sequence[Node],
         now: float,
     ) -> tuple[Hashable, str] | None:
@@ -313,7 +303,7 @@ class Pilot:
         best = outlook(
             ask.remaining,
             # The others that are still to be sent need their coarse answers; this one alone does not.
-            [self._end_state(place, images, backlog, now, fine_only=ask.remaining == 1) for place in ends],
+            [self._end_state(node, images, backlog, now, fine_only=ask.remaining == 1) for node in ends],
             [self._upper_state(node, images, backlog, now) for node in others],
             link=lambda end, node_id: self._link_s(end, node_id, now),
             now=now,
@@ -349,18 +339,16 @@ class Pilot:
         ]
         return nodes, links
 
-    def _end_state(self, place: EndPlace, images: int, backlog: _Backlog, now: float, *, fine_only: bool) -> EndState:
-        node_id = place.node.node_id
-        room = backlog.tasks.get(node_id, 0) < _MOST_TASKS
+    def _end_state(self, node: Node, images: int, backlog: _Backlog, now: float, *, fine_only: bool) -> EndState:
+        node_id = node.node_id
+        room, hop_s = backlog.tasks.get(node_id, 0) < _MOST_TASKS, self._hop_s(node_id, now)
         if fine_only:
-            hop_s = self._hop_s(node_id, now)
             return EndState(node_id=node_id, has_room=room, free_at=now, seconds=0.0, hop_s=hop_s)
-        seconds = images * self._speed(place.node).value(now) * backlog.slowness.get(node_id, 1.0)
-        hop_s = self._hop_s(node_id, now)
+        seconds = images * self._speed(node).value(now) * backlog.slowness.get(node_id, 1.0)
         ahead_s = backlog.planned_s.get(node_id, 0.0)
         return EndState(
             node_id=node_id,
-            has_room=place.has_room and room and ahead_s <= _AHEAD_TASKS * seconds + _AHEAD_S + hop_s,
+            has_room=room and ahead_s <= _AHEAD_TASKS * seconds + _AHEAD_S + hop_s,
             free_at=backlog.free_at.get(node_id, now),
             seconds=seconds,
             hop_s=hop_s,
@@ -451,12 +439,11 @@ class Pilot:
         return found
 
     def _backlog_of(
-        self, ends: Sequence[EndPlace], uppers: Sequence[Node], now: float, *, images: int | None = None
+        self, ends: Sequence[Node], uppers: Sequence[Node], now: float, *, images: int | None = None
     ) -> _Backlog:
-        for node in (*(place.node for place in ends), *uppers):
+        for node in (*ends, *uppers):
             self._speed(node)
-        end_ids, upper_ids = [place.node.node_id for place in ends], [node.node_id for node in uppers]
-        return self._backlog(end_ids, upper_ids, now, images=images)
+        return self._backlog([node.node_id for node in ends], [node.node_id for node in uppers], now, images=images)
 
     def _back_s(self, flight: _Flight, upper: str, now: float) -> float:
         """From an upstream node's answer to its arrival at the scheduler."""

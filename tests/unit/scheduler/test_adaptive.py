@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import CHANGE, CHANGE_WEIGHT, HALF_LIFE_S, WEIGHT, Estimate
-from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Send, UpperState, outlook, plan
 from scheduler.placement.mapping import Node
 from tierkit.types import Tier
@@ -320,10 +320,6 @@ def pilot(**link_s: float) -> Pilot:
     return Pilot(link_s=known, hop_s=0.0, accuracy={})
 
 
-def place(node_id: str = "end-1", *, ms: float = 8.0) -> EndPlace:
-    return EndPlace(node=node(node_id, ms), has_room=True)
-
-
 def timing(compute_s: float, queue_s: float = 0.0, batch: int = 50) -> Timing:
     return Timing(queue_s=queue_s, compute_s=compute_s, batch_images=batch)
 
@@ -359,7 +355,7 @@ def test_tasks_on_their_way_are_the_backlog_of_both_nodes():
 
 def test_a_task_whose_coarse_answer_is_known_takes_a_device_no_time():
     flying = pilot(edge=0.5)
-    way = flying.plan(Ask(remaining=1), 50, [place()], [node("edge-1")], 0.0, fine_only=True)
+    way = flying.plan(Ask(remaining=1), 50, [node("end-1", 8.0)], [node("edge-1")], 0.0, fine_only=True)
     assert isinstance(way, Send)
     assert way.finish == pytest.approx(0.8)
 
@@ -370,7 +366,7 @@ def test_an_upper_node_that_does_not_answer_looks_slower_with_every_moment():
     flying.coarse("a", timing(0.4), 0.4)
     # Its answer is due at 1.2.
     for now, first in [(1.2, "edge-1"), (1.3, "edge-2"), (3.0, "edge-2")]:
-        way = flying.plan(Ask(remaining=1), 50, [place()], [edge, other], now)
+        way = flying.plan(Ask(remaining=1), 50, [node("end-1", 8.0)], [edge, other], now)
         assert isinstance(way, Send)
         assert way.upper[0].node_id == first
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.placement.adaptive.pilot import EndPlace, Pilot
+from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Hold, Send
 from scheduler.placement.bound import NodeCounts, bound_of_scheme, bound_with_slow_edge, least_bound
 from scheduler.placement.mapping import FleetTimes, Node, TaskTimes
@@ -149,9 +149,7 @@ class Fleet:
     def dispatch(self, now: float) -> None:
         while self.ready:
             task = self.ready[0]
-            choice = self.pilot.plan(
-                self.ask(len(self.ready)), IMAGES, self.places(), self.upper_nodes, now, fine_only=task in self.coarse
-            )
+            choice = self.plan(self.ask(len(self.ready)), now, fine_only=task in self.coarse)
             if choice is None:
                 break
             if isinstance(choice, Hold):
@@ -168,14 +166,17 @@ class Fleet:
     def ask(self, remaining: int) -> Ask:
         return Ask(remaining=remaining, deadline=self.deadline, job_deadline=self.deadline)
 
-    def places(self) -> list[EndPlace]:
-        return [EndPlace(node=end, has_room=self.owed[end.node_id] < self.window) for end in self.end_nodes]
+    def plan(self, ask: Ask, now: float, *, fine_only: bool) -> Send | Hold | None:
+        free = [end for end in self.end_nodes if self.owed[end.node_id] < self.window]
+        ends, uppers = self.end_nodes, self.upper_nodes
+        known = self.pilot.outlook(ask.remaining, IMAGES, ends, uppers, now, in_parts=False) if uppers else None
+        return self.pilot.plan(ask, IMAGES, free, uppers, now, fine_only=fine_only, known=known)
 
     def move(self, now: float) -> bool:
         """Take a task away from a node that has become slow."""
         under_way = [key for key in self.attempts if key[0] in self.coarse and self.moves[key[0]] < 3]
         ask = self.ask(len(self.ready) + 1)
-        found = self.pilot.misplaced(ask, under_way, IMAGES, self.places(), self.upper_nodes, now)
+        found = self.pilot.misplaced(ask, under_way, IMAGES, self.end_nodes, self.upper_nodes, now)
         if found is None:
             return False
         key = found[0]
@@ -184,7 +185,7 @@ class Fleet:
         self.pilot.taken_away(key, now)
         task = key[0]
         self.moves[task] += 1
-        choice = self.pilot.plan(self.ask(1), IMAGES, self.places(), self.upper_nodes, now, fine_only=True)
+        choice = self.plan(self.ask(1), now, fine_only=True)
         if isinstance(choice, Send):
             self.send(task, choice.end, choice.upper[0], now)
         else:

@@ -158,10 +158,8 @@ def test_what_has_failed_goes_to_devices_with_a_clean_record(tried, has_coarse, 
 
 
 def test_grades():
-    assert grade(first=True, tried=True, on_trial=True) == 0
     clean, on_trial, tried = (
-        grade(first=False, tried=tried, on_trial=trial)
-        for tried, trial in ((False, False), (False, True), (True, False))
+        grade(tried=tried, on_trial=trial) for tried, trial in ((False, False), (False, True), (True, False))
     )
     assert clean < on_trial < tried
 
