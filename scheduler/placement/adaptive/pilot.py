@@ -6,8 +6,9 @@ No I/O and no clock: time is passed in, so a simulation can drive it as the disp
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -81,18 +82,42 @@ class _Flight:
     """When the device had computed the coarse answer; None while it owes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Backlog:
-    """When each node is done with what it has."""
+@dataclass(slots=True)
+class _Known:
+    """What is known of a node, and the tasks that are on their way to it or there."""
 
-    free_at: dict[str, float]
-    tasks: dict[str, int]
-    slowness: dict[str, float]
-    """How many times slower than estimated a node is by the answer that it owes; 1 where not named."""
-    planned_s: dict[str, float]
+    tier: Tier
+    speed: Estimate
+    """Seconds per image."""
+    way: Estimate | None = None
+    """Seconds there and back: between the scheduler and an end device, between any end device and an upstream node."""
+    joins: int = 1
+    """Most tasks that it has computed in one batch."""
+    done_at: float = 0.0
+    """When it finished the last task that is known of."""
+    flights: dict[Hashable, _Flight] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Load:
+    """What a node has to do."""
+
+    free_at: float
+    """When it is done with that."""
+    tasks: int = 0
+    slowness: float = 1.0
+    """How many times slower than estimated it is, by the answer that it owes."""
+    planned_s: float = 0.0
     """Until an end device will have computed what this scheme has sent it, were there nothing else."""
-    finish: dict[Hashable, float]
-    """When the answers of the upstream nodes to the tasks on their way are expected at the scheduler."""
+
+
+class _Backlog(defaultdict[str, _Load]):
+    """What each node has to do; a node that is not named has nothing."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(lambda: _Load(now))
+        self.finish: dict[Hashable, float] = {}
+        """When the answers of the upstream nodes to the tasks on their way are expected at the scheduler."""
 
 
 class Pilot:
@@ -108,20 +133,10 @@ class Pilot:
         self._link_prior_s = link_s
         self._hop_prior_s = hop_s
         self._accuracy = accuracy
-        self._speeds: dict[str, Estimate] = {}
-        """Seconds per image, by node."""
-        self._hops: dict[str, Estimate] = {}
+        self._nodes: dict[str, _Known] = {}
         self._links: dict[tuple[str, str], Estimate] = {}
-        self._links_to: dict[str, Estimate] = {}
-        """From whichever end device to an upstream node: what is expected of a pair that has not met."""
-        self._tiers: dict[str, Tier] = {}
+        """Of end devices and upstream nodes that have met."""
         self._flights: dict[Hashable, _Flight] = {}
-        self._joins: dict[str, int] = {}
-        """Most tasks that a node has computed in one batch."""
-        self._from_end: dict[str, dict[Hashable, _Flight]] = {}
-        self._to_upper: dict[str, dict[Hashable, _Flight]] = {}
-        self._done_at: dict[str, float] = {}
-        """When a node finished the last task that is known of."""
 
     # --- what has happened ----------------------------------------------------------------------------------------
 
@@ -142,36 +157,33 @@ class Pilot:
             fine_only: the end device just passes it on.
             planned: this scheme has sent it.
         """
-        speed = self._speed(end)
-        if upper is not None:
-            self._speed(upper)
-        flights = self._from_end.setdefault(end.node_id, {})
+        known = self._known(end)
         reached = now + self._hop_s(end.node_id, now) / 2
-        owed = (flight.due_at for flight in flights.values() if flight.coarse_at is None)
+        owed = (flight.due_at for flight in known.flights.values() if flight.coarse_at is None)
         begun = max(reached, max(owed, default=0.0))
-        flight = self._flights[key] = _Flight(
+        flight = _Flight(
             end=end.node_id,
             upper=None if upper is None else upper.node_id,
             images=images,
             sent_at=now,
             planned=planned,
-            due_at=begun + images * speed.value(now),
+            due_at=begun + images * known.speed.value(now),
             coarse_at=reached if fine_only else None,
         )
-        flights[key] = flight
+        self._flights[key] = known.flights[key] = flight
         if upper is not None:
-            self._to_upper.setdefault(upper.node_id, {})[key] = flight
+            self._known(upper).flights[key] = flight
 
     def coarse(self, key: Hashable, timing: Timing, now: float) -> None:
         """The coarse answer of an attempt has arrived."""
         flight = self._flights.get(key)
         if flight is None or flight.coarse_at is not None:
             return
-        self._learn_speed(flight.end, timing, flight.images, now)
+        end = self._nodes[flight.end]
+        _learn_speed(end, timing, flight.images, now)
         hop_s = max(0.0, now - flight.sent_at - timing.queue_s - timing.compute_s)
-        hop = self._hops.get(flight.end, Estimate(prior=self._hop_prior_s)).observe(hop_s, now, trust_first=True)
-        self._hops[flight.end] = hop
-        flight.coarse_at = self._done_at[flight.end] = now - hop.value(now) / 2
+        end.way = (end.way or Estimate(prior=self._hop_prior_s)).observe(hop_s, now, trust_first=True)
+        flight.coarse_at = end.done_at = now - end.way.value(now) / 2
 
     def fine(self, key: Hashable, upper: str, timing: Timing | None, round_trip_s: float, now: float) -> None:
         """An upstream node has answered.
@@ -180,38 +192,41 @@ class Pilot:
             timing: None where the node does not tell.
             round_trip_s: from the end device's question to the answer.
         """
-        flight = self._flights.get(key)
-        if flight is None or upper not in self._speeds:
+        flight, known = self._flights.get(key), self._nodes.get(upper)
+        if flight is None or known is None:
             return
         link_s = self._link_s(flight.end, upper, now)
         if timing is not None:
-            self._learn_speed(upper, timing, flight.images, now)
+            _learn_speed(known, timing, flight.images, now)
             link_s = max(0.0, round_trip_s - timing.queue_s - timing.compute_s)
             pair = flight.end, upper
             unknown = Estimate(prior=link_s)
             self._links[pair] = self._links.get(pair, unknown).observe(link_s, now, trust_first=True)
             if len(self._links) > _MOST_LINKS:
                 del self._links[next(iter(self._links))]
-            self._links_to[upper] = self._links_to.get(upper, unknown).observe(link_s, now, trust_first=True)
-        self._done_at[upper] = now - (self._hop_s(flight.end, now) + link_s) / 2
+            known.way = (known.way or unknown).observe(link_s, now, trust_first=True)
+        known.done_at = now - (self._hop_s(flight.end, now) + link_s) / 2
         self.ended(key)
 
     def taken_away(self, key: Hashable, now: float) -> None:
         """An attempt is given up because its upstream node is slow; how slow at least is all that will be known."""
         flight = self._flights.get(key)
         if flight is not None and flight.upper is not None:
-            slow = self._backlog(None, [flight.upper], now).slowness.get(flight.upper, 1.0)
-            speed = self._speeds[flight.upper]
-            self._speeds[flight.upper] = speed.at_least(slow * speed.value(now), now)
+            known, slowness = self._nodes[flight.upper], self._backlog(now)[flight.upper].slowness
+            known.speed = known.speed.at_least(slowness * known.speed.value(now), now)
         self.ended(key)
 
     def ended(self, key: Hashable) -> None:
         """An attempt is over, however it ended."""
         flight = self._flights.pop(key, None)
         if flight is not None:
-            self._from_end[flight.end].pop(key, None)
-            if flight.upper is not None:
-                self._to_upper[flight.upper].pop(key, None)
+            for node_id in filter(None, (flight.end, flight.upper)):
+                self._nodes[node_id].flights.pop(key, None)
+
+    def forget(self, node_id: str) -> None:
+        """The node has left the device list; nothing happens while it has tasks."""
+        if (known := self._nodes.get(node_id)) is not None and not known.flights:
+            del self._nodes[node_id]
 
     # --- what shall happen ----------------------------------------------------------------------------------------
 
@@ -233,7 +248,7 @@ class Pilot:
             known: of the whole fleet, where `ends` and `uppers` are but a part of it.
         """
         in_parts = known is not None and known.in_parts
-        backlog = self._backlog_of(ends, uppers, now, images=images) if in_parts else self._backlog(None, None, now)
+        backlog = self._backlog(now, ends, uppers, images=images) if in_parts else self._backlog(now)
         return plan(
             ask,
             [self._end_state(node, images, backlog, now, fine_only=fine_only) for node in ends],
@@ -258,7 +273,7 @@ class Pilot:
         Args:
             in_parts: only some of its nodes are looked at for each task.
         """
-        backlog = self._backlog_of(ends, uppers, now)
+        backlog = self._backlog(now, ends, uppers)
         return outlook(
             remaining,
             [self._end_state(node, images, backlog, now, fine_only=False) for node in ends],
@@ -270,7 +285,7 @@ class Pilot:
 
     def with_room(self, ends: Sequence[Node], images: int, now: float, *, fine_only: bool = False) -> list[Node]:
         """The end devices that may receive a task now."""
-        backlog = self._backlog_of(ends, (), now)
+        backlog = self._backlog(now, ends, ())
         return [end for end in ends if self._end_state(end, images, backlog, now, fine_only=fine_only).has_room]
 
     def misplaced(
@@ -294,7 +309,7 @@ class Pilot:
         ]
         if not waiting or not ends or not uppers:
             return None
-        backlog = self._backlog(None, None, now)
+        backlog = self._backlog(now)
         key = max(waiting, key=lambda key: backlog.finish.get(key, 0.0))
         upper = self._flights[key].upper
         others = [node for node in uppers if node.node_id != upper]
@@ -319,15 +334,15 @@ class Pilot:
         self, ends: Sequence[Node], uppers: Sequence[Node], now: float
     ) -> tuple[list[NodeEstimate], list[LinkEstimate]]:
         """What is thought of these nodes now, and of the links between those that have met."""
-        backlog = self._backlog(None, None, now)
+        backlog = self._backlog(now)
         nodes = [
             NodeEstimate(
                 node_id=node.node_id,
                 tier=node.tier,
-                ms_per_image=self._speed(node).value(now) * 1000,
-                samples=self._speed(node).samples,
-                tasks=backlog.tasks.get(node.node_id, 0),
-                backlog_s=max(0.0, backlog.free_at.get(node.node_id, now) - now),
+                ms_per_image=self._known(node).speed.value(now) * 1000,
+                samples=self._known(node).speed.samples,
+                tasks=backlog[node.node_id].tasks,
+                backlog_s=max(0.0, backlog[node.node_id].free_at - now),
             )
             for node in (*ends, *uppers)
         ]
@@ -340,38 +355,37 @@ class Pilot:
         return nodes, links
 
     def _end_state(self, node: Node, images: int, backlog: _Backlog, now: float, *, fine_only: bool) -> EndState:
-        node_id = node.node_id
-        room, hop_s = backlog.tasks.get(node_id, 0) < _MOST_TASKS, self._hop_s(node_id, now)
+        load, hop_s = backlog[node.node_id], self._hop_s(node.node_id, now)
+        room = load.tasks < _MOST_TASKS
         if fine_only:
-            return EndState(node_id=node_id, has_room=room, free_at=now, seconds=0.0, hop_s=hop_s)
-        seconds = images * self._speed(node).value(now) * backlog.slowness.get(node_id, 1.0)
-        ahead_s = backlog.planned_s.get(node_id, 0.0)
+            return EndState(node_id=node.node_id, has_room=room, free_at=now, seconds=0.0, hop_s=hop_s)
+        seconds = images * self._known(node).speed.value(now) * load.slowness
         return EndState(
-            node_id=node_id,
-            has_room=room and ahead_s <= _AHEAD_TASKS * seconds + _AHEAD_S + hop_s,
-            free_at=backlog.free_at.get(node_id, now),
+            node_id=node.node_id,
+            has_room=room and load.planned_s <= _AHEAD_TASKS * seconds + _AHEAD_S + hop_s,
+            free_at=load.free_at,
             seconds=seconds,
             hop_s=hop_s,
         )
 
     def _upper_state(self, node: Node, images: int, backlog: _Backlog, now: float) -> UpperState:
-        seconds = images * self._speed(node).value(now) * backlog.slowness.get(node.node_id, 1.0)
-        tasks = backlog.tasks.get(node.node_id, 0)
-        known = node.node_id in self._links_to or self._link_prior_s[node.tier] > 0
+        known, load = self._known(node), backlog[node.node_id]
+        seconds = images * known.speed.value(now) * load.slowness
+        way_known = known.way is not None or self._link_prior_s[node.tier] > 0
         return UpperState(
             node=node,
-            free_at=backlog.free_at.get(node.node_id, now),
+            free_at=load.free_at,
             seconds=seconds,
-            slack_s=seconds + _CUSHION_S if known else float("inf"),
-            has_room=tasks < (_MOST_TASKS if known else _BLIND_TASKS),
+            slack_s=seconds + _CUSHION_S if way_known else math.inf,
+            has_room=load.tasks < (_MOST_TASKS if way_known else _BLIND_TASKS),
             accuracy=self._accuracy.get(node.model, 0.0),
         )
 
     def _backlog(
         self,
-        ends: Iterable[str] | None,
-        uppers: Iterable[str] | None,
         now: float,
+        ends: Sequence[Node] | None = None,
+        uppers: Sequence[Node] | None = None,
         *,
         images: int | None = None,
     ) -> _Backlog:
@@ -381,43 +395,43 @@ class Pilot:
             images: of a task that one of the end devices is about to get, of a large fleet. Tasks of others that come
                 to an upstream node after it do not make it wait.
         """
-        found = _Backlog({}, {}, {}, {}, {})
+        at_ends = self._those(ends, lambda tier: tier is Tier.END)
+        at_uppers = self._those(uppers, lambda tier: tier is not Tier.END)
+        found = _Backlog(now)
         coarse_due: dict[Hashable, float] = {}
         next_due = math.inf
-        for end in list(self._from_end) if ends is None else ends:
-            flights = self._from_end.get(end, {})
-            found.tasks[end] = len(flights)
-            half_s, per_image = self._hop_s(end, now) / 2, self._speeds[end].value(now)
-            owed = {key: flight for key, flight in flights.items() if flight.coarse_at is None}
+        for end, node in at_ends:
+            load = found[end]
+            load.tasks = len(node.flights)
+            half_s, per_image = self._hop_s(end, now) / 2, node.speed.value(now)
+            owed = {key: flight for key, flight in node.flights.items() if flight.coarse_at is None}
             done = now + half_s
             if owed:
-                idle_since = self._done_at.get(end, 0.0)
-                found.slowness[end], done_at = forecast(
+                load.slowness, done_at = forecast(
                     [(flight.sent_at + half_s, flight.images * per_image) for flight in owed.values()],
-                    idle_since=idle_since,
+                    idle_since=node.done_at,
                     known=now - half_s,
-                    joins=self._joins.get(end, 1),
+                    joins=node.joins,
                 )
                 coarse_due.update(zip(owed, done_at, strict=True))
-                done = idle_since
+                done = node.done_at
                 for flight, flight_done in zip(owed.values(), done_at, strict=True):
                     if flight.planned:
                         # Of the task at the head only what is left.
                         begun = max(done, flight.sent_at + half_s, now)
-                        left_s = max(0.0, flight_done - begun)
-                        found.planned_s[end] = found.planned_s.get(end, 0.0) + left_s
+                        load.planned_s += max(0.0, flight_done - begun)
                     done = flight_done
-                found.free_at[end] = done
+                load.free_at = done
             if images is not None:
                 next_due = min(next_due, done + images * per_image)
-        for upper in list(self._to_upper) if uppers is None else uppers:
-            at_upper = self._to_upper.get(upper, {})
-            found.tasks[upper] = len(at_upper)
-            if not at_upper:
+        for upper, node in at_uppers:
+            load = found[upper]
+            load.tasks = len(node.flights)
+            if not node.flights:
                 continue
-            per_image = self._speeds[upper].value(now)
+            per_image = node.speed.value(now)
             arrivals = []
-            for key, flight in at_upper.items():
+            for key, flight in node.flights.items():
                 coarse_at = flight.coarse_at
                 if coarse_at is None:
                     coarse_at = coarse_due.get(key, max(flight.due_at, now))
@@ -426,24 +440,22 @@ class Pilot:
             arrivals.sort(key=lambda one: one[0])
             before = next_due + self._link_s("", upper, now) / 2
             arrivals = [one for one in arrivals if one[0] <= before] or arrivals[:1]
-            found.slowness[upper], done_at = forecast(
+            load.slowness, done_at = forecast(
                 [one[:2] for one in arrivals],
-                idle_since=self._done_at.get(upper, 0.0),
+                idle_since=node.done_at,
                 # What has not come by now had not been done when its answer would have set out.
                 known=now - self._back_s(arrivals[0][3], upper, now),
-                joins=self._joins.get(upper, 1),
+                joins=node.joins,
             )
             for (_, _, key, flight), upper_done in zip(arrivals, done_at, strict=True):
-                found.free_at[upper] = upper_done
+                load.free_at = upper_done
                 found.finish[key] = upper_done + self._back_s(flight, upper, now)
         return found
 
-    def _backlog_of(
-        self, ends: Sequence[Node], uppers: Sequence[Node], now: float, *, images: int | None = None
-    ) -> _Backlog:
-        for node in (*ends, *uppers):
-            self._speed(node)
-        return self._backlog([node.node_id for node in ends], [node.node_id for node in uppers], now, images=images)
+    def _those(self, nodes: Sequence[Node] | None, of: Callable[[Tier], bool]) -> list[tuple[str, _Known]]:
+        if nodes is not None:
+            return [(node.node_id, self._known(node)) for node in nodes]
+        return [(node_id, known) for node_id, known in self._nodes.items() if of(known.tier)]
 
     def _back_s(self, flight: _Flight, upper: str, now: float) -> float:
         """From an upstream node's answer to its arrival at the scheduler."""
@@ -451,36 +463,28 @@ class Pilot:
 
     # --- estimates ------------------------------------------------------------------------------------------------
 
-    def _speed(self, node: Node) -> Estimate:
+    def _known(self, node: Node) -> _Known:
         """A node that has started again has measured itself again, and begins anew."""
         prior = node.ms_per_image / 1000
-        self._tiers[node.node_id] = node.tier
-        known = self._speeds.get(node.node_id)
-        if known is None or known.prior != prior:
-            known = self._speeds[node.node_id] = Estimate(prior=prior)
-            self._joins.pop(node.node_id, None)
+        known = self._nodes.get(node.node_id)
+        if known is None:
+            known = self._nodes[node.node_id] = _Known(node.tier, Estimate(prior=prior))
+        elif known.speed.prior != prior:
+            known.speed, known.joins = Estimate(prior=prior), 1
         return known
 
-    def _learn_speed(self, node_id: str, timing: Timing, images: int, now: float) -> None:
-        if timing.batch_images:
-            # Bounded, since it is never forgotten: no more tasks than a node gets.
-            joins = min(timing.batch_images // images, _MOST_TASKS)
-            self._joins[node_id] = max(self._joins.get(node_id, 1), joins)
-            per_image_s = timing.compute_s / timing.batch_images
-            self._speeds[node_id] = self._speeds[node_id].observe(per_image_s, now, may_change=True)
-
     def _hop_s(self, end: str, now: float) -> float:
-        known = self._hops.get(end)
-        return self._hop_prior_s if known is None else known.value(now)
+        known = self._nodes.get(end)
+        return self._hop_prior_s if known is None or known.way is None else known.way.value(now)
 
     def _link_s(self, end: str, upper: str, now: float) -> float:
-        known = self._links.get((end, upper)) or self._links_to.get(upper)
-        return self._link_prior_s[self._tiers[upper]] if known is None else known.value(now)
+        known = self._nodes[upper]
+        link = self._links.get((end, upper)) or known.way
+        return self._link_prior_s[known.tier] if link is None else link.value(now)
 
-    def forget(self, node_id: str) -> None:
-        """The node has left the device list; nothing happens while it has tasks."""
-        if not (self._from_end.get(node_id) or self._to_upper.get(node_id)):
-            for known in (self._speeds, self._hops, self._links_to, self._done_at, self._joins, self._tiers):
-                known.pop(node_id, None)
-            for waiting in (self._from_end, self._to_upper):
-                waiting.pop(node_id, None)
+
+def _learn_speed(known: _Known, timing: Timing, images: int, now: float) -> None:
+    if timing.batch_images:
+        # Bounded, since it is never forgotten: no more tasks than a node gets.
+        known.joins = max(known.joins, min(timing.batch_images // images, _MOST_TASKS))
+        known.speed = known.speed.observe(timing.compute_s / timing.batch_images, now, may_change=True)
