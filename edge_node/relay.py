@@ -12,7 +12,7 @@ from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.sending import Call, FeatureClient, TakesFeatures, destination
 from tierkit.errors import InvalidInput
-from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
 from tierkit.inference.endpoints.repetition import server_timing
 from tierkit.inference.endpoints.request import RequestReader, budget_s, is_urgent
 from tierkit.inference.node import InferenceNode
@@ -39,10 +39,14 @@ class RelayEndpoint:
         self._reader = RequestReader(Limits(max_body_bytes=settings.max_body_bytes))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with BodyRoom() as room:
+            await self._answer(scope, receive, send, room)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom) -> None:
         arrived = time.monotonic()
         to = self._target(Headers(scope=scope).get(UPSTREAM_HEADER), scope["path_params"]["model"])
         headers = dict(scope["headers"])
-        request = await self._reader.read(headers, await self._reader.body(headers, receive))
+        request = await self._reader.read(headers, await self._reader.body(headers, receive, room))
         if [tensor.name for tensor in request.inputs] != ["images"]:
             raise InvalidInput(f"a relay takes one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
         budget = budget_s(headers, request)

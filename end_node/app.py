@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from end_node.escalation import read_stages
 from end_node.node import EndNode, Task
 from tierkit.errors import InvalidInput
-from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
 from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s, is_urgent
 from tierkit.inference.model import Array
 from tierkit.inference.node import node_app
@@ -36,10 +36,7 @@ _TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 def create_app(node: EndNode) -> Starlette:
     """The task route, and the Open Inference Protocol for the node's own models."""
-    tasks = _TaskEndpoint(node)
-    return node_app(
-        node, [Route("/v1/tasks/{task_id}", tasks, methods=["POST"])], below={"/v1/tasks": (tasks, "task_id")}
-    )
+    return node_app(node, [Route("/v1/tasks/{task_id}", _TaskEndpoint(node), methods=["POST"])])
 
 
 class _TaskEndpoint:
@@ -51,6 +48,10 @@ class _TaskEndpoint:
         self._metrics = node.metrics[node.default_runner.model.name]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with BodyRoom() as room:
+            await self._answer(scope, receive, send, room)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom) -> None:
         node, runner = self._node, self._node.default_runner
         (images_input,) = runner.model.inputs
         started = node.clock()
@@ -67,7 +68,7 @@ class _TaskEndpoint:
             if wants_coarse:
                 # Before the body is read: a node that is full says so at once.
                 runner.check_room(announced_images(headers, images_input))
-            body = await self._reader.body(headers, receive)
+            body = await self._reader.body(headers, receive, room)
             check_room = runner.check_room if wants_coarse else None
             request = await self._reader.read(headers, body, raw_input=images_input, check_room=check_room)
             budget = budget_s(headers, request)

@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.errors import TerraceError
 from tierkit.http.errors import retry_after_s, status_of
-from tierkit.http.responses import Answer, error_answer, send_answer
+from tierkit.http.responses import error_response
 from tierkit.logs import current_request_id
 
-__all__ = ["Answering", "answer", "answer_to", "install"]
+__all__ = ["Answering", "answer_to", "install"]
 
 log = logging.getLogger(__name__)
 
@@ -69,23 +69,19 @@ class Answering:
                 # Part of the answer is on its way. Raising breaks the connection, which is how HTTP tells the client.
                 log.error("the answer broke off: %s", exc)
                 raise
-            await answer(exc, send)
+            response = _on_http_exception(Request(scope), exc) if isinstance(exc, HTTPException) else answer_to(exc)
+            await response(scope, receive, send)
 
 
-async def answer(exc: Exception, send: Send) -> None:
-    """Answer a request that ended in this error."""
-    await send_answer(send, answer_to(exc))
-
-
-def answer_to(exc: Exception) -> Answer:
+def answer_to(exc: Exception) -> Response:
     """The answer to a request that ended in this error, which is logged if it is nobody's fault but ours."""
     if isinstance(exc, TerraceError):
         status = status_of(exc)
         if status == 500:
             log.error("the request failed", exc_info=exc)
-        return error_answer(status, str(exc), retry_after_s=retry_after_s(exc), challenge=status == 401)
+        return error_response(status, str(exc), retry_after_s=retry_after_s(exc), challenge=status == 401)
     log.error("unexpected error", exc_info=exc)
-    return error_answer(500, f"internal error; request id {current_request_id() or 'unknown'}")
+    return error_response(500, f"internal error; request id {current_request_id() or 'unknown'}")
 
 
 def _on_http_exception(request: Request, exc: Exception) -> Response:

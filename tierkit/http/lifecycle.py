@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["Check", "Lifecycle"]
@@ -38,7 +38,6 @@ class Lifecycle:
         self._drain = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._working = _Working(self)
         self._checks: dict[str, Check] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -71,9 +70,14 @@ class Lifecycle:
         """Return when no work is in flight."""
         await self._idle.wait()
 
-    def working(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def working(self) -> Iterator[None]:
         """Count one request as in flight."""
-        return self._working
+        self.begin_work()
+        try:
+            yield
+        finally:
+            self.end_work()
 
     def begin_work(self) -> None:
         """Count one request as in flight, until `end_work`."""
@@ -119,19 +123,6 @@ class Lifecycle:
     async def run_checks(self) -> Mapping[str, str]:
         """Result of each check by name: "ok", or a sentence."""
         return dict(zip(self._checks, await asyncio.gather(*map(_outcome, self._checks.values())), strict=True))
-
-
-class _Working:
-    """Holds nothing of its own, so that all requests can share one."""
-
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self._lifecycle = lifecycle
-
-    def __enter__(self) -> None:
-        self._lifecycle.begin_work()
-
-    def __exit__(self, *_error: object) -> None:
-        self._lifecycle.end_work()
 
 
 async def _outcome(check: Check) -> str:

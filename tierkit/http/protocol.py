@@ -9,7 +9,6 @@ answered before its body is there: the rest of it is thrown away as it comes, an
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections import deque
@@ -25,7 +24,7 @@ from uvicorn.server import ServerState
 from tierkit.http.exchange import Again, Exchange, head_bytes
 from tierkit.http.head import refusal_of, without_upgrade
 from tierkit.http.repetition import MAX_OPENING_BYTES, Repeatable, Repetitions
-from tierkit.http.responses import send_error
+from tierkit.http.responses import error_response
 from tierkit.settings import ServiceSettings
 
 __all__ = ["bounded_protocol"]
@@ -593,9 +592,8 @@ class _HttpProtocol(asyncio.Protocol):
         self._close()
 
     def _write_error(self, status: int, message: str) -> None:
-        body = json.dumps({"error": message}).encode()
-        fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        self._transport.write(head_bytes(status, [*fields, (b"connection", b"close")]) + body)
+        answer = error_response(status, message, close=True)
+        self._transport.write(head_bytes(status, answer.raw_headers) + bytes(answer.body))
 
     def _close(self) -> None:
         """Close the connection, when what the client still sends has been taken in."""
@@ -625,4 +623,5 @@ def _line_bytes(name: bytes, value: bytes) -> int:
 
 
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
-    await send_error(send, 503, "too many connections; try again in a second", retry_after_s=1, close=True)
+    refusal = error_response(503, "too many connections; try again in a second", retry_after_s=1, close=True)
+    await refusal(scope, receive, send)

@@ -14,14 +14,15 @@ from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.access import CALLER, Gate
 from tierkit.errors import TerraceError
-from tierkit.http.answering import answer
+from tierkit.http.answering import answer_to
 from tierkit.http.exchange import REPEATABLE, Again, Reply
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.http.responses import send_body, send_error, send_json
+from tierkit.http.responses import error_response
 from tierkit.logs import request_context
 from tierkit.wire.messages import REQUEST_ID_HEADER
 
@@ -58,8 +59,7 @@ class Shell:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _REQUEST_ID]
-                message = {**message, "headers": [*headers, (_REQUEST_ID, request_id.encode())]}
+                message["headers"] = [*message.get("headers", ()), (_REQUEST_ID, request_id.encode())]
             await send(message)
 
         with request_context(request_id):
@@ -67,35 +67,35 @@ class Shell:
                 await self._route(scope, receive, send_with_id)
             except ClientDisconnect:
                 log.debug("the client hung up")
-            finally:
-                if log.isEnabledFor(logging.DEBUG):
-                    elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
-                    log.debug("%s %s %s", scope["method"], scope["path"], status, extra={"ms": elapsed_ms})
+            if log.isEnabledFor(logging.DEBUG):
+                elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
+                log.debug("%s %s %s", scope["method"], scope["path"], status, extra={"ms": elapsed_ms})
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match scope["path"]:
-            case "/livez":
-                await send_json(send, 200, {"status": "alive"})
-            case "/readyz" | "/healthz":
-                await self._send_health(send, told=self._gate is None or self._gate.knows(scope["headers"]))
-            case _ if self._gate is not None and not await self._admitted(self._gate, scope, send):
-                pass
-            case "/metrics":
-                await send_body(send, 200, self._metrics(), CONTENT_TYPE_LATEST.encode())
-            case _ if self.app is None or not self._lifecycle.ready:
-                await send_error(
-                    send, 503, "the service is starting; try again in a second", retry_after_s=1, close=True
-                )
-            case _ if scope["method"] in _READS:
+        path, lifecycle, gate = scope["path"], self._lifecycle, self._gate
+        if path == "/livez":
+            await JSONResponse({"status": "alive"})(scope, receive, send)
+        elif path in ("/readyz", "/healthz"):
+            health = await self._health(told=gate is None or gate.knows(scope["headers"]))
+            await health(scope, receive, send)
+        elif gate is not None and not await self._admitted(gate, scope, receive, send):
+            pass
+        elif path == "/metrics":
+            await Response(self._metrics(), media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
+        elif self.app is None or not lifecycle.ready:
+            starting = error_response(
+                503, "the service is starting; try again in a second", retry_after_s=1, close=True
+            )
+            await starting(scope, receive, send)
+        elif scope["method"] in _READS:
+            await self.app(scope, receive, send)
+        elif lifecycle.draining:
+            ending = error_response(503, "the service is shutting down; try another node", retry_after_s=1, close=True)
+            await ending(scope, receive, send)
+        else:
+            self._see_to_repetitions(scope)
+            with lifecycle.working():
                 await self.app(scope, receive, send)
-            case _ if self._lifecycle.draining:
-                await send_error(
-                    send, 503, "the service is shutting down; try another node", retry_after_s=1, close=True
-                )
-            case _:
-                self._see_to_repetitions(scope)
-                with self._lifecycle.working():
-                    await self.app(scope, receive, send)
 
     def _see_to_repetitions(self, scope: Scope) -> None:
         """Requests that are answered past the shell (`REPEATABLE`) look as if they had passed it. While the service
@@ -107,16 +107,16 @@ class Shell:
                 body_bytes, _Within(self._lifecycle, given, again)
             )
 
-    async def _admitted(self, gate: Gate, scope: Scope, send: Send) -> bool:
+    async def _admitted(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> bool:
         """Whether the request may go on; it has been answered otherwise."""
         try:
             scope[CALLER] = gate.admit(scope["headers"])
         except TerraceError as exc:
-            await answer(exc, send)
+            await answer_to(exc)(scope, receive, send)
             return False
         return True
 
-    async def _send_health(self, send: Send, *, told: bool) -> None:
+    async def _health(self, *, told: bool) -> Response:
         """`told`: whoever asks may know more than the state."""
         lifecycle = self._lifecycle
         checks = await lifecycle.run_checks() if lifecycle.ready else {}
@@ -129,7 +129,7 @@ class Shell:
         answer: dict[str, object] = {"status": state}
         if told:
             answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}
-        await send_json(send, 200 if state == "ready" else 503, answer)
+        return JSONResponse(answer, 200 if state == "ready" else 503)
 
 
 class _Within:

@@ -49,7 +49,8 @@ class Sample:
         return JSONResponse({"bytes": len(await request.body())})
 
     async def whole(self, request: Request) -> Response:
-        return JSONResponse({"bytes": len(await asgi.read_body(request.receive))})
+        with asgi.BodyRoom() as room:
+            return JSONResponse({"bytes": len(await asgi.read_body(request.receive, room))})
 
     async def careless(self, request: Request) -> Response:
         """Takes every exception for a bad form, as frameworks do."""

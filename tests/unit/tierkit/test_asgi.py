@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from tierkit.errors import TooLarge
-from tierkit.http.asgi import DirectRoutes, cancelled_on_disconnect, read_body
+from tierkit.http.asgi import cancelled_on_disconnect, read_body
 from tierkit.http.exchange import ON_DISCONNECT
 
 
@@ -106,37 +106,3 @@ async def test_a_task_cancelled_from_elsewhere_stays_cancelled() -> None:
 async def test_an_error_inside_comes_out_as_it_is() -> None:
     with pytest.raises(KeyError), cancelled_on_disconnect(Client().scope):
         raise KeyError
-
-
-@pytest.mark.parametrize(
-    ("scope", "answered_by"),
-    [
-        ({"type": "http", "method": "POST", "path": "/v2/models/m/infer"}, ("endpoint", {"model": "m"})),
-        ({"type": "http", "method": "GET", "path": "/v2/models/m/infer"}, ("app", None)),
-        ({"type": "http", "method": "POST", "path": "/v2/models/n/infer"}, ("app", None)),
-        ({"type": "http", "method": "POST", "path": "/v1/tasks/a-1"}, ("below", {"task_id": "a-1"})),
-        ({"type": "http", "method": "GET", "path": "/v1/tasks/a-1"}, ("app", None)),
-        ({"type": "http", "method": "POST", "path": "/v1/tasks/"}, ("app", None)),
-        ({"type": "http", "method": "POST", "path": "/v1/tasks"}, ("app", None)),
-        ({"type": "http", "method": "POST", "path": "/v1/tasks/a/b"}, ("app", None)),
-        ({"type": "http", "method": "POST", "path": "/other/a-1"}, ("app", None)),
-        ({"type": "lifespan"}, ("app", None)),
-    ],
-)
-async def test_direct_routes(scope: Scope, answered_by: tuple[str, object]) -> None:
-    asked: list[tuple[str, object]] = []
-
-    async def endpoint(scope: Scope, _receive: Receive, _send: Send) -> None:
-        asked.append(("endpoint", scope["path_params"]))
-
-    async def below(scope: Scope, _receive: Receive, _send: Send) -> None:
-        asked.append(("below", scope["path_params"]))
-
-    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        asked.append(("app", scope.get("path_params")))
-
-    async def send(_message: Message) -> None: ...
-
-    exact = {"/v2/models/m/infer": (endpoint, {"model": "m"})}
-    await DirectRoutes(app, exact, {"/v1/tasks": (below, "task_id")})(scope, sends([]), send)
-    assert asked == [answered_by]

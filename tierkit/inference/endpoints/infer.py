@@ -1,4 +1,4 @@
-"""The hot path: one inference request from its bytes to the bytes of its answer."""
+"""One inference request from its bytes to the bytes of its answer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from tierkit.errors import TooLarge
-from tierkit.http.answering import answer
-from tierkit.http.asgi import cancelled_on_disconnect
+from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
 from tierkit.http.exchange import ALONE, REPEATABLE, Again
 from tierkit.inference.endpoints.classification import best_classes
 from tierkit.inference.endpoints.lookup import Models
 from tierkit.inference.endpoints.repetition import RAW_NAMES, Repetition, server_timing
 from tierkit.inference.endpoints.request import LARGE_JSON_BYTES, RequestReader, announced_images, budget_s, is_urgent
 from tierkit.inference.model import Model
-from tierkit.inference.runner import ModelRunner, RunResult
+from tierkit.inference.runner import ModelRunner
 from tierkit.metrics import ModelMetrics
 from tierkit.wire.oip import (
     BINARY_HEADER,
-    Chunks,
     InferRequest,
     InferResponse,
     Limits,
@@ -45,8 +42,7 @@ _MAX_TEXTS = 2**15
 class InferEndpoint:
     """ASGI application for POST .../infer.
 
-    Plain ASGI, and not a function of a framework's `Request`: at several thousand requests a second on one core each
-    layer costs more than decoding, queueing and encoding together. It answers its own errors, for the same reason.
+    Plain ASGI, and not a function of a framework's `Request`, which would take longer than decoding and encoding.
 
     Args:
         models: runners by model name.
@@ -71,68 +67,59 @@ class InferEndpoint:
         started = time.perf_counter()
         runner = self._models.runner(scope)
         metrics = self._metrics[runner.model.name]
+        headers = dict(scope["headers"])
         body = b""
-        try:
-            request_headers = dict(scope["headers"])
-            runner.check_room(announced_images(request_headers, runner.model.inputs[0]))
-            body = await self._reader.body(request_headers, receive)
-            result, chunks, headers = await self._answer(runner, body, request_headers, scope)
-        except BaseException as exc:
-            metrics.observe_request(time.perf_counter() - started, len(body), exc)
-            if isinstance(exc, ClientDisconnect) or not isinstance(exc, Exception):
-                raise  # nobody is left to answer
-            await answer(exc, send)
-            return
-        raw_headers = [(RAW_NAMES[name], value.encode()) for name, value in headers.items()]
-        raw_headers.append((b"server-timing", server_timing(result)))
-        await send({"type": "http.response.start", "status": 200, "headers": raw_headers})
-        # Answers are small (400 bytes an image at most): one piece is cheaper than several.
-        await send({"type": "http.response.body", "body": b"".join(chunks)})
+        with BodyRoom() as room:
+            try:
+                runner.check_room(announced_images(headers, runner.model.inputs[0]))
+                body = await self._reader.body(headers, receive, room)
+                with cancelled_on_disconnect(scope):
+                    answer, fields = await self._answer(runner, body, headers, scope)
+            except BaseException as exc:
+                metrics.observe_request(time.perf_counter() - started, len(body), exc)
+                raise
+            await send({"type": "http.response.start", "status": 200, "headers": fields})
+            await send({"type": "http.response.body", "body": answer})
         metrics.observe_request(time.perf_counter() - started, len(body), None)
 
     async def _answer(
         self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], scope: Scope
-    ) -> tuple[RunResult, Chunks, dict[str, str]]:
-        inputs = runner.model.inputs
+    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """Body and headers of the answer."""
         arrived = time.perf_counter()
-        with cancelled_on_disconnect(scope):
-            request = await self._reader.read(
-                headers, body, raw_input=inputs[0] if len(inputs) == 1 else None, check_room=runner.check_room
-            )
-            budget = budget_s(headers, request)
-            wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in runner.model.outputs)
-            binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
-            arrays = {tensor.name: tensor.data for tensor in request.inputs}
-            if guard := self._guards.get(runner.model.name):
-                runner.check_request(arrays)
-                await guard(request)
-            if texts := [output for output in wanted if output.classification or output.name not in binary]:
-                _check_texts(runner.model, runner.check_request(arrays, [output.name for output in wanted]), texts)
-            # Reading much JSON has held the event loop up already.
-            alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and _is_alone(scope)
-            result = await runner.infer(
-                arrays,
-                [output.name for output in wanted],
-                budget_s=None if budget is None else budget - (time.perf_counter() - arrived),
-                alone=alone,
-                urgent=is_urgent(headers),
-            )
         model = runner.model
+        request = await self._reader.read(
+            headers,
+            body,
+            raw_input=model.inputs[0] if len(model.inputs) == 1 else None,
+            check_room=runner.check_room,
+        )
+        budget = budget_s(headers, request)
+        wanted = request.outputs or tuple(RequestedOutput(spec.name) for spec in model.outputs)
+        names = tuple(output.name for output in wanted)
+        binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
+        arrays = {tensor.name: tensor.data for tensor in request.inputs}
+        if guard := self._guards.get(model.name):
+            runner.check_request(arrays)
+            await guard(request)
+        if texts := [output for output in wanted if output.classification or output.name not in binary]:
+            _check_texts(model, runner.check_request(arrays, names), texts)
+        left_s = None if budget is None else budget - (time.perf_counter() - arrived)
+        # Reading much JSON has held the event loop up already.
+        alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and _is_alone(scope)
+        result = await runner.infer(arrays, names, budget_s=left_s, alone=alone, urgent=is_urgent(headers))
+        if budget is None and not texts and guard is None:
+            self._offer_repetition(scope, runner, headers, request, len(body), names)
         tensors = []
-        all_binary = len(binary) == len(wanted)
-        if budget is None and not texts and runner.model.name not in self._guards:
-            self._offer_repetition(scope, runner, headers, request, len(body), tuple(o.name for o in wanted))
         for output in wanted:
             data = result.outputs[output.name]
             if output.classification:
                 data = best_classes(output.name, data, output.classification, model.labels.get(output.name, ()))
             tensors.append(Tensor(output.name, data))
-        return (
-            result,
-            *encode_response(
-                InferResponse(model.name, model.version, tuple(tensors), request.id), binary=all_binary or binary
-            ),
-        )
+        response = InferResponse(model.name, model.version, tuple(tensors), request.id)
+        chunks, fields = encode_response(response, binary=len(binary) == len(wanted) or binary)
+        raw = [(RAW_NAMES[name], value.encode()) for name, value in fields.items()]
+        return b"".join(chunks), [*raw, (b"server-timing", server_timing(result))]
 
     def _offer_repetition(
         self,

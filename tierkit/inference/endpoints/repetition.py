@@ -106,8 +106,8 @@ class Repetition:
         self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, failure)
         if failure is not None:
             with request_context(request_id):
-                status, headers, body = answer_to(failure)
-            reply(status, header_lines(headers), body)
+                answer = answer_to(failure)
+            reply(answer.status_code, header_lines(answer.raw_headers), bytes(answer.body))
 
     def _encode(self, result: RunResult) -> tuple[bytes, bytes]:
         """Header lines and body of the answer."""

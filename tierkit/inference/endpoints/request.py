@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from starlette.types import Receive
 
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
-from tierkit.http.asgi import read_body
+from tierkit.http.asgi import BodyRoom, read_body
 from tierkit.inference.model import TensorSpec
 from tierkit.wire.messages import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
 from tierkit.wire.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
@@ -45,21 +45,22 @@ class RequestReader:
         self._limits = limits
         self._turn = asyncio.Lock()
 
-    async def body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    async def body(self, headers: Mapping[bytes, bytes], receive: Receive, room: BodyRoom) -> bytes:
         """The body of a request.
 
         Args:
             headers: as for `read`.
+            room: counts it.
 
         Raises:
             TooLarge: it is JSON alone, and too much of it, as soon as that shows.
             ClientDisconnect: the client hung up before the end.
         """
         if _BINARY in headers:
-            return await read_body(receive)
+            return await read_body(receive, room)
         most_bytes = self._limits.max_json_bytes
         try:
-            return await read_body(receive, most_bytes=most_bytes)
+            return await read_body(receive, room, most_bytes=most_bytes)
         except TooLarge as exc:
             raise TooLarge(f"more than {most_bytes} bytes of JSON: send tensors as binary") from exc
 
