@@ -5,12 +5,12 @@
         result = await runner.infer({"images": pixels}, ["probabilities"], budget_s=0.5)
 
 The thread takes what waits, up to `max_batch_size` images, joins it to one batch, runs the model and gives each
-request its own rows. Nobody waits for company unless `max_queue_delay_s` says so: batches form because requests
+request its own rows. No request waits for others unless `max_queue_delay_s` says so: batches form because requests
 arrive while the batch before them is computed.
 
-A request that is alone on the node has nothing to gain from the thread: handing it over and back takes as long as a
-small inference. Where it is known to be short, it is computed on the event loop. So are short batches where the thread
-and the event loop have one core between them: requests that come meanwhile would only interrupt the computation.
+There is one shortcut: a short batch is computed on the event loop if its request is alone, because to hand it to the
+thread and back takes as long as a small inference; or, after reading what has come, if the process has a single core,
+where each request that comes meanwhile would interrupt the thread.
 """
 
 from __future__ import annotations
@@ -48,17 +48,11 @@ _STALL_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
 
 _LOOP_S = 0.02
-"""Longest inference on the event loop, by the measured rate: what else comes meanwhile waits for so long. 50 images of
-the smallest network take 6 to 10 ms on one core, and more when others use the memory; to hand such a batch to the
-thread and back costs that core time as well."""
+"""Longest batch on the event loop, by the measured rate: everything else on the loop waits meanwhile."""
 
 _TURNS = 4
-"""Of the event loop, between two batches that are computed on it: a connection is taken in one turn, what it says is
-read in the next, and the answer is made in the one or two after that. Each takes microseconds when nothing comes."""
-
-_OVERRUN = 2.0
-_LOOP_PAUSE_S = 1.0
-"""After an inference on the event loop that took `_OVERRUN` times `_LOOP_S`, the thread has all of them for so long."""
+"""Turns of the event loop before a batch is computed on it: a connection is taken in one turn, its request is read in
+the next, and the answer is made in the one or two after that."""
 
 _OVERTAKEN_S = 2.0
 """A request that has waited for so long is overtaken no more."""
@@ -82,10 +76,6 @@ class RunResult:
     """Images in the batch."""
 
 
-_Post = Callable[..., object]
-"""Has the event loop call a function, given with its arguments."""
-
-
 @dataclass(slots=True, eq=False)
 class _Job:
     inputs: Mapping[str, Array]
@@ -100,7 +90,7 @@ class _Job:
     """The runner's: nobody asked for these images, so they are computed alone and neither metrics nor statistics count
     them."""
     settle: Callable[[RunResult | Exception], None] | None
-    """Told once, on the event loop, how it ended; None from then on, or when nobody wants to know any more."""
+    """Told once, on the event loop, how it ended; None from then on, or if its request is cancelled."""
 
     def end(self, outcome: RunResult | Exception) -> None:
         settle, self.settle = self.settle, None
@@ -146,10 +136,9 @@ class ModelRunner:
         self._last_success = -math.inf
         self._s_per_image = 0.0
         self._best_s_per_image = 0.0
-        self._off_loop_until = -math.inf
         self._steady = isinstance(model, Steady) and model.steady
         self._about_to_run = False
-        """Whether the event loop will come to run what waits."""
+        """Whether the event loop will come to compute what waits."""
         self._output_names = tuple(spec.name for spec in model.outputs)
         self._float_inputs = tuple(
             spec.name
@@ -157,7 +146,6 @@ class ModelRunner:
             if any(dtype_of(datatype).kind == "f" for datatype in (spec.datatype, *spec.also))
         )
         self._several_types = any(spec.also for spec in model.inputs)
-        self._joined: dict[tuple[str, str], Array] = {}
 
     # --- on the event loop ---
 
@@ -209,23 +197,18 @@ class ModelRunner:
         """Let the model allocate what it needs, and measure `ms_per_image` on the way that requests take."""
         await self._probe(1)
         one = await self._probe(1)
-        images = max(
-            1,
-            min(
-                _WARM_UP_IMAGES,
-                self.max_batch_size,
-                self.max_queue_images,
-                int(_WARM_UP_S / 2 / max(one.compute_s, 1e-6)),
-            ),
-        )
+        most = min(_WARM_UP_IMAGES, self.max_batch_size, self.max_queue_images)
+        images = max(1, min(most, int(_WARM_UP_S / 2 / max(one.compute_s, 1e-6))))
         runs = [await self._probe(images) for _ in range(2)]
         self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
 
     async def _probe(self, images: int) -> RunResult:
         """A batch of the runner's own, which waits for no company."""
-        return await self._submit(
-            _blank(self.model.inputs, images), self._output_names[:1], images, budget_s=None, delay_s=0.0, own=True
-        )
+        done: asyncio.Future[RunResult] = self._loop.create_future()
+        blank = _blank(self.model.inputs, images)
+        self._enqueue(blank, self._output_names[:1], images, partial(_settle, done), own=True)
+        self._thread.wake()
+        return await done
 
     async def check(self) -> None:
         """Prove that the model still answers, through its own thread; costs nothing while it is at work.
@@ -251,15 +234,13 @@ class ModelRunner:
     ) -> RunResult:
         """Compute one request, possibly in one batch with others. Cancelling it takes it out of the queue.
 
-        A request that is `alone` is computed before this returns to the event loop if the inference thread has nothing
-        to do, the model is `steady`, and the measured rate says that it takes 20 ms at most.
-
         Args:
             inputs: one array for each of the model's inputs, all with the same first axis n >= 1. They are read until
                 the answer is there.
             outputs: names of the outputs wanted; none for all.
             budget_s: time within which the answer is of use; None for no limit.
-            alone: nothing else is under way on this event loop that would have to wait meanwhile.
+            alone: no other request is under way on this event loop. Then a request that takes 20 ms at most, by the
+                measured rate of a `steady` model, is computed on it while the inference thread rests.
             urgent: it overtakes the requests that wait, but for urgent ones and those that have waited for 2 s.
 
         Raises:
@@ -270,32 +251,49 @@ class ModelRunner:
             Draining: the runner is closed or closes before the request's turn.
         """
         images = self.check_request(inputs, outputs)
-        if alone and self._fits_the_loop(images):
-            self._admit(images, budget_s)
-            return self._run_on_loop(inputs, outputs or self._output_names, images)
-        delay_s = 0.0 if urgent else self.max_queue_delay_s
-        return await self._submit(inputs, outputs, images, budget_s=budget_s, delay_s=delay_s, urgent=urgent)
+        done: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+        take_back = self.submit(
+            inputs, outputs, images, partial(_settle, done), budget_s=budget_s, alone=alone, urgent=urgent
+        )
+        try:
+            return await done
+        except asyncio.CancelledError:
+            take_back()
+            raise
 
-    async def _submit(
+    def submit(
         self,
         inputs: Mapping[str, Array],
         outputs: Sequence[str],
         images: int,
+        settle: Callable[[RunResult | Exception], None],
         *,
-        budget_s: float | None,
-        delay_s: float,
+        budget_s: float | None = None,
+        alone: bool = False,
         urgent: bool = False,
-        own: bool = False,
-    ) -> RunResult:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[RunResult] = loop.create_future()
-        settle = partial(_settle, future)
-        job = self._enqueue(inputs, outputs, images, settle, budget_s=budget_s, delay_s=delay_s, urgent=urgent, own=own)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._forget(job)
-            raise
+    ) -> Callable[[], None]:
+        """As `infer`, for a request that no task waits for.
+
+        Args:
+            inputs, outputs, images: which `check_request` has found right.
+            settle: told the result, or the error, on the event loop: before this returns, or later.
+            budget_s, alone, urgent: as for `infer`.
+
+        Returns:
+            What takes the request back; `settle` is not called after it.
+
+        Raises:
+            Draining, TooLarge, Overloaded, DeadlineExceeded: as `infer`.
+        """
+        job = self._enqueue(inputs, outputs, images, settle, budget_s=budget_s, urgent=urgent)
+        if alone and not self._thread.at_work and self._is_short():
+            self._run_now()
+        elif self._thread.shares_core and self._is_short():
+            self._run_soon()
+            return partial(self._forget, job)
+        if job.settle is not None:
+            self._thread.wake()
+        return partial(self._forget, job)
 
     def _enqueue(
         self,
@@ -304,9 +302,8 @@ class ModelRunner:
         images: int,
         settle: Callable[[RunResult | Exception], None],
         *,
-        budget_s: float | None,
-        delay_s: float,
-        urgent: bool,
+        budget_s: float | None = None,
+        urgent: bool = False,
         own: bool = False,
     ) -> _Job:
         self._admit(images, budget_s, urgent=urgent)
@@ -316,7 +313,7 @@ class ModelRunner:
             outputs=outputs or self._output_names,
             images=images,
             arrived=now,
-            waits_until=now + delay_s,
+            waits_until=now if urgent or own else now + self.max_queue_delay_s,
             deadline=math.inf if budget_s is None else now + budget_s,
             urgent=urgent,
             own=own,
@@ -325,10 +322,6 @@ class ModelRunner:
         with self._thread.lock:
             self._queue.insert(self._place(now) if urgent else len(self._queue), job)
             self._queued_images += images
-        if self._runs_on_loop:
-            self._run_soon()
-        else:
-            self._thread.wake()
         return job
 
     def _place(self, now: float) -> int:
@@ -338,14 +331,14 @@ class ModelRunner:
             (at for at, job in waiting if not job.urgent and now - job.arrived < _OVERTAKEN_S), len(self._queue)
         )
 
-    @property
-    def _runs_on_loop(self) -> bool:
-        """Whether short batches are computed on the event loop."""
-        return self._thread.shares_core and self._steady and not self.max_queue_delay_s
+    def _is_short(self) -> bool:
+        """Whether the next batch may be computed on the event loop."""
+        images = min(self._queued_images, self.max_batch_size)
+        fits = self._queue[0].images <= self.max_batch_size and 0 < images * self._s_per_image <= _LOOP_S
+        return fits and self._steady and not self.max_queue_delay_s
 
     def _run_soon(self) -> None:
-        """Run a batch when the event loop has come around a few times: by then it has read what else has come, and
-        answered what is no inference."""
+        """Compute a batch when the event loop has come around a few times and has read what else has come."""
         if not self._about_to_run:
             self._about_to_run = True
             self._loop.call_soon(self._run_here, _TURNS)
@@ -357,97 +350,15 @@ class ModelRunner:
         self._about_to_run = False
         if not self._queue:
             return
-        if not self._is_short(self._queue[0].images) or not self._thread.lend():
+        if self._thread.at_work or not self._is_short():
             self._thread.wake()
             return
-        outcomes: list[Callable[[], None]] = []
-        started = time.perf_counter()
-        try:
-            self.run_batch(
-                lambda callback, *args: outcomes.append(partial(callback, *args)), int(_LOOP_S / self._s_per_image)
-            )
-        finally:
-            self._thread.give_back()
-        self._note_hold_up(time.perf_counter() - started)
-        for tell in outcomes:
-            tell()
+        self._run_now()
         if self._queue:
             self._run_soon()
 
-    def _fits_the_loop(self, images: int) -> bool:
-        return self._is_short(images) and not self.max_queue_delay_s and self._thread.idle
-
-    def _is_short(self, images: int) -> bool:
-        return (
-            self._steady
-            and images <= self.max_batch_size
-            and 0 < images * self._s_per_image <= _LOOP_S
-            and time.perf_counter() >= self._off_loop_until
-        )
-
-    def _note_hold_up(self, seconds: float) -> None:
-        """The event loop has stood still for so long."""
-        if seconds > _OVERRUN * _LOOP_S:
-            self._off_loop_until = time.perf_counter() + _LOOP_PAUSE_S
-
-    def _run_on_loop(self, inputs: Mapping[str, Array], names: Sequence[str], images: int) -> RunResult:
-        started = time.perf_counter()
-        try:
-            self._check_finite(inputs)
-            outputs, runs = self._run_model(inputs, names, images)
-        except Exception:
-            self.statistics.add_failure(time.perf_counter() - started)
-            raise
-        elapsed = time.perf_counter() - started
-        self._note_hold_up(elapsed)
-        infer_s = runs[0].seconds
-        self._count(BatchRecord(queue_s=(0.0,), input_s=0.0, runs=runs, output_s=elapsed - infer_s))
-        return RunResult(outputs=outputs, queue_s=0.0, compute_s=infer_s, batch_images=images)
-
-    def infer_at_once(self, inputs: Mapping[str, Array], outputs: Sequence[str], images: int) -> RunResult | None:
-        """As `infer` for a request that is alone, if it can be computed here and now.
-
-        Args:
-            inputs: arrays of a form that `check_request` has found right before.
-            outputs: likewise.
-            images: rows of the inputs.
-
-        Returns:
-            None where it has to wait or does not fit the event loop, and nothing has happened.
-
-        Raises:
-            InvalidInput: numbers that are none.
-            Exception: whatever the model raises.
-        """
-        if not self._open or images > self.max_queue_images or not self._fits_the_loop(images):
-            return None
-        return self._run_on_loop(inputs, outputs, images)
-
-    def submit(
-        self,
-        inputs: Mapping[str, Array],
-        outputs: Sequence[str],
-        images: int,
-        settle: Callable[[RunResult | Exception], None],
-        *,
-        urgent: bool = False,
-    ) -> Callable[[], None]:
-        """As `infer`, for a request without a budget that no task waits for.
-
-        Args:
-            inputs, outputs, images: as for `infer_at_once`.
-            settle: told the result, or the error, on the event loop; never before this returns.
-            urgent: as for `infer`.
-
-        Returns:
-            What takes the request back; `settle` is not called after it.
-
-        Raises:
-            Draining, TooLarge, Overloaded: as `infer`.
-        """
-        delay_s = 0.0 if urgent else self.max_queue_delay_s
-        job = self._enqueue(inputs, outputs, images, settle, budget_s=None, delay_s=delay_s, urgent=urgent)
-        return partial(self._forget, job)
+    def _run_now(self) -> None:
+        self._run(lambda callback, *args: callback(*args))
 
     def check_room(self, images: int = 1) -> None:
         """Refuse early: before a request's body is read, if so many images have no room now.
@@ -527,7 +438,7 @@ class ModelRunner:
                 self._queue.remove(job)
                 self._queued_images -= job.images
 
-    # --- on the inference thread, or on the event loop in its place ---
+    # --- on the inference thread; `_run` and what it calls also on the event loop ---
 
     def due(self) -> float:
         """When the next batch shall start (`time.perf_counter`); infinity with an empty queue. Under the lock."""
@@ -543,15 +454,13 @@ class ModelRunner:
         needs_s = 2 * self._queued_images * self._s_per_image + _MARGIN_S
         return max(first, min(min(job.waits_until, job.deadline - needs_s) for job in self._queue))
 
-    def run_batch(self, post: _Post | None = None, most_images: float = math.inf) -> None:
-        """Take the next batch from the queue, compute it and hand the answers to the event loop.
+    def run_batch(self) -> None:
+        """Take the next batch from the queue, compute it and hand the answers to the event loop."""
+        self._run(self._loop.call_soon_threadsafe)
 
-        Args:
-            post: has the event loop call a function with arguments; None on another thread.
-            most_images: of the batch, if it has several requests.
-        """
-        jobs, expired = self._take(min(most_images, self.max_batch_size))
-        post = post or self._loop.call_soon_threadsafe
+    def _run(self, post: Callable[..., object]) -> None:
+        """`run_batch`; `post` calls a function with its arguments on the event loop."""
+        jobs, expired = self._take()
         if expired:
             post(self._expire, expired)
         if jobs:
@@ -560,27 +469,27 @@ class ModelRunner:
             self._answer(jobs, post)
             self._batch_started = math.inf
 
-    def _answer(self, jobs: list[_Job], post: _Post) -> None:
+    def _answer(self, jobs: list[_Job], post: Callable[..., object]) -> None:
         try:
             outcome = partial(self._deliver, jobs, *self._compute(jobs))
         except Exception as exc:
             if len(jobs) > 1:
-                # One request's content may have broken the batch: its neighbours shall not pay for it.
+                # One request's content may have broken the batch; the others shall not fail with it.
                 for job in jobs:
                     self._answer([job], post)
                 return
             outcome = partial(self._fail, jobs[0], exc)
-        # Before the answer: who has it must not find its own work still in the backlog.
+        # Before the answer: its reader must not find its own work still in the backlog.
         self._running_images = 0
         post(outcome)
 
-    def _take(self, most_images: float) -> tuple[list[_Job], list[_Job]]:
+    def _take(self) -> tuple[list[_Job], list[_Job]]:
         jobs: list[_Job] = []
         expired: list[_Job] = []
         images = 0
         now = time.perf_counter()
         with self._thread.lock:
-            while self._queue and (not jobs or images + self._queue[0].images <= most_images):
+            while self._queue and (not jobs or images + self._queue[0].images <= self.max_batch_size):
                 if jobs and (jobs[0].own or self._queue[0].own):
                     break
                 if self._several_types and jobs and _types(jobs[0]) != _types(self._queue[0]):
@@ -600,7 +509,7 @@ class ModelRunner:
             self._check_finite(job.inputs)
         images = sum(job.images for job in jobs)
         wanted = {name for job in jobs for name in job.outputs}
-        inputs = self._join(jobs, images)
+        inputs = self._join(jobs)
         joined = time.perf_counter()
         outputs, runs = self._run_model(inputs, [name for name in self._output_names if name in wanted], images)
         infer_s = sum(run.seconds for run in runs)
@@ -632,24 +541,10 @@ class ModelRunner:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise InvalidInput(f"input '{name}' holds NaN or infinity")
 
-    def _join(self, jobs: list[_Job], images: int) -> Mapping[str, Array]:
+    def _join(self, jobs: list[_Job]) -> Mapping[str, Array]:
         if len(jobs) == 1:
             return jobs[0].inputs
-        return {
-            spec.name: np.concatenate(
-                [job.inputs[spec.name] for job in jobs],
-                out=self._buffer(spec, datatype_of(jobs[0].inputs[spec.name]))[:images],
-            )
-            for spec in self.model.inputs
-        }
-
-    def _buffer(self, spec: TensorSpec, datatype: str) -> Array:
-        """Where batches are joined, the same memory each time. Only requests that fit `max_batch_size` are joined."""
-        buffer = self._joined.get((spec.name, datatype))
-        if buffer is None:
-            typed = TensorSpec(name=spec.name, datatype=datatype, shape=spec.shape)
-            buffer = self._joined[spec.name, datatype] = _blank([typed], self.max_batch_size)[spec.name]
-        return buffer
+        return {spec.name: np.concatenate([job.inputs[spec.name] for job in jobs]) for spec in self.model.inputs}
 
     def _run_model(
         self, inputs: Mapping[str, Array], names: Sequence[str], images: int
@@ -674,22 +569,17 @@ class ModelRunner:
     # --- back on the event loop ---
 
     def _deliver(self, jobs: list[_Job], results: list[RunResult], record: BatchRecord) -> None:
-        self._count(record, own=jobs[0].own)
-        for job, result in zip(jobs, results, strict=True):
-            job.end(result)
-
-    def _count(self, record: BatchRecord, *, own: bool = False) -> None:
-        """Learn from a batch that succeeded."""
         self._last_success = time.perf_counter()
         weight = 0.5 ** (record.images / _RATE_HALF_LIFE_IMAGES)
         measured = record.infer_s / record.images
         self._s_per_image = weight * self._s_per_image + (1 - weight) * measured if self._s_per_image else measured
         self._best_s_per_image = min(self._best_s_per_image, measured)
-        if own:
-            return
-        self.statistics.add_batch(record)
-        if self._observe is not None:
-            self._observe(record)
+        if not jobs[0].own:
+            self.statistics.add_batch(record)
+            if self._observe is not None:
+                self._observe(record)
+        for job, result in zip(jobs, results, strict=True):
+            job.end(result)
 
     def _fail(self, job: _Job, exc: Exception) -> None:
         if not job.own:
@@ -702,7 +592,7 @@ class ModelRunner:
 
 
 def _settle(future: asyncio.Future[RunResult], outcome: RunResult | Exception) -> None:
-    if future.done():  # cancelled, and whoever waited has not been told yet
+    if future.done():  # cancelled, and its task has not been told yet
         return
     if isinstance(outcome, Exception):
         future.set_exception(outcome)

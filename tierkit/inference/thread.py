@@ -1,4 +1,4 @@
-"""The thread on which models run, but for short ones on an idle node (`ModelRunner.infer`)."""
+"""The thread on which models run, but for short batches (`ModelRunner.submit`)."""
 
 from __future__ import annotations
 
@@ -37,24 +37,19 @@ class InferenceThread:
 
     Runners that share a thread share its core: their models never compete for it. It starts with its first runner
     and ends with its last.
-
-    Args:
-        shares_core: whether it and the event loop have one core between them; None for what the process may use now.
     """
 
-    def __init__(self, *, shares_core: bool | None = None) -> None:
-        self.shares_core = _usable_cores() == 1 if shares_core is None else shares_core
-        """Then nothing is gained by computing in it, and each change from one to the other costs time."""
+    def __init__(self) -> None:
+        self.shares_core = _usable_cores() == 1
+        """Whether it and the event loop have one core between them."""
         self.lock = threading.Lock()
         """Guards the queues of all its runners."""
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Holds something when there is reason to look at the runners again. Not a condition: that one is written in
         Python, and takes twice as long to wake the thread."""
         self._runners: list[Runner] = []
-        self._at_work = False
-        self._lent = False
-        """Whether the event loop computes in its place."""
-        self._kept_waiting = False
+        self.at_work = False
+        """Whether it computes a batch now."""
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
 
@@ -62,29 +57,10 @@ class InferenceThread:
         """Time that all queued and running work will take, by the runners' measured rates."""
         return sum(runner.backlog_s for runner in self._runners)
 
-    @property
-    def idle(self) -> bool:
-        """Whether no batch runs or waits. True on the event loop, which alone brings new ones, it stays so until the
-        loop goes on."""
-        return not self._at_work and all(math.isinf(runner.due()) for runner in self._runners)
-
     def wake(self) -> None:
-        """A runner has something new. To be called when it can be seen; a second call for the same costs nothing."""
+        """A runner has something new. Call when it can be seen; a second call for the same costs nothing."""
         if self._news.empty():
             self._news.put(None)
-
-    def lend(self) -> bool:
-        """Let the event loop compute a batch, until `give_back`. False, and it may not, while one is being computed."""
-        with self.lock:
-            self._lent = not self._at_work
-            return self._lent
-
-    def give_back(self) -> None:
-        with self.lock:
-            self._lent = False
-            if self._kept_waiting:
-                self._kept_waiting = False
-                self.wake()
 
     def attach(self, runner: Runner) -> None:
         """Serve this runner from now on. Call on the event loop."""
@@ -116,17 +92,14 @@ class InferenceThread:
         """Wait for a runner whose batch is due; None when there are no runners left."""
         while True:
             with self.lock:
-                self._at_work = False
+                self.at_work = False
                 if not self._runners:
                     return None
-                wait_s = math.inf
-                self._kept_waiting = self._lent
-                if not self._lent:
-                    due, runner = min(((runner.due(), runner) for runner in self._runners), key=itemgetter(0))
-                    wait_s = due - time.perf_counter()
-                    if wait_s <= 0:
-                        self._at_work = True
-                        return runner
+                due, runner = min(((runner.due(), runner) for runner in self._runners), key=itemgetter(0))
+                wait_s = due - time.perf_counter()
+                if wait_s <= 0:
+                    self.at_work = True
+                    return runner
             if math.isinf(wait_s):
                 self._news.get()
             else:

@@ -78,16 +78,11 @@ class Repetition:
         except TerraceError:
             return None
         settle = partial(self._settle, started, current_request_id(), reply)
-        runner, outputs, images = self._runner, self._outputs, self._shape[0]
         try:
-            result = runner.infer_at_once(inputs, outputs, images) if alone else None
-            if result is None:
-                return runner.submit(inputs, outputs, images, settle, urgent=self._urgent)
-        except Exception as exc:
+            return self._runner.submit(inputs, self._outputs, self._shape[0], settle, alone=alone, urgent=self._urgent)
+        except TerraceError as exc:
             settle(exc)
-        else:
-            settle(result)
-        return _too_late
+            return _too_late
 
     def _settle(self, started: float, request_id: str, reply: Reply, outcome: RunResult | Exception) -> None:
         """Answer with the outcome. Never raises: this is called for the requests of a batch one after the other.
