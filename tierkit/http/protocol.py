@@ -44,10 +44,6 @@ _MAX_AHEAD = 1024
 """Requests that may wait on a connection for the answer to an earlier one. They come in one piece: nothing is read
 while one waits."""
 
-_HOLD_S = 0.005
-"""How long the rest of a repeated request may take, before it is read like any other: a body of 150 kB comes in two
-pieces."""
-
 _LINGER_S = 2.0
 """How long the rest of a request is still taken in after its answer. A socket that is closed with unread bytes resets
 the connection, and the sender would see that reset in place of the answer."""
@@ -93,7 +89,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._receiving: Exchange | None = None
         """The request whose body is being received."""
         self._pipelined: deque[Exchange] = deque()
-        self._amid = False
+        self._in_request = False
         """Whether a part of a request has come, and not yet its end."""
         self._begun = 0
         """Requests that have begun since `_opening`."""
@@ -105,9 +101,7 @@ class _HttpProtocol(asyncio.Protocol):
         self._repeatable: Repeatable | None = None
         """The last request, while nothing is under way on this connection."""
         self._held: list[bytes] = []
-        """What has come of its repetition."""
-        self._held_bytes = 0
-        self._hold_timer: asyncio.TimerHandle | None = None
+        """What has come while it is being answered once more."""
         self._repeated_at = -math.inf
         self._awaiting = False
         """Whether it is being answered; what comes meanwhile is held."""
@@ -115,7 +109,7 @@ class _HttpProtocol(asyncio.Protocol):
         """For a client that hangs up, if the answer comes later."""
         self._leaving = False
         """Whether the connection ends with that answer."""
-        self._deaf = False
+        self._ending = False
         """Nothing more is wanted of this client; what still comes is thrown away."""
         self._paused = False
         self._waiting_for: Callable[[], None] | None = None
@@ -152,7 +146,7 @@ class _HttpProtocol(asyncio.Protocol):
             if take_back := self._await_no_more():
                 take_back()
         self._read_held()
-        self._deaf = True
+        self._ending = True
         self._wait(None)
         self.resume_writing()
         for exchange in (self._answering, *self._pipelined):
@@ -160,10 +154,10 @@ class _HttpProtocol(asyncio.Protocol):
                 exchange.give_up()
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf or (self._repeatable is not None and self._repeats(self._repeatable, data)):
+        if self._ending or (self._repeatable is not None and self._repeats(self._repeatable, data)):
             return
         self._repeatable = None
-        opens = not self._amid and self._answering is None
+        opens = not self._in_request and self._answering is None
         if opens:
             self._opening = data[:MAX_OPENING_BYTES]
             self._opening_bytes = len(data)
@@ -199,11 +193,11 @@ class _HttpProtocol(asyncio.Protocol):
 
     def _feed(self, data: bytes | memoryview) -> None:
         """Have it parsed, as if no request offered to go on in another protocol."""
-        while not self._deaf:
+        while not self._ending:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as exc:
-                if self._deaf:
+                if self._ending:
                     return
                 # This parser reads no further: another one reads the head without the offer, and what follows.
                 data = memoryview(data)[exc.args[0] :]
@@ -233,7 +227,7 @@ class _HttpProtocol(asyncio.Protocol):
     # --- httptools ---
 
     def on_message_begin(self) -> None:
-        self._amid = True
+        self._in_request = True
         self._begun += 1
         self._url = b""
         self._headers = []
@@ -251,7 +245,7 @@ class _HttpProtocol(asyncio.Protocol):
             self._refuse_long_framing()
 
     def on_headers_complete(self) -> None:
-        if self._deaf:
+        if self._ending:
             return
         # More came than a head may hold. It may be the body, or the next request: count.
         if self._head_bytes > _MAX_HEAD_BYTES and self._head_length() > _MAX_HEAD_BYTES:
@@ -305,7 +299,7 @@ class _HttpProtocol(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         exchange = self._receiving
-        if exchange is None or self._deaf:
+        if exchange is None or self._ending:
             return
         self._body_bytes += len(piece)
         self._body_pieces += 1
@@ -315,9 +309,9 @@ class _HttpProtocol(asyncio.Protocol):
             exchange.feed(piece)
 
     def on_message_complete(self) -> None:
-        self._amid = False
+        self._in_request = False
         exchange, self._receiving = self._receiving, None
-        if exchange is None or self._deaf:
+        if exchange is None or self._ending:
             return
         exchange.feed_end()
         if exchange.answered:
@@ -378,36 +372,13 @@ class _HttpProtocol(asyncio.Protocol):
             self._held.append(data)
             self._pause_reading()
             return True
-        if self._held:
-            self._hold(last, data)
-            return True
-        if len(data) > last.length or not (self.writable and data.startswith(last.opening)):
+        if len(data) != last.length or not (self.writable and data.startswith(last.opening)):
             return False
-        if len(data) == last.length:
-            return self._answer_again(last, data)
-        if not self._alone():
-            return False
-        self.repetitions.holder = self
-        self._hold(last, data)
-        return True
+        return self._answer_again(last, data)
 
     def _alone(self) -> bool:
         """Whether nothing else is under way on the server, while no request is on this connection."""
         return not self._server_state.tasks and self.repetitions.none_but(self)
-
-    def _hold(self, last: Repeatable, data: bytes) -> None:
-        """A piece of the request has come: wait for the rest as long as nobody else is there."""
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes < last.length and not self._server_state.tasks:
-            if self._hold_timer is None:
-                self._hold_timer = self._loop.call_later(_HOLD_S, self._read_held)
-            return
-        complete = self._held_bytes == last.length and not self._server_state.tasks
-        data = self._let_go()
-        if not (complete and self._answer_again(last, data)):
-            self._repeatable = None
-            self.data_received(data)
 
     def _answer_again(self, last: Repeatable, data: bytes) -> bool:
         """Whether this complete request is being answered, or has been."""
@@ -451,21 +422,12 @@ class _HttpProtocol(asyncio.Protocol):
         return take_back
 
     def _read_held(self) -> None:
-        """Read what is held like any other request."""
+        """Read what has come meanwhile like any other request."""
         if self._held:
+            data = b"".join(self._held)
+            self._held.clear()
             self._repeatable = None
-            self.data_received(self._let_go())
-
-    def _let_go(self) -> bytes:
-        """What is held, and is so no more."""
-        held = b"".join(self._held)
-        self._held.clear()
-        self._held_bytes = 0
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
-            self._hold_timer = None
-        self.repetitions.let_go(self)
-        return held
+            self.data_received(data)
 
     # --- called by exchanges ---
 
@@ -480,7 +442,7 @@ class _HttpProtocol(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         # With requests that wait for their turn there is nothing to read for: what is being answered has come whole.
-        if self._paused and (self._deaf or not self._pipelined):
+        if self._paused and (self._ending or not self._pipelined):
             self._paused = False
             self._transport.resume_reading()
 
@@ -503,7 +465,7 @@ class _HttpProtocol(asyncio.Protocol):
 
     def _watch(self) -> None:
         """See that whatever has to come next has a time by which it must be there."""
-        if self._deaf:
+        if self._ending:
             return
         if self._receiving is not None:
             if self._receiving.answered:
@@ -574,13 +536,13 @@ class _HttpProtocol(asyncio.Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer in the application's place, and end the connection."""
-        if self._deaf or self._transport.is_closing():
+        if self._ending or self._transport.is_closing():
             return
         exchange = self._answering
         if exchange is not None and exchange is not self._receiving:
             # Amid the answer to an earlier request, bytes of ours would be read as part of it: that one is completed.
             exchange.keep_alive = False
-            self._deaf = True
+            self._ending = True
             self._wait(None)
             return
         if exchange is not None:
@@ -597,10 +559,10 @@ class _HttpProtocol(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close the connection, when what the client still sends has been taken in."""
-        if self._receiving is None and not self._deaf and not self._head_bytes:
+        if self._receiving is None and not self._ending and not self._head_bytes:
             self._transport.close()
             return
-        self._deaf = True
+        self._ending = True
         if self._transport.can_write_eof():  # TLS has no half-closed connections
             self._transport.write_eof()
         self.resume_reading()

@@ -14,10 +14,8 @@ from starlette.routing import Route
 
 from tests.integration.tierkit.test_http_protocol import Wire, post, wire_to
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
-from tierkit.http import protocol
 from tierkit.http.exchange import REPEATABLE, Reply
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.http.repetition import Repetitions
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
 
@@ -126,80 +124,6 @@ async def test_one_whose_rest_does_not_come_is_read_like_any_other() -> None:
         client.send(b"2")
         assert await client.answer() == (200, b"app same2")
         await idle(client)
-
-
-@pytest.fixture
-def repetitions(monkeypatch: pytest.MonkeyPatch) -> list[Repetitions]:
-    """Of the server that a test starts, on which the rest of a request may take long."""
-    made = list[Repetitions]()
-
-    class Noted(Repetitions):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append(self)
-
-    monkeypatch.setattr(protocol, "Repetitions", Noted)
-    monkeypatch.setattr(protocol, "_HOLD_S", 30.0)
-    return made
-
-
-async def held(service: Lifecycle, client: Wire, repetitions: list[Repetitions]) -> None:
-    """Send a part of a request, of which the server waits for the rest."""
-    await idle(client)
-    await wait_for(lambda: repetitions[0].holder is None)
-    client.send(post("/again", b"same2")[:-1])
-    await wait_for(lambda: repetitions[0].holder is not None, what="the request to be held")
-
-
-async def test_one_that_is_held_is_completed_by_its_rest(repetitions: list[Repetitions]) -> None:
-    async with served() as (service, sample, client), wire_to(service) as other:
-        await held(service, client, repetitions)
-        other.send(post("/again", b"same!"))
-        assert await other.answer() == (200, b"app same!")
-        asked = sample.asked
-        await wait_for(lambda: service.in_flight == 0)
-        client.send(b"2")
-        assert await client.answer() == (200, b"again 2")
-        assert sample.asked == asked
-
-
-async def test_one_that_is_held_while_others_are_answered_is_read_like_any_other(
-    repetitions: list[Repetitions],
-) -> None:
-    async with served() as (service, sample, client), wire_to(service) as other:
-        await held(service, client, repetitions)
-        other.send(post("/wait", b""))
-        await wait_for(lambda: service.in_flight == 1)
-        client.send(b"2")
-        assert await client.answer() == (200, b"app same2")
-        sample.gate.set()
-        assert await other.answer() == (200, b"waited")
-
-
-async def test_one_that_is_held_is_told_when_its_client_hangs_up(repetitions: list[Repetitions]) -> None:
-    async with served() as (service, sample, client), wire_to(service) as other:
-        await held(service, client, repetitions)
-        asked = sample.asked
-        client.writer.close()
-        await wait_for(lambda: sample.asked == asked + 1, what="the application to hear of it")
-        await idle(other)
-
-
-async def test_more_than_one_that_is_held_is_read_like_any_other(repetitions: list[Repetitions]) -> None:
-    async with served() as (service, _, client):
-        await held(service, client, repetitions)
-        client.send(b"2", post("/again", b"next5"))
-        assert [await client.answer() for _ in range(2)] == [(200, b"app same2"), (200, b"app next5")]
-
-
-async def test_one_that_is_held_when_the_service_stops_is_refused(repetitions: list[Repetitions]) -> None:
-    sample = Sample()
-    async with AsyncExitStack() as clients:
-        async with serve_app(sample.app, ServiceSettings(drain_s=0.2)) as service:
-            client = await clients.enter_async_context(wire_to(service))
-            await held(service, client, repetitions)
-        status, _ = await client.answer()
-        assert status == 503
 
 
 async def test_two_in_one_packet_are_read_like_any_other() -> None:
