@@ -15,27 +15,24 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from experiments.figure3 import busy_window, times_of
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import Experiment, Options, Record, Run, Table, option
 from experiments.plots import Figures, bound, formula, measured
-from experiments.profile import Profile
-from experiments.testbed import BATCH, about_task_s, check_fleet
+from experiments.testbed import BATCH, check_fleet
 from models.manifest import records_folder, weights_folder
 from tierkit.client import AsyncClient, Job, JobState
 from tierkit.types import Escalate, Scheme, Tier
 
-__all__ = ["ESCALATION", "Choice", "choices", "configured"]
+__all__ = ["ESCALATION", "Choice", "choices"]
 
 _BUDGETS, _ACCURACIES = (0.1, 0.25, 0.5, 0.75), (0.95, 0.97, 0.99)
 _QUICK_BUDGETS, _QUICK_ACCURACIES = (0.25, 0.5), (0.99,)
 _CURVE_POINTS = 100
-_START_S = 12.0
 _JOB_BUDGET_S = 1800.0
 
 
@@ -73,7 +70,26 @@ def choices(budgets: Sequence[float], accuracies: Sequence[float]) -> list[Choic
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(run: Run, *, budgets: Sequence[float] | None, accuracies: Sequence[float] | None) -> None:
+class Chosen(Options):
+    """The aims; none of both for the usual ones."""
+
+    budget: list[float] | None = option(
+        None,
+        "Share of the images that may go up; may be repeated. Default: 0.1 to 0.75, quick 0.25 and 0.5.",
+        min=0,
+        max=1,
+    )
+    accuracy: list[float] | None = option(
+        None,
+        "Share of the upper network's accuracy to keep; may be repeated. Default: 0.95 to 0.99, quick 0.99.",
+        min=0,
+        max=1,
+    )
+
+
+async def _measure(run: Run, chosen_aims: Chosen) -> None:
+    budgets: Sequence[float] | None = chosen_aims.budget or None
+    accuracies: Sequence[float] | None = chosen_aims.accuracy or None
     if budgets is None and accuracies is None:
         quick = run.request.quick
         budgets, accuracies = (_QUICK_BUDGETS, _QUICK_ACCURACIES) if quick else (_BUDGETS, _ACCURACIES)
@@ -82,31 +98,18 @@ async def _measure(run: Run, *, budgets: Sequence[float] | None, accuracies: Seq
     emulated = all(run.profile.compute_ms_per_image.of(tier) for tier in Tier)
     settings = {"window": busy_window(times_of(run.profile))} if emulated else {}
     run.config |= {"promised": await asyncio.to_thread(_promised), **settings}
-    expected = {choice: _expected_s(choice, run.profile, run.tasks) for choice in chosen}
-    run.expected_s += _START_S + sum(expected.values())
+    run.expect(1 + len(chosen))
     networks = await run.networks(run.profile)
     async with AsyncExitStack() as stack:
-        async with run.step("starting the fleet", _START_S):
+        with run.step("starting the fleet"):
             images = await asyncio.to_thread(lambda: run.images)
             _, client = await stack.enter_async_context(run.fleet(run.profile, networks, settings))
         for choice in chosen:
-            async with run.step(str(choice), expected[choice]):
+            with run.step(str(choice)):
                 job = await _one_job(client, choice, images.images, images.fine)
             if job.state is not JobState.COMPLETED or job.fallback:
                 run.note(f"{choice}: {job.state}, {job.fallback} images kept the answer below: {job.reason}")
             run.add(**_facts(choice, job, int(images.images[0].nbytes)))
-
-
-def _expected_s(choice: Choice, profile: Profile, tasks: int) -> float:
-    """What the busiest tier needs, with about the share of the images that it will get."""
-    share = {Scheme.END: (0.0, 0.0), Scheme.END_EDGE: (1.0, 0.0), Scheme.END_CLOUD: (0.0, 1.0)}.get(
-        choice.scheme, (1.0, 0.6)
-    )
-
-    def of(tier: Tier, part: float) -> float:
-        return tasks * part * about_task_s(profile, tier) / max(1, profile.nodes.of(tier))
-
-    return 1.0 + max(of(tier, part) for tier, part in zip(Tier, (1.0, *share), strict=True))
 
 
 async def _one_job(client: AsyncClient, choice: Choice, images: Any, labels: Any) -> Job:
@@ -313,20 +316,12 @@ def _dots(number: int) -> dict[str, Any]:
     return {**measured(number), "linestyle": "", "markersize": 6}
 
 
-def configured(*, budgets: Sequence[float] | None = None, accuracies: Sequence[float] | None = None) -> Experiment:
-    """The experiment with other aims; None for both: the usual ones.
-
-    Args:
-        budgets: shares of the images that may go up, 0 to 1.
-        accuracies: shares of the upper network's accuracy to keep.
-    """
-    return replace(ESCALATION, measure=partial(_measure, budgets=budgets, accuracies=accuracies))
-
-
 ESCALATION = Experiment(
     name="escalation",
     summary="accuracy against cost when only unsure images go up a tier",
-    measure=partial(_measure, budgets=None, accuracies=None),
+    help="Accuracy against cost when only unsure images go up a tier.",
+    measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,

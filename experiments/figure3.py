@@ -24,13 +24,12 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
 from experiments.plots import Figures, averaged, bound, error_bars, formula, measured
-from experiments.profile import Profile, recorded_profile
+from experiments.profile import NodeNumbers, Profile, recorded_profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Encoding, check_fleet, task_s
 from scheduler.placement.bound import NodeCounts, bound_of_scheme, least_bound
@@ -48,10 +47,8 @@ from tierkit.client import AsyncClient, Job, JobState
 from tierkit.errors import DeadlineExceeded
 from tierkit.types import EncoderKind, Health, Privacy, Scheme, Tier
 
-__all__ = ["FIGURE3", "LOOKS", "SERIES", "Series", "bound_s", "busy_window", "configured", "formula_s", "times_of"]
+__all__ = ["FIGURE3", "LOOKS", "SERIES", "Chosen", "Series", "bound_s", "busy_window", "formula_s", "times_of"]
 
-_START_S = 12.0
-_BETWEEN_S = 1.0
 _JOB_BUDGET_S = 1800.0
 _READY_BUDGET_S = 60.0
 _POLL_S = 0.02
@@ -192,21 +189,31 @@ def _n_map(series: Series, times: FleetTimes) -> int:
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(
-    run: Run,
-    *,
-    ends: Sequence[int] | None,
-    windows: Sequence[int] | None,
-    schemes: Sequence[Scheme],
-    privacy: Privacy,
-    runs: int,
-) -> None:
+class Chosen(Options):
+    """Which points are measured."""
+
+    ends: NodeNumbers | None = option(
+        None,
+        "Numbers of end devices, up to the profile's. Default: 1 to all; half and all with --quick.",
+        metavar="N,N-N,...",
+        as_text=True,
+    )
+    window: list[int] | None = option(
+        None, "Tasks under way per end device; may be repeated. Default: 1, and enough.", min=1, max=64
+    )
+    scheme: list[Scheme] | None = option(None, "Only this scheme; may be repeated.")
+    privacy: Privacy = option(Privacy.CONV1, "What goes up: pixels (none, auto), or the features of an encoder.")
+    runs: int = option(1, "Runs of each point.", min=1, max=MOST_RUNS)
+
+
+async def _measure(run: Run, chosen_points: Chosen) -> None:
+    privacy, runs = chosen_points.privacy, chosen_points.runs
     profile, most = run.profile, run.profile.nodes.end
-    ends = ends or (sorted({(most + 1) // 2, most}) if run.request.quick else range(1, most + 1))
+    ends = chosen_points.ends or (sorted({(most + 1) // 2, most}) if run.request.quick else range(1, most + 1))
     check_fleet(profile, ends)
     times = times_of(profile)
     assert times.edge is not None
-    windows = windows or (1, busy_window(times))
+    windows = chosen_points.window or (1, busy_window(times))
     run.config |= {"ends": list(ends), "windows": list(windows), "runs": runs, "privacy": privacy}
     kind = _encoder(privacy)
     if kind is None:
@@ -214,21 +221,14 @@ async def _measure(
     else:
         run.note(f"the encoder is on: end devices send {kind} features, whose heads really run on this machine")
     run.note_limits()
-    wanted = [series for series in SERIES if series.scheme in schemes]
+    wanted = [series for series in SERIES if series.scheme in (chosen_points.scheme or Scheme)]
     turns = [
         (window, by_formula, [series for series in wanted if series.by_formula is by_formula])
         for window in windows
         for by_formula in (False, True)
     ]
 
-    def expected_s(series: Series, window: int, number: int) -> float:
-        return _BETWEEN_S + bound_s(series, run.tasks, _counts(profile, number), times, window=window)
-
-    run.expected_s += sum(
-        _START_S + runs * sum(expected_s(one, window, number) for one in chosen for number in ends)
-        for window, _, chosen in turns
-        if chosen
-    )
+    run.expect(sum(1 + runs * len(chosen) * len(ends) for _, _, chosen in turns if chosen))
     encoding = None if kind is None else Encoding(kind=kind)
     networks = await run.networks(profile, None, encoding)
     for window, by_formula, chosen in turns:
@@ -236,7 +236,7 @@ async def _measure(
             continue
         settings = {"window": window} if by_formula else {"window": window, "n_map": 1}
         async with AsyncExitStack() as stack:
-            async with run.step("starting the fleet", _START_S):
+            with run.step("starting the fleet"):
                 _, client = await stack.enter_async_context(run.fleet(profile, networks, settings))
             for number in ends:
                 await _only(client, number, most)
@@ -248,7 +248,7 @@ async def _measure(
                     )
                 for series in [series for series in chosen for _ in range(runs)]:
                     label = f"{series}, window {window}, {number} end devices"
-                    async with run.step(label, expected_s(series, window, number)):
+                    with run.step(label):
                         job = await _one_job(client, run, series, privacy)
                     key = {"scheme": series.scheme, "by_formula": by_formula, "window": window, "ends": number}
                     run.add(**key, n_map=mapping["n_map"], **_facts(job))
@@ -431,30 +431,12 @@ def _draw(record: Record, figures: Figures) -> None:
 _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
-def configured(
-    *,
-    ends: Sequence[int] | None = None,
-    windows: Sequence[int] | None = None,
-    schemes: Sequence[Scheme] = tuple(Scheme),
-    privacy: Privacy = Privacy.CONV1,
-    runs: int = 1,
-) -> Experiment:
-    """The experiment with other numbers.
-
-    Args:
-        ends: numbers of end devices; None for all up to the profile's, or a few when it shall be quick.
-        windows: tasks that an end device may have under way; None for 1 and `busy_window`.
-        privacy: in which form images go up.
-        runs: of each point.
-    """
-    measure = partial(_measure, ends=ends, windows=windows, schemes=schemes, privacy=privacy, runs=runs)
-    return replace(FIGURE3, measure=measure)
-
-
 FIGURE3 = Experiment(
     name="figure3",
     summary="time to finish against the number of end devices, for each scheme",
-    measure=partial(_measure, ends=None, windows=None, schemes=tuple(Scheme), privacy=Privacy.CONV1, runs=1),
+    help="Time to finish against the number of end devices, for each scheme, beside formula and bound.",
+    measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,15 +25,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from experiments.emulation import EMULATED
 from experiments.plots import Figures, counted
 from experiments.profile import Profile
 from experiments.record import LARGEST, SEED, RunRecord, origin, outside, read_record
 from experiments.testbed import (
-    BATCH,
     Encoding,
     Network,
-    answers_s,
     measure_networks,
     plan_fleet,
     read_tasks,
@@ -48,10 +47,12 @@ from tierkit.fleet import Exit, Fleet, FleetPlan, launch
 from tierkit.types import Tier
 
 __all__ = [
+    "MOST_RUNS",
     "MOST_TASKS",
     "RECORD",
     "Experiment",
     "Log",
+    "Options",
     "Outcome",
     "Request",
     "Run",
@@ -59,6 +60,7 @@ __all__ = [
     "execute",
     "extent",
     "new_folder",
+    "option",
     "present",
     "publish",
     "reason",
@@ -72,9 +74,9 @@ TASKS, QUICK_TASKS = 200, 40
 
 MOST_TASKS = 10_000
 """Of a run."""
+MOST_RUNS = 1_000
+"""Of each point."""
 
-_TICK_S = 0.5
-_NETWORKS_S = 2.0
 _START_S = 60.0
 _JOIN_S = 30.0
 
@@ -101,6 +103,24 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").splitlines())
 
 
+def option(default: Any, help_text: str, **facts: Any) -> Any:
+    """A field of `Options`.
+
+    Args:
+        default: None where the experiment chooses, perhaps less when it shall be quick.
+        help_text: what `--help` says of it.
+        facts: what else `typer.Option` takes, such as `min`, `max` and `metavar`; `as_text` for a value that the field
+            reads from a text.
+    """
+    return Field(default, description=help_text, json_schema_extra=facts)
+
+
+class Options(BaseModel):
+    """What may be chosen about an experiment beside its `Request`. Each field is an option of its command."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """One experiment: how it is measured, and what is made of its record."""
@@ -108,14 +128,21 @@ class Experiment:
     name: str
     summary: str
     """What it shows, in a line."""
-    measure: Callable[[Run], Awaitable[None]]
+    help: str
+    """What its command does, in a sentence."""
+    measure: Callable[[Run, Any], Awaitable[None]]
+    """Called with the run and `options`."""
     rows: Callable[[Record], list[dict[str, Any]]]
     """The results, from points and configuration: what `--json` prints."""
     table: Callable[[Record], Table]
     """The rows in words."""
     draw: Callable[[Record, Figures], None]
+    options: type[Options] = Options
+    """What may be chosen."""
+    ignores: frozenset[str] = frozenset()
+    """Which fields of `Request` have no part in it: profile, quick, seed, tasks or data."""
     emulates: bool = True
-    """Whether the profile has a part in it; else it measures this machine as it is."""
+    """Whether its machines are those of the profile `paper` unless another is named; else this machine as it is."""
     repeats: tuple[str, str] = ("", "runs")
     """The field of a row that counts what its figures were made of, and what that is; without a field it is one."""
     quick: str = ""
@@ -172,8 +199,8 @@ class Log:
             self._path.parent.rmdir()
 
 
-Tell = Callable[[str, float, float], None]
-"""Called with what is being done, the seconds of work that are done, and those of all (as expected beforehand)."""
+Tell = Callable[[str, int, int], None]
+"""Called with what is being done, and how many steps of how many are done."""
 
 
 @dataclass(kw_only=True)
@@ -191,9 +218,8 @@ class Run:
     notes: list[str] = field(default_factory=list)
     invalid: str = ""
     """Why the figures cannot be trusted."""
-    expected_s: float = 0.0
-    """How long all steps take, for the time left; an experiment adds its own before the first one."""
-    _done_s: float = 0.0
+    _steps: int = 0
+    _done: int = 0
     _fleets: int = 0
     _images: ImageSet | None = None
 
@@ -234,23 +260,16 @@ class Run:
         """Keep what was measured."""
         self.points.append(point)
 
-    @asynccontextmanager
-    async def step(self, label: str, expected_s: float) -> AsyncIterator[None]:
-        """A part of the work that takes about so long; the progress goes on meanwhile."""
+    def expect(self, steps: int) -> None:
+        """So many more steps are to come."""
+        self._steps += steps
 
-        async def tick() -> None:
-            began = time.monotonic()
-            while True:
-                self.tell(label, self._done_s + min(expected_s, time.monotonic() - began), self.expected_s)
-                await asyncio.sleep(_TICK_S)
-
-        ticking = asyncio.create_task(tick(), name="progress")
-        try:
-            yield
-        finally:
-            ticking.cancel()
-        self._done_s += expected_s
-        self.tell(label, self._done_s, self.expected_s)
+    @contextmanager
+    def step(self, label: str) -> Iterator[None]:
+        """A part of the work, as the progress shows it."""
+        self.tell(label, self._done, max(self._steps, self._done + 1))
+        yield
+        self._done += 1
 
     async def networks(
         self, profile: Profile, names: Mapping[Tier, str] | None = None, encoding: Encoding | None = None
@@ -261,15 +280,13 @@ class Run:
             names: of networks where it shall not be the tier's first one.
             encoding: in which images will also go to upper nodes.
         """
-        self.expected_s += _NETWORKS_S
-        async with self.step("reading the networks", _NETWORKS_S):
+        with self.step("reading the networks"):
             measured = await asyncio.to_thread(measure_networks, profile, names)
-        expected = [answers_s(network, self.tasks * BATCH, encoding) for network in measured]
-        self.expected_s += sum(expected)
+        self.expect(1 + len(measured))
         prepared = []
-        for network, seconds in zip(measured, expected, strict=True):
+        for network in measured:
             if network.emulated_ms_per_image is not None:
-                async with self.step(f"answers of {network.name}, computed beforehand", seconds):
+                with self.step(f"answers of {network.name}, computed beforehand"):
                     images = await asyncio.to_thread(lambda: self.images.images)
                     network = await asyncio.to_thread(with_answers, network, images, self.folder, encoding)
             self.note(str(network))
@@ -365,11 +382,14 @@ class Outcome:
     warnings: Sequence[str] = ()
 
 
-async def execute(experiment: Experiment, request: Request, out: Path, tell: Tell) -> Outcome:
+async def execute(
+    experiment: Experiment, request: Request, out: Path, tell: Tell, options: Options | None = None
+) -> Outcome:
     """Measure, write the record, and make of it what can be shown. Being cancelled ends the measurement in good order,
     not the rest.
 
     Args:
+        options: what was chosen; None for nothing.
         out: folder for the run; when it exists it is kept, and the run's stands beside it.
 
     Raises:
@@ -383,7 +403,7 @@ async def execute(experiment: Experiment, request: Request, out: Path, tell: Tel
         if experiment.emulates:
             run.note(f"profile {request.profile_name}: {request.profile}")
         try:
-            await experiment.measure(run)
+            await experiment.measure(run, options or experiment.options())
         except asyncio.CancelledError:
             state = "interrupted"
             run.note("stopped before its end; what was measured until then is here")

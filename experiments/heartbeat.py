@@ -22,14 +22,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
 from experiments.plots import Figures, error_bars, measured
 from experiments.profile import Profile
 from experiments.testbed import Network
@@ -39,7 +37,7 @@ from tierkit.errors import DeadlineExceeded
 from tierkit.fleet import SCHEDULER, Fleet, RunningService
 from tierkit.types import Health
 
-__all__ = ["HEARTBEAT", "Mode", "configured", "percentile", "times_for"]
+__all__ = ["HEARTBEAT", "Chosen", "Mode", "percentile", "times_for"]
 
 _INTERVALS_S, _QUICK_INTERVALS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0), (0.05, 0.2, 1.0)
 _TIMES, _QUICK_TIMES = 20, 5
@@ -47,7 +45,6 @@ _NODES = 2
 _READ_S = 0.002
 _BUDGET_S = 60.0
 _COST_S, _QUICK_COST_S = 10.0, 2.0
-_START_S = 5.0
 _LOG_S = 0.5
 """How far the scheduler's log may be behind its device list."""
 _CPU = ("scheduler_cpu_percent", "node_cpu_percent")
@@ -78,26 +75,35 @@ def percentile(samples: Sequence[float], share: float) -> float:
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(run: Run, *, times: int | None, intervals: Sequence[float] | None, modes: Sequence[Mode]) -> None:
+class Chosen(Options):
+    """Which intervals are measured, and how often."""
+
+    times: int | None = option(
+        None, "How often a node ends, for each interval. Default: 20; 5 with --quick.", min=1, max=MOST_RUNS
+    )
+    interval: list[float] | None = option(
+        None,
+        "Heartbeat interval in seconds; may be repeated. Default: 0.05 to 2; 0.05, 0.2, 1 with --quick.",
+        min=0.01,
+        max=60,
+    )
+    mode: list[Mode] | None = option(None, "stop: SIGSTOP, it falls silent (default); kill: SIGKILL.")
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
     quick = run.request.quick
-    times = times or (_QUICK_TIMES if quick else _TIMES)
-    intervals = intervals or (_QUICK_INTERVALS_S if quick else _INTERVALS_S)
+    times = chosen.times or (_QUICK_TIMES if quick else _TIMES)
+    intervals = chosen.interval or (_QUICK_INTERVALS_S if quick else _INTERVALS_S)
     cost_s = _QUICK_COST_S if quick else _COST_S
     run.config |= {"times": times, "intervals_s": list(intervals), "nodes": _NODES, "cost_s": cost_s}
-    turns = list(product(intervals, modes))
-    each = [_START_S + cost_s + times * _turn_s(heartbeat_s) for heartbeat_s, _ in turns]
-    run.expected_s += sum(each)
+    turns = list(product(intervals, chosen.mode or [Mode.STOP]))
+    run.expect(len(turns))
     chance = random.Random(run.request.seed)
     machines = run.profile.with_nodes(end=_NODES, edge=0, cloud=0)
     networks = await run.networks(machines)
-    for (heartbeat_s, mode), expected_s in zip(turns, each, strict=True):
-        async with run.step(f"{mode}, a heartbeat each {heartbeat_s:g} s", expected_s):
+    for heartbeat_s, mode in turns:
+        with run.step(f"{mode}, a heartbeat each {heartbeat_s:g} s"):
             await _interval(run, machines, networks, mode, heartbeat_s, chance)
-
-
-def _turn_s(heartbeat_s: float) -> float:
-    """About how long it takes until a node is dead and alive again."""
-    return 4 * heartbeat_s + 0.5 + 2 * times_for(heartbeat_s)["suspect_s"]
 
 
 async def _interval(
@@ -282,22 +288,13 @@ def _is(point: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     return (point["mode"], point["heartbeat_s"]) == (row["mode"], row["heartbeat_s"])
 
 
-def configured(
-    *, times: int | None = None, intervals: Sequence[float] | None = None, modes: Sequence[Mode] = (Mode.STOP,)
-) -> Experiment:
-    """The experiment with other numbers; None for 20 times and six intervals, or fewer when it shall be quick.
-
-    Args:
-        times: how often a node ends, for each interval.
-        intervals: seconds.
-    """
-    return replace(HEARTBEAT, measure=partial(_measure, times=times, intervals=intervals, modes=modes))
-
-
 HEARTBEAT = Experiment(
     name="heartbeat",
     summary="the heartbeat interval against detection time and cost",
-    measure=partial(_measure, times=None, intervals=None, modes=(Mode.STOP,)),
+    help="The heartbeat interval against detection time and cost.",
+    measure=_measure,
+    options=Chosen,
+    ignores=frozenset({"tasks", "data"}),
     rows=_rows,
     table=_table,
     draw=_draw,

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -38,6 +40,7 @@ from tierkit.types import Tier
 __all__ = [
     "MAX_NODES",
     "Counts",
+    "NodeNumbers",
     "PathSpec",
     "Profile",
     "Speeds",
@@ -57,6 +60,34 @@ _THIRD_BYTE = {Tier.END: 1, Tier.EDGE: 2, Tier.CLOUD: 3}
 
 MAX_NODES = 254
 """Of a tier: one byte of an address tells them apart."""
+
+
+_NUMBERS = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
+"""Of so many digits, which are too many for a fleet, but not for a sentence that says so."""
+
+
+def _read_numbers(value: Any) -> Any:
+    """ "0,2-4" as numbers of nodes: 0, 2, 3, 4. What they may be is up to the experiment."""
+    if not isinstance(value, str):
+        return value
+    numbers: set[int] = set()
+    for part in value.split(","):
+        found = _NUMBERS.fullmatch(part.strip())
+        if found is None:
+            raise InvalidInput(f"{value!r} is no list of numbers: write such as 0,1,6 or 1-8")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise InvalidInput(
+                f"{part.strip()!r} is no range: its first number is the smaller one, as in {last}-{first}"
+            )
+        if last > MAX_NODES:
+            raise InvalidInput(f"{part.strip()!r}: a fleet has at most {MAX_NODES} end devices")
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
+
+
+NodeNumbers = Annotated[tuple[int, ...], BeforeValidator(_read_numbers)]
+"""Numbers of nodes, also from a text such as "0,2-4"."""
 
 
 class _Part(BaseModel):

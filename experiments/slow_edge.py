@@ -10,31 +10,28 @@ says nothing of a slow one: it is named and left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import product
 from typing import Any
 
 from experiments.emulation.compute import SLOWER
 from experiments.figure3 import times_of
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
 from experiments.plots import Figures, bound, counted, error_bars, measured
-from experiments.profile import Profile, recorded_profile
+from experiments.profile import NodeNumbers, Profile, recorded_profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Network, check_fleet
 from scheduler.placement.bound import NodeCounts, bound_with_slow_edge, least_bound
 from tierkit.client import JobState
 from tierkit.types import Scheme, Tier
 
-__all__ = ["FACTOR", "SLOW_EDGE", "configured", "images_until"]
+__all__ = ["FACTOR", "SLOW_EDGE", "Chosen", "images_until"]
 
 FACTOR = 4.0
 _SLOW = f"{Tier.EDGE}-1"
 _PARTS, _QUICK_PARTS = (0.25, 0.5, 0.75), (0.5,)
 _WARM_UP_IMAGES = 102
 """What a node computes at its start."""
-_START_S = 12.0
 _JOB_BUDGET_S = 900.0
 
 
@@ -50,21 +47,35 @@ def images_until(part: float, tasks: int, counts: NodeCounts, profile: Profile) 
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(run: Run, *, ends: Sequence[int] | None, parts: Sequence[float] | None, runs: int) -> None:
-    quick, most = run.request.quick, run.profile.nodes.end
+class Chosen(Options):
+    """Which points are measured."""
+
+    ends: NodeNumbers | None = option(
+        None,
+        "Numbers of end devices, up to the profile's. Default: half, three quarters, all; all with --quick.",
+        metavar="N,N-N,...",
+        as_text=True,
+    )
+    after: list[float] | None = option(
+        None, "Part of the job before; may be repeated. Default: 0.25, 0.5, 0.75; 0.5 with --quick.", min=0, max=1
+    )
+    runs: int = option(1, "Runs of each point.", min=1, max=MOST_RUNS)
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    quick, most, runs = run.request.quick, run.profile.nodes.end, chosen.runs
     # Without a choice half, three quarters and all of the end devices.
-    ends = ends or ((most,) if quick else sorted({(most + 1) // 2, (3 * most + 3) // 4, most}))
-    parts = parts or (_QUICK_PARTS if quick else _PARTS)
+    ends = chosen.ends or ((most,) if quick else sorted({(most + 1) // 2, (3 * most + 3) // 4, most}))
+    parts = chosen.after or (_QUICK_PARTS if quick else _PARTS)
     check_fleet(run.profile, ends)
     run.config |= {"ends": list(ends), "parts": list(parts), "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
     run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
     run.note_limits()
     turns = list(product(ends, parts, range(runs)))
-    each = [_START_S + _least_s(run.profile.with_nodes(end=number), run.tasks) for number, _, _ in turns]
-    run.expected_s += sum(each)
+    run.expect(len(turns))
     networks = await run.networks(run.profile)
-    for (number, part, repeat), expected_s in zip(turns, each, strict=True):
-        async with run.step(f"{number} end devices, slower after {part:.0%}", expected_s):
+    for number, part, repeat in turns:
+        with run.step(f"{number} end devices, slower after {part:.0%}"):
             await _one(run, run.profile.with_nodes(end=number), networks, part, repeat)
 
 
@@ -225,21 +236,12 @@ def _draw(record: Record, figures: Figures) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def configured(*, ends: Sequence[int] | None = None, parts: Sequence[float] | None = None, runs: int = 1) -> Experiment:
-    """The experiment with other numbers.
-
-    Args:
-        ends: numbers of end devices, at most those of the profile; None for half, three quarters and all of them.
-        parts: of the job after which the edge node becomes slower, 0 to 1.
-        runs: of each point.
-    """
-    return replace(SLOW_EDGE, measure=partial(_measure, ends=ends, parts=parts, runs=runs))
-
-
 SLOW_EDGE = Experiment(
     name="slow-edge",
     summary="time to finish with `adaptive` when an edge node becomes slower in mid-job",
-    measure=partial(_measure, ends=None, parts=None, runs=1),
+    help="Time to finish with the scheme adaptive when an edge node becomes four times slower in mid-job.",
+    measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,

@@ -13,24 +13,21 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import Experiment, Options, Record, Run, Table, option
 from experiments.plots import Figures
 from experiments.testbed import BATCH
 from tierkit.client import AsyncClient
 from tierkit.fleet import SCHEDULER
 from tierkit.types import Scheme
 
-__all__ = ["STEADY", "configured"]
+__all__ = ["STEADY"]
 
 _MINUTES, _QUICK_MINUTES = 30.0, 2.0
 _NODES = {"end": 4, "edge": 2, "cloud": 1}
 _JOBS_AT_ONCE = 2
 _JOB_BUDGET_S = 600.0
-_START_S = 10.0
 _HEALTH = re.compile(r" (\S+) is (dead|suspect): (.*)$")
 _BURN = "while True: pass"
 
@@ -47,11 +44,17 @@ async def _busy_cores() -> AsyncIterator[None]:
             await burner.wait()
 
 
-async def _measure(run: Run, *, minutes: float | None) -> None:
-    minutes = minutes or (_QUICK_MINUTES if run.request.quick else _MINUTES)
+class Chosen(Options):
+    """How long it takes."""
+
+    minutes: float | None = option(None, "Default: 30; 2 with --quick.", min=0.01, max=10_000)
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    minutes = chosen.minutes or (_QUICK_MINUTES if run.request.quick else _MINUTES)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"minutes": minutes, "nodes": _NODES, "jobs_at_once": _JOBS_AT_ONCE}
-    run.expected_s += _START_S + minutes * 60
+    run.expect(2)
     heard: list[dict[str, Any]] = []
     listening = False
 
@@ -61,7 +64,7 @@ async def _measure(run: Run, *, minutes: float | None) -> None:
 
     networks = await run.networks(profile)
     async with AsyncExitStack() as stack:
-        async with run.step("starting the fleet", _START_S):
+        with run.step("starting the fleet"):
             _, client = await stack.enter_async_context(run.fleet(profile, networks, watch=watch))
         await stack.enter_async_context(_busy_cores())
         images = 0
@@ -72,7 +75,7 @@ async def _measure(run: Run, *, minutes: float | None) -> None:
             while time.monotonic() < began + minutes * 60:
                 images += await _job(run, client)
 
-        async with run.step("load", minutes * 60):
+        with run.step(f"load for {minutes:g} minutes"):
             try:
                 async with asyncio.TaskGroup() as group:
                     for number in range(_JOBS_AT_ONCE):
@@ -125,15 +128,12 @@ def _draw(record: Record, figures: Figures) -> None:
     """Five numbers need no plot."""
 
 
-def configured(*, minutes: float | None = None) -> Experiment:
-    """The experiment for so many minutes; None for 30, or 2 when it shall be quick."""
-    return replace(STEADY, measure=partial(_measure, minutes=minutes))
-
-
 STEADY = Experiment(
     name="steady",
     summary="nodes given up for no reason, under full load of the processor",
-    measure=partial(_measure, minutes=None),
+    help="Nodes given up for no reason, under full load of the processor.",
+    measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import Experiment, Options, Record, Run, Table
 from experiments.plots import Figures, measured, paper
 from experiments.record import spread
 from experiments.testbed import BATCH
@@ -66,16 +66,15 @@ _CORES = {Tier.END: 1, Tier.EDGE: 2}
 _UNMEASURED_S = 1.0
 
 
-async def _measure(run: Run) -> None:
+async def _measure(run: Run, _nothing: Options) -> None:
     manifest = load_manifest()
     data = await asyncio.to_thread(lambda: run.images)
     turns = [(entry, tier) for entry in manifest.models for tier in Tier]
-    # About what the networks that ship need on one core.
-    run.expected_s += len(turns) * run.tasks * 0.03
+    run.expect(len(turns))
     stopped = threading.Event()
     try:
         for entry, tier in turns:
-            async with run.step(f"{entry.name} as on the tier {tier}", run.tasks * 0.03):
+            with run.step(f"{entry.name} as on the tier {tier}"):
                 point = await asyncio.to_thread(_try_one, entry, tier, manifest, data, stopped)
             run.add(**point)
     finally:
@@ -225,12 +224,14 @@ def _draw(record: Record, figures: Figures) -> None:
 TABLE1 = Experiment(
     name="table1",
     summary="inference time of each network on the hardware of each tier, accuracy and size",
+    help="Inference time of each network on the hardware of each tier, accuracy and size.",
     measure=_measure,
     rows=_rows,
     table=_table,
     draw=_draw,
     repeats=("runs", f"batches of {BATCH} images"),
     quick="{share}",
+    ignores=frozenset({"profile", "seed"}),
     emulates=False,
 )
 
@@ -238,9 +239,8 @@ TABLE1 = Experiment(
 # --- table 3 --------------------------------------------------------------------------------------------------------
 
 
-async def _measure_encoders(run: Run) -> None:
-    run.expected_s += 1.0
-    async with run.step("reading the networks", 1.0):
+async def _measure_encoders(run: Run, _nothing: Options) -> None:
+    with run.step("reading the networks"):
         for entry in load_manifest().models:
             if entry.tier == "end":
                 continue  # what goes up to an end device's network is the image itself
@@ -282,10 +282,12 @@ TABLE3 = replace(
     TABLE1,
     name="table3",
     summary="output, parameters and size of the encoders",
+    help="Output, parameters and size of the encoders.",
     measure=_measure_encoders,
     rows=_encoder_rows,
     table=_encoder_table,
     draw=_draw_nothing,
     repeats=("", "readings of the files"),
     quick="",
+    ignores=frozenset({"profile", "quick", "seed", "tasks", "data"}),
 )

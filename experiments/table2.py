@@ -20,11 +20,11 @@ from typing import Any
 import httpx
 import numpy as np
 
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import MOST_TASKS, Experiment, Options, Record, Run, Table, option
 from experiments.plots import Figures, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, about_task_s, check_fleet
+from experiments.testbed import BATCH, check_fleet
 from tierkit.client import AsyncClient
 from tierkit.errors import UpstreamError
 from tierkit.types import Scheme, Tier
@@ -48,7 +48,6 @@ _PAPERS_LINK_S = {Tier.EDGE: 0.5, Tier.CLOUD: 1.0}
 
 _SCHEMES = {Tier.END: Scheme.END, Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
 _TASKS, _QUICK_TASKS = 50, 10
-_START_S = 5.0
 _JOB_BUDGET_S = 900.0
 _METRICS_BUDGET_S = 10.0
 _COMPUTED = re.compile(r"^terrace_(compute_duration_seconds|batch_size)_sum\{.*\} (\S+)$", re.MULTILINE)
@@ -58,8 +57,14 @@ _INFERENCE = {**measured(1), "linestyle": "", "marker": "_", "markersize": 22, "
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(run: Run) -> None:
-    tasks = run.request.tasks or (_QUICK_TASKS if run.request.quick else _TASKS)
+class Chosen(Options):
+    """How much is measured."""
+
+    tasks: int | None = option(None, "Tasks of each row. Default: 50; 10 with --quick.", min=1, max=MOST_TASKS)
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    tasks = chosen.tasks or (_QUICK_TASKS if run.request.quick else _TASKS)
     run.config |= {"tasks_per_row": tasks}
     check_fleet(run.profile)
     run.takes(tasks)
@@ -74,26 +79,19 @@ async def _measure(run: Run) -> None:
         (near, [tier for tier in (Tier.EDGE, Tier.CLOUD) if f"end-{tier}" in near.path]),
     ]
 
-    def expected_s(machines: Profile, tier: Tier) -> float:
-        """What the tasks of a row take until their last answers, without any overhead."""
-        upper_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}") + about_task_s(machines, tier)
-        return (tasks + 1) * (about_task_s(machines, Tier.END) + upper_s)
-
-    run.expected_s += sum(
-        _START_S + sum(expected_s(machines, tier) for tier in tiers) for machines, tiers in fleets if tiers
-    )
+    run.expect(sum(1 + len(tiers) for _, tiers in fleets if tiers))
     networks = await run.networks(near)
     for machines, tiers in fleets:
         if not tiers:
             continue
         latency = bool(machines.path)
         async with AsyncExitStack() as stack:
-            async with run.step("starting the fleet", _START_S):
+            with run.step("starting the fleet"):
                 starting = run.fleet(machines, networks, {"window": 1})
                 fleet, client = await stack.enter_async_context(starting)
             for tier in tiers:
                 link_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}")
-                async with run.step(f"{tier}, {link_s:g} s of latency", expected_s(machines, tier)):
+                with run.step(f"{tier}, {link_s:g} s of latency"):
                     node = fleet.services[f"{tier}-1"].url
                     await _one_row(client, run, tier, 1)  # the first task opens the connections and allocates memory
                     before = await _computed(node)
@@ -235,7 +233,9 @@ def _draw(record: Record, figures: Figures) -> None:
 TABLE2 = Experiment(
     name="table2",
     summary="inference and processing time on each tier, with and without the latency of the links",
+    help="Inference and processing time on each tier, with and without the latency of the links.",
     measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,

@@ -24,25 +24,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from experiments.emulation.links import LinkSpec
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import MOST_TASKS, Experiment, Options, Record, Run, Table, option
 from experiments.plots import Figures, bound, formula, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, Encoding, Network, about_task_s, check_fleet
+from experiments.testbed import BATCH, Encoding, Network, check_fleet
 from models.manifest import EncoderEntry, Manifest, load_manifest
 from tierkit.client import AsyncClient, FallbackResults, FineResults
 from tierkit.errors import InvalidInput, UpstreamError
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
 
-__all__ = ["PAPER", "TABLE4", "configured", "encoders_of", "links_of", "machines_of", "turns_of"]
+__all__ = ["PAPER", "TABLE4", "encoders_of", "links_of", "machines_of", "turns_of"]
 
 PAPER: Mapping[tuple[str, float], float] = {
     ("end", 0.5): 0.571,
@@ -57,6 +56,7 @@ PAPER: Mapping[tuple[str, float], float] = {
 """The paper's Table 4, encoding for the cloud: the overhead as a share of the time without encoder, by the tier that
 encodes, and the latency in seconds."""
 
+_LEAST_MBPS = 0.01
 _LATENCIES_S = (0.5, 1.0, 1.5, 2.0)
 _BANDWIDTHS_MBPS: tuple[float | None, ...] = (None, 100.0, 10.0)
 
@@ -91,29 +91,40 @@ _WAYS = {
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(
-    run: Run,
-    *,
-    kind: EncoderKind,
-    form: FeatureForm,
-    latencies_s: Sequence[float] | None,
-    bandwidths_mbps: Sequence[float | None] | None,
-) -> None:
-    quick = run.request.quick
-    tasks = run.request.tasks or (_QUICK_TASKS if quick else _TASKS)
+class Chosen(Options):
+    """The encoder, the links, and how much is measured."""
+
+    encoder: EncoderKind = option(EncoderKind.CONV1, "Whose features are sent.")
+    form: FeatureForm = option(FeatureForm.UINT8, "How they are written.")
+    latency: list[float] | None = option(
+        None,
+        "Seconds to the upper node and back; may be repeated. Default: 0.5, 1, 1.5, 2; 0.5, 2 with --quick.",
+        min=0,
+        max=60,
+    )
+    bandwidth: list[float] | None = option(
+        None,
+        "Mbit/s of every link, 0.01 at least, or 0: the profile's; may be repeated. Default: 0, 100, 10.",
+        min=0,
+        max=1_000_000,
+    )
+    tasks: int | None = option(None, "Tasks of each cell. Default: 5; 2 with --quick.", min=1, max=MOST_TASKS)
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    quick, kind, form = run.request.quick, chosen.encoder, chosen.form
+    tasks = chosen.tasks or (_QUICK_TASKS if quick else _TASKS)
+    for limit in chosen.bandwidth or ():
+        if 0 < limit < _LEAST_MBPS:  # a task would be on its way for minutes
+            raise InvalidInput(f"--bandwidth {limit:g} is too little: take {_LEAST_MBPS:g} at least, or 0")
     encoders = encoders_of(kind, load_manifest())
-    links = links_of(latencies_s, bandwidths_mbps, quick=quick)
+    links = links_of(chosen.latency, chosen.bandwidth and [mbps or None for mbps in chosen.bandwidth], quick=quick)
     check_fleet(run.profile)
     run.takes(tasks + 1)
     run.config |= {"encoder": kind, "form": form, "tasks_per_cell": tasks}
     turns = turns_of(run.profile, links, encoders)
 
-    def expected_s(way: _Way, latency_s: float, mbps: float | None) -> float:
-        return (tasks + 1) * _task_s(run.profile, way, latency_s, mbps, encoders[way.upper], form)
-
-    run.expected_s += sum(
-        _START_S + sum(expected_s(way, latency_s, mbps) for way in _WAYS[upper]) for upper, latency_s, mbps in turns
-    )
+    run.expect(sum(1 + len(_WAYS[upper]) for upper, _, _ in turns))
     names = {tier: encoder.network for tier, encoder in encoders.items()}
     machines = run.profile.with_nodes(end=1, edge=1, cloud=1)
     networks = await run.networks(machines, names, Encoding(kind=kind, form=form))
@@ -135,10 +146,10 @@ async def _measure(
         serving = [network for network in networks if machines.nodes.of(network.tier)]
         where = f"{latency_s:g} s" + (f", {mbps:g} Mbit/s" if mbps else "")
         async with AsyncExitStack() as stack:
-            async with run.step(f"starting the fleet, {where}", _START_S):
+            with run.step(f"starting the fleet, {where}"):
                 _, client = await stack.enter_async_context(run.fleet(machines, serving, {"window": 1}))
             for way in _WAYS[upper]:
-                async with run.step(f"{way}, {where}", expected_s(way, latency_s, mbps)):
+                with run.step(f"{way}, {where}"):
                     answers = await _one_job(client, run, way, kind, form, tasks)
                 run.add(
                     upper=upper,
@@ -253,22 +264,6 @@ async def _one_job(
         "upload_bytes": [sent.upload_bytes for _, sent in kept],
         "relay_bytes": [sent.relay_bytes for _, sent in kept],
     }
-
-
-def _task_s(
-    profile: Profile, way: _Way, latency_s: float, mbps: float | None, encoder: EncoderEntry, form: FeatureForm
-) -> float:
-    """About how long a task takes, for the progress bar."""
-
-    alone_s = about_task_s(profile, Tier.END) + latency_s + about_task_s(profile, way.upper)
-    if mbps is None:
-        return alone_s
-    pixels = BATCH * math.prod(load_manifest().entry(encoder.network).input_shape)
-    features = BATCH * math.prod(encoder.feature_shape) * _FORM_BYTES[form]
-    if form is FeatureForm.UINT8:
-        features //= 2  # about so much is left of them when they are compressed
-    sent = {None: pixels, Tier.END: features, Tier.EDGE: pixels + features}[way.encode_on]
-    return alone_s + sent * 8 / (mbps * 1e6)
 
 
 def _slowness(network: Network) -> float | None:
@@ -416,29 +411,12 @@ def _draw(record: Record, figures: Figures) -> None:
     figures.legend("table4", 3)
 
 
-def configured(
-    *,
-    kind: EncoderKind = EncoderKind.CONV1,
-    form: FeatureForm = FeatureForm.UINT8,
-    latencies_s: Sequence[float] | None = None,
-    bandwidths_mbps: Sequence[float | None] | None = None,
-) -> Experiment:
-    """The experiment with another encoder, or other links.
-
-    Args:
-        latencies_s: to the upper node and back; None for the paper's.
-        bandwidths_mbps: of every link, None in it for the profile's own; None for no limit, 10 and 100.
-    """
-    return replace(
-        TABLE4,
-        measure=partial(_measure, kind=kind, form=form, latencies_s=latencies_s, bandwidths_mbps=bandwidths_mbps),
-    )
-
-
 TABLE4 = Experiment(
     name="table4",
     summary="the encoder's overhead of a task against the latency, encoding on an end device or an edge node",
-    measure=partial(_measure, kind=EncoderKind.CONV1, form=FeatureForm.UINT8, latencies_s=None, bandwidths_mbps=None),
+    help="What an encoder adds to the time of a task, on an end device and on an edge node, split as in Eq. 8.",
+    measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,

@@ -24,14 +24,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
 import httpx
 
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
 from experiments.plots import Figures, averaged, bound, error_bars, formula, measured, paper
+from experiments.profile import NodeNumbers
 from experiments.record import spread
 from experiments.testbed import BATCH, task_s
 from models.data import ImageSet
@@ -40,7 +40,7 @@ from tierkit.errors import DeadlineExceeded, InvalidInput
 from tierkit.fleet import SCHEDULER, Fleet
 from tierkit.types import Health, Recovery, Scheme, Tier
 
-__all__ = ["FIGURE4", "PAPER_S", "TABLE5", "configured", "ideal_s"]
+__all__ = ["FIGURE4", "PAPER_S", "TABLE5", "Chosen", "ideal_s"]
 
 PAPER_S: Mapping[str, Sequence[float | None]] = {
     "none": (24.9, None, None, None, None, None, None),
@@ -56,8 +56,6 @@ _MOST_FAILURES = 6
 _JOB_BUDGET_S = 900.0
 _READY_BUDGET_S = 60.0
 _POLL_S = 0.02
-_START_S = 8.0
-_BETWEEN_S = 1.5
 _LOG_FROM = 4.0
 """Times that lie closer together are drawn on a linear scale, where they can be read."""
 _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
@@ -76,25 +74,24 @@ def ideal_s(tasks: int, devices: int, failures: int, given: int, task_seconds: f
     return (tasks - failures * given) / (devices - failures) * task_seconds
 
 
-def _expected_s(method: str, tasks: int, devices: int, failures: int, given: int, task_seconds: float) -> float:
-    """About how long a run takes, for the progress bar."""
-    if method == Recovery.NONE and failures:
-        return given * task_seconds + 1
-    alone_s = ideal_s(tasks, devices, failures, given, task_seconds)
-    if method == Recovery.REASSIGN:
-        # Each round over all devices sends a share of what is left to those that are silent.
-        return alone_s + COMMUNICATION_S * failures * (tasks / devices - given) * devices / (devices - failures)
-    return alone_s
-
-
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(run: Run, *, runs: int | None, failures: Sequence[int] | None, methods: Sequence[Recovery]) -> None:
-    runs = runs or (1 if run.request.quick else 5)
+class Chosen(Options):
+    """Which cells are measured, and how often."""
+
+    runs: int | None = option(None, "Runs of each cell. Default: 5; 1 with --quick.", min=1, max=MOST_RUNS)
+    failures: NodeNumbers | None = option(
+        None, "How many devices fall silent. Default: 0 to 6.", metavar="N,N-N,...", as_text=True
+    )
+    method: list[Recovery] | None = option(None, "Only this method; may be repeated.")
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    runs = chosen.runs or (1 if run.request.quick else 5)
     profile = run.profile.with_nodes(edge=0, cloud=0)
     devices, seconds = profile.nodes.end, task_s(profile, Tier.END)
-    failures = range(min(_MOST_FAILURES + 1, devices)) if failures is None else failures
+    failures = range(min(_MOST_FAILURES + 1, devices)) if chosen.failures is None else chosen.failures
     if max(failures) >= devices:
         raise InvalidInput(f"of {devices} end devices at most {devices - 1} can fail, not {max(failures)}")
     given = run.tasks // devices // 2  # half of its share: 12 of 25
@@ -105,21 +102,20 @@ async def _measure(run: Run, *, runs: int | None, failures: Sequence[int] | None
         "given": given,
         "communication_s": COMMUNICATION_S,
     }
-    turns = list(product(range(runs), failures, methods))
-    expected = [_expected_s(method, run.tasks, devices, number, given, seconds) for _, number, method in turns]
-    run.expected_s += _START_S + sum(expected) + _BETWEEN_S * len(turns)
+    turns = list(product(range(runs), failures, chosen.method or tuple(Recovery)))
+    run.expect(1 + len(turns))
     networks = await run.networks(profile)
     async with AsyncExitStack() as stack:
-        async with run.step("starting the fleet", _START_S):
+        with run.step("starting the fleet"):
             settings = {"acknowledge_s": COMMUNICATION_S}
             silence = _Silence()
             starting = run.fleet(profile, networks, settings, watch=silence.watch)
             fleet, client = await stack.enter_async_context(starting)
             silence.fleet = fleet
         ends = [node.name for node in fleet.plan.nodes]
-        for (repeat, number, method), expected_s in zip(turns, expected, strict=True):
+        for repeat, number, method in turns:
             doomed = random.Random(f"{run.request.seed}/{repeat}/{number}").sample(ends, number)
-            async with run.step(f"{method}, {number} failures, run {repeat + 1} of {runs}", expected_s + _BETWEEN_S):
+            with run.step(f"{method}, {number} failures, run {repeat + 1} of {runs}"):
                 silence.after(given, doomed)
                 try:
                     job, attempts = await _one_job(client, run.images, method)
@@ -341,26 +337,16 @@ def _draw(record: Record, figures: Figures) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def configured(
-    *, runs: int | None = None, failures: Sequence[int] | None = None, methods: Sequence[Recovery] = tuple(Recovery)
-) -> Experiment:
-    """The experiment with other numbers.
-
-    Args:
-        runs: of each cell; None for 5, or 1 when it shall be quick.
-        failures: numbers of devices that fall silent; None for all up to six, or to all but one.
-    """
-    return replace(TABLE5, measure=partial(_measure, runs=runs, failures=failures, methods=methods))
-
-
 TABLE5 = Experiment(
     name="table5",
     summary="time to finish against the number of end devices that fall silent",
-    measure=partial(_measure, runs=None, failures=None, methods=tuple(Recovery)),
+    help="Time to finish against devices that fall silent, for three methods.",
+    measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,
     repeats=("runs", "runs"),
     quick="{share}",
 )
-FIGURE4 = replace(TABLE5, name="figure4")
+FIGURE4 = replace(TABLE5, name="figure4", help="The same as table5.")

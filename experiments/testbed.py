@@ -34,8 +34,6 @@ __all__ = [
     "BATCH",
     "Encoding",
     "Network",
-    "about_task_s",
-    "answers_s",
     "bare_labels",
     "check_fleet",
     "measure_networks",
@@ -113,11 +111,6 @@ def task_s(profile: Profile, tier: Tier) -> float:
     return ms * BATCH / 1000
 
 
-def about_task_s(profile: Profile, tier: Tier) -> float:
-    """The same for the progress bar: a guess where the speed is real."""
-    return _REAL_TASK_S if profile.compute_ms_per_image.of(tier) is None else task_s(profile, tier)
-
-
 def measure_networks(profile: Profile, names: Mapping[Tier, str] | None = None) -> list[Network]:
     """The networks of the profile's tiers and how fast they are here, without answers.
 
@@ -135,14 +128,6 @@ def measure_networks(profile: Profile, names: Mapping[Tier, str] | None = None) 
                 Network(tier=tier, name=entry.name, real_ms_per_image=real_ms, emulated_ms_per_image=emulated_ms)
             )
     return found
-
-
-def answers_s(network: Network, images: int, encoding: Encoding | None) -> float:
-    """About how long it takes to compute the answers to so many images, if the speed is emulated."""
-    if network.emulated_ms_per_image is None:
-        return 0.0
-    tails = 0 if encoding is None else len(_tails(load_manifest(), network.name, encoding))
-    return (1 + tails) * network.real_ms_per_image * images / 1000 / _THREADS
 
 
 def with_answers(network: Network, images: Array, folder: Path, encoding: Encoding | None) -> Network:

@@ -17,8 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from experiments.chaos.faults import Fault, Kind, plan_faults
 from experiments.chaos.verdict import tally
 from experiments.chaos.world import Sight, World, behind_relays, small_disk
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import MOST_TASKS, Experiment, Options, Record, Run, Table, option
 from experiments.heartbeat import percentile
 from experiments.plots import Figures
 from experiments.testbed import BATCH, bare_labels, plan_fleet
@@ -36,7 +35,7 @@ from tierkit.errors import TerraceError
 from tierkit.fleet import SCHEDULER
 from tierkit.types import Scheme, Tier, UpstreamLoss
 
-__all__ = ["CHAOS", "configured"]
+__all__ = ["CHAOS"]
 
 FAULTS, QUICK_FAULTS = 1000, 60
 _JOBS, _QUICK_JOBS = 20, 2
@@ -44,10 +43,6 @@ _NODES = {"end": 3, "edge": 2, "cloud": 1}
 _AT_ONCE = 3
 _JOBS_AT_ONCE = 2
 _SCHEMES = (Scheme.MAPPING, Scheme.END_EDGE, Scheme.END_CLOUD)
-_FAULT_S = 0.45
-"""About how long a fault takes, for the progress bar."""
-_START_S = 15.0
-_END_S = 20.0
 _JOB_BUDGET_S = 300.0
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.2
@@ -69,16 +64,26 @@ def _truth(images: NDArray[np.uint8]) -> _Truth:
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(run: Run, *, faults: int | None, jobs: int | None) -> None:
+class Chosen(Options):
+    """How much happens."""
+
+    faults: int | None = option(None, "Default: 1,000; 60 with --quick.", min=1, max=1_000_000)
+    jobs: int | None = option(None, "At least so many. Default: 20; 2 with --quick.", min=1, max=10_000)
+    tasks: int = option(20, "Tasks of 50 images in each job.", min=1, max=MOST_TASKS)
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
     quick = run.request.quick
-    count, least = faults or (QUICK_FAULTS if quick else FAULTS), jobs or (_QUICK_JOBS if quick else _JOBS)
+    count = chosen.faults or (QUICK_FAULTS if quick else FAULTS)
+    least = chosen.jobs or (_QUICK_JOBS if quick else _JOBS)
+    run.takes(chosen.tasks)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"faults": count, "jobs": least, "nodes": _NODES, "images_per_job": len(run.images)}
-    run.expected_s += _START_S + count * _FAULT_S + _END_S
+    run.expect(2 + count)
     networks = await run.networks(profile)
     state = run.folder / "disk"
     async with AsyncExitStack() as stack:
-        async with run.step("starting the fleet", _START_S):
+        with run.step("starting the fleet"):
             truth = await asyncio.to_thread(_truth, run.images.images)
             disk = stack.enter_context(small_disk(state))
             if not disk:
@@ -105,11 +110,10 @@ async def _run_both(run: Run, world: World, plan: Sequence[Fault], load: _Load) 
     async with asyncio.TaskGroup() as group:
         for number in range(_JOBS_AT_ONCE):
             group.create_task(load.run(), name=f"jobs {number}")
-        async with run.step("faults", len(plan) * _FAULT_S):
-            await _inflict(run, world, plan)
+        await _inflict(run, world, plan)
         run.config["faults_s"] = round(time.monotonic() - began, 1)
         load.enough = True
-    async with run.step("what is left", _END_S):
+    with run.step("what is left"):
         await load.check_list()
     run.config["seconds"] = round(time.monotonic() - began, 1)
 
@@ -123,10 +127,11 @@ async def _inflict(run: Run, world: World, plan: Sequence[Fault]) -> None:
     async def one(fault: Fault) -> None:
         async with held.setdefault(fault.target, asyncio.Lock()):
             try:
-                outcome = await world.inflict(fault)
-                while not outcome["struck"]:
-                    # No work has passed there: the same again, when there is some.
+                with run.step(f"{fault.kind} {fault.target}"):
                     outcome = await world.inflict(fault)
+                    while not outcome["struck"]:
+                        # No work has passed there: the same again, when there is some.
+                        outcome = await world.inflict(fault)
             finally:
                 slots.release()
         run.add(what="fault", number=next(turns), **asdict(fault), **outcome)
@@ -334,15 +339,12 @@ def _draw(record: Record, figures: Figures) -> None:
         axes.legend(frameon=False)
 
 
-def configured(*, faults: int | None = None, jobs: int | None = None) -> Experiment:
-    """The experiment with other numbers: of faults, and of jobs at least."""
-    return replace(CHAOS, measure=partial(_measure, faults=faults, jobs=jobs))
-
-
 CHAOS = Experiment(
     name="chaos",
     summary="what gets lost when services are killed, stopped and cut off under load",
-    measure=partial(_measure, faults=None, jobs=None),
+    help="Kill, stop and cut off services under load, and count what gets lost.",
+    measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,

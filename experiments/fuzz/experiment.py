@@ -14,14 +14,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from experiments.fuzz.corpus import corpus
 from experiments.fuzz.mutations import Delivery, Mutant, make
-from experiments.harness import Experiment, Record, Run, Table
+from experiments.harness import Experiment, Options, Record, Run, Table, option
 from experiments.peers.processes import peak_bytes
 from experiments.plots import Figures
 from models.data import read_sample
@@ -29,12 +27,11 @@ from models.manifest import load_manifest
 from tierkit.errors import ServiceFailed
 from tierkit.fleet import Fleet
 
-__all__ = ["FUZZ", "configured"]
+__all__ = ["FUZZ"]
 
 REQUESTS, QUICK_REQUESTS = 1_000_000, 20_000
 _CONNECTIONS = 64
 _NODES = {"end": 1, "edge": 1, "cloud": 0}
-_START_S, _REQUEST_S = 15.0, 0.0012
 _ANSWER_S = 2.0
 """When a client stops waiting for an answer."""
 _HALF_S = 0.05
@@ -48,12 +45,18 @@ _HONEST = (501, 503, 504)
 """Statuses above 499 that a service gives on purpose: no such method or coding, busy, too late."""
 
 
-async def _measure(run: Run, *, requests: int | None) -> None:
-    requests = requests or (QUICK_REQUESTS if run.request.quick else REQUESTS)
+class Chosen(Options):
+    """How much is sent."""
+
+    requests: int | None = option(None, "Default: 1,000,000; 20,000 with --quick.", min=1, max=1_000_000_000)
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    requests = chosen.requests or (QUICK_REQUESTS if run.request.quick else REQUESTS)
     run.takes(1)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"requests": requests, "connections": _CONNECTIONS, "nodes": _NODES}
-    run.expected_s += _START_S + requests * _REQUEST_S
+    run.expect(2)
     trouble: Counter[str] = Counter()
 
     def watch(name: str, line: str) -> None:
@@ -61,7 +64,7 @@ async def _measure(run: Run, *, requests: int | None) -> None:
 
     networks = await run.networks(profile)
     async with AsyncExitStack() as stack:
-        async with run.step("starting the fleet", _START_S):
+        with run.step("starting the fleet"):
             fleet, _ = await stack.enter_async_context(
                 run.fleet(profile, networks, {"window": 4}, expects_exits=True, watch=watch)
             )
@@ -70,7 +73,7 @@ async def _measure(run: Run, *, requests: int | None) -> None:
         fuzzer = _Fuzzer(run, fleet, urls, requests)
         began = time.monotonic()
         try:
-            async with run.step("requests", requests * _REQUEST_S):
+            with run.step(f"{requests:,} requests"):
                 await fuzzer.run()
         finally:
             seen = await bystander()
@@ -269,15 +272,13 @@ def _draw(record: Record, figures: Figures) -> None:
     """Some counts need no plot."""
 
 
-def configured(*, requests: int | None = None) -> Experiment:
-    """The experiment with another number of requests. None: a million, or 20,000 with `--quick`."""
-    return replace(FUZZ, measure=partial(_measure, requests=requests))
-
-
 FUZZ = Experiment(
     name="fuzz",
     summary="what requests that no honest client sends do to a fleet and its other clients",
-    measure=partial(_measure, requests=None),
+    help="Send changed and broken requests to a fleet, and check the answers that another client gets.",
+    measure=_measure,
+    options=Chosen,
+    ignores=frozenset({"tasks", "data"}),
     rows=_rows,
     table=_table,
     draw=_draw,

@@ -18,13 +18,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments import figure3
 from experiments.figure3 import Series, busy_window, times_of
-from experiments.harness import Experiment, Record, Run, Table, reason
+from experiments.harness import Experiment, Options, Record, Run, Table, option, reason
 from experiments.plots import Figures, bound, measured
 from experiments.profile import Profile, recorded_profile
 from experiments.record import read_record
@@ -35,15 +34,13 @@ from tierkit.errors import InvalidInput, ServiceFailed
 from tierkit.settings import NodeSettings
 from tierkit.types import Privacy, Scheme, Tier
 
-__all__ = ["SCALE", "Size", "case_of", "configured", "simulated_point"]
+__all__ = ["SCALE", "Size", "case_of", "simulated_point"]
 
 _JOINED_IMAGES = NodeSettings.model_fields["max_batch_size"].default
 """For each core of an upper node."""
 _SCHEMES = (Scheme.MAPPING, Scheme.ADAPTIVE)
 _SPREAD = 0.3
 _CHURN_PER_MINUTE = 0.02
-_MS_PER_TASK = 1.0
-"""As a guess of the time left."""
 _AGGREGATED = 20_000
 """Above so many nodes heartbeats come together, `_TOGETHER` nodes at a time, and less often."""
 _TOGETHER, _SLOW_BEAT_S = 100, 2.0
@@ -116,9 +113,31 @@ def case_of(size: Size, scheme: Scheme, profile: Profile, seed: int) -> Case:
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-async def _measure(
-    run: Run, *, sizes: Sequence[Size] | None, schemes: Sequence[Scheme], against: Path | None, validate: bool
-) -> None:
+class Chosen(Options):
+    """Which fleets are simulated, and what the simulation is held against."""
+
+    size: list[str] | None = option(
+        None,
+        "Simulated fleet; may be repeated. Default: up to 100000/2000/50; 1000/50/2 with --quick.",
+        metavar="ENDS/EDGES/CLOUDS",
+    )
+    scheme: list[Scheme] | None = option(None, "Only this scheme; may be repeated. Default: mapping and adaptive.")
+    tasks: int | None = option(
+        None, "Of each fleet of --size. Default: 100 per end device, 1,000,000 at most.", min=1, max=10_000_000
+    )
+    against: Path | None = option(
+        None, "Record of a figure3 run to hold the simulation against.", dir_okay=False, exists=True
+    )
+    compare: bool = option(
+        True,
+        "Hold the simulation against the real fleet: measured now, unless --against is given.",
+        names="--validate/--no-validate",
+    )
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    against, validate, schemes = chosen.against, chosen.compare, chosen.scheme or _SCHEMES
+    sizes = [Size.read(text, chosen.tasks) for text in chosen.size] if chosen.size else None
     check_fleet(run.profile)
     if against is not None and not validate:
         raise InvalidInput("--against asks for a comparison and --no-validate for none: leave one of them out")
@@ -127,7 +146,7 @@ async def _measure(
     if sizes is None:
         wanted = [(replace(size, tasks=min(size.tasks, _MOST_OF[scheme])), scheme) for size, scheme in wanted]
     cases = [case_of(size, scheme, run.profile, run.request.seed) for size, scheme in wanted]
-    run.expected_s += sum(case.tasks for case in cases) * _MS_PER_TASK / 1000
+    run.expect(len(cases))
     run.note(
         "simulated: the scheduler's own code on virtual time, with nodes that serve first come, first served; messages "
         "between machines cost no processor time"
@@ -159,13 +178,13 @@ async def _measure(
         quick = run.request.quick
         few = (Scheme.END_EDGE, *_SCHEMES)
         ends = sorted({1, run.profile.nodes.end // 2, run.profile.nodes.end} - {0})
-        shorter = figure3.configured(
-            ends=ends[-1:] if quick else ends,
-            windows=[busy_window(times_of(run.profile))] if quick else None,
-            schemes=few if quick else tuple(Scheme),
+        shorter = figure3.Chosen(
+            ends=tuple(ends[-1:] if quick else ends),
+            window=[busy_window(times_of(run.profile))] if quick else None,
+            scheme=list(few) if quick else None,
             privacy=Privacy.AUTO,  # pixels: the time of real heads is this machine's, not the profile's
         )
-        await shorter.measure(run)
+        await figure3.FIGURE3.measure(run, shorter)
     real = [point for point in run.points if "part" not in point]
     for key in dict.fromkeys(_key(point) for point in real):
         n_maps = {point.get("n_map") for point in real if _key(point) == key}
@@ -179,7 +198,7 @@ async def _measure(
         run.add(part="validation", key=list(key), **await _simulate(case))
     for case in cases:
         label = f"{case.scheme}, {case.ends:,} end devices, {case.tasks:,} tasks"
-        async with run.step(label, case.tasks * _MS_PER_TASK / 1000):
+        with run.step(label):
             run.add(part="scale", **await _simulate(case))
 
 
@@ -412,28 +431,12 @@ def _draw(record: Record, figures: Figures) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-def configured(
-    *,
-    sizes: Sequence[Size] | None = None,
-    schemes: Sequence[Scheme] = _SCHEMES,
-    against: Path | None = None,
-    validate: bool = True,
-) -> Experiment:
-    """The experiment with other numbers.
-
-    Args:
-        sizes: of the fleets; None for the usual ones.
-        against: record of a `figure3` run to hold the simulation against; None to measure some of its points.
-        validate: whether to hold it against anything.
-    """
-    measure = partial(_measure, sizes=sizes, schemes=schemes, against=against, validate=validate)
-    return replace(SCALE, measure=measure)
-
-
 SCALE = Experiment(
     name="scale",
     summary="the scheduler's own code on virtual time, with fleets that grow",
-    measure=partial(_measure, sizes=None, schemes=_SCHEMES, against=None, validate=True),
+    help="The scheduler's own code on virtual time, with fleets that grow to 100,000 nodes.",
+    measure=_measure,
+    options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,

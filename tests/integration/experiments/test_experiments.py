@@ -221,7 +221,7 @@ def test_heartbeat(tmp_path: Path) -> None:
 
 
 async def test_a_service_that_dies_makes_the_run_invalid(profile: str, tmp_path: Path) -> None:
-    async def measure(run: Run) -> None:
+    async def measure(run: Run, _options: Any = None) -> None:
         machines = run.profile.with_nodes(end=1, edge=0, cloud=0)
         async with run.fleet(machines, await run.networks(machines)) as (fleet, client):
             run.add(devices=len(await client.devices()))
@@ -238,6 +238,7 @@ async def test_a_service_that_dies_makes_the_run_invalid(profile: str, tmp_path:
     experiment = Experiment(
         name="dying",
         summary="a node dies",
+        help="a node dies",
         measure=measure,
         rows=rows,
         table=lambda record: Table(headings=("devices",), rows=[]),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from experiments import figure3, plots as plots_module, record as record_module, slow_edge
+from experiments import plots as plots_module, record as record_module
 from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
 from experiments.harness import (
@@ -40,21 +40,19 @@ from experiments.table1 import TABLE3
 from experiments.table2 import TABLE2
 from experiments.table4 import TABLE4
 from experiments.table5 import TABLE5
-from experiments.testbed import Network
 from models.atomic import write_atomically
 from tierkit.commandline import asked_wrongly
 from tierkit.errors import DeadlineExceeded, InvalidInput, SetupError
 from tierkit.fleet import Exit, FleetPlan
-from tierkit.types import Tier
 
 REQUEST = Request(profile_name="paper", profile=read_profile("paper"), seed=3, quick=True)
 
 
-async def measure_two(run: Run) -> None:
+async def measure_two(run: Run, _options: Any = None) -> None:
     run.config["note"] = "two points"
-    run.expected_s = 2.0
+    run.expect(2)
     for value in (1.0, 2.0):
-        async with run.step(f"point {value}", 1.0):
+        with run.step(f"point {value}"):
             run.add(x=value, seconds=value)
 
 
@@ -78,6 +76,7 @@ def draw(record: Record, figures: Figures) -> None:
 EXPERIMENT = Experiment(
     name="two",
     summary="two points",
+    help="two points",
     measure=measure_two,
     rows=rows,
     table=table,
@@ -86,12 +85,12 @@ EXPERIMENT = Experiment(
 )
 
 
-def ignore(label: str, done_s: float, all_s: float) -> None: ...
+def ignore(label: str, done: int, steps: int) -> None: ...
 
 
 async def test_a_run_leaves_record_table_and_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
-    told: list[tuple[str, float, float]] = []
+    told: list[tuple[str, int, int]] = []
     outcome = await execute(EXPERIMENT, REQUEST, tmp_path / "run", lambda *words: told.append(words))
     assert {path.name for path in outcome.folder.iterdir()} == {
         RECORD,
@@ -109,30 +108,7 @@ async def test_a_run_leaves_record_table_and_plots(tmp_path: Path) -> None:
     text = (outcome.folder / "table.md").read_text()
     assert "| 2.0 | 4.0 |" in text
     assert "; n = 1 for each row (runs); a quick run: a fifth of the test set, fewer points." in text
-    assert told[-1] == ("point 2.0", 2.0, 2.0)
-
-
-async def test_what_comes_before_the_first_figure_has_its_time_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    networks = [
-        Network(tier=Tier.END, name="slow", real_ms_per_image=4.0, emulated_ms_per_image=7.0),
-        Network(tier=Tier.EDGE, name="real", real_ms_per_image=4.0, emulated_ms_per_image=None),
-    ]
-    monkeypatch.setattr("experiments.harness.measure_networks", lambda *arguments: networks)
-    monkeypatch.setattr("experiments.harness.with_answers", lambda network, *arguments: network)
-
-    async def measure(run: Run) -> None:
-        run.expected_s += 100.0
-        assert [network.name for network in await run.networks(run.profile)] == ["slow", "real"]
-
-    told: list[tuple[str, float, float]] = []
-    await execute(replace(EXPERIMENT, measure=measure), REQUEST, tmp_path / "run", lambda *words: told.append(words))
-    label, done_s, all_s = told[-1]
-    assert label == "answers of slow, computed beforehand"
-    assert (told[0][0], told[0][2]) == ("reading the networks", 102.0)
-    assert all_s == 100.0 + done_s
-    assert all_s > 102.0
+    assert told == [("point 1.0", 0, 2), ("point 2.0", 1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +134,7 @@ async def test_table_and_plots_come_from_the_record_alone(tmp_path: Path) -> Non
 
 
 async def test_a_stopped_run_keeps_what_it_has_measured(tmp_path: Path) -> None:
-    async def stopped(run: Run) -> None:
+    async def stopped(run: Run, _options: Any = None) -> None:
         run.add(x=1.0, seconds=1.0)
         running.cancel()
         await asyncio.Event().wait()
@@ -174,7 +150,7 @@ async def test_a_failure_after_the_first_point_marks_the_run_invalid(tmp_path: P
     async def late() -> None:
         raise DeadlineExceeded("the job was not done within 9 s")
 
-    async def failing(run: Run) -> None:
+    async def failing(run: Run, _options: Any = None) -> None:
         run.add(x=1.0, seconds=1.0)
         if not beside_other_work:
             await late()
@@ -187,7 +163,7 @@ async def test_a_failure_after_the_first_point_marks_the_run_invalid(tmp_path: P
 
 
 async def test_a_failure_before_the_first_point_is_an_error(tmp_path: Path) -> None:
-    async def failing(run: Run) -> None:
+    async def failing(run: Run, _options: Any = None) -> None:
         raise DeadlineExceeded("not ready")
 
     with pytest.raises(DeadlineExceeded, match="not ready"):
@@ -269,11 +245,11 @@ async def test_a_service_that_dies_before_the_first_point_leaves_an_invalid_reco
 
     monkeypatch.setattr("experiments.harness.launch", dying)
 
-    async def launching(run: Run) -> None:
+    async def launching(run: Run, _options: Any = None) -> None:
         async with run.launched(FleetPlan(services=()), tmp_path):
             run.add(x=1.0, seconds=1.0)
 
-    async def measure(run: Run) -> None:
+    async def measure(run: Run, _options: Any = None) -> None:
         if not beside_other_work:
             await launching(run)
         async with asyncio.TaskGroup() as group:
@@ -321,13 +297,13 @@ async def test_a_profile_without_upper_nodes_is_refused_where_they_are_needed(
 
 
 @pytest.mark.parametrize("ends", [[0], [8, 9], [255]], ids=str)
-@pytest.mark.parametrize("module", [figure3, slow_edge], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("experiment", [FIGURE3, SLOW_EDGE], ids=lambda experiment: experiment.name)
 async def test_a_point_for_end_devices_that_the_profile_has_not_is_refused(
-    tmp_path: Path, module: Any, ends: list[int]
+    tmp_path: Path, experiment: Any, ends: list[int]
 ) -> None:
     words = rf"8 end devices \(nodes\.end\), so a point is for 1 to 8, not for {ends[-1]}$"
     with pytest.raises(InvalidInput, match=words):
-        await execute(module.configured(ends=ends), REQUEST, tmp_path / "run", ignore)
+        await execute(experiment, REQUEST, tmp_path / "run", ignore, experiment.options(ends=ends))
 
 
 def test_a_folder_that_exists_is_kept_and_the_run_stands_beside_it(tmp_path: Path) -> None:
@@ -381,7 +357,7 @@ async def test_a_plot_that_has_no_room_leaves_a_whole_record_and_says_how_to_mak
 
 
 async def test_a_disk_that_fills_up_during_a_measurement_leaves_what_was_measured(tmp_path: Path) -> None:
-    async def measure(run: Run) -> None:
+    async def measure(run: Run, _options: Any = None) -> None:
         run.add(x=1.0, seconds=1.0)
         raise OSError(errno.ENOSPC, "No space left on device")
 

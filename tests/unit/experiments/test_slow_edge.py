@@ -14,7 +14,7 @@ from experiments.figure3 import times_of
 from experiments.harness import Request, Run, execute
 from experiments.plots import Figures
 from experiments.profile import read_profile
-from experiments.slow_edge import SLOW_EDGE, configured, images_until
+from experiments.slow_edge import SLOW_EDGE, Chosen, images_until
 from scheduler.placement.bound import NodeCounts, bound_with_slow_edge, least_bound
 
 PAPER = read_profile("paper")
@@ -89,7 +89,7 @@ def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
 
 async def test_the_record_names_the_runs_in_which_nothing_became_slower(tmp_path: Path, fleets: list[Run]) -> None:
     request = Request(profile_name="paper", profile=PAPER, quick=True)
-    outcome = await execute(configured(runs=2), request, tmp_path / "run", lambda *words: None)
+    outcome = await execute(SLOW_EDGE, request, tmp_path / "run", lambda *words: None, Chosen(runs=2))
     assert [point["slower_after_s"] is None for point in outcome.record["points"]] == [False, True]
     assert outcome.record["notes"][-1] == (
         "left out: 8 end devices, part 0.5, run 2: the edge node got too little to do and never became slower"
@@ -103,7 +103,7 @@ async def test_without_a_choice_there_are_no_more_end_devices_than_the_profile_h
     tmp_path: Path, fleets: list[Run], quick: bool, most: int, ends: list[int]
 ) -> None:
     request = Request(profile_name="paper", profile=PAPER.with_nodes(end=most), quick=quick)
-    outcome = await execute(configured(parts=[0.5]), request, tmp_path / "run", lambda *words: None)
+    outcome = await execute(SLOW_EDGE, request, tmp_path / "run", lambda *words: None, Chosen(after=[0.5]))
     assert [point["ends"] for point in outcome.record["points"]] == ends
 
 

@@ -1,17 +1,14 @@
 """The answers that stand in for networks which are too slow for their emulated speed."""
 
-import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from encryption.serving import Head, Tail
 from experiments.emulation.compute import Answers
 from experiments.profile import read_profile
-from experiments.testbed import Encoding, Network, answers_s, measure_networks, plan_fleet, with_answers
+from experiments.testbed import Encoding, Network, measure_networks, plan_fleet, with_answers
 from models.data import read_sample
 from models.manifest import load_manifest
 from models.session import load_encoder, load_model
@@ -62,12 +59,3 @@ def test_every_service_gets_a_port_that_is_free(tmp_path: Path) -> None:
         ("127.0.1.2", False),
         ("127.0.2.1", False),
     ]
-
-
-def test_answers_take_as_long_as_the_networks_that_give_them() -> None:
-    network = Network(tier=Tier.CLOUD, name="wrn-16-2", real_ms_per_image=1.0, emulated_ms_per_image=7.36)
-    alone_s = answers_s(network, 10_000, None)
-    assert alone_s * (os.cpu_count() or 1) == pytest.approx(10.0)
-    # The tail's answers are computed as well.
-    assert answers_s(network, 10_000, Encoding(kind=EncoderKind.CONV1)) == 2 * alone_s
-    assert answers_s(replace(network, emulated_ms_per_image=None), 10_000, None) == 0.0

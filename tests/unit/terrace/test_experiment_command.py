@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
+from experiments.catalog import EXPERIMENTS
 from experiments.harness import RECORD, Experiment, Run, Table
 from experiments.plots import Figures
+from experiments.profile import NodeNumbers
 from experiments.slow_edge import SLOW_EDGE
 from experiments.table5 import TABLE5
 from experiments.tables import RECORDS
@@ -22,10 +25,11 @@ from terrace.commands import experiment as command
 from tierkit.errors import DeadlineExceeded, MissingExtra
 
 
-def experiment(name: str, measure: Callable[[Run], Awaitable[None]]) -> Experiment:
+def experiment(name: str, measure: Callable[[Run, Any], Awaitable[None]]) -> Experiment:
     return Experiment(
         name=name,
         summary=name,
+        help=name,
         measure=measure,
         rows=lambda record: list(record["points"]),
         table=lambda record: Table(headings=("points",), rows=[[str(len(record["points"]))]]),
@@ -33,22 +37,22 @@ def experiment(name: str, measure: Callable[[Run], Awaitable[None]]) -> Experime
     )
 
 
-async def well(run: Run) -> None:
+async def well(run: Run, _options: Any = None) -> None:
     run.add(seconds=1)
 
 
-async def failing(run: Run) -> None:
+async def failing(run: Run, _options: Any = None) -> None:
     raise DeadlineExceeded("the fleet was not ready within 30 s")
 
 
-async def cut_off(run: Run) -> None:
+async def cut_off(run: Run, _options: Any = None) -> None:
     run.add(seconds=1)
     raise DeadlineExceeded("the job was not done within [9 s]")
 
 
-async def stopped(run: Run) -> None:
+async def stopped(run: Run, _options: Any = None) -> None:
     run.add(seconds=1)
-    async with run.step("waiting", 60.0):
+    with run.step("waiting"):
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.Event().wait()
 
@@ -57,7 +61,7 @@ NEVER_SLOWER = {"ends": 8, "part": 0.5, "slower_after_s": None}
 
 
 def run_all(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *measures: Callable[[Run], Awaitable[None]]
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *measures: Callable[[Run, Any], Awaitable[None]]
 ) -> tuple[int, dict[str, Any], str]:
     monkeypatch.setattr(command, "ALL", [experiment(measure.__name__, measure) for measure in measures])
     result = CliRunner().invoke(command.app, ["all", "--json", "--out", str(folder)])
@@ -81,13 +85,13 @@ def test_one_that_fails_does_not_keep_the_others_from_being_measured(
 def test_a_run_of_which_nothing_could_be_used_is_invalid_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one: Experiment, point: dict[str, Any]
 ) -> None:
-    async def left_out(run: Run) -> None:
+    async def left_out(run: Run, _options: Any = None) -> None:
         run.config |= {"devices": 8, "task_s": 0.3705}
         run.note("left out: the first and only run")
         run.add(**point)
 
-    monkeypatch.setattr(command, "TABLE2", replace(one, measure=left_out))
-    result = CliRunner().invoke(command.app, ["table2", "--json", "--out", str(tmp_path / "run")])
+    monkeypatch.setitem(EXPERIMENTS, one.name, replace(one, measure=left_out))
+    result = CliRunner().invoke(command.app, [one.name, "--json", "--out", str(tmp_path / "run")])
     assert result.exit_code == 1
     (said,) = result.stderr.splitlines()
     assert said.startswith(f"invalid: {one.name}: every run was left out, so that there are no figures; ")
@@ -102,13 +106,13 @@ def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_
 
     plain = experiment("table3", well)
     for one, made in ((plain, "record and table"), (replace(plain, draw=draw), "record, table and plots")):
-        monkeypatch.setattr(command, "TABLE3", one)
+        monkeypatch.setitem(EXPERIMENTS, "table3", one)
         result = CliRunner().invoke(command.app, ["table3", "--out", str(tmp_path / made)])
         assert result.stdout.splitlines()[-2:] == ["n = 1 for each row (runs)", f"{made}: {tmp_path / made}"]
 
 
 def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def noting(run: Run) -> None:
+    async def noting(run: Run, _options: Any = None) -> None:
         run.add(seconds=1)
         run.note("read from [red]here[/b] :cloud:")
 
@@ -116,8 +120,7 @@ def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_pa
         raise MissingExtra("plots", "drawing plots")
 
     noted = replace(experiment("table3", noting), draw=draw)
-    monkeypatch.setattr(command, "TABLE3", noted)
-    monkeypatch.setattr(command, "EXPERIMENTS", {"table3": noted})
+    monkeypatch.setitem(EXPERIMENTS, "table3", noted)
     folder = tmp_path / "[red]a[" / "b] :cloud:"
     result = CliRunner().invoke(command.app, ["table3", "--out", str(folder)])
     assert result.exit_code == 0
@@ -138,7 +141,7 @@ def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.setattr(command, name.upper(), experiment(name, well))
+    monkeypatch.setitem(EXPERIMENTS, name, replace(experiment(name, well), ignores=frozenset({"profile"})))
     for profile in ("native", "paper"):
         out = tmp_path / profile
         result = CliRunner().invoke(command.app, [name, "--profile", profile, "--json", "--out", str(out)])
@@ -222,14 +225,6 @@ def test_an_empty_name_is_not_the_current_folder(capfd: pytest.CaptureFixture[st
     assert "an empty name is none for a folder" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(3725.4, "about 1:02:05 left"), (59.6, "about 0:01:00 left"), (0.4, "nearly done"), (-3.0, "nearly done")],
-)
-def test_the_time_left_is_that_of_the_steps_to_come(seconds: float, words: str) -> None:
-    assert command._left(seconds) == words
-
-
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, rows, said = run_all(monkeypatch, tmp_path / "all", well, stopped, failing)
     assert code == 130
@@ -244,4 +239,4 @@ def test_ctrl_c_keeps_what_was_measured_and_ends_the_rest(monkeypatch: pytest.Mo
     [("1-8", list(range(1, 9))), ("0, 2-4,3,254", [0, 2, 3, 4, 254]), ("5-5", [5]), ("6,1", [1, 6])],
 )
 def test_ranges_and_numbers_are_read_in_order_and_once(text: str, numbers: list[int]) -> None:
-    assert command._numbers(text) == numbers
+    assert TypeAdapter(NodeNumbers).validate_python(text) == tuple(numbers)
