@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -146,7 +147,7 @@ class RunRecord:
         Raises:
             SetupError: it cannot be written; nothing is left of it.
         """
-        text = json.dumps(asdict(self), indent=1)  # first: what JSON cannot hold must leave no file behind
+        text = _as_json(asdict(self))  # first: what JSON cannot hold must leave no file behind
         made_folder(folder)
         stem = stem or record_stem({"experiment": self.experiment, "measured_at": self.measured_at})
         path = folder / f"{stem}.json"
@@ -156,6 +157,16 @@ class RunRecord:
             path = folder / f"{stem}-{number}.json"
         write_atomically(path, text.encode())
         return path
+
+
+_INNERMOST = re.compile(r"[\[{]\n[^\[\]{}]*[\]}]")
+"""A list or table of plain values in indented JSON. No text of JSON holds a line break."""
+
+
+def _as_json(fields: Mapping[str, Any]) -> str:
+    """Indented, but for lists and tables of plain values, of which each has one line."""
+    text = json.dumps(fields, indent=1)
+    return _INNERMOST.sub(lambda found: re.sub(r"\n *", " ", found[0]), text)
 
 
 def made_folder(folder: Path) -> Path:
