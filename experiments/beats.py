@@ -1,7 +1,5 @@
 """How many heartbeats a second one scheduler takes, and what each costs it.
 
-    terrace experiment beats --nodes 100 --nodes 1000 --repeats 3
-
 The scheduler is a process of its own, on a core of its own. So many end devices are registered, each with its own
 connection, as real ones have; they beat in turn, 16 at a time, each as soon as the scheduler has answered. So its core
 is full, and the rate is what one core can do; no pause lets its code leave the processor's caches, as between the
@@ -12,24 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from itertools import product
+from typing import Any
 
 from experiments.bench.http import Connection, Origin, encode_http
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
 from experiments.peers.processes import ServerProcesses, check_cores, on_core, serving
-from experiments.record import RunRecord, made_folder, spread
-from tierkit.commandline import Json
+from experiments.record import spread
 from tierkit.errors import ServiceFailed
 from tierkit.types import Tier
 from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
-__all__ = ["run"]
+__all__ = ["BEATS"]
 
 _AT_A_TIME = 16
 _SPARE_CONNECTIONS = 64
@@ -59,7 +54,7 @@ def _registration(node_id: str) -> bytes:
     return registration.model_dump_json().encode()
 
 
-async def _measure(url: str, server: ServerProcesses, nodes: int, seconds: float) -> tuple[float, float]:
+async def _one(url: str, server: ServerProcesses, nodes: int, seconds: float) -> tuple[float, float]:
     """Heartbeats a second, and milliseconds of the scheduler's processor time for each."""
     origin = Origin.parse(url)
     beat = Heartbeat(incarnation=_INCARNATION, in_flight=0, queued_images=0, images_done=0).model_dump_json().encode()
@@ -87,52 +82,79 @@ async def _measure(url: str, server: ServerProcesses, nodes: int, seconds: float
     return sum(counts) / spent, 1000 * cpu / sum(counts)
 
 
-def run(
-    nodes: Annotated[
-        list[int] | None, typer.Option(min=1, max=10_000, help="Nodes that beat; may be repeated. Default: 100, 1000.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Length of a run.")] = 5.0,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each number of nodes.")] = 3,
-    out: Annotated[Path, typer.Option(help="Folder for the record.", file_okay=False)] = Path("runs"),
-    server_core: Annotated[int, typer.Option(min=0, help="Core of the scheduler.")] = 0,
-    load_core: Annotated[int, typer.Option(min=0, help="Core of the nodes.")] = 1,
-    as_json: Json = False,
-) -> None:
-    """Measure how many heartbeats a second one scheduler takes."""
-    check_cores(server_core, load_core)
-    made_folder(out)
-    sizes = nodes or [100, 1000]
-    samples: dict[str, list[float]] = {}
-    for _ in range(repeats):
-        for size in sizes:
-            with tempfile.TemporaryDirectory(prefix="terrace-beats-") as state:
-                flags = ["--state", state, "--max-connections", str(size + _SPARE_CONNECTIONS)]
-                with (
-                    serving(["terrace", "scheduler", *_TIMES, *flags], core=server_core) as (url, server),
-                    on_core(load_core),
-                ):
-                    rate, cpu_ms = asyncio.run(_measure(url, server, size, seconds))
-            samples.setdefault(f"{size}_beats_per_s", []).append(rate)
-            samples.setdefault(f"{size}_cpu_ms_per_beat", []).append(cpu_ms)
-    rows: list[dict[str, Any]] = []
-    for size in sizes:
-        rates = spread(samples[f"{size}_beats_per_s"])
-        row = {
-            "nodes": size,
-            "n": rates.n,
-            "beats_per_s": round(rates.median, 1),
-            "min_beats_per_s": round(rates.minimum, 1),
-            "max_beats_per_s": round(rates.maximum, 1),
-            "cpu_ms_per_beat": round(spread(samples[f"{size}_cpu_ms_per_beat"]).median, 3),
-        }
-        rows.append(row)
-        if not as_json:
-            typer.echo(json.dumps(row))
-    record = RunRecord(
-        experiment="beats",
-        config={"nodes": sizes, "seconds": seconds, "repeats": repeats, "at_a_time": _AT_A_TIME},
-        samples=samples,
-        results={"rows": rows},
+class Chosen(Options):
+    """Which fleets beat, for how long, and where."""
+
+    nodes: list[int] | None = option(
+        None, "Nodes that beat; may be repeated. Default: 100, 1000; 100 with --quick.", min=1, max=10_000
     )
-    path = record.write(out)
-    typer.echo(json.dumps(rows, indent=2) if as_json else f"record: {path}")
+    seconds: float | None = option(None, "Length of a run. Default: 5; 1 with --quick.", min=0.1, max=3600)
+    repeats: int = option(3, "Runs of each number of nodes.", min=1, max=MOST_RUNS)
+    server_core: int = option(0, "Core of the scheduler.", min=0)
+    load_core: int = option(1, "Core of the nodes.", min=0)
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    quick = run.request.quick
+    check_cores(chosen.server_core, chosen.load_core)
+    sizes, seconds = chosen.nodes or ([100] if quick else [100, 1000]), chosen.seconds or (1.0 if quick else 5.0)
+    run.config |= {"seconds": seconds, "at_a_time": _AT_A_TIME}
+    run.expect(chosen.repeats * len(sizes))
+    for _, size in product(range(chosen.repeats), sizes):
+        with run.step(f"{size} nodes"), tempfile.TemporaryDirectory(prefix="terrace-beats-") as state:
+            flags = ["--state", state, "--max-connections", str(size + _SPARE_CONNECTIONS)]
+            command = ["terrace", "scheduler", *_TIMES, *flags]
+            with serving(command, core=chosen.server_core) as (url, server), on_core(chosen.load_core):
+                rate, cpu_ms = await _one(url, server, size, seconds)
+        run.add(nodes=size, beats_per_s=rate, cpu_ms_per_beat=cpu_ms)
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    rows = []
+    for size in dict.fromkeys(point["nodes"] for point in record["points"]):
+        points = [point for point in record["points"] if point["nodes"] == size]
+        rates = spread([point["beats_per_s"] for point in points])
+        rows.append(
+            {
+                "nodes": size,
+                "n": rates.n,
+                "beats_per_s": round(rates.median, 1),
+                "min_beats_per_s": round(rates.minimum, 1),
+                "max_beats_per_s": round(rates.maximum, 1),
+                "cpu_ms_per_beat": round(spread([point["cpu_ms_per_beat"] for point in points]).median, 3),
+            }
+        )
+    return rows
+
+
+def _table(record: Record) -> Table:
+    return Table(
+        headings=("nodes", "heartbeats/s, median", "range", "ms of processor each"),
+        rows=[
+            [
+                f"{row['nodes']:,}",
+                f"{row['beats_per_s']:,.0f}",
+                f"{row['min_beats_per_s']:,.0f} to {row['max_beats_per_s']:,.0f}",
+                f"{row['cpu_ms_per_beat']:.2f}",
+            ]
+            for row in _rows(record)
+        ],
+    )
+
+
+BEATS = Experiment(
+    name="beats",
+    summary="heartbeats that one scheduler takes",
+    help="How many heartbeats a second one scheduler takes.",
+    measure=_measure,
+    options=Chosen,
+    rows=_rows,
+    table=_table,
+    repeats=("n", "runs"),
+    quick="{seconds:g} s each",
+    ignores=frozenset({"profile", "seed", "tasks", "data"}),
+    emulates=False,
+)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from experiments.beats import BEATS
 from experiments.chaos.experiment import CHAOS
+from experiments.durability import DURABILITY
 from experiments.escalation import ESCALATION
 from experiments.figure3 import FIGURE3
 from experiments.fuzz.experiment import FUZZ
 from experiments.harness import Experiment
 from experiments.heartbeat import HEARTBEAT
+from experiments.main_job import MAIN_JOB
 from experiments.scale.experiment import SCALE
 from experiments.slow_edge import SLOW_EDGE
 from experiments.steady import STEADY
@@ -18,7 +21,24 @@ from experiments.table5 import FIGURE4, TABLE5
 
 __all__ = ["ALL", "EXPERIMENTS"]
 
-ALL = (TABLE1, TABLE2, TABLE3, TABLE4, TABLE5, FIGURE3, SLOW_EDGE, ESCALATION, SCALE, HEARTBEAT, STEADY, CHAOS, FUZZ)
+ALL = (
+    TABLE1,
+    TABLE2,
+    TABLE3,
+    TABLE4,
+    TABLE5,
+    FIGURE3,
+    SLOW_EDGE,
+    ESCALATION,
+    SCALE,
+    HEARTBEAT,
+    STEADY,
+    CHAOS,
+    FUZZ,
+    DURABILITY,
+    BEATS,
+    MAIN_JOB,
+)
 """`figure4` is drawn by `table5`."""
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*ALL, FIGURE4)}

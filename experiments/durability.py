@@ -1,7 +1,5 @@
 """What durability costs the scheduler: tasks per second with and without it, on nodes that answer at once.
 
-    terrace experiment durability --tasks 1000 --repeats 5 --out runs
-
 The scheduler runs in this process, with its real parts: uploads, input files, dispatch over HTTP, checks of the
 answers, group commit into SQLite (WAL, every commit synced to the disk). The nodes are null nodes: sockets in a second
 process that read a task of 50 images and answer with ready-made lines, so all that is measured is the scheduler. A run
@@ -15,32 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import multiprocessing
-import os
 import re
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import product
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
-import uvicorn
 
-from experiments.record import RunRecord, made_folder, spread
+from experiments.bench.sweep import loop_factory
+from experiments.harness import MOST_RUNS, MOST_TASKS, Experiment, Options, Record, Run, Table, option
+from experiments.record import spread
 from models.manifest import load_manifest
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
 from scheduler.jobs.service import Scheduler
 from scheduler.runtime import open_scheduler
 from scheduler.settings import SchedulerSettings
-from tierkit.commandline import Json
 from tierkit.errors import ServiceFailed
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Scheme, Tier
@@ -48,24 +40,15 @@ from tierkit.wire.events import CoarseEvent, FineEvent, written
 from tierkit.wire.messages import UPSTREAM_HEADER, Heartbeat, ModelOffer, Registration
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
-__all__ = ["Speed", "measure", "run"]
+__all__ = ["DURABILITY"]
 
 BATCH = 50
+_SCHEMES = (Scheme.END, Scheme.END_EDGE)
 _DEADLINE_S = 600.0
 _POLL_S = 0.002
 _TASK = re.compile(rb"^POST /v1/tasks/(\S+) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _UPSTREAM = UPSTREAM_HEADER.lower().encode()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """One run."""
-
-    scheme: Scheme
-    durable: bool
-    tasks_per_s: float
-    cpu_ms_per_task: float
 
 
 # --- null nodes -----------------------------------------------------------------------------------------------------
@@ -80,7 +63,7 @@ def _null_nodes(pipe: Connection, count: int) -> None:
         with contextlib.suppress(EOFError):
             await asyncio.to_thread(pipe.recv)
 
-    with _runner() as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
 
 
@@ -238,80 +221,101 @@ async def _taken(scheduler: Scheduler, job_id: str) -> tuple[float, float]:
     return time.perf_counter() - began, time.process_time() - cpu_began
 
 
-async def _measure(ports: list[int], tasks: int, repeats: int, schemes: list[Scheme], folder: Path) -> list[Speed]:
-    speeds: list[Speed] = []
-    settings = SchedulerSettings(state=folder, n_map=1)
-    shape = load_manifest().models[0].input_shape
-    pixels = np.zeros((tasks * BATCH, *shape), np.uint8)
-    async with open_scheduler(settings, Lifecycle()) as scheduler, _fleet(scheduler, ports):
-        for repeat, scheme, durable in product(range(repeats + 1), schemes, (True, False)):
-            seconds, cpu_s = await (_durable if durable else _volatile)(scheduler, scheme, pixels)
-            if repeat == 0:
-                continue  # the first of each opens connections and compiles statements
-            speeds.append(
-                Speed(scheme=scheme, durable=durable, tasks_per_s=tasks / seconds, cpu_ms_per_task=1000 * cpu_s / tasks)
-            )
-    return speeds
+class Chosen(Options):
+    """How much is sent, and to how many nodes."""
+
+    tasks: int | None = option(
+        None, "Tasks of each run, 50 images each. Default: 1000; 200 with --quick.", min=1, max=MOST_TASKS
+    )
+    repeats: int | None = option(None, "Runs of each kind. Default: 5; 2 with --quick.", min=1, max=MOST_RUNS)
+    nodes: int = option(8, "Null end nodes.", min=1, max=1000)
 
 
-def _runner() -> asyncio.Runner:
-    """An event loop as the services have it."""
-    return asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory())
+async def _measure(run: Run, chosen: Chosen) -> None:
+    quick = run.request.quick
+    tasks, repeats = chosen.tasks or (200 if quick else 1000), chosen.repeats or (2 if quick else 5)
+    run.config |= {"tasks_per_run": tasks, "nodes": chosen.nodes, "batch": BATCH}
+    settings = SchedulerSettings(state=run.folder / "state", n_map=1)
+    pixels = np.zeros((tasks * BATCH, *load_manifest().models[0].input_shape), np.uint8)
+    # The first of each opens connections and compiles statements, and does not count.
+    turns = list(product(range(repeats + 1), _SCHEMES, (True, False)))
+    run.expect(len(turns))
+    async with (
+        _null_fleet(chosen.nodes) as ports,
+        open_scheduler(settings, Lifecycle()) as scheduler,
+        _fleet(scheduler, ports),
+    ):
+        for repeat, scheme, durable in turns:
+            with run.step(f"{scheme}, {'durable' if durable else 'without durability'}"):
+                seconds, cpu_s = await (_durable if durable else _volatile)(scheduler, scheme, pixels)
+            if repeat:
+                speed = {"tasks_per_s": tasks / seconds, "cpu_ms_per_task": 1000 * cpu_s / tasks}
+                run.add(scheme=scheme, durable=durable, **speed)
 
 
-def measure(*, tasks: int, repeats: int, nodes: int, schemes: list[Scheme]) -> list[Speed]:
-    """Each run, after one of each kind that does not count."""
+@asynccontextmanager
+async def _null_fleet(nodes: int) -> AsyncIterator[list[int]]:
+    """The ports of null nodes in a second process."""
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
     process = spawning.Process(target=_null_nodes, args=(theirs, nodes), daemon=True)
     process.start()
     theirs.close()
     try:
-        ports = ours.recv()
-        with tempfile.TemporaryDirectory(prefix="terrace-durability-") as folder, _runner() as runner:
-            return runner.run(_measure(ports, tasks, repeats, schemes, Path(folder)))
+        yield await asyncio.to_thread(ours.recv)
     finally:
         ours.close()
         process.join()
 
 
-def run(
-    tasks: Annotated[int, typer.Option(min=1, max=10_000, help="Tasks of each run, 50 images each.")] = 1000,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each kind.")] = 5,
-    nodes: Annotated[int, typer.Option(min=1, max=1000, help="Null end nodes.")] = 8,
-    out: Annotated[Path, typer.Option(help="Folder for the record.", file_okay=False)] = Path("runs"),
-    as_json: Json = False,
-) -> None:
-    """Measure how many tasks per second the scheduler dispatches, with and without durability."""
-    made_folder(out)
-    schemes = [Scheme.END, Scheme.END_EDGE]
-    speeds = measure(tasks=tasks, repeats=repeats, nodes=nodes, schemes=schemes)
-    samples: dict[str, list[float]] = {}
-    rows: list[dict[str, Any]] = []
-    for scheme, durable in product(schemes, (True, False)):
-        runs = [speed for speed in speeds if (speed.scheme, speed.durable) == (scheme, durable)]
-        name = f"{scheme}_{'durable' if durable else 'volatile'}"
-        samples[f"{name}_tasks_per_s"] = [speed.tasks_per_s for speed in runs]
-        samples[f"{name}_cpu_ms_per_task"] = [speed.cpu_ms_per_task for speed in runs]
-        speed, cpu = spread(samples[f"{name}_tasks_per_s"]), spread(samples[f"{name}_cpu_ms_per_task"])
+# --- from the record ------------------------------------------------------------------------------------------------
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    rows = []
+    for scheme, durable in dict.fromkeys((point["scheme"], point["durable"]) for point in record["points"]):
+        points = [point for point in record["points"] if (point["scheme"], point["durable"]) == (scheme, durable)]
+        speed = spread([point["tasks_per_s"] for point in points])
         rows.append(
             {
                 "scheme": scheme,
                 "durable": durable,
-                "n": len(runs),
+                "n": speed.n,
                 "tasks_per_s": round(speed.median, 1),
                 "min_tasks_per_s": round(speed.minimum, 1),
                 "max_tasks_per_s": round(speed.maximum, 1),
-                "cpu_ms_per_task": round(cpu.median, 3),
+                "cpu_ms_per_task": round(spread([point["cpu_ms_per_task"] for point in points]).median, 3),
             }
         )
-        if not as_json:
-            typer.echo(json.dumps(rows[-1]))
-    record = RunRecord(
-        experiment="durability",
-        config={"tasks": tasks, "repeats": repeats, "nodes": nodes, "batch": BATCH, "load_average": os.getloadavg()},
-        samples=samples,
-        results={"rows": rows},
+    return rows
+
+
+def _table(record: Record) -> Table:
+    return Table(
+        headings=("scheme", "results", "tasks/s, median", "range", "ms of processor per task"),
+        rows=[
+            [
+                row["scheme"],
+                "durable" if row["durable"] else "not kept",
+                f"{row['tasks_per_s']:,.0f}",
+                f"{row['min_tasks_per_s']:,.0f} to {row['max_tasks_per_s']:,.0f}",
+                f"{row['cpu_ms_per_task']:.2f}",
+            ]
+            for row in _rows(record)
+        ],
     )
-    path = record.write(out)
-    typer.echo(json.dumps(rows, indent=2) if as_json else f"record: {path}")
+
+
+DURABILITY = Experiment(
+    name="durability",
+    summary="tasks that the scheduler dispatches in a second, with and without durability",
+    help="How many tasks a second the scheduler dispatches, with and without durability.",
+    measure=_measure,
+    options=Chosen,
+    rows=_rows,
+    table=_table,
+    repeats=("n", "runs"),
+    quick="{tasks_per_run} tasks each",
+    ignores=frozenset({"profile", "seed", "data"}),
+    emulates=False,
+)

@@ -136,7 +136,8 @@ class Experiment:
     """The results, from points and configuration: what `--json` prints."""
     table: Callable[[Record], Table]
     """The rows in words."""
-    draw: Callable[[Record, Figures], None]
+    draw: Callable[[Record, Figures], None] = lambda record, figures: None
+    """Without one there are no plots."""
     options: type[Options] = Options
     """What may be chosen."""
     ignores: frozenset[str] = frozenset()

@@ -1,7 +1,5 @@
 """The main job, measured: a whole fleet on this machine against the same inference in one bare process.
 
-    terrace experiment main-job --data <folder with cifar-100-python> --repeats 3 --out runs
-
 Each repeat runs the job once through the fleet (scheduler, end, edge and cloud nodes, HTTP between them) and once bare:
 the same batches through the same ONNX files in this process, on all cores, nothing else. The bare time is the better of
 two ways to use the cores (one batch at a time on all of them, or one batch per core). The order of the two alternates,
@@ -11,36 +9,33 @@ because the speed of a machine drifts. Every prediction of the fleet is compared
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 from pydantic_core import to_jsonable_python
 
-from experiments.record import RunRecord, made_folder, spread
-from models.data import ImageSet, read_cifar100, read_sample
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.record import spread
+from models.data import ImageSet
 from models.manifest import load_manifest
 from models.session import OnnxModel, load_model
 from tierkit.client import AsyncClient, ImageResult
-from tierkit.commandline import Json
 from tierkit.errors import SetupError
-from tierkit.fleet import MAX_NODES, launch, local_plan
+from tierkit.fleet import MAX_NODES, local_plan
 from tierkit.types import Scheme, Tier
 
-__all__ = ["bare_run", "compare", "routes_of", "run"]
+__all__ = ["MAIN_JOB", "bare_run", "compare", "routes_of"]
 
 BATCH = 50
 _JOB_BUDGET_S = 600.0
@@ -118,15 +113,16 @@ def compare(results: Sequence[ImageResult], coarse: NDArray[np.int64], fine: NDA
     )
 
 
-def _bare_best(
-    images: NDArray[np.uint8], routes: Sequence[Route], provider: str
-) -> tuple[dict[str, float], NDArray[np.int64], NDArray[np.int64]]:
+_Bare = tuple[dict[str, float], NDArray[np.int64], NDArray[np.int64]]
+
+
+def _bare_best(images: NDArray[np.uint8], routes: Sequence[Route]) -> _Bare:
     """Seconds of both ways to use the cores, and the labels."""
     cores = os.cpu_count() or 1
     manifest = load_manifest()
     seconds: dict[str, float] = {}
     for name, threads, workers in (("all_cores_per_batch", cores, 1), ("one_core_per_batch", 1, cores)):
-        models = {tier: load_model(manifest.default_for(tier), provider=provider, threads=threads) for tier in Tier}
+        models = {tier: load_model(manifest.default_for(tier), provider="cpu", threads=threads) for tier in Tier}
         bare_run(models, images[: 2 * BATCH], [Route(start=0, stop=BATCH, upper=tier) for tier in Tier], workers)
         seconds[name], coarse, fine = bare_run(models, images, routes, workers)
     return seconds, coarse, fine
@@ -144,101 +140,133 @@ async def _fleet_run(url: str, data: ImageSet) -> tuple[float, list[ImageResult]
     return seconds, results, to_jsonable_python(done)
 
 
-async def _measure(
-    data: ImageSet, repeats: int, counts: dict[Tier, int], tell: Callable[[str], None]
-) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    samples: dict[str, list[float]] = {"fleet_s": [], "bare_s": [], "ratio": []}
-    outcomes: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="terrace-main-job-") as folder:
-        plan = local_plan(counts, scheduler={"state": str(Path(folder) / "state"), "trusted": "end,edge,cloud"})
-        async with launch(plan, Path(folder), start_s=60) as fleet:
-            await fleet.join(budget_s=30)
-            routes: list[Route] = []
-            for repeat in range(repeats):
-                bare: tuple[dict[str, float], NDArray[np.int64], NDArray[np.int64]] | None = None
-                # The routes are known after the first fleet run only, so that one comes first.
-                if repeat % 2 and routes:
-                    bare = await asyncio.to_thread(_bare_best, data.images, routes, "cpu")
-                seconds, results, job = await _fleet_run(fleet.scheduler_url, data)
-                if routes_of(results) != routes:
-                    routes, bare = routes_of(results), None
-                if bare is None:
-                    bare = await asyncio.to_thread(_bare_best, data.images, routes, "cpu")
-                best = min(bare[0].values())
-                samples["fleet_s"].append(seconds)
-                samples["bare_s"].append(best)
-                samples["ratio"].append(seconds / best)
-                for way, value in bare[0].items():
-                    samples.setdefault(f"bare_{way}_s", []).append(value)
-                agreement = compare(results, bare[1], bare[2])
-                outcomes.append({"agreement": asdict(agreement), "job": job})
-                tell(
-                    f"{repeat + 1}/{repeats}: fleet {seconds:.2f} s, bare {best:.2f} s, ratio {seconds / best:.2f}, "
-                    f"coarse equal {agreement.coarse_equal}, fine equal {agreement.fine_equal} of {agreement.images}"
-                )
-    return samples, {"runs": outcomes}
+class Chosen(Options):
+    """How often, and the fleet."""
 
-
-def _start_end_node(repeats: int) -> dict[str, list[float]]:
-    """Seconds from start to ready, and resident memory when idle, of an end node that stands alone."""
-    samples: dict[str, list[float]] = {"end_start_s": [], "end_resident_mib": []}
-    for _ in range(repeats):
-        with tempfile.TemporaryDirectory(prefix="terrace-end-") as folder:
-            ready = Path(folder) / "ready.json"
-            started = time.perf_counter()
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "terrace", "end", "--ready-file", str(ready)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            try:
-                while not ready.exists():
-                    if process.poll() is not None or time.perf_counter() - started > 60:
-                        raise SetupError("the end node did not become ready; run `terrace doctor`")
-                    time.sleep(0.005)
-                samples["end_start_s"].append(time.perf_counter() - started)
-                pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
-                samples["end_resident_mib"].append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
-            finally:
-                process.send_signal(signal.SIGTERM)
-                process.wait(timeout=30)
-    return samples
-
-
-def run(
-    data: Annotated[
-        Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder with cifar-100-python; without it, the sample.")
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, max=1000, help="How often the job runs through the fleet and bare.")
-    ] = 3,
-    end: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 2,
-    edge: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 1,
-    cloud: Annotated[int, typer.Option(min=1, max=MAX_NODES)] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for the record.", file_okay=False)] = Path("runs"),
-    as_json: Json = False,
-) -> None:
-    """Measure makespan, agreement with the bare networks, and the cost of an idle end node."""
-    images = read_cifar100("test", data) if data else read_sample()
-    made_folder(out)
-    counts = {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud}
-    samples, results = asyncio.run(_measure(images, repeats, counts, partial(typer.echo, err=as_json)))
-    samples |= _start_end_node(max(3, repeats))
-    summary = {name: asdict(spread(values)) for name, values in samples.items()}
-    record = RunRecord(
-        experiment="main-job",
-        config={
-            "images": len(images.images),
-            "batch": BATCH,
-            "scheme": "mapping",
-            "repeats": repeats,
-            "end": end,
-            "edge": edge,
-            "cloud": cloud,
-        },
-        samples=samples,
-        results={"summary": summary, **results},
+    repeats: int | None = option(
+        None, "How often the job runs through the fleet and bare. Default: 3; 1 with --quick.", min=1, max=MOST_RUNS
     )
-    path = record.write(out)
-    typer.echo(json.dumps({**summary, **results} if as_json else summary, indent=1))
-    typer.echo(f"record: {path}", err=as_json)
+    end: int = option(2, "End devices.", min=1, max=MAX_NODES)
+    edge: int = option(1, "Edge nodes.", min=1, max=MAX_NODES)
+    cloud: int = option(1, "Cloud nodes.", min=1, max=MAX_NODES)
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    repeats = chosen.repeats or (1 if run.request.quick else 3)
+    counts = {Tier.END: chosen.end, Tier.EDGE: chosen.edge, Tier.CLOUD: chosen.cloud}
+    data = await asyncio.to_thread(lambda: run.images)
+    run.config |= {"images": len(data.images), "batch": BATCH, "scheme": Scheme.MAPPING, "nodes": counts}
+    run.expect(2 * repeats + max(3, repeats))
+    folder = run.folder / "fleet"
+    folder.mkdir()
+    plan = local_plan(counts, scheduler={"state": str(folder / "state"), "trusted": "end,edge,cloud"})
+    async with run.launched(plan, folder) as fleet:
+        routes: list[Route] = []
+        for repeat in range(repeats):
+            bare: _Bare | None = None
+            # The routes are known after the first fleet run only, so that one comes first.
+            if repeat % 2 and routes:
+                with run.step("bare"):
+                    bare = await asyncio.to_thread(_bare_best, data.images, routes)
+            with run.step("fleet"):
+                seconds, results, job = await _fleet_run(fleet.scheduler_url, data)
+            if routes_of(results) != routes:
+                routes, bare = routes_of(results), None
+            if bare is None:
+                with run.step("bare"):
+                    bare = await asyncio.to_thread(_bare_best, data.images, routes)
+            ways, coarse, fine = bare
+            run.add(
+                what="job",
+                fleet_s=seconds,
+                bare_s=min(ways.values()),
+                **{f"bare_{way}_s": value for way, value in ways.items()},
+                **asdict(compare(results, coarse, fine)),
+                job=job,
+            )
+    for _ in range(max(3, repeats)):
+        with run.step("an end node that stands alone"):
+            run.add(what="end", **await asyncio.to_thread(_start_end_node))
+
+
+def _start_end_node() -> dict[str, float]:
+    """Seconds from start to ready, and resident memory when idle, of an end node that stands alone."""
+    with tempfile.TemporaryDirectory(prefix="terrace-end-") as folder:
+        ready = Path(folder) / "ready.json"
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "terrace", "end", "--ready-file", str(ready)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            while not ready.exists():
+                if process.poll() is not None or time.perf_counter() - started > 60:
+                    raise SetupError("the end node did not become ready; run `terrace doctor`")
+                time.sleep(0.005)
+            start_s = time.perf_counter() - started
+            pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)
+    return {"end_start_s": start_s, "end_resident_mib": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
+
+
+# --- from the record ------------------------------------------------------------------------------------------------
+
+_FIGURES = {
+    "fleet_s": "the fleet, s",
+    "bare_s": "bare, s",
+    "ratio": "fleet / bare",
+    "end_start_s": "an end node until it is ready, s",
+    "end_resident_mib": "its memory when idle, MiB",
+}
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    """One row: of each figure median and range."""
+    points = [
+        {**point, "ratio": point["fleet_s"] / point["bare_s"]} if point["what"] == "job" else point
+        for point in record["points"]
+    ]
+    values = {name: [point[name] for point in points if name in point] for name in _FIGURES}
+    jobs = [point for point in points if point["what"] == "job"]
+    return [
+        {
+            **{name: asdict(spread(found)) for name, found in values.items() if found},
+            "runs": len(jobs),
+            **{name: sum(point[name] for point in jobs) for name in ("images", "coarse_equal", "fine_equal")},
+        }
+    ]
+
+
+def _table(record: Record) -> Table:
+    (row,) = _rows(record)
+    figures = [(words, row[name]) for name, words in _FIGURES.items() if name in row]
+    return Table(
+        headings=("", "median", "range", "n"),
+        rows=[
+            *(
+                [words, f"{of['median']:.2f}", f"{of['minimum']:.2f} to {of['maximum']:.2f}", str(of["n"])]
+                for words, of in figures
+            ),
+            ["answers as bare: coarse", f"{row['coarse_equal']:,} of {row['images']:,}", "", ""],
+            ["answers as bare: fine", f"{row['fine_equal']:,} of {row['images']:,}", "", ""],
+        ],
+    )
+
+
+MAIN_JOB = Experiment(
+    name="main-job",
+    summary="a whole fleet on this machine against the same inference in one bare process",
+    help="A whole fleet on this machine against the same inference in one bare process.",
+    measure=_measure,
+    options=Chosen,
+    rows=_rows,
+    table=_table,
+    repeats=("runs", "runs"),
+    quick="{share}",
+    ignores=frozenset({"profile", "seed"}),
+    emulates=False,
+    one_row=True,
+)

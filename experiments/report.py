@@ -25,14 +25,14 @@ _KEPT = re.compile(r".+-\d{4}-\d\d-\d\dT\d{6}Z(-\d+)?")
 """Names of records without their ending, as `experiments.record` gives them."""
 
 _REPORTED = "whose tables `{command} --report --out {folder}` prints"
-_IN_RESULTS = "whose figures stand in `results` of the record"
+_IN_RESULTS = "in an earlier version, whose figures stand in `results` of the record"
 _OTHERS = {
     "peers": ("terrace experiment peers", _REPORTED),
     "duel": ("terrace experiment peers", _REPORTED),
     "overload": ("terrace experiment overload", _REPORTED),
-    "beats": ("terrace experiment beats", f"{_IN_RESULTS}; docs/scheduling.md has such a figure"),
-    "durability": ("terrace experiment durability", f"{_IN_RESULTS}; docs/fault-tolerance.md has such a table"),
-    "main-job": ("terrace experiment main-job", f"{_IN_RESULTS}; docs/experiments.md has such a table"),
+    "beats": ("terrace experiment beats", _IN_RESULTS),
+    "durability": ("terrace experiment durability", _IN_RESULTS),
+    "main-job": ("terrace experiment main-job", _IN_RESULTS),
     "privacy-audit": ("terrace privacy audit", "which wrote its table beside it, as table.md"),
 }
 """Records that other commands make, by the first words of their names: the command, and where their tables are."""
@@ -93,8 +93,9 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
     others: dict[str, list[str]] = {}
     for path in paths:
         try:
-            name = read_record(path)["experiment"]
-            if name not in experiments:
+            record = read_record(path)
+            name = record["experiment"]
+            if name not in experiments or (name in _OTHERS and "quick" not in record["config"]):
                 others.setdefault(_of_others(name, path.parent), []).append(str(path.relative_to(folder)))
                 continue
             make = _again if path.name == RECORD else present

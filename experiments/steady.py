@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from experiments.harness import Experiment, Options, Record, Run, Table, option
-from experiments.plots import Figures
 from experiments.testbed import BATCH
 from tierkit.client import AsyncClient
 from tierkit.fleet import SCHEDULER
@@ -124,10 +123,6 @@ def _table(record: Record) -> Table:
     )
 
 
-def _draw(record: Record, figures: Figures) -> None:
-    """Five numbers need no plot."""
-
-
 STEADY = Experiment(
     name="steady",
     summary="nodes given up for no reason, under full load of the processor",
@@ -136,7 +131,6 @@ STEADY = Experiment(
     options=Chosen,
     rows=_rows,
     table=_table,
-    draw=_draw,
     quick="{minutes:g} minutes",
     emulates=False,
     one_row=True,

@@ -12,7 +12,9 @@ __all__ = ["run_stoppable"]
 T = TypeVar("T")
 
 
-def run_stoppable(main: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+def run_stoppable(
+    main: Callable[[], Coroutine[Any, Any, T]], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> T | None:
     """What `main` returns, or None when a signal ended it. A second signal cancels its clean-up, too."""
 
     async def supervised() -> T | None:
@@ -25,4 +27,5 @@ def run_stoppable(main: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
         except asyncio.CancelledError:
             return None
 
-    return asyncio.run(supervised())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(supervised())

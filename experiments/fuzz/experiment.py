@@ -21,7 +21,6 @@ from experiments.fuzz.corpus import corpus
 from experiments.fuzz.mutations import Delivery, Mutant, make
 from experiments.harness import Experiment, Options, Record, Run, Table, option
 from experiments.peers.processes import peak_bytes
-from experiments.plots import Figures
 from models.data import read_sample
 from models.manifest import load_manifest
 from tierkit.errors import ServiceFailed
@@ -268,10 +267,6 @@ def _table(record: Record) -> Table:
     return Table(headings=("", "counted"), rows=list(shown.items()))
 
 
-def _draw(record: Record, figures: Figures) -> None:
-    """Some counts need no plot."""
-
-
 FUZZ = Experiment(
     name="fuzz",
     summary="what requests that no honest client sends do to a fleet and its other clients",
@@ -281,7 +276,6 @@ FUZZ = Experiment(
     ignores=frozenset({"tasks", "data"}),
     rows=_rows,
     table=_table,
-    draw=_draw,
     quick="{requests:,} requests",
     emulates=False,
     one_row=True,

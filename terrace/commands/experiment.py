@@ -14,7 +14,8 @@ import typer.core
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import beats, durability, main_job, overload
+from experiments import overload
+from experiments.bench.sweep import loop_factory
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.harness import MOST_TASKS, Experiment, Options, Outcome, Request, execute, extent, new_folder
 from experiments.peers import command as peers
@@ -174,9 +175,6 @@ def report_command(
 # Measurements of this machine as it is, which have options of their own.
 app.command("peers")(peers.run)
 app.command("overload")(overload.run)
-app.command("durability")(durability.run)
-app.command("main-job")(main_job.run)
-app.command("beats")(beats.run)
 
 
 for _experiment in EXPERIMENTS.values():
@@ -257,7 +255,7 @@ def _execute(experiment: Experiment, request: Request, options: Options | None, 
         def tell(label: str, done: int, steps: int) -> None:
             progress.update(bar, description=f"{title}: {label}", completed=done, total=steps)
 
-        outcome = run_stoppable(lambda: execute(experiment, request, folder, tell, options))
+        outcome = run_stoppable(lambda: execute(experiment, request, folder, tell, options), loop_factory())
     if outcome is None:
         raise typer.Exit(_INTERRUPTED)
     return outcome
