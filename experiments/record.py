@@ -14,15 +14,17 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from models.atomic import write_atomically
+from tierkit.documents import faults
 from tierkit.errors import InvalidInput, SetupError
 
 __all__ = [
@@ -115,28 +117,62 @@ def source_commit(folder: Path | None = None) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+LARGEST = 1e12
+"""Of all figures, in any unit of ours: a terabyte, or 30 years in milliseconds."""
+
+LARGEST_SEED = 2**63 - 1
+SEED = f"a whole number from 0 to {LARGEST_SEED}"
+"""What a seed is."""
+
+
+def _in_utc(text: str) -> str:
+    if datetime.fromisoformat(text).utcoffset() != timedelta():
+        raise ValueError("a time such as 2026-11-22T10:40:36+00:00 is expected")
+    return text
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class Host(_Part):
+    """The machine, and the versions of what a figure depends on, whichever they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    cpu: str
+    cores: int | None
+    python: str
+    terrace: str | None
+    priority: str = "nice 0"
+    load_average: str | None = Field(default=None, pattern=r"^\S+ \S+ \S+$")
+
+
+class RunRecord(_Part):
     """One measurement.
 
     `samples` holds every raw figure by name (the unit is the suffix of the name), `results` what was derived from them.
     """
 
     experiment: str
-    config: Mapping[str, Any]
-    samples: Mapping[str, Sequence[float]]
-    results: Mapping[str, Any]
-    points: Sequence[Mapping[str, Any]] = ()
+    config: dict[str, Any]
+    samples: dict[str, Any]
+    results: dict[str, Any]
+    points: list[dict[str, Any]] = Field(default_factory=list)
     """Raw figures that belong together, one run each: its conditions, and what was measured under them."""
-    state: str = "complete"
-    """complete | interrupted (what was measured until then is here) | invalid (`notes` say why)"""
-    notes: Sequence[str] = ()
+    state: Literal["complete", "interrupted", "invalid"] = "complete"
+    """interrupted: what was measured until then is here; invalid: `notes` say why."""
+    notes: list[str] = Field(default_factory=list)
     """What a reader of the figures must know."""
-    seed: int | None = None
-    command: Sequence[str] = field(default_factory=lambda: [Path(sys.argv[0]).name, *sys.argv[1:]])
-    commit: str | None = field(default_factory=source_commit)
-    host: Mapping[str, Any] = field(default_factory=host_facts)
-    measured_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
+    """None where nothing is drawn by chance."""
+    command: list[str] = Field(default_factory=lambda: [Path(sys.argv[0]).name, *sys.argv[1:]], min_length=1)
+    commit: str | None = Field(default_factory=lambda: source_commit())
+    """None outside of a checkout."""
+    host: Host = Field(default_factory=lambda: Host.model_validate(host_facts()))
+    measured_at: Annotated[str, AfterValidator(_in_utc)] = Field(
+        default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")
+    )
 
     def write(self, folder: Path, *, stem: str | None = None) -> Path:
         """Write the record into `folder` and return its path; an existing record is never overwritten.
@@ -147,7 +183,7 @@ class RunRecord:
         Raises:
             SetupError: it cannot be written; nothing is left of it.
         """
-        text = _as_json(asdict(self))  # first: what JSON cannot hold must leave no file behind
+        text = _as_json(self.model_dump())  # first: what JSON cannot hold must leave no file behind
         made_folder(folder)
         stem = stem or record_stem({"experiment": self.experiment, "measured_at": self.measured_at})
         path = folder / f"{stem}.json"
@@ -182,74 +218,8 @@ def made_folder(folder: Path) -> Path:
     return folder
 
 
-LARGEST = 1e12
-"""Of all figures, in any unit of ours: a terabyte, or 30 years in milliseconds."""
-
-_STATES = ("complete", "interrupted", "invalid")
-
-
-LARGEST_SEED = 2**63 - 1
-SEED = f"a whole number from 0 to {LARGEST_SEED}"
-"""What a seed is."""
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_list_of(kind: type, value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(part, kind) for part in value)
-
-
-def _is_seed(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_SEED
-
-
-def _is_time(value: Any) -> bool:
-    try:
-        return datetime.fromisoformat(value).utcoffset() == timedelta()
-    except (TypeError, ValueError):
-        return False
-
-
-_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "experiment": (_is_text, "text"),
-    "config": (_is_table, "a table"),
-    "samples": (_is_table, "a table"),
-    "results": (_is_table, "a table"),
-    "points": (partial(_is_list_of, dict), "a list of tables"),
-    "state": (lambda value: value in _STATES, f"one of {', '.join(_STATES)}"),
-    "notes": (partial(_is_list_of, str), "a list of texts"),
-    "seed": (lambda value: value is None or _is_seed(value), f"{SEED}, or null where nothing is drawn"),
-    "command": (lambda value: bool(value) and _is_list_of(str, value), "a list of texts, the first one the command"),
-    "commit": (lambda value: value is None or _is_text(value), "text, or null outside of a checkout"),
-    "host": (_is_table, "a table"),
-    "measured_at": (_is_time, "a time such as 2026-11-22T10:40:36+00:00"),
-}
-"""What a record has, whichever command made it: how it is recognised, and in words."""
-
-_HOST: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "cpu": (_is_text, "text"),
-    "cores": (lambda value: value is None or isinstance(value, int), "a whole number, or null"),
-    "python": (_is_text, "a version"),
-    "terrace": (lambda value: value is None or _is_text(value), "a version, or null"),
-}
-"""What `host` has at least: the machine, and whose versions. What else it has was added as time went on."""
-
-_HOST_SINCE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "priority": (_is_text, "text"),
-    "load_average": (lambda value: _is_text(value) and len(value.split()) == 3, "three numbers in a text"),
-}
-
 _MOST_BYTES = 2**29
 """Of a file: twice the longest run of `chaos`. What is larger is no record, and would fill the memory."""
-
-_MOST_SHOWN = 40
-"""Characters of a wrong value that a sentence repeats."""
 
 
 def record_stem(record: Mapping[str, Any]) -> str:
@@ -273,31 +243,26 @@ def read_record(path: Path) -> dict[str, Any]:
         raise SetupError(f"{path} is no whole record: {exc}") from exc
     if not isinstance(fields, dict):
         raise SetupError(f"{path} is no record of an experiment: it is no table of fields")
-    if missing := _FIELDS.keys() - fields.keys():
+    if missing := RunRecord.model_fields.keys() - fields.keys():
         raise SetupError(f"{path} is no whole record of an experiment: it has no {', '.join(sorted(missing))}")
     try:
+        RunRecord.model_validate(fields)
         fault = _fault(fields)
+    except ValidationError as exc:
+        fault = faults(exc, RunRecord)
     except RecursionError as exc:
         raise SetupError(f"{path} is no whole record: {exc}") from exc
     if fault:
         raise SetupError(f"the record {path} is damaged: {fault}")
-    return {str(name): value for name, value in fields.items()}
+    return fields
 
 
 def _fault(fields: Mapping[str, Any]) -> str:
-    """What is wrong with the fields of a record, all of which there are; "" for nothing."""
-    if fault := _unexpected("", fields, _FIELDS):
-        return fault
-    host = fields["host"]
-    if missing := _HOST.keys() - host.keys():
-        return f"host has no {', '.join(sorted(missing))}"
-    since = {name: expected for name, expected in _HOST_SINCE.items() if name in host}
-    if fault := _unexpected("host.", host, {**_HOST, **since}):
-        return fault
+    """What is wrong with the figures of a record; "" for nothing."""
     figures = {name: fields[name] for name in ("config", "samples", "points", "results")}
     for place, key, value in _leaves(figures):
-        if key == "seed" and value is not None and not _is_seed(value):
-            return f"{place} is {_shown(value)}, expected is {SEED}"
+        if key == "seed" and value is not None and not (type(value) is int and 0 <= value <= LARGEST_SEED):
+            return f"{place} is {json.dumps(value):.40}, expected is {SEED}"
     finite = sys.float_info.max
     if place := outside(figures, -finite, finite):
         return f"{place} is no finite number"
@@ -306,22 +271,6 @@ def _fault(fields: Mapping[str, Any]) -> str:
     if place := outside({"config": chosen, "points": fields["points"]}, 0, LARGEST):
         return f"{place} is not from 0 to {LARGEST:g}, as all that is measured"
     return ""
-
-
-def _unexpected(
-    prefix: str, table: Mapping[str, Any], expected: Mapping[str, tuple[Callable[[Any], bool], str]]
-) -> str:
-    """The first value of a table that is not what is expected, in a sentence; "" where all are."""
-    for name, (fits, words) in expected.items():
-        if not fits(table[name]):
-            return f"{prefix}{name} is {_shown(table[name])}, expected is {words}"
-    return ""
-
-
-def _shown(value: Any) -> str:
-    """A value of a record in a sentence: as JSON, and its beginning where it is long."""
-    text = json.dumps(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def outside(value: Any, least: float, most: float) -> str:
