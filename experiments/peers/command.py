@@ -13,13 +13,13 @@ import typer
 
 from experiments.pages import fill
 from experiments.peers import duel as duels
-from experiments.peers.comparison import Stand, compare, install
+from experiments.peers.comparison import Comparison, compare, install
 from experiments.peers.contenders import CONTENDERS, TERRACE, Contender, choose
 from experiments.peers.environments import default_folder
+from experiments.peers.measuring import Cores
 from experiments.peers.processes import check_cores
-from experiments.peers.rows import Pace, rows_for
+from experiments.peers.rows import Timing, rows_for
 from experiments.peers.table import EXPERIMENT, Record, as_markdown, newest_records, rows as rows_of
-from experiments.peers.visit import Cores
 from experiments.record import made_folder
 from models.manifest import load_manifest, weights_folder
 from tierkit.commandline import Json
@@ -28,7 +28,7 @@ from tierkit.errors import InvalidInput, SetupError
 __all__ = ["run"]
 
 _DUEL_ROUNDS = 40
-_QUICK = Pace(rounds=1, window_s=1.5, warmup_s=0.3, bare_s=0.3)
+_QUICK = Timing(rounds=1, window_s=1.5, warmup_s=0.3, bare_s=0.3)
 _INTERRUPTED = 130
 
 
@@ -92,40 +92,40 @@ def run(
     folder = weights or weights_folder()
     manifest = load_manifest(folder)
     if duel is not None:
-        stand = Stand(manifest.default_for("end"), folder, [TERRACE, _peer(duel)], rows_for(everything=True))
+        comparison = Comparison(manifest.default_for("end"), folder, [TERRACE, _peer(duel)], rows_for(everything=True))
         made_folder(out)
-        pythons, failures = install(stand.contenders, (venvs or default_folder()).resolve(), _announce)
+        pythons, failures = install(comparison.contenders, (venvs or default_folder()).resolve(), _announce)
         if failures:
             raise SetupError("; ".join(failures.values()))
         if not install_only:
             number = 2 if quick else rounds or _DUEL_ROUNDS
-            record = duels.duel(stand, number, cores=cores, pythons=pythons, announce=_announce)
+            record = duels.duel(comparison, number, cores=cores, pythons=pythons, announce=_announce)
             path = record.write(out)
             _announce(f"wrote {path}")
             told = [json.loads(path.read_text())] if as_json else duels.newest_records(out)
             _print([], told, page, as_json=as_json)
         return
-    pace = _QUICK if quick else Pace()
+    timing = _QUICK if quick else Timing()
     if rounds is not None:
-        pace = Pace(rounds=rounds, window_s=pace.window_s, warmup_s=pace.warmup_s, bare_s=pace.bare_s)
-    stands = [Stand(manifest.default_for("end"), folder, contenders, rows_for(everything=True))]
+        timing = Timing(rounds=rounds, window_s=timing.window_s, warmup_s=timing.warmup_s, bare_s=timing.bare_s)
+    comparisons = [Comparison(manifest.default_for("end"), folder, contenders, rows_for(everything=True))]
     if TERRACE in contenders:
         entry = manifest.entry(large) if large else manifest.default_for("edge")
-        stands.append(Stand(entry, folder, [TERRACE], rows_for(everything=False)))
+        comparisons.append(Comparison(entry, folder, [TERRACE], rows_for(everything=False)))
     made_folder(out)
     pythons, failures = install(contenders, (venvs or default_folder()).resolve(), _announce)
-    for stand in stands:
-        stand.failures.update(failures)
+    for comparison in comparisons:
+        comparison.failures.update(failures)
     interrupted = False
     try:
         if not install_only:
-            compare(stands, pace, cores, pythons, _announce)
+            compare(comparisons, timing, cores, pythons, _announce)
     except KeyboardInterrupt:
         interrupted = True
         _announce("stopped; what was measured is kept")
     finally:
-        for stand in stands:
-            for record in stand.records(pace, cores, pythons):
+        for comparison in comparisons:
+            for record in comparison.records(timing, cores, pythons):
                 _announce(f"wrote {record.write(out)}")
     if records := newest_records(out):
         _print(records, [] if as_json else duels.newest_records(out), page, as_json=as_json)

@@ -11,23 +11,23 @@ from typing import Any
 from experiments.peers.bare import bare_loop
 from experiments.peers.contenders import Contender
 from experiments.peers.environments import installed_version, interpreter_of
-from experiments.peers.rows import Network, Pace, Row, Visit, derive
+from experiments.peers.measuring import Cores, environment_of, measure_once
+from experiments.peers.rows import Measurement, Network, Row, Timing, derive
 from experiments.peers.table import EXPERIMENT
-from experiments.peers.visit import Cores, environment_of, visit
 from experiments.record import RunRecord
 from models.manifest import ModelEntry
 from models.session import load_model, verify_file
 from tierkit.errors import TerraceError
 from tierkit.inference.model import Array
 
-__all__ = ["Announce", "Stand", "compare", "install"]
+__all__ = ["Announce", "Comparison", "compare", "install"]
 
 Announce = Callable[[str], None]
 
 _NO_PORT = 0  # the bare loop listens nowhere
 
 
-class Stand:
+class Comparison:
     """One network, its rows and contenders, and what was measured of them so far."""
 
     def __init__(self, entry: ModelEntry, folder: Path, contenders: Sequence[Contender], rows: Sequence[Row]) -> None:
@@ -40,7 +40,7 @@ class Stand:
         )
         self.contenders = contenders
         self.rows = rows
-        self.visits: dict[str, list[Visit]] = {contender.name: [] for contender in contenders}
+        self.measurements: dict[str, list[Measurement]] = {contender.name: [] for contender in contenders}
         """By name of the contender."""
         self.failures: dict[str, str] = {}
         """Why a contender is not measured, or no further, by its name."""
@@ -50,35 +50,38 @@ class Stand:
         """The right answer: logits of the network for a batch."""
         return self._model.run({"images": images}, ["logits"])["logits"]
 
-    def records(self, pace: Pace, cores: Cores, pythons: Mapping[str, Path]) -> list[RunRecord]:
+    def records(self, timing: Timing, cores: Cores, pythons: Mapping[str, Path]) -> list[RunRecord]:
         """One record for each contender that was reached, also for those that could not be measured."""
         return [
-            self._record(contender, pace, cores, pythons.get(contender.name))
+            self._record(contender, timing, cores, pythons.get(contender.name))
             for contender in self.contenders
-            if self.visits[contender.name] or contender.name in self.failures
+            if self.measurements[contender.name] or contender.name in self.failures
         ]
 
-    def _record(self, contender: Contender, pace: Pace, cores: Cores, python: Path | None) -> RunRecord:
-        visits = self.visits[contender.name]
-        samples, results = derive(visits)
+    def _record(self, contender: Contender, timing: Timing, cores: Cores, python: Path | None) -> RunRecord:
+        measurements = self.measurements[contender.name]
+        samples, results = derive(measurements)
         failures = {
-            key: reason for one in visits for key, reason in one.failures.items() if f"{key}.p50_ms" not in samples
+            key: reason
+            for one in measurements
+            for key, reason in one.failures.items()
+            if f"{key}.p50_ms" not in samples
         }
         more: dict[str, Any] = {"failures": failures} if failures else {}
         if contender.name in self.failures:
-            more["unmeasured" if not visits else "stopped"] = self.failures[contender.name]
+            more["unmeasured" if not measurements else "stopped"] = self.failures[contender.name]
         return RunRecord(
             experiment=f"{EXPERIMENT}-{contender.name}-{self.network.name}",
             config={
                 "contender": contender.name,
                 "title": contender.title,
                 "version": installed_version(python, contender.distribution) if python else "not installed",
-                "speech": contender.speech,
+                "protocol": contender.protocol,
                 "batches": contender.batches,
                 "network": self.network.name,
                 "sha256": self.network.sha256,
                 "rows": [asdict(row) for row in self.rows],
-                "pace": asdict(pace),
+                "timing": asdict(timing),
                 "cores": asdict(cores),
             },
             samples=samples,
@@ -102,33 +105,35 @@ def install(
     return pythons, failures
 
 
-def compare(stands: Sequence[Stand], pace: Pace, cores: Cores, pythons: Mapping[str, Path], announce: Announce) -> None:
-    """Measure all rounds into the stands. A contender that fails once is not started again."""
+def compare(
+    comparisons: Sequence[Comparison], timing: Timing, cores: Cores, pythons: Mapping[str, Path], announce: Announce
+) -> None:
+    """Measure all rounds into the comparisons. A contender that fails once is not started again."""
     with ExitStack() as stack:
         loops = [
-            stack.enter_context(bare_loop(environment_of(stand.network, _NO_PORT), core=cores.server))
-            for stand in stands
+            stack.enter_context(bare_loop(environment_of(comparison.network, _NO_PORT), core=cores.server))
+            for comparison in comparisons
         ]
-        for number in range(pace.rounds):
-            for stand, loop in zip(stands, loops, strict=True):
-                for contender in stand.contenders:
-                    if contender.name in stand.failures:
+        for number in range(timing.rounds):
+            for comparison, loop in zip(comparisons, loops, strict=True):
+                for contender in comparison.contenders:
+                    if contender.name in comparison.failures:
                         continue
-                    where = f"round {number + 1} of {pace.rounds}, {stand.network.name}, {contender.title}"
+                    where = f"round {number + 1} of {timing.rounds}, {comparison.network.name}, {contender.title}"
                     try:
-                        stand.visits[contender.name].append(
-                            visit(
+                        comparison.measurements[contender.name].append(
+                            measure_once(
                                 contender,
                                 pythons[contender.name],
-                                stand.network,
-                                stand.rows,
-                                pace,
+                                comparison.network,
+                                comparison.rows,
+                                timing,
                                 cores=cores,
                                 bare=loop,
-                                expected=stand.expected,
+                                expected=comparison.expected,
                                 announce=lambda what, where=where: announce(f"{where}: {what}"),  # type: ignore[misc]  # a default in a lambda
                             )
                         )
                     except TerraceError as exc:
-                        stand.failures[contender.name] = str(exc)
+                        comparison.failures[contender.name] = str(exc)
                         announce(f"{where}: {exc}")

@@ -11,11 +11,11 @@ from typing import Literal
 
 from tierkit.errors import InvalidInput
 
-__all__ = ["CONTENDERS", "TERRACE", "Contender", "Speech", "choose"]
+__all__ = ["CONTENDERS", "TERRACE", "Contender", "Protocol", "choose"]
 
 _SERVERS = Path(__file__).parent / "servers"
 
-Speech = Literal["raw", "oip", "base64"]
+Protocol = Literal["raw", "oip", "base64"]
 """What is sent: raw pixels to /predict, the Open Inference Protocol with binary tensors, or the same protocol as JSON
 with the pixels in base64."""
 
@@ -26,7 +26,7 @@ class Contender:
 
     name: str
     title: str
-    speech: Speech
+    protocol: Protocol
     command: tuple[str, ...]
     """After the interpreter; {port}, {model} (its name) and {weights} (the folder) are filled in."""
     requirements: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ def _script(name: str) -> tuple[str, ...]:
 TERRACE = Contender(
     name="terrace",
     title="Terrace end node",
-    speech="oip",
+    protocol="oip",
     command=("-m", "end_node", "--port", "{port}", "--models", "{model}", "--weights", "{weights}", "--threads", "1"),
     distribution="terrace",
     batches="what waits",
@@ -57,7 +57,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(
         name="fastapi",
         title="naive FastAPI",
-        speech="raw",
+        protocol="raw",
         command=_script("serve_fastapi.py"),
         requirements=("fastapi", "uvicorn[standard]", "numpy", "onnxruntime"),
         distribution="fastapi",
@@ -66,7 +66,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(
         name="litserve",
         title="LitServe",
-        speech="raw",
+        protocol="raw",
         command=_script("serve_litserve.py"),
         requirements=("litserve", "numpy", "onnxruntime"),
         distribution="litserve",
@@ -75,7 +75,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(
         name="bentoml",
         title="BentoML",
-        speech="raw",
+        protocol="raw",
         command=(
             *("-m", "bentoml", "serve", "serve_bentoml:Classifier", "--working-dir", str(_SERVERS)),
             *("--host", "127.0.0.1", "--port", "{port}"),
@@ -88,7 +88,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(
         name="ray",
         title="Ray Serve",
-        speech="raw",
+        protocol="raw",
         command=_script("serve_ray.py"),
         requirements=("ray[serve]", "numpy", "onnxruntime"),
         distribution="ray",
@@ -104,7 +104,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(
         name="pytriton",
         title="Triton (nvidia-pytriton)",
-        speech="oip",
+        protocol="oip",
         command=_script("serve_pytriton.py"),
         requirements=("nvidia-pytriton", "numpy", "onnxruntime"),
         distribution="nvidia-pytriton",
@@ -115,7 +115,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(
         name="mlserver",
         title="MLServer",
-        speech="base64",
+        protocol="base64",
         command=_script("serve_mlserver.py"),
         requirements=("mlserver", "numpy", "onnxruntime"),
         distribution="mlserver",

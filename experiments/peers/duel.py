@@ -20,12 +20,12 @@ from typing import Any
 from experiments.bench.levels import Closed, Plan, measure
 from experiments.bench.sweep import loop_factory
 from experiments.peers.bare import bare_loop
-from experiments.peers.comparison import Announce, Stand
+from experiments.peers.comparison import Announce, Comparison
 from experiments.peers.contenders import TERRACE, Contender
+from experiments.peers.measuring import Cores, Serving, environment_of, serving
 from experiments.peers.processes import on_core
 from experiments.peers.requests import make_target, random_images
 from experiments.peers.rows import Row
-from experiments.peers.visit import Cores, Serving, environment_of, serving
 from experiments.record import RunRecord
 from tierkit.errors import UpstreamError
 
@@ -38,7 +38,7 @@ Record = Mapping[str, Any]
 
 
 def duel(
-    stand: Stand,
+    comparison: Comparison,
     rounds: int,
     *,
     cores: Cores,
@@ -46,7 +46,7 @@ def duel(
     announce: Announce,
     window_s: float = _WINDOW_S,
 ) -> RunRecord:
-    """Measure both contenders of the stand.
+    """Measure both contenders of the comparison.
 
     Args:
         rounds: windows of each server in each row.
@@ -60,7 +60,7 @@ def duel(
     with (
         on_core(cores.load),
         asyncio.Runner(loop_factory=loop_factory()) as runner,
-        bare_loop(environment_of(stand.network, 0), core=cores.server) as bare,
+        bare_loop(environment_of(comparison.network, 0), core=cores.server) as bare,
         ExitStack() as stack,
     ):
         up = {
@@ -68,48 +68,48 @@ def duel(
                 serving(
                     contender,
                     pythons[contender.name],
-                    stand.network,
+                    comparison.network,
                     cores=cores,
                     runner=runner,
-                    expected=stand.expected,
+                    expected=comparison.expected,
                 )
             )
-            for contender in stand.contenders
+            for contender in comparison.contenders
         }
-        for row in stand.rows:
-            announce(f"{stand.network.name}: {row.batch} images, concurrency {row.concurrency}")
+        for row in comparison.rows:
+            announce(f"{comparison.network.name}: {row.batch} images, concurrency {row.concurrency}")
             for number in range(rounds):
                 bare_images_per_s = bare.measure(row.batch, window_s / 2).images_per_s
                 samples.setdefault(f"{row.key}.bare_images_per_s", []).append(bare_images_per_s)
-                for contender in stand.contenders[:: 1 if number % 2 == 0 else -1]:
-                    window = _window(runner, stand, contender, up[contender.name], row, window_s)
+                for contender in comparison.contenders[:: 1 if number % 2 == 0 else -1]:
+                    window = _window(runner, comparison, contender, up[contender.name], row, window_s)
                     for name, value in window.items():
                         samples.setdefault(f"{row.key}.{contender.name}.{name}", []).append(value)
-    peer = next(contender for contender in stand.contenders if contender is not TERRACE)
+    peer = next(contender for contender in comparison.contenders if contender is not TERRACE)
     return RunRecord(
-        experiment=f"{NAME}-{peer.name}-{stand.network.name}",
+        experiment=f"{NAME}-{peer.name}-{comparison.network.name}",
         config={
             "peer": peer.name,
             "title": peer.title,
-            "network": stand.network.name,
-            "sha256": stand.network.sha256,
-            "rows": [asdict(row) for row in stand.rows],
+            "network": comparison.network.name,
+            "sha256": comparison.network.sha256,
+            "rows": [asdict(row) for row in comparison.rows],
             "rounds": rounds,
             "window_s": window_s,
             "cores": asdict(cores),
         },
         samples=samples,
-        results={row.key: summary for row in stand.rows if (summary := _summary(samples, row, peer.name))},
+        results={row.key: summary for row in comparison.rows if (summary := _summary(samples, row, peer.name))},
         seed=0,
     )
 
 
 def _window(
-    runner: asyncio.Runner, stand: Stand, contender: Contender, server: Serving, row: Row, window_s: float
+    runner: asyncio.Runner, comparison: Comparison, contender: Contender, server: Serving, row: Row, window_s: float
 ) -> dict[str, float]:
     """One window: what the server gave, and what that cost it."""
-    images = random_images(row.batch, stand.network.shape)
-    target = make_target(server.origin, contender.speech, stand.network.name, images)
+    images = random_images(row.batch, comparison.network.shape)
+    target = make_target(server.origin, contender.protocol, comparison.network.name, images)
     plan = Plan(window_s=window_s, warmup_s=_WARMUP_S, timeout_s=_REQUEST_S)
     cpu_s = server.processes.cpu_s()
     level = runner.run(measure(target, Closed(row.concurrency), plan, asyncio.Event()))

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.bench.http import Origin, Reply, encode_http
 from experiments.bench.targets import Target, judge_status
-from experiments.peers.contenders import Speech
+from experiments.peers.contenders import Protocol
 from tierkit.errors import TerraceError, UpstreamError
 from tierkit.inference.model import Array
 from tierkit.wire.oip import (
@@ -38,20 +38,20 @@ def random_images(batch: int, shape: Sequence[int]) -> list[Array]:
     return [random.integers(0, 256, (batch, *shape), np.uint8) for _ in range(_PAYLOADS)]
 
 
-def make_target(origin: Origin, speech: Speech, model: str, batches: Sequence[Array]) -> Target:
+def make_target(origin: Origin, protocol: Protocol, model: str, batches: Sequence[Array]) -> Target:
     """The requests for one row of the comparison."""
-    encode = {"raw": _raw, "oip": _oip, "base64": _base64}[speech]
+    encode = {"raw": _raw, "oip": _oip, "base64": _base64}[protocol]
     return Target(
         origin=origin,
-        name=f"{speech} at {origin}",
+        name=f"{protocol} at {origin}",
         requests=[encode(origin, model, images) for images in batches],
         images=len(batches[0]),
         judge=judge_status,
-        stats_path=f"/v2/models/{model}/stats" if speech == "oip" else None,
+        stats_path=f"/v2/models/{model}/stats" if protocol == "oip" else None,
     )
 
 
-def check_answer(speech: Speech, reply: Reply, expected: Array) -> None:
+def check_answer(protocol: Protocol, reply: Reply, expected: Array) -> None:
     """See that an answer holds the logits of the batch that was sent.
 
     Args:
@@ -60,7 +60,7 @@ def check_answer(speech: Speech, reply: Reply, expected: Array) -> None:
     Raises:
         UpstreamError: it holds something else.
     """
-    decode: Callable[[Reply, int], Array] = {"raw": _raw_logits, "oip": _oip_logits, "base64": _base64_logits}[speech]
+    decode: Callable[[Reply, int], Array] = {"raw": _raw_logits, "oip": _oip_logits, "base64": _base64_logits}[protocol]
     try:
         logits = decode(reply, expected.shape[1])
     except (ValueError, KeyError, IndexError, TypeError, TerraceError) as exc:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from experiments.record import spread
 
-__all__ = ["Network", "Pace", "Row", "RowFigures", "Visit", "derive", "rows_for"]
+__all__ = ["Measurement", "Network", "Row", "RowFigures", "Timing", "derive", "rows_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Timing:
     """How long things are measured."""
 
     rounds: int = 3
@@ -62,7 +62,7 @@ class RowFigures:
 
 
 @dataclass(kw_only=True)
-class Visit:
+class Measurement:
     """One start of one contender with one network."""
 
     cold_start_s: float
@@ -83,17 +83,17 @@ def rows_for(*, everything: bool) -> tuple[Row, ...]:
     return (*BIG_BATCHES, *SINGLE_IMAGES) if everything else BIG_BATCHES
 
 
-def derive(visits: Sequence[Visit]) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Samples by name, one entry for each visit that has the figure, and the medians of what is compared.
+def derive(measurements: Sequence[Measurement]) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Samples by name, one entry for each measurement that has the figure, and the medians of what is compared.
 
-    A ratio is taken within each visit, then the median of the ratios: the machine's speed drifts between visits.
+    A ratio is taken within each measurement, then the median of the ratios: the machine's speed drifts meanwhile.
     """
     samples: dict[str, list[float]] = {
-        "cold_start_s": [visit.cold_start_s for visit in visits],
-        "peak_memory_bytes": [float(visit.peak_memory_bytes) for visit in visits],
+        "cold_start_s": [one.cold_start_s for one in measurements],
+        "peak_memory_bytes": [float(one.peak_memory_bytes) for one in measurements],
     }
-    for key in dict.fromkeys(key for visit in visits for key in visit.rows):
-        figures = [visit.rows[key] for visit in visits if key in visit.rows]
+    for key in dict.fromkeys(key for one in measurements for key in one.rows):
+        figures = [one.rows[key] for one in measurements if key in one.rows]
         columns: Mapping[str, list[float | None]] = {
             "images_per_s": [row.images_per_s for row in figures],
             "bare_images_per_s": [row.bare_images_per_s for row in figures],

@@ -116,7 +116,7 @@ def _cost_table(network: str, records: Sequence[Record]) -> str:
         return [
             config["title"],
             config["version"],
-            config["speech"],
+            config["protocol"],
             config["batches"],
             _text(cold, ".1f") if cold is not None else f"unmeasured: {_reason(record, None)}",
             _text(None if memory is None else memory / 2**20, ",.0f"),

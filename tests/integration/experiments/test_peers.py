@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.peers.comparison import Stand
+from experiments.peers.comparison import Comparison
 from experiments.peers.contenders import TERRACE, choose
 from experiments.peers.duel import as_markdown, duel, newest_records
+from experiments.peers.measuring import Cores
 from experiments.peers.rows import Row
-from experiments.peers.visit import Cores
 from models.manifest import load_manifest, weights_folder
 
 needs_two_cores = pytest.mark.skipif(
@@ -23,10 +23,10 @@ def test_a_duel_measures_both_servers_in_turn(tmp_path: Path) -> None:
     server, load = sorted(os.sched_getaffinity(0))[:2]
     (peer,) = choose(["fastapi"])  # what it needs, Terrace needs as well
     rows = (Row(batch=2, concurrency=2), Row(batch=1, concurrency=1))
-    stand = Stand(load_manifest().default_for("end"), weights_folder(), [TERRACE, peer], rows)
+    comparison = Comparison(load_manifest().default_for("end"), weights_folder(), [TERRACE, peer], rows)
     python = Path(sys.executable)
     record = duel(
-        stand,
+        comparison,
         3,
         cores=Cores(server=server, load=load),
         pythons={TERRACE.name: python, peer.name: python},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.bench.http import Origin, Reply
-from experiments.peers.contenders import Speech
+from experiments.peers.contenders import Protocol
 from experiments.peers.requests import check_answer, make_target, random_images
 from tierkit.errors import UpstreamError
 from tierkit.inference.model import Array
@@ -22,10 +22,10 @@ def body_of(message: bytes) -> tuple[bytes, bytes]:
     return head, body
 
 
-def answer(speech: Speech, logits: Array) -> Reply:
-    if speech == "raw":
+def answer(protocol: Protocol, logits: Array) -> Reply:
+    if protocol == "raw":
         return Reply(status=200, chunks=[logits.tobytes()])
-    if speech == "base64":
+    if protocol == "base64":
         entry = {"name": "logits", "data": [base64.b64encode(logits.tobytes()).decode()]}
         return Reply(status=200, chunks=[json.dumps({"outputs": [entry]}).encode()])
     chunks, headers = encode_response(InferResponse("m", "1", (Tensor("logits", logits),)))
@@ -55,14 +55,14 @@ def test_a_target_counts_its_images() -> None:
     assert (target.images, len(target.requests)) == (4, 16)
 
 
-@pytest.mark.parametrize("speech", ["raw", "oip", "base64"])
-def test_right_answers_pass_and_wrong_ones_do_not(speech: Speech) -> None:
+@pytest.mark.parametrize("protocol", ["raw", "oip", "base64"])
+def test_right_answers_pass_and_wrong_ones_do_not(protocol: Protocol) -> None:
     logits = np.random.default_rng(1).standard_normal((50, 20)).astype(np.float32)
-    check_answer(speech, answer(speech, logits), logits)
-    check_answer(speech, answer(speech, logits + np.float32(1e-4)), logits)
+    check_answer(protocol, answer(protocol, logits), logits)
+    check_answer(protocol, answer(protocol, logits + np.float32(1e-4)), logits)
     with pytest.raises(UpstreamError, match="of the answers"):
-        check_answer(speech, answer(speech, np.roll(logits, 1, axis=0)), logits)
+        check_answer(protocol, answer(protocol, np.roll(logits, 1, axis=0)), logits)
     with pytest.raises(UpstreamError, match="instead of"):
-        check_answer(speech, answer(speech, logits[:49]), logits)
+        check_answer(protocol, answer(protocol, logits[:49]), logits)
     with pytest.raises(UpstreamError, match="cannot be read"):
-        check_answer(speech, Reply(status=200, chunks=[b"nonsense"]), logits)
+        check_answer(protocol, Reply(status=200, chunks=[b"nonsense"]), logits)

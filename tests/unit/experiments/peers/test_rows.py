@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.peers.rows import RowFigures, Visit, derive, rows_for
+from experiments.peers.rows import Measurement, RowFigures, derive, rows_for
 
 
 def figures(images_per_s: float, bare: float, *, p50_ms: float = 8.0, compute_ms: float | None = None) -> RowFigures:
@@ -20,13 +20,13 @@ def figures(images_per_s: float, bare: float, *, p50_ms: float = 8.0, compute_ms
 
 
 def test_a_ratio_is_taken_within_its_visit() -> None:
-    # The machine halves its speed in the second visit; the server keeps its share.
-    visits = [
-        Visit(cold_start_s=3.0, peak_memory_bytes=100, rows={"row": figures(90.0, 100.0)}),
-        Visit(cold_start_s=1.0, peak_memory_bytes=300, rows={"row": figures(46.0, 50.0)}),
-        Visit(cold_start_s=2.0, peak_memory_bytes=200, rows={"row": figures(80.0, 100.0)}),
+    # The machine halves its speed in the second measurement; the server keeps its share.
+    measurements = [
+        Measurement(cold_start_s=3.0, peak_memory_bytes=100, rows={"row": figures(90.0, 100.0)}),
+        Measurement(cold_start_s=1.0, peak_memory_bytes=300, rows={"row": figures(46.0, 50.0)}),
+        Measurement(cold_start_s=2.0, peak_memory_bytes=200, rows={"row": figures(80.0, 100.0)}),
     ]
-    samples, medians = derive(visits)
+    samples, medians = derive(measurements)
     assert samples["row.ratio_to_bare"] == pytest.approx([0.9, 0.92, 0.8])
     assert medians["row.ratio_to_bare"] == pytest.approx(0.9)
     assert medians["row.images_per_s"] == 80.0
@@ -35,16 +35,16 @@ def test_a_ratio_is_taken_within_its_visit() -> None:
 
 
 def test_figures_that_a_server_does_not_give_are_absent() -> None:
-    samples, medians = derive([Visit(cold_start_s=1.0, rows={"row": figures(1.0, 1.0)})])
+    samples, medians = derive([Measurement(cold_start_s=1.0, rows={"row": figures(1.0, 1.0)})])
     assert "row.compute_ms" not in samples
     assert "row.compute_ms" not in medians
-    samples, _ = derive([Visit(cold_start_s=1.0, rows={"row": figures(1.0, 1.0, compute_ms=5.0)})])
+    samples, _ = derive([Measurement(cold_start_s=1.0, rows={"row": figures(1.0, 1.0, compute_ms=5.0)})])
     assert samples["row.compute_ms"] == [5.0]
 
 
 def test_a_row_that_failed_once_has_the_samples_of_the_other_visits() -> None:
-    failed = Visit(cold_start_s=1.0, failures={"row": "not answered: 3 x 503"})
-    samples, medians = derive([failed, Visit(cold_start_s=1.0, rows={"row": figures(10.0, 20.0)})])
+    failed = Measurement(cold_start_s=1.0, failures={"row": "not answered: 3 x 503"})
+    samples, medians = derive([failed, Measurement(cold_start_s=1.0, rows={"row": figures(10.0, 20.0)})])
     assert samples["row.images_per_s"] == [10.0]
     assert medians["row.ratio_to_bare"] == 0.5
 

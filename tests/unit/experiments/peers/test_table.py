@@ -15,7 +15,7 @@ def record(name: str, *, measured_at: str = "2030-01-01T10:00:00+00:00", network
             "contender": name,
             "title": name.title(),
             "version": "1.0",
-            "speech": "raw",
+            "protocol": "raw",
             "batches": "no",
             "network": network,
             "rows": [{"batch": 50, "concurrency": 4}],

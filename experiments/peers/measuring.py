@@ -18,12 +18,12 @@ from experiments.peers.bare import Bare, BareLoop
 from experiments.peers.contenders import Contender
 from experiments.peers.processes import ServerProcesses, on_core, running
 from experiments.peers.requests import check_answer, make_target, random_images
-from experiments.peers.rows import Network, Pace, Row, RowFigures, Visit
+from experiments.peers.rows import Measurement, Network, Row, RowFigures, Timing
 from tierkit.errors import SetupError
 from tierkit.http.address import free_port
 from tierkit.inference.model import Array
 
-__all__ = ["Cores", "Serving", "environment_of", "serving", "visit"]
+__all__ = ["Cores", "Serving", "environment_of", "measure_once", "serving"]
 
 _START_S = 90.0
 _POLL_S = 0.02
@@ -87,25 +87,25 @@ def serving(
     environment = {**environment_of(network, port), **contender.environment}
     with running(command, environment, core=cores.server) as processes:
         images = random_images(_FIRST_BATCH, network.shape)
-        first = make_target(origin, contender.speech, network.name, images)
+        first = make_target(origin, contender.protocol, network.name, images)
         reply = runner.run(_first_answer(first, processes))
         cold_start_s = time.perf_counter() - started
-        check_answer(contender.speech, reply, expected(images[0]))
+        check_answer(contender.protocol, reply, expected(images[0]))
         yield Serving(processes=processes, origin=origin, cold_start_s=cold_start_s)
 
 
-def visit(
+def measure_once(
     contender: Contender,
     python: Path,
     network: Network,
     rows: Sequence[Row],
-    pace: Pace,
+    timing: Timing,
     *,
     cores: Cores,
     bare: BareLoop,
     expected: Callable[[Array], Array],
     announce: Callable[[str], None],
-) -> Visit:
+) -> Measurement:
     """Start the contender, measure its rows, stop it.
 
     Args:
@@ -119,15 +119,15 @@ def visit(
         announce("starts")
         with serving(contender, python, network, cores=cores, runner=runner, expected=expected) as served:
             server, origin = served.processes, served.origin
-            result = Visit(cold_start_s=served.cold_start_s)
+            result = Measurement(cold_start_s=served.cold_start_s)
             for row in rows:
                 announce(f"{row.batch} images, concurrency {row.concurrency}")
-                target = make_target(origin, contender.speech, network.name, random_images(row.batch, network.shape))
-                before = bare.measure(row.batch, pace.bare_s)
+                target = make_target(origin, contender.protocol, network.name, random_images(row.batch, network.shape))
+                before = bare.measure(row.batch, timing.bare_s)
                 cpu_s = server.cpu_s()
-                level = runner.run(_measure(target, row, pace))
+                level = runner.run(_measure(target, row, timing))
                 cpu_s = server.cpu_s() - cpu_s
-                after = bare.measure(row.batch, pace.bare_s)
+                after = bare.measure(row.batch, timing.bare_s)
                 if level.summary.errors or not level.summary.answered:
                     result.failures[row.key] = f"not answered: {error_text(level.summary.errors) or 'nothing came'}"
                 else:
@@ -161,8 +161,8 @@ async def _first_answer(target: Target, server: ServerProcesses) -> Reply:
         await asyncio.sleep(_POLL_S)
 
 
-async def _measure(target: Target, row: Row, pace: Pace) -> Level:
-    plan = Plan(window_s=pace.window_s, warmup_s=pace.warmup_s, timeout_s=_REQUEST_S)
+async def _measure(target: Target, row: Row, timing: Timing) -> Level:
+    plan = Plan(window_s=timing.window_s, warmup_s=timing.warmup_s, timeout_s=_REQUEST_S)
     level = await measure(target, Closed(row.concurrency), plan, asyncio.Event())
     assert level is not None  # nobody sets the event that stops it
     return level
