@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from scheduler.jobs.policy import check_names
 from scheduler.jobs.service import UNLIMITED, Scheduler
-from tierkit.access import Allowance, Caller, caller_of
+from tierkit.access import CALLER, Allowance, Caller
 from tierkit.http.asgi import read_body
 
 __all__ = [
@@ -53,7 +53,8 @@ Service = Annotated[Scheduler, Depends(_scheduler)]
 
 
 async def _caller(request: Request) -> Caller | None:
-    return caller_of(request.scope)
+    caller: Caller | None = request.scope.get(CALLER)
+    return caller
 
 
 CallerOf = Annotated[Caller | None, Depends(_caller)]

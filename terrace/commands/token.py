@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -15,8 +16,8 @@ from pydantic import ValidationError
 from terrace.console import Column, Listing, print_json, screen
 from terrace.options import Json
 from tierkit.access import TokenEntry, digest_of, new_token, read_book
-from tierkit.access.editing import added, editing, parse_duration, revoked, rotated, write_private
-from tierkit.errors import InvalidInput, SetupError
+from tierkit.access.editing import added, editing, revoked, rotated, write_private
+from tierkit.errors import SetupError
 from tierkit.types import Tier
 
 __all__ = ["app"]
@@ -35,6 +36,9 @@ TokensFile = Annotated[
     Path,
     typer.Option("--tokens", envvar="TERRACE_TOKENS", metavar="FILE", help="The file of tokens.", dir_okay=False),
 ]
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_LONGEST_S = 100 * 366 * 86400
+
 DEFAULT_TOKENS = Path(".terrace/tokens.toml")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.", show_default=False)]
@@ -191,11 +195,12 @@ def _now() -> datetime:
 
 
 def _span(text: str, *, zero: bool = False) -> timedelta:
-    """Raises BadParameter for what is no span of time."""
-    try:
-        return parse_duration(text, zero=zero)
-    except InvalidInput as exc:
-        raise typer.BadParameter(str(exc)) from exc
+    """ "30d", "12h", "90m", "45s" or "2w" as a span of time; "0s" only with `zero`."""
+    found = re.fullmatch(r"([0-9]{1,10})([smhdw])", text)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else -1
+    if not -zero < seconds <= _LONGEST_S:
+        raise typer.BadParameter(f"{text!r} is no span of time: write a number and s, m, h, d or w, such as 30d")
+    return timedelta(seconds=seconds)
 
 
 def _sentence(exc: ValidationError) -> str:

@@ -1,6 +1,6 @@
 """Who may call a service: tokens and the file that says whose they are, limits per token, TLS of both sides."""
 
-from tierkit.access.callers import CALLER, Allowance, Caller, Role, caller_of
+from tierkit.access.callers import CALLER, Allowance, Caller, Role
 from tierkit.access.files import check_private, checked_token, follow_files, read_private, read_token, signature
 from tierkit.access.gate import Gate
 from tierkit.access.tls import ServerTls, client_context, tls_trouble
@@ -14,7 +14,6 @@ __all__ = [
     "Role",
     "ServerTls",
     "TokenEntry",
-    "caller_of",
     "check_private",
     "checked_token",
     "client_context",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from tierkit.access.tokens import TokenEntry
 from tierkit.errors import Forbidden, LimitReached
 from tierkit.pacing import TokenBucket
 from tierkit.types import Tier
 
-__all__ = ["CALLER", "Allowance", "Caller", "Role", "caller_of"]
+__all__ = ["CALLER", "Allowance", "Caller", "Role"]
 
 CALLER = "terrace.caller"
 """Key in the ASGI scope under which the gate leaves the caller; absent where a service is open to all."""
@@ -127,9 +126,3 @@ class Caller:
             raise Forbidden(
                 f"the token of {self.name!r} is not for {tier} nodes, only for {', '.join(self.entry.tiers)}"
             )
-
-
-def caller_of(scope: Mapping[str, Any]) -> Caller | None:
-    """The caller of a request; None where the service is open to all."""
-    caller: Caller | None = scope.get(CALLER)
-    return caller

@@ -5,36 +5,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from tierkit.access.tokens import TokenEntry, digest_of, read_book, write_book
-from tierkit.errors import Conflict, InvalidInput, NotFound, SetupError
+from tierkit.errors import Conflict, NotFound, SetupError
 
-__all__ = ["added", "editing", "parse_duration", "revoked", "rotated", "write_private"]
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_LONGEST_S = 100 * 366 * 86400
+__all__ = ["added", "editing", "revoked", "rotated", "write_private"]
 
 Entries = Sequence[TokenEntry]
-
-
-def parse_duration(text: str, *, zero: bool = False) -> timedelta:
-    """ "30d", "12h", "90m", "45s" or "2w" as a span of time.
-
-    Args:
-        zero: whether no time at all ("0s") is a span as well.
-
-    Raises:
-        InvalidInput: something else, or more than 100 years.
-    """
-    found = re.fullmatch(r"([0-9]{1,10})([smhdw])", text)
-    if found is None or not -zero < int(found[1]) * _UNITS[found[2]] <= _LONGEST_S:
-        raise InvalidInput(f"{text!r} is no span of time: write a number and s, m, h, d or w, such as 30d")
-    return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
 
 
 def added(entries: Entries, entry: TokenEntry) -> list[TokenEntry]:

@@ -93,8 +93,10 @@ class HeartbeatSender:
             await asyncio.gather(self._loop, return_exceptions=True)
         if self._registered is None:
             return
+        target = f"/v1/devices/{self._registered.node_id}?incarnation={self._registered.incarnation}"
         try:
-            await self._leave(self._registered)
+            await self._send("DELETE", target, _FAREWELL_BUDGET_S)
+            log.info("left the device list")
         except TerraceError as exc:
             # The lease will run out; nothing else can be done.
             log.info("left without a word to the scheduler", extra={"reason": str(exc)})
@@ -159,11 +161,6 @@ class HeartbeatSender:
         # A scheduler that is slow drops the beats whose senders have given up on them. Two tries within a lease.
         budget_s = max(0.5, self._lease.lease_s / 2.0)
         await self._send("POST", f"/v1/devices/{registration.node_id}/heartbeat", budget_s, beat.model_dump_json())
-
-    async def _leave(self, registration: Registration) -> None:
-        target = f"/v1/devices/{registration.node_id}?incarnation={registration.incarnation}"
-        await self._send("DELETE", target, _FAREWELL_BUDGET_S)
-        log.info("left the device list")
 
     async def _send(self, method: str, target: str, budget_s: float, body: str = "") -> bytes:
         url, pieces = self._scheduler + target, [body.encode()] if body else ()

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,32 @@ def test_a_token_goes_into_a_file_of_its_holders_alone(capsys: pytest.CaptureFix
     assert run(["token", "create", "--name", "bob", "--role", "user", "--out", "pi.token"]) == 1
     assert "cannot write the token into pi.token: File exists" in capsys.readouterr().err
     assert [entry.name for entry in read_book(BOOK)] == ["pi"]
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("45s", timedelta(seconds=45)),
+        ("90m", timedelta(minutes=90)),
+        ("12h", timedelta(hours=12)),
+        ("30d", timedelta(days=30)),
+        ("2w", timedelta(days=14)),
+    ],
+)
+def test_spans_of_time(text: str, span: timedelta) -> None:
+    assert run([*ALICE, "--expires", text]) == 0
+    (entry,) = read_book(BOOK)
+    assert entry.expires is not None
+    assert entry.created is not None
+    assert entry.expires - entry.created == span
+
+
+@pytest.mark.parametrize(
+    "text", ["", "30", "d", "0d", "-1d", "1.5h", "30 d", "1y", "1d2h", "9999999999w", "٣d", "1d\n"]
+)
+def test_other_texts_are_no_spans(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*ALICE, f"--expires={text}"]) == 2
+    assert "is no span of time" in capsys.readouterr().err
 
 
 def test_rotate_and_revoke(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tierkit.access import TokenEntry, digest_of, read_book
-from tierkit.access.editing import added, editing, parse_duration, revoked, rotated
-from tierkit.errors import Conflict, InvalidInput, NotFound, SetupError
+from tierkit.access.editing import added, editing, revoked, rotated
+from tierkit.errors import Conflict, NotFound, SetupError
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -21,28 +21,6 @@ def entry(token: str, name: str = "alice", **fields: Any) -> TokenEntry:
     return TokenEntry.model_validate(
         {"name": name, "role": "user", "sha256": digest_of(token.encode()).hex(), **fields}
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "span"),
-    [
-        ("45s", timedelta(seconds=45)),
-        ("90m", timedelta(minutes=90)),
-        ("12h", timedelta(hours=12)),
-        ("30d", 30 * DAY),
-        ("2w", 14 * DAY),
-    ],
-)
-def test_spans_of_time(text: str, span: timedelta) -> None:
-    assert parse_duration(text) == span
-
-
-@pytest.mark.parametrize(
-    "text", ["", "30", "d", "0d", "-1d", "1.5h", "30 d", "1y", "1d2h", "9999999999w", "٣d", "1d\n"]
-)
-def test_other_texts_are_no_spans(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is no span of time: write a number and s, m, h, d or w, such as 30d"):
-        parse_duration(text)
 
 
 def test_a_name_gets_its_second_token_by_rotation_alone() -> None:
