@@ -7,8 +7,11 @@ environment nor files; only `load_settings`, which `__main__` calls, does.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import secrets
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
@@ -32,9 +35,7 @@ from pydantic_core import ErrorDetails
 from tierkit.access import Role, check_private, checked_token, read_token
 from tierkit.documents import read_toml, sentence
 from tierkit.errors import SetupError
-from tierkit.naming import lasting_name
-from tierkit.urls import checked_url
-from tierkit.wire.messages import checked_node_id
+from tierkit.wire.messages import checked_node_id, checked_url
 
 __all__ = [
     "CommaSeparated",
@@ -45,6 +46,7 @@ __all__ = [
     "ServiceSettings",
     "UserPath",
     "description",
+    "lasting_name",
     "load_settings",
 ]
 
@@ -245,6 +247,30 @@ class UpperSettings(NodeSettings):
     only_features: bool = False
     """Serve the tails of encoders alone, which take features and no pixels: for a node that the scheduler does not
     trust, which then needs no whole network in its memory."""
+
+
+_MACHINE_ID = Path("/etc/machine-id")
+_LONGEST_HOST = 40
+"""A node id has 63 characters at most."""
+
+
+def lasting_name(service: str, port: int, *, host: str | None = None, machine_id: Path = _MACHINE_ID) -> str:
+    """The name of a node that nobody has named, such as "pi-end-8071-3fa9": the same at each start, and another one on
+    each machine. It begins with the machine's name, so that a token of that name is for it.
+
+    Args:
+        host: the machine's name. Default: what the system says.
+        machine_id: a file that tells machines of the same name apart. Where it cannot be read, they are not.
+    """
+    host = socket.gethostname() if host is None else host
+    short = re.sub("[^a-z0-9]+", "-", host.partition(".")[0].lower())[:_LONGEST_HOST].strip("-")
+    try:
+        identity = machine_id.read_bytes().strip()
+    except OSError:
+        identity = b""
+    # Not the identity itself, which is not for strangers: see machine-id(5).
+    digits = hashlib.sha256(b"terrace node\n" + identity).hexdigest()[:4]
+    return "-".join(part for part in (short, service, str(port), digits) if part)
 
 
 S = TypeVar("S", bound=ServiceSettings)

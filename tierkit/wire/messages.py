@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +23,6 @@ from pydantic import (
 )
 
 from tierkit.types import FeatureForm, Tier
-from tierkit.urls import checked_url
 
 __all__ = [
     "BUDGET_HEADER",
@@ -47,6 +47,7 @@ __all__ = [
     "Stage",
     "Upstream",
     "checked_node_id",
+    "checked_url",
 ]
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -74,6 +75,27 @@ ENCODED_HEADER = "Terrace-Encoded"
 """JSON `Sent`, in the answer of a node that has encoded and passed on: what went from there to the upstream node."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+
+def checked_url(value: str) -> str:
+    """An http or https URL with a host, without the slash at its end. Raises ValueError with the rule in words."""
+    if not value.startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    try:
+        # urlsplit drops line breaks and keeps backslashes; other parsers see another host behind those.
+        if not value.isprintable() or " " in value or "\\" in value:
+            raise ValueError
+        parts = urlsplit(value)
+        usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("must name a host, and a port from 1 to 65535, such as http://10.0.0.1:8070")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must hold no user name and no password")
+    if parts.query or parts.fragment:
+        raise ValueError("must end before ? or #")
+    return value.rstrip("/")
 
 
 def checked_node_id(value: str) -> str:

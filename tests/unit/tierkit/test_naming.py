@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from end_node.settings import EndSettings
 from tierkit.access import TokenEntry
-from tierkit.naming import lasting_name
+from tierkit.settings import lasting_name
 from tierkit.wire.messages import checked_node_id
 
 
