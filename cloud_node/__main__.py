@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
-from cloud_node.app import CloudNode, create_app
 from cloud_node.settings import CloudSettings
 from encryption.loading import load_served
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
-from tierkit.inference.node import NO_SUBSTITUTES, Substitutes
+from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, Substitutes, node_app
+from tierkit.types import Tier
 
 __all__ = ["run", "start"]
 
@@ -19,8 +19,8 @@ def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) ->
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = await load_served(settings, CloudNode.tier)
-        return create_app(CloudNode(settings, models, lifecycle, substitutes=substitutes))
+        models = await load_served(settings, Tier.CLOUD)
+        return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)
 

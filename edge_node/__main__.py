@@ -12,6 +12,7 @@ from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
 from tierkit.inference.node import NO_SUBSTITUTES, Substitutes
+from tierkit.types import Tier
 
 __all__ = ["run", "start"]
 
@@ -20,7 +21,7 @@ def start(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> 
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = await load_served(settings, EdgeNode.tier)
+        models = await load_served(settings, Tier.EDGE)
         encoders = Encoders(await load_heads(settings), settings, substitutes.head)
         return create_app(EdgeNode(settings, models, lifecycle, encoders, substitutes=substitutes))
 

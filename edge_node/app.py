@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -12,7 +10,6 @@ from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.sending import RELAY_PREFIX
 from tierkit.inference.node import InferenceNode, node_app
-from tierkit.types import Tier
 
 __all__ = ["EdgeNode", "create_app"]
 
@@ -21,7 +18,6 @@ class EdgeNode(InferenceNode):
     """Gives the fine answer near the end devices, with a network of medium size; and encodes images for an upper node
     that must not see them, in the place of a weak end device (section 4.4 of the paper)."""
 
-    tier: ClassVar[Tier] = Tier.EDGE
     settings: EdgeSettings
     encoders: Encoders | None
 

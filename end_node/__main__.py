@@ -15,6 +15,7 @@ from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
 from tierkit.inference.node import NO_SUBSTITUTES, Substitutes
+from tierkit.types import Tier
 
 __all__ = ["run", "start"]
 
@@ -24,7 +25,7 @@ def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> i
 
     async def build(lifecycle: Lifecycle) -> Starlette:
         hierarchy = load_manifest(settings.weights).hierarchy
-        models = await load_models(settings, EndNode.tier)
+        models = await load_models(settings, Tier.END)
         encoders = Encoders(await load_heads(settings), settings, substitutes.head)
         return create_app(EndNode(settings, models, lifecycle, hierarchy, encoders, substitutes=substitutes))
 

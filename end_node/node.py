@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from prometheus_client import Histogram
 
@@ -31,7 +30,6 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import Array, Model
 from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, ServedModels, Substitutes
 from tierkit.inference.oip_client import OipClient
-from tierkit.types import Tier
 from tierkit.wire.events import (
     CoarseEvent,
     FallbackEvent,
@@ -100,7 +98,6 @@ class EndNode(InferenceNode):
         SetupError: the first model gives neither superclass nor class probabilities.
     """
 
-    tier: ClassVar[Tier] = Tier.END
     settings: EndSettings
 
     def __init__(

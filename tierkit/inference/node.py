@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import aiohttp
 from starlette.applications import Starlette
@@ -91,9 +91,6 @@ class InferenceNode:
         substitutes: for its own parts.
     """
 
-    tier: ClassVar[Tier]
-    """Where nodes of this class stand."""
-
     def __init__(
         self,
         settings: NodeSettings,
@@ -112,6 +109,7 @@ class InferenceNode:
         self.guards = served.guards
         self.encoders = encoders
         self.settings = settings
+        self.tier = Tier(settings.service)
         self.lifecycle = lifecycle
         self.version = version("terrace")
         self.incarnation = secrets.token_hex(8)

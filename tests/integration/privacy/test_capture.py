@@ -21,7 +21,6 @@ import zstandard
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
 
-from cloud_node.app import CloudNode, create_app as cloud_app
 from cloud_node.settings import CloudSettings
 from edge_node.app import EdgeNode, create_app as edge_app
 from edge_node.settings import EdgeSettings
@@ -40,6 +39,7 @@ from scheduler.settings import SchedulerSettings
 from tierkit.client import AsyncClient, Job
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import Array
+from tierkit.inference.node import InferenceNode, node_app
 from tierkit.testing import listening, serve_app, wait_for
 from tierkit.types import EncoderKind, Tier
 
@@ -221,7 +221,7 @@ async def build_edge(settings: EdgeSettings, lifecycle: Lifecycle) -> Starlette:
 
 
 async def build_cloud(settings: CloudSettings, lifecycle: Lifecycle) -> Starlette:
-    return cloud_app(CloudNode(settings, await load_served(settings, Tier.CLOUD), lifecycle))
+    return node_app(InferenceNode(settings, await load_served(settings, Tier.CLOUD), lifecycle))
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 
-from cloud_node.app import CloudNode, create_app as cloud_app
 from cloud_node.settings import CloudSettings
 from edge_node import relay
 from edge_node.app import EdgeNode, create_app as edge_app
@@ -28,6 +27,7 @@ from scheduler.api.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
 from tests.integration.end_node.test_hostile_upper_nodes import http as hostile_http, saying
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.node import InferenceNode, node_app
 from tierkit.testing import listening, serve_app, talking
 from tierkit.types import Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, read_event
@@ -43,7 +43,7 @@ async def cloud(*, only_features: bool) -> AsyncIterator[httpx.AsyncClient]:
     settings = CloudSettings(node_id="cloud-0", threads=1, only_features=only_features, drain_s=1.0)
 
     async def build(lifecycle: Lifecycle) -> Any:
-        return cloud_app(CloudNode(settings, await load_served(settings, Tier.CLOUD), lifecycle))
+        return node_app(InferenceNode(settings, await load_served(settings, Tier.CLOUD), lifecycle))
 
     async with (
         serve_app(build, settings) as service,
