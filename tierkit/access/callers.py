@@ -43,21 +43,13 @@ class Allowance:
         self.max_jobs = entry.unfinished_jobs
 
     def take_request(self, now: float) -> None:
-        """Count a request.
-
-        Raises:
-            LimitReached: too many.
-        """
+        """Count a request. Raises LimitReached when there were too many."""
         self._check(self.requests, "requests", now)
         if self.requests is not None:
             self.requests.take(now)
 
     def check_upload(self, now: float) -> None:
-        """Before an upload is read.
-
-        Raises:
-            LimitReached: earlier ones have used up the allowance.
-        """
+        """Before an upload is read. Raises LimitReached when earlier ones have used up the allowance."""
         self._check(self.upload, "bytes of uploads", now)
 
     def count_bytes(self, amount: int, now: float) -> None:
@@ -66,16 +58,10 @@ class Allowance:
             self.upload.take(now, amount)
 
     def check_jobs(self) -> None:
-        """Before a job is accepted.
-
-        Raises:
-            LimitReached: too many are unfinished.
-        """
+        """Before a job is accepted. Raises LimitReached when too many are unfinished."""
         if self.max_jobs is not None and len(self.jobs) + self.submitting >= self.max_jobs:
             raise LimitReached(
-                f"{self.name!r} has {len(self.jobs) + self.submitting} unfinished jobs, and no more than "
-                f"{self.max_jobs} are allowed",
-                retry_after_s=5.0,
+                f"{self.name!r} may have {self.max_jobs} unfinished jobs, and has them now", retry_after_s=5.0
             )
 
     def _check(self, bucket: TokenBucket | None, what: str, now: float) -> None:
@@ -101,11 +87,7 @@ class Caller:
     allowance: Allowance | None = None
 
     def need(self, *roles: Role) -> None:
-        """Refuse other roles.
-
-        Raises:
-            Forbidden: the caller has none of these.
-        """
+        """Raises Forbidden for other roles."""
         if self.role not in roles:
             raise Forbidden(f"the token of {self.name!r} has the role {self.role}; this takes {' or '.join(roles)}")
 

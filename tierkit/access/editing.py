@@ -19,11 +19,7 @@ Entries = Sequence[TokenEntry]
 
 
 def added(entries: Entries, entry: TokenEntry) -> list[TokenEntry]:
-    """The entries with one more.
-
-    Raises:
-        Conflict: the name has a token already.
-    """
+    """The entries with one more. Raises Conflict when the name has a token already."""
     if any(other.name == entry.name for other in entries):
         raise Conflict(f"{entry.name!r} has a token: 'terrace token rotate {entry.name}' replaces it")
     return [*entries, entry]
@@ -64,11 +60,7 @@ def rotated(
 
 
 def revoked(entries: Entries, which: str) -> list[TokenEntry]:
-    """The entries without those of the name, or without the one with the id, `which`.
-
-    Raises:
-        NotFound: nobody has such a token.
-    """
+    """The entries without those whose name or id is `which`. Raises NotFound when there are none."""
     kept = [entry for entry in entries if which not in (entry.name, entry.id)]
     if len(kept) == len(entries):
         raise NotFound(f"no token has the name or id {which!r}; 'terrace token list' shows them")

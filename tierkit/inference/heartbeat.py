@@ -48,7 +48,6 @@ class HeartbeatSender:
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
             once.
         token: shown to the scheduler; None where it asks for none.
-        chance: source of random numbers from 0 to 1.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class HeartbeatSender:
         *,
         lifecycle: Lifecycle,
         token: str | None = None,
-        chance: Callable[[], float] = random.random,
     ) -> None:
         self._scheduler = scheduler
         self._registration = registration
@@ -68,7 +66,6 @@ class HeartbeatSender:
         self._http = http
         self._lifecycle = lifecycle
         self._headers = {"Content-Type": "application/json", **authorization(token)}
-        self._chance = chance
         self._registered: Registration | None = None
         self._lease = Lease(lease_s=1.0, heartbeat_s=1.0)
         self._said_draining = False
@@ -134,9 +131,9 @@ class HeartbeatSender:
 
     async def _pause(self, failures: int) -> None:
         """Until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
-        pause_s = self._lease.heartbeat_s * (1.0 + _JITTER * (2.0 * self._chance() - 1.0))
+        pause_s = self._lease.heartbeat_s * (1.0 + _JITTER * (2.0 * random.random() - 1.0))
         if failures:
-            backoff = backoff_s(failures, first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=self._chance())
+            backoff = backoff_s(failures, first_s=_FIRST_BACKOFF_S, cap_s=_LONGEST_BACKOFF_S, chance=random.random())
             # A node that is still on the list has a lease to lose: it never waits longer than between two beats.
             pause_s = backoff if self._registered is None else min(backoff, pause_s)
         with contextlib.suppress(TimeoutError):

@@ -234,7 +234,7 @@ async def test_uploads_and_unfinished_jobs_are_limited_by_name(closed: Any, kit:
     assert first.status_code == 202
     second = await closed.http.post("/v1/jobs", content=body, headers=bobs)
     assert second.status_code == 429
-    assert "'bob' has 1 unfinished jobs, and no more than 1 are allowed" in second.json()["error"]
+    assert "'bob' may have 1 unfinished jobs" in second.json()["error"]
     assert int(second.headers["retry-after"]) >= 1
     job = first.json()["id"]
     assert (await closed.http.delete(f"/v1/jobs/{job}", headers=bearer(BOB))).status_code == 200
