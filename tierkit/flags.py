@@ -42,7 +42,8 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
             code = EXIT_SETUP
         sys.exit(code)
 
-    options: dict[str, Any] = {"config": Annotated[Path | None, typer.Option(help=_CONFIG_HELP, metavar="FILE")]}
+    about = "TOML file with a table for this service; environment variables and flags take precedence."
+    options: dict[str, Any] = {"config": Annotated[Path | None, typer.Option(help=about, metavar="FILE")]}
     for name, field in settings_class.model_fields.items():
         text = _help(settings_class, name)
         if field.annotation is bool:
@@ -66,9 +67,6 @@ def run_main(run: Callable[..., NoReturn]) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run)
     app()
-
-
-_CONFIG_HELP = "TOML file with a table for this service; environment variables and flags take precedence."
 
 
 def _help(settings_class: type[ServiceSettings], name: str) -> str:

@@ -18,13 +18,7 @@ __all__ = [
 ]
 
 
-class _Word(StrEnum):
-    """A string of a fixed set. Hashed as one: `Enum` does that in Python, and a decision looks up dozens."""
-
-    __hash__ = str.__hash__
-
-
-class Tier(_Word):
+class Tier(StrEnum):
     """Where a node stands."""
 
     END = "end"
@@ -32,7 +26,7 @@ class Tier(_Word):
     CLOUD = "cloud"
 
 
-class Health(_Word):
+class Health(StrEnum):
     """The failure detector's opinion of a node. Only ALIVE nodes receive new tasks."""
 
     ALIVE = "alive"
@@ -41,7 +35,7 @@ class Health(_Word):
     DRAINING = "draining"
 
 
-class JobState(_Word):
+class JobState(StrEnum):
     """Where a job stands; the last three are final."""
 
     QUEUED = "queued"
@@ -55,7 +49,7 @@ class JobState(_Word):
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
-class Scheme(_Word):
+class Scheme(StrEnum):
     """Who serves a task after the end device: the four of section 3.4 of the paper, and `adaptive`."""
 
     END = "end"
@@ -65,7 +59,7 @@ class Scheme(_Word):
     ADAPTIVE = "adaptive"
 
 
-class Escalate(_Word):
+class Escalate(StrEnum):
     """Which images go up a tier: all of them, or those whose answer is less sure than a threshold that was chosen for
     an accuracy or for a budget of images."""
 
@@ -74,7 +68,7 @@ class Escalate(_Word):
     BUDGET = "budget"
 
 
-class Privacy(_Word):
+class Privacy(StrEnum):
     """In which form a job's images may leave the end device: `auto` sends pixels to trusted nodes and features to the
     others; `none` pixels alone, and is refused where that breaks trust; `conv1` and `bottleneck` the features of that
     encoder, to every upstream node."""
@@ -85,7 +79,7 @@ class Privacy(_Word):
     BOTTLENECK = "bottleneck"
 
 
-class EncoderKind(_Word):
+class EncoderKind(StrEnum):
     """Whose output a device sends in place of pixels: the upper network's own first convolution (section 3.5 of the
     paper), or a narrow encoder that was trained to be hard to invert."""
 
@@ -93,7 +87,7 @@ class EncoderKind(_Word):
     BOTTLENECK = "bottleneck"
 
 
-class FeatureForm(_Word):
+class FeatureForm(StrEnum):
     """How the features of an encoder are written."""
 
     UINT8 = "uint8"
@@ -101,7 +95,7 @@ class FeatureForm(_Word):
     FLOAT32 = "float32"
 
 
-class Recovery(_Word):
+class Recovery(StrEnum):
     """What happens to a task whose attempt failed (section 3.6 of the paper)."""
 
     NONE = "none"
@@ -109,7 +103,7 @@ class Recovery(_Word):
     MONITOR = "monitor"
 
 
-class UpstreamLoss(_Word):
+class UpstreamLoss(StrEnum):
     """What happens to the fine stage when no upstream node answers."""
 
     FALLBACK = "fallback"
