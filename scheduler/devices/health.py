@@ -6,22 +6,9 @@ heartbeats, taken as normally distributed,
 
     phi(t) = -log10(P(the next heartbeat comes later than t)) = -log10(erfc((t - m) / (s * sqrt(2))) / 2)
 
-so phi 8 means: wrong once in 10^8 heartbeats. As in Akka and Pekko, s has a floor, for a quiet network would make the
-detector take any hiccup for the end. The floor of m is the interval that the scheduler asked for: a burst of late beats
-must not teach it to expect bursts. The threshold on phi is one on silence, `suspect_after_s`, and `suspect_s` bounds
-that, so detection has a bound whatever the history.
-
-Silence makes a node suspect, no more. It is dead when the scheduler's own probe says so, or when its lease runs out:
-
-    refused connection, of a node that could be reached before     -> dead at once: nobody listens there any more
-    no answer within `probe_s`, and silent past the threshold      -> dead: two channels, no sign of life on either
-    silent for `lease_s`                                           -> dead, whatever the probe says
-
-A node that the scheduler has never reached (an address behind a wall) is judged by its lease alone.
-
-Where all nodes are late at the same moment, the fault is rather with the one who listens (`hears_nobody`).
-
-What a node answers is another matter: one that is there and whose answers are wrong is suspect, as `breaker` says.
+so phi 8 means: wrong once in 10^8 heartbeats. `docs/fault-tolerance.md` has the rules of `judge`, and why s and m have
+floors. The threshold on phi is one on silence, `suspect_after_s`, and `suspect_s` bounds that, so detection has a bound
+whatever the history.
 """
 
 from __future__ import annotations
@@ -31,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 
 from tierkit.types import Health
 
@@ -106,8 +93,9 @@ class Arrivals:
 
     def fit(self) -> tuple[float, float]:
         """Mean and standard deviation, with their floors."""
-        mean_s = fmean(self._intervals)
-        deviation_s = math.sqrt(fmean([(interval_s - mean_s) ** 2 for interval_s in self._intervals]))
+        known = len(self._intervals)
+        mean_s = sum(self._intervals) / known
+        deviation_s = math.dist(self._intervals, [mean_s] * known) / math.sqrt(known)
         return max(self._heartbeat_s, mean_s), max(MIN_DEVIATION_S, deviation_s)
 
 

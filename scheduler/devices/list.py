@@ -15,7 +15,7 @@ import logging
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from scheduler.devices.breaker import WrongAnswers, rest_s
@@ -438,11 +438,7 @@ class DeviceList:
     def last_resort(self, tier: Tier, now: float) -> list[Device]:
         """Nodes to try where all nodes of a tier that could work are set aside for wrong answers: it may be the tasks'
         fault, and a fleet that does nothing finds out nothing. Each gets a task every `set_aside_s` then."""
-        views = [
-            view
-            for view in self.view(now)
-            if view.device.tier is tier and view.keeps_tasks and view.health is not Health.DRAINING
-        ]
+        views = [view for view in self._views(tier, now) if view.keeps_tasks and view.health is not Health.DRAINING]
         if not all(view.set_aside for view in views):
             return []
         base_s = self.times.set_aside_s
@@ -453,12 +449,12 @@ class DeviceList:
         """Nodes of a tier that are late or accused, but neither given up nor stuck nor about to leave."""
         return [
             view.device
-            for view in self.view(now)
-            if view.device.tier is tier
-            and view.health is Health.SUSPECT
-            and view.keeps_tasks
-            and not view.device.draining
+            for view in self._views(tier, now)
+            if view.health is Health.SUSPECT and view.keeps_tasks and not view.device.draining
         ]
+
+    def _views(self, tier: Tier, now: float) -> Iterator[DeviceView]:
+        return (self._view(device, now) for device in self._in_order if device.tier is tier)
 
     def keeps_tasks(self, node_id: str, now: float) -> bool:
         """Whether work given to this node still counts: it is on the list, neither dead nor stuck."""
@@ -626,17 +622,13 @@ class DeviceList:
         """When time alone may change what `judge` says, or the node may have tasks again."""
         if device.death is not None:
             return max(device.last_seen + _FORGET_S, now) + _AGAIN_S
-        at = min((moment for moment in self._moments(device) if moment > now), default=now) + _AGAIN_S
-        return min(at, device.not_before) if device.not_before > now else at
-
-    def _moments(self, device: Device) -> list[float]:
-        """When time alone may change what `judge` says, as long as nothing is heard of the node."""
         moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
         if owed := device.owed:
             moments.append(device.progress_at + stalled_after_s(owed, device.ms_per_image, self.times))
         if device.wrong.count:
             moments.append(device.wrong.at + rest_s(device.wrong.count, self.times.set_aside_s))
-        return moments
+        at = min((moment for moment in moments if moment > now), default=now) + _AGAIN_S
+        return min(at, device.not_before) if device.not_before > now else at
 
     def _unlist(self, device: Device) -> None:
         if device.listed:

@@ -169,8 +169,8 @@ class AttemptStates:
                     self._drop(attempt, "the job has ended")
             case events.GiveUp(job, task, reason, detail, now):
                 self._give_up(job, task, reason, detail, now)
-            case events.NoUpper(job, task, now):
-                self._no_upper(job, task, now)
+            case events.NoUpstream(job, task, now):
+                self._no_upstream(job, task, now)
         return self.effects
 
     def movable(self, job: ActiveJob) -> list[Attempt]:
@@ -193,7 +193,7 @@ class AttemptStates:
         task = attempt.task
         self._release(attempt, answered=True)
         self.effects.append(events.Learn(attempt, event))
-        self._judge_uppers(attempt, event)
+        self._judge_upstreams(attempt, event)
         was_open, had_coarse = not task.closed, task.has_coarse
         self._take(attempt, event, line, now)
         attempt.gave_coarse |= task.has_coarse and not had_coarse
@@ -228,7 +228,7 @@ class AttemptStates:
                     self._give_up(job, task, "deadline", "no upstream node would have answered in time", now)
                 elif not attempt.upstreams:
                     attempt.phase = Phase.ANSWERED
-                    self._no_upper(job, task, now)
+                    self._no_upstream(job, task, now)
             case FineEvent():
                 task.deaths.clear()
                 self._finish_task(job, task, "fine", event, line, now)
@@ -252,7 +252,7 @@ class AttemptStates:
             why = f"no final answer within {self._settings.task_deadline_s:g} s; the task goes on waiting"
             self._finish(attempt)
             self._report(attempt, "deadline", why)
-            self._wait_for_upper(job, task, now)
+            self._wait_for_upstream(job, task, now)
         else:
             why = f"no final answer within {job.policy.task_deadline_s:g} s"
             self._give_up(job, task, "deadline", why, now)
@@ -284,13 +284,11 @@ class AttemptStates:
     ) -> None:
         """The scheduler gives up an attempt, and its task goes elsewhere."""
         if attempt.phase is not Phase.ENDED:
-            self.effects.append(events.Cancel(attempt))
             self._conclude(attempt, UpstreamUnavailable(why), now, lost=lost, rerouted=rerouted, slow=slow)
 
     def _drop(self, attempt: Attempt, why: str) -> None:
         """Nobody waits for the attempt any more."""
         if attempt.phase is not Phase.ENDED:
-            self.effects.append(events.Cancel(attempt))
             self._finish(attempt)
             self._report(attempt, "cancelled", why)
 
@@ -436,7 +434,7 @@ class AttemptStates:
         if task.closed:
             pass  # quarantined by that
         elif job.policy.on_upstream_loss is UpstreamLoss.WAIT:
-            self._wait_for_upper(job, task, now)
+            self._wait_for_upstream(job, task, now)
         elif event is not None:
             task.failed_attempts += 1
             if task.failed_attempts < self._settings.max_attempts and self._more_above(job, event, now):
@@ -444,7 +442,7 @@ class AttemptStates:
             elif not task.running:
                 self._stand(job, task, event, line, now)
 
-    def _wait_for_upper(self, job: ActiveJob, task: ActiveTask, now: float) -> None:
+    def _wait_for_upstream(self, job: ActiveJob, task: ActiveTask, now: float) -> None:
         task.upstream_waits += 1
         chance = self._chance.random()
         wait_s = backoff_s(task.upstream_waits, first_s=_UPSTREAM_WAIT_S, cap_s=_UPSTREAM_WAIT_CAP_S, chance=chance)
@@ -457,7 +455,7 @@ class AttemptStates:
         failures, chance = task.failed_attempts + task.trials, self._chance.random()
         wait_s = backoff_s(failures, first_s=_RETRY_S, cap_s=_RETRY_CAP_S, chance=chance)
         paid_in_s = 0.0
-        if job.policy.recovery is Recovery.MONITOR and job.retries is not None:
+        if job.policy.recovery is Recovery.MONITOR:
             paid_in_s = job.retries.take(now)
         elif now - attempt.started >= self._settings.acknowledge_s:
             wait_s = 0.0  # the paper knows no pause: what a silent device costs is the time to notice it
@@ -486,7 +484,7 @@ class AttemptStates:
 
     # --- what answers say of nodes --------------------------------------------------------------------------------
 
-    def _judge_uppers(self, attempt: Attempt, event: TaskEvent) -> None:
+    def _judge_upstreams(self, attempt: Attempt, event: TaskEvent) -> None:
         """Hold what an end device says of the upstream nodes' answers for or against those that it was told to ask."""
         parts: Sequence[UpperAnswer | FallbackEvent | StageLoss] = ()
         match event:
@@ -526,7 +524,7 @@ class AttemptStates:
 
     # --- answers of a task ----------------------------------------------------------------------------------------
 
-    def _no_upper(self, job: ActiveJob, task: ActiveTask, now: float) -> None:
+    def _no_upstream(self, job: ActiveJob, task: ActiveTask, now: float) -> None:
         """The task waits for an upstream node, or its coarse answer stands."""
         if not task.closed and job.policy.on_upstream_loss is not UpstreamLoss.WAIT:
             detail = f"no upstream node of scheme {job.policy.scheme} on the device list"

@@ -1,21 +1,12 @@
-"""Which task goes to which end device next.
+"""Which task goes to which end device next; the rules are those of `docs/scheduling.md`, "Dispatch".
 
-Which job: an interactive request goes before all jobs. Jobs share the fleet by start-time fair queueing (Goyal, Vin and
-Cheng, 1996): each task of n images of a job with weight w has a start tag, the larger of the virtual time and of the
-finish tag of the job's task before, and a finish tag n / w later; the smallest start tag goes first, and the virtual
-time is the start tag of the task sent last. So jobs that always have tasks ready get images in proportion to their
-weights, one that comes later begins beside the others and not before them, and none starves.
+Jobs share the fleet by start-time fair queueing (Goyal, Vin and Cheng, 1996), see `tags`; interactive requests go
+first. In the schemes of the paper tasks go over the end devices in sequential order; a device whose window is full is
+passed over. For the scheme `adaptive` the planner is asked about the next few devices that have room: of a few the best
+is nearly as good as the best of all (Mitzenmacher: The power of two choices in randomized load balancing, 2001).
 
-Which device, for the schemes of the paper: tasks go over the end devices in sequential order (section 3.4: #1, #2, ...,
-N, #1, ...), except that a device whose window is full is passed over: the order of the paper is kept where all devices
-are equally fast, and a slow one does not hold up the others. An interactive request may use one place more than the
-window. For the scheme `adaptive` the planner is asked about the next few devices that have room: of a few the best is
-nearly as good as the best of all (Mitzenmacher: The power of two choices in randomized load balancing, 2001).
-
-A task that has failed somewhere waits for another device, full windows or not, while one is alive. A device that fails
-at once is always free: were tasks to go to any device that is free, it would get all attempts of one after the other.
-Devices whose last answers were wrong get a task as a trial: its first attempt, while there are others for what has
-failed already, or has its coarse answer and must just be passed on. See `grade`.
+A task that has failed somewhere waits for another device, full windows or not, while one is alive: a device that fails
+at once is always free, and would get all attempts of one task after the other. See `grade`.
 """
 
 from __future__ import annotations
@@ -257,7 +248,7 @@ class Chooser:
             ask,
             task.images,
             ends,
-            self._some_uppers(untried),
+            self._some_upstreams(untried),
             now,
             fine_only=task.has_coarse,
             known=self._outlook(job, task, untried, fits, now),
@@ -289,7 +280,7 @@ class Chooser:
                 return ends
         return []
 
-    def _some_uppers(self, uppers: Sequence[Node]) -> list[Node]:
+    def _some_upstreams(self, uppers: Sequence[Node]) -> list[Node]:
         """A few upstream nodes of each tier, other ones each time."""
         self._part += 1
         cut = bisect_left(uppers, True, key=lambda node: node.tier is Tier.CLOUD)

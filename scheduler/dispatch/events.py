@@ -78,7 +78,7 @@ class GiveUp(NamedTuple):
     now: float
 
 
-class NoUpper(NamedTuple):
+class NoUpstream(NamedTuple):
     """There is no upstream node for a task that lacks only its fine answer."""
 
     job: ActiveJob
@@ -86,16 +86,10 @@ class NoUpper(NamedTuple):
     now: float
 
 
-Event = Acknowledged | LineCame | TimeUp | Ended | NodeChanged | Move | JobEnded | GiveUp | NoUpper
+Event = Acknowledged | LineCame | TimeUp | Ended | NodeChanged | Move | JobEnded | GiveUp | NoUpstream
 
 
 # --- effects: what shall be done -------------------------------------------------------------------------------------
-
-
-class Cancel(NamedTuple):
-    """Close the attempt's connection, which its device and the upstream node notice."""
-
-    attempt: Attempt
 
 
 class WaitUntil(NamedTuple):
@@ -113,7 +107,8 @@ class Released(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The attempt is over: its device has a place again."""
+    """The attempt is over: its connection closes, which its device and the upstream node notice, and its device has a
+    place again."""
 
     attempt: Attempt
 
@@ -202,8 +197,7 @@ class SetAside(NamedTuple):
 
 
 Effect = (
-    Cancel
-    | WaitUntil
+    WaitUntil
     | Released
     | Finished
     | Report

@@ -4,18 +4,7 @@
 attempt, which is an asyncio task that does nothing but I/O. All that happens becomes an event for `attempt_state`,
 which decides what follows; `_perform` does it. Execution is at least once: an attempt that fails, or whose device
 leaves the list, is made again elsewhere. Answers are exactly once: a stage that has its answer takes no second one,
-here and in the database.
-
-How a task ends:
-
-    fine answer                      -> closed
-    scheme `end`: coarse answer      -> closed
-    no fine answer, but a coarse one -> the fine stage alone is tried again; when no upstream node is left the coarse
-                                        answer stands as fallback, or (on_upstream_loss=wait) the task waits for one
-    its deadline                     -> fallback if the coarse answer is there, else failed
-    attempts used up                 -> the same
-    every node that takes it dies    -> quarantined: failed, or fallback if the coarse answer is there
-    recovery=none, an attempt fails  -> the whole job ends as failed
+here and in the database. `docs/fault-tolerance.md` says how tasks end.
 """
 
 from __future__ import annotations
@@ -208,20 +197,16 @@ class Dispatcher:
 
     def _look_ahead(self, now: float) -> None:
         """Note when to look at all jobs again, and why those wait that do."""
-        look_at = self._look_at
+        times = [self._look_at]
         if now < self._gathering_until:
-            look_at = min(look_at, self._gathering_until)
-        for job in self._jobs.values():
-            if job.ending:
-                continue
+            times.append(self._gathering_until)
+        for job in [job for job in self._jobs.values() if not job.ending]:
+            times += [job.deadline, *(task.not_before for task in job.delayed[:1] if now < task.not_before)]
             if job.policy.scheme is Scheme.ADAPTIVE:
-                look_at = min(look_at, self._move_at)
-            look_at = min(look_at, job.deadline)
-            if job.delayed and now < job.delayed[0].not_before:
-                look_at = min(look_at, job.delayed[0].not_before)
+                times.append(self._move_at)
             if job.waits:
                 self._explain_waiting(job, now)
-        self._look_at = look_at
+        self._look_at = min(times)
 
     def _advance(self, job: ActiveJob, now: float) -> None:
         if not job.open:
@@ -233,7 +218,7 @@ class Dispatcher:
             self._end(job, None, f"its deadline of {job.policy.deadline_s:g} s is over")
         else:
             for task in job.wake_delayed(now, has_upstream=self._has_upstream(job, now)):
-                self._handle(events.NoUpper(job, task, now))
+                self._handle(events.NoUpstream(job, task, now))
 
     def _send_next(self, now: float) -> bool:
         jobs = (job for job in self._jobs.values() if not self._gathers_for(job, now))
@@ -255,7 +240,9 @@ class Dispatcher:
         if task.has_coarse and not upper:
             late = "no upstream node would have answered in time"
             over = (
-                events.GiveUp(job, task, "deadline", late, now) if choice.too_late else events.NoUpper(job, task, now)
+                events.GiveUp(job, task, "deadline", late, now)
+                if choice.too_late
+                else events.NoUpstream(job, task, now)
             )
             self._handle(over)
             if not task.closed:
@@ -328,7 +315,7 @@ class Dispatcher:
                 and not (device.wrong.count or self.outstanding(device.node_id))
             )
             device = next(others, None)
-            if device is None or job.retries is None or job.retries.wait_s(now) > 0:
+            if device is None or job.retries.wait_s(now) > 0:
                 continue
             route = self._fleet.route(job.policy.scheme, device.node_id, now, job.privacy)
             allowed = self._allowed(job, device, route.for_task(job.sent), now)
@@ -532,17 +519,16 @@ class Dispatcher:
                 if (limit := self._limits.get(attempt)) is not None and not limit.expired():
                     limit.reschedule(at)
             case events.Finished(attempt):
+                # Removed here: an asyncio task that is cancelled before its first step removes nothing.
+                task_io = self._io.pop(attempt, None)
+                if task_io is not None and task_io is not asyncio.current_task():
+                    task_io.cancel()
                 self.pilot.ended(attempt)
                 OUTSTANDING.labels(attempt.node_id).set(self.outstanding(attempt.node_id))
                 for node_id in attempt.nodes:
                     self._forget_if_gone(node_id)
                 self._choice.changed(attempt.node_id)
                 self._note_news(attempt.job)
-            case events.Cancel(attempt):
-                # Removed here: an asyncio task that is cancelled before its first step removes nothing.
-                task_io = self._io.pop(attempt, None)
-                if task_io is not None and task_io is not asyncio.current_task():
-                    task_io.cancel()
             case events.TakeBack(job, answer):
                 job.sink.withdrawn(answer)
             case events.FailJob(job, reason):
@@ -591,16 +577,16 @@ class Dispatcher:
                 images = event.batch_images or attempt.task.images
                 self.pilot.coarse(attempt, _timing(event.queue_ms, event.compute_ms, images, most_s), now)
             case FineEvent():
-                self._learn_upper(attempt, event, most_s, now)
+                self._learn_upstream(attempt, event, most_s, now)
             case RoutedEvent():
                 # The images that went on from the first tier: nobody knew before how many they would be.
                 sent = asks(event)
                 for node in attempt.first_asked[1:]:
                     self._devices.charge(node.node_id, sent.get(node.tier, 0), now)
                 for answer in event.answers[:1]:
-                    self._learn_upper(attempt, answer, most_s, now)
+                    self._learn_upstream(attempt, answer, most_s, now)
 
-    def _learn_upper(self, attempt: Attempt, answer: UpperAnswer, most_s: float, now: float) -> None:
+    def _learn_upstream(self, attempt: Attempt, answer: UpperAnswer, most_s: float, now: float) -> None:
         round_trip_s, said = min(answer.round_trip_ms / 1000, most_s), answer.timing
         timing = None if said is None else _timing(said.queue_ms, said.compute_ms, said.batch_images, round_trip_s)
         self.pilot.fine(attempt, answer.node_id, timing, round_trip_s, now)

@@ -1,8 +1,4 @@
-"""When a failed task is tried again, when a straggler is hedged, and what is poison. Pure; time is passed in.
-
-A job's retries come out of a token bucket (`tierkit.pacing`). A retry that finds it empty is not lost, it waits for its
-token; so a job whose tasks all fail cannot keep the fleet busy with retries, and one that loses a device with a few
-tasks on it does not notice the budget.
+"""When a straggler is hedged, and which tasks kill nodes. Pure; time is passed in.
 
 A hedge is a second attempt of a task that has been on its device for longer than 95 % of the job's tasks there took
 (Dean, Barroso: The tail at scale, CACM 2013).

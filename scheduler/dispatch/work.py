@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -186,8 +187,8 @@ class ActiveJob:
         """A heap by `not_before`."""
         self.held: list[ActiveTask] = []
         """Their delay is over, but they wait for an upstream node, or for their turn as suspects."""
-        self.retries: TokenBucket | None = None
-        """What retries are paid from; None for no limit."""
+        self.retries = TokenBucket(per_s=1.0, burst=math.inf)
+        """What retries are paid from; the dispatcher sets the limit."""
         self.sending = False
         """Whether a task is being sent and nothing else may be, with recovery `reassign`."""
         self.open = {task.index: task for task in self.ready}
@@ -277,20 +278,20 @@ class ActiveJob:
         due, self.held = self.held, []
         while self.delayed and self.delayed[0].not_before <= now:
             due.append(heapq.heappop(self.delayed))
-        without_upper: list[ActiveTask] = []
+        without_upstream: list[ActiveTask] = []
         for task in due:
             if task.closed:
                 continue
             if task.has_coarse and not has_upstream:
                 self.held.append(task)
-                without_upper.append(task)
+                without_upstream.append(task)
             elif is_suspect(task.deaths) and not self._claim_suspect(task):
                 self.held.append(task)
             elif self.policy.recovery is Recovery.REASSIGN:
                 self.ready.append(task)  # after all tasks have been assigned once (section 3.6 of the paper)
             else:
                 self.ready.appendleft(task)
-        return without_upper
+        return without_upstream
 
     def _claim_suspect(self, task: ActiveTask) -> bool:
         present = self._suspect

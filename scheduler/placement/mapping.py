@@ -1,14 +1,8 @@
 """Who serves a task after the end device, and what the paper's formulas say about it. Pure functions.
 
-The paper (section 3.4) sends every task to an end device first and knows four schemes for what follows:
-
-    end         nothing follows: the coarse answer is the answer
-    end-cloud   every task goes on to the clouds, in sequential order
-    end-edge    every task goes on to the edge nodes, in sequential order
-    mapping     each end device has its own upstream node: N_map end devices per edge node, the rest to the cloud
-
-The fifth, adaptive, has no fixed routes: `scheduler.placement.adaptive` chooses for each task. Where a route is asked
-for all the same (a second attempt beside a slow one), it is every upstream node, the edge first.
+The schemes are those of the paper (section 3.4); see `docs/scheduling.md`. Adaptive has no fixed routes:
+`scheduler.placement.adaptive` chooses for each task. Where a route is asked for all the same (a second attempt beside a
+slow one), it is every upstream node, the edge first.
 
 The numbers of the equations are those of the paper. Times are seconds per task.
 """

@@ -121,7 +121,7 @@ class Fleet:
     def route(self, scheme: Scheme, node_id: str, now: float, rules: PrivacyRules | None = None) -> Route:
         """The route of one end device; one that is not alive is counted in as if it were."""
         self._devices.alive(Tier.END, now)
-        edges, clouds = self._above(scheme, now, rules)
+        edges, clouds = self._above(now, rules, sound=len(_UPPER_TIERS[scheme]) > 1)
         return route_of(
             scheme,
             end=node_id,
@@ -159,31 +159,23 @@ class Fleet:
 
     def uppers(self, now: float, rules: PrivacyRules | None = None) -> list[Node]:
         """The upstream nodes of both tiers, edge first; those that are set aside only where there is no other."""
-        nodes = [node for tier in (Tier.EDGE, Tier.CLOUD) for node in self.upper(tier, now, rules)]
-        return self._sound(nodes, now, beside=nodes)
+        edges, clouds = self._above(now, rules)
+        return [*edges, *clouds]
 
-    def _above(self, scheme: Scheme, now: float, rules: PrivacyRules | None) -> tuple[list[Node], list[Node]]:
-        """The edge nodes and the clouds for the routes of a scheme."""
+    def _above(
+        self, now: float, rules: PrivacyRules | None, *, sound: bool = True
+    ) -> tuple[Sequence[Node], Sequence[Node]]:
+        """The edge nodes and the clouds.
 
-        def sound() -> tuple[list[Node], list[Node]]:
-            edges, clouds = self.upper(Tier.EDGE, now, rules), self.upper(Tier.CLOUD, now, rules)
-            if len(_UPPER_TIERS[scheme]) > 1:
-                edges, clouds = self._sound(edges, now, beside=clouds), self._sound(clouds, now, beside=edges)
-            return edges, clouds
-
-        # Which suspects there are, and which nodes are set aside, is also a matter of time.
-        if self._devices.alive(Tier.EDGE, now) and self._devices.alive(Tier.CLOUD, now):
-            return self._once((scheme, rules), sound)
-        return sound()
-
-    def _sound(self, nodes: list[Node], now: float, *, beside: Sequence[Node]) -> list[Node]:
-        """Those whose answers are not wrong, where there are such beside them; else all."""
-        if all(self._devices.alive(node.tier, now) for some in (nodes, beside) for node in (*some[:1], *some[-1:])):
-            return nodes  # nobody who is set aside is among them: each tier has nodes that are alive, or none
+        Args:
+            sound: leave out those that are set aside, where there is another.
+        """
+        edges, clouds = self.upper(Tier.EDGE, now, rules), self.upper(Tier.CLOUD, now, rules)
+        if not sound or all(self._devices.alive(node.tier, now) for node in (*edges[:1], *clouds[:1])):
+            return edges, clouds  # one that is alive is not set aside, and suspects are asked only where none is alive
         aside = {view.device.node_id for view in self._devices.view(now) if view.set_aside}
-        if all(node.node_id in aside for node in beside):
-            return list(nodes)
-        return [node for node in nodes if node.node_id not in aside]
+        kept = [[node for node in nodes if node.node_id not in aside] for nodes in (edges, clouds)]
+        return (kept[0], kept[1]) if any(kept) else (edges, clouds)
 
     def alive_ends(self, now: float) -> list[Node]:
         """End devices that may receive new tasks."""

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import Estimate
-from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Outlook, Send, UpperState, outlook, plan
+from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Outlook, Send, UpstreamState, outlook, plan
 from scheduler.placement.mapping import Node
 from tierkit.types import Tier
 from tierkit.wire.oip import Timing
@@ -252,7 +252,7 @@ class Pilot:
         return plan(
             ask,
             [self._end_state(node, images, backlog, now, fine_only=fine_only) for node in ends],
-            [self._upper_state(node, images, backlog, now) for node in uppers],
+            [self._upstream_state(node, images, backlog, now) for node in uppers],
             link=lambda end, upper: self._link_s(end, upper, now),
             now=now,
             known=known,
@@ -277,7 +277,7 @@ class Pilot:
         return outlook(
             remaining,
             [self._end_state(node, images, backlog, now, fine_only=False) for node in ends],
-            [self._upper_state(node, images, backlog, now) for node in uppers],
+            [self._upstream_state(node, images, backlog, now) for node in uppers],
             link=lambda end, upper: self._link_s(end, upper, now),
             now=now,
             in_parts=in_parts,
@@ -319,7 +319,7 @@ class Pilot:
             ask.remaining,
             # The others that are still to be sent need their coarse answers; this one alone does not.
             [self._end_state(node, images, backlog, now, fine_only=ask.remaining == 1) for node in ends],
-            [self._upper_state(node, images, backlog, now) for node in others],
+            [self._upstream_state(node, images, backlog, now) for node in others],
             link=lambda end, node_id: self._link_s(end, node_id, now),
             now=now,
         ).last
@@ -368,11 +368,11 @@ class Pilot:
             hop_s=hop_s,
         )
 
-    def _upper_state(self, node: Node, images: int, backlog: _Backlog, now: float) -> UpperState:
+    def _upstream_state(self, node: Node, images: int, backlog: _Backlog, now: float) -> UpstreamState:
         known, load = self._known(node), backlog[node.node_id]
         seconds = images * known.speed.value(now) * load.slowness
         way_known = known.way is not None or self._link_prior_s[node.tier] > 0
-        return UpperState(
+        return UpstreamState(
             node=node,
             free_at=load.free_at,
             seconds=seconds,

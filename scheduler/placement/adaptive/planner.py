@@ -1,19 +1,16 @@
 """Where the next task goes, and why. A pure function of a snapshot.
 
-The rule, in the order in which it decides:
+The rule, in the order in which it decides; `docs/scheduling.md` gives the reasons:
 
 1. The outlook is the earliest time at which all tasks of the job that are still to be sent can be done, by what all
-   nodes have to do already. No task goes where it would be done later than that: the last tasks go where they finish
-   first, and a slow device or a long path gets work only while there is enough of it.
+   nodes have to do already. No task goes where it would be done later than that.
 2. With a deadline, an upstream node is asked only if the answer still arrives in time; if none can, the coarse answer
    is all that is asked for.
-3. Among what is left: where the upstream nodes are the narrow place, the one that will run out of work first, for what
-   idles now is missing at the end. Where the end devices are, the one whose network is the most accurate, unless its
-   answer is expected so late that a small error would hold the job up; among equal ones the pair of end device and
-   upstream node with the earliest expected finish.
-4. A task that would wait at the upstream node for longer than its `slack_s` is held back: later more is known, and the
-   queue of a node that slows down stays short. Held back is nothing that somebody waits for right now, and nothing
-   once the end devices need all the time that is left until the deadline.
+3. Where the upstream nodes are the bottleneck, the one that will run out of work first. Where the end devices are, the
+   one whose network is the most accurate, unless its answer is expected so late that a small error would hold the job
+   up; among equal ones the pair of end device and upstream node with the earliest expected finish.
+4. A task that would wait at the upstream node for longer than its `slack_s` is held back, unless somebody waits for it
+   right now, or the end devices need all the time that is left until the deadline.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from statistics import fmean
 
 from scheduler.placement.mapping import Node
 
-__all__ = ["Ask", "EndState", "Hold", "Outlook", "Send", "UpperState", "outlook", "plan"]
+__all__ = ["Ask", "EndState", "Hold", "Outlook", "Send", "UpstreamState", "outlook", "plan"]
 
 _CONSIDERED = 8
 """End devices that are looked at for one task, those that would be done with the coarse answer first."""
@@ -71,7 +68,7 @@ class EndState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpperState:
+class UpstreamState:
     """An edge node or a cloud."""
 
     node: Node
@@ -118,7 +115,7 @@ class Outlook:
     """The earliest time at which all of them can have their final answers."""
     ends_done: float
     """When the end devices can have given all coarse answers."""
-    uppers_narrow: bool
+    upstreams_narrow: bool
     """Whether the job waits for the upstream nodes rather than for the end devices."""
     in_parts: bool = False
     """Only some nodes of the fleet are looked at for each task."""
@@ -127,7 +124,7 @@ class Outlook:
 @dataclass(frozen=True, slots=True)
 class _Pair:
     end: EndState
-    upper: UpperState
+    upper: UpstreamState
     ahead_s: float
     """For which the upstream node still has work when the task comes; below 0 it has been idle for so long by then."""
     finish: float
@@ -144,7 +141,7 @@ class _Pair:
 def plan(
     ask: Ask,
     ends: Sequence[EndState],
-    uppers: Sequence[UpperState],
+    uppers: Sequence[UpstreamState],
     *,
     link: Link,
     now: float,
@@ -193,7 +190,7 @@ def plan(
             until=now + first.wait_s - first.upper.slack_s,
         )
     soonest = min(pair.finish for pair in quick)
-    if known.uppers_narrow:
+    if known.upstreams_narrow:
         best = min(quick, key=lambda pair: (pair.ahead_s, -pair.upper.accuracy, pair.finish))
         why = "it runs out of work first"
     else:
@@ -209,7 +206,7 @@ def plan(
 def outlook(
     tasks: int,
     ends: Sequence[EndState],
-    uppers: Sequence[UpperState],
+    uppers: Sequence[UpstreamState],
     *,
     link: Link,
     now: float,
@@ -231,13 +228,13 @@ def outlook(
         soonest = min(soonest, pair.finish)
         way_on_s = min(way_on_s, pair.finish - pair.wait_s - pair.end.coarse_at(now))
         ways.append((pair.finish - upper.seconds, upper.seconds))
-    uppers_done = _all_done(tasks, ways)
+    upstreams_done = _all_done(tasks, ways)
     ends_done = _all_done(tasks, [(end.coarse_at(now) - end.seconds, end.seconds) for end in ends])
     spare_s = fmean(end.seconds for end in ends) if in_parts else 0.0
     return Outlook(
-        last=max(soonest, uppers_done, ends_done + way_on_s) + spare_s,
+        last=max(soonest, upstreams_done, ends_done + way_on_s) + spare_s,
         ends_done=ends_done,
-        uppers_narrow=uppers_done > ends_done + way_on_s,
+        upstreams_narrow=upstreams_done > ends_done + way_on_s,
         in_parts=in_parts,
     )
 
@@ -281,18 +278,18 @@ def _fluid(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
     raise ValueError("there is no server")
 
 
-def _pair(end: EndState, upper: UpperState, link: Link, now: float) -> _Pair:
+def _pair(end: EndState, upper: UpstreamState, link: Link, now: float) -> _Pair:
     half_s = link(end.node_id, upper.node.node_id) / 2
     arrival = end.coarse_at(now) + half_s
     finish = max(arrival, upper.free_at) + upper.seconds + half_s + end.hop_s / 2
     return _Pair(end, upper, upper.free_at - arrival, finish)
 
 
-def _best_pair(ends: Sequence[EndState], upper: UpperState, link: Link, now: float) -> _Pair:
+def _best_pair(ends: Sequence[EndState], upper: UpstreamState, link: Link, now: float) -> _Pair:
     return min((_pair(end, upper, link, now) for end in ends), key=lambda pair: (pair.finish, pair.end.coarse_at(now)))
 
 
-def _soonest(ends: Sequence[EndState], uppers: Sequence[UpperState], link: Link, now: float) -> float:
+def _soonest(ends: Sequence[EndState], uppers: Sequence[UpstreamState], link: Link, now: float) -> float:
     first = _first(ends, now)
     return min(_best_pair(first, upper, link, now).finish for upper in uppers)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from scheduler.placement.adaptive.backlog import forecast
 from scheduler.placement.adaptive.estimates import CHANGE, CHANGE_WEIGHT, HALF_LIFE_S, WEIGHT, Estimate
 from scheduler.placement.adaptive.pilot import Pilot
-from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Send, UpperState, outlook, plan
+from scheduler.placement.adaptive.planner import Ask, EndState, Hold, Send, UpstreamState, outlook, plan
 from scheduler.placement.mapping import Node
 from tierkit.types import Tier
 from tierkit.wire.oip import Timing
@@ -35,15 +35,17 @@ def node(node_id: str, ms: float = 6.0) -> Node:
     )
 
 
-def upper(node_id: str, *, busy_s: float = 0.0, seconds: float = 0.3, slack_s: float = 0.5, **rest: Any) -> UpperState:
-    return UpperState(node=node(node_id), free_at=NOW + busy_s, seconds=seconds, slack_s=slack_s, **rest)
+def upper(
+    node_id: str, *, busy_s: float = 0.0, seconds: float = 0.3, slack_s: float = 0.5, **rest: Any
+) -> UpstreamState:
+    return UpstreamState(node=node(node_id), free_at=NOW + busy_s, seconds=seconds, slack_s=slack_s, **rest)
 
 
 def link(end_id: str, upper_id: str) -> float:
     return 1.0 if upper_id.startswith("cloud") else 0.5
 
 
-def choose(ends: Sequence[EndState], uppers: Sequence[UpperState], **ask: Any) -> Send | Hold | None:
+def choose(ends: Sequence[EndState], uppers: Sequence[UpstreamState], **ask: Any) -> Send | Hold | None:
     return plan(Ask(**{"remaining": 1, **ask}), ends, uppers, link=link, now=NOW)
 
 

@@ -482,7 +482,7 @@ def _take_step(world: World, attempts: list[Attempt], step: str, pick: int, numb
     ends = [name for name in ENDS if world.devices.find(name)]
     if step in ("send", "hedge"):
         for task in job.wake_delayed(world.now, has_upstream=bool(uppers)):
-            world.feed(events.NoUpper(job, task, world.now))
+            world.feed(events.NoUpstream(job, task, world.now))
         task = job.next_task() if step == "send" else next((a.task for a in attempts if len(a.task.running) == 1), None)
         if task is None or not ends or task.closed or job.ending:
             return
@@ -505,7 +505,7 @@ def _take_step(world: World, attempts: list[Attempt], step: str, pick: int, numb
         if task is not None and step == "give_up":
             world.feed(events.GiveUp(job, task, "deadline", "late", world.now))
         elif task is not None and task.has_coarse and not task.running:
-            world.feed(events.NoUpper(job, task, world.now))
+            world.feed(events.NoUpstream(job, task, world.now))
     elif step == "end_job":
         if pick == 0 and not job.ending:
             job.ending = True
