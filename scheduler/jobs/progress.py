@@ -74,13 +74,11 @@ class Progress:
 
     def add(self, answer: Answer) -> None:
         """Count one durable answer."""
-        event, ms, first_image, images = answer.event, answer.ms, answer.first_image, answer.images
+        event, first_image, images = answer.event, answer.first_image, answer.images
         if isinstance(event, CoarseEvent):
-            self.answered_coarse += images
-            self._count(event.node_id, Tier.END, "coarse_images", images)
-            self._latencies["coarse"].append((ms, images))
-            self._compare("coarse", np.array(event.labels, np.int32), first_image, np.arange(images), coarse=True)
+            self._latencies["coarse"].append((answer.ms, images))
             self._coarse_labels[first_image] = event.labels
+            self._count_coarse(event, first_image, images)
             return
         for sent in sent_of(event):
             form = self._sent.setdefault(sent.form, {"tasks": 0, "upload_bytes": 0, "relay_bytes": 0, "encode_ms": 0.0})
@@ -93,7 +91,7 @@ class Progress:
         standing = np.array(self._coarse_labels.pop(first_image, ()), np.int32)
         tiers = np.full(images, _END)
         if isinstance(event, FineEvent | RoutedEvent):
-            self._add_finer(event, tiers, standing, ms=ms, first_image=first_image)
+            self._add_finer(event, tiers, standing, ms=answer.ms, first_image=first_image)
         elif answer.kind == "fallback":
             self.fallback += images
             self.late_images += images * (isinstance(event, FallbackEvent) and event.reason == "deadline")
@@ -106,14 +104,16 @@ class Progress:
 
     def take_back(self, answer: Answer) -> None:
         """Count a coarse answer no more, which was withdrawn."""
-        event, ms, first_image, images = answer.event, answer.ms, answer.first_image, answer.images
-        assert isinstance(event, CoarseEvent)
-        self.answered_coarse -= images
-        self._count(event.node_id, Tier.END, "coarse_images", -images)
-        self._latencies["coarse"].remove((ms, images))
+        assert isinstance(answer.event, CoarseEvent)
+        self._latencies["coarse"].remove((answer.ms, answer.images))
+        del self._coarse_labels[answer.first_image]
+        self._count_coarse(answer.event, answer.first_image, answer.images, times=-1)
+
+    def _count_coarse(self, event: CoarseEvent, first_image: int, images: int, *, times: int = 1) -> None:
+        self.answered_coarse += times * images
+        self._count(event.node_id, Tier.END, "coarse_images", times * images)
         labels = np.array(event.labels, np.int32)
-        self._compare("coarse", labels, first_image, np.arange(images), coarse=True, times=-1)
-        del self._coarse_labels[first_image]
+        self._compare("coarse", labels, first_image, np.arange(images), coarse=True, times=times)
 
     def _add_finer(
         self,

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -126,10 +126,10 @@ class Scheduler:
         with _disk(), Spool(self.settings.state) as spool, self._counted(allowance, check=further):
             upload = await receive_upload(headers, query, stream, spool, self.settings)
             policy = self._settle(upload.policy)
-            stopped = threading.Event()
-            with until_gone:
-                sha256, images, facts = await self._turns.run(self._write_input(upload, spool, stopped), stopped)
-            return await self._store_job(policy, sha256, images, facts, idempotency_key, allowance)
+            with self._inputs.create(max_images=self.settings.max_images) as writer:
+                facts = await self._read(upload, spool, writer, until_gone)
+                sha256 = await asyncio.to_thread(self._inputs.keep, writer)
+            return await self._store_job(policy, sha256, writer.images, facts, idempotency_key, allowance)
 
     @contextmanager
     def _counted(self, allowance: Allowance, *, check: bool) -> Iterator[None]:
@@ -164,12 +164,13 @@ class Scheduler:
         self.fleet.check_trust(policy.scheme, PrivacyRules.of(policy), time.monotonic())
         return policy
 
-    def _write_input(
-        self, upload: Upload, spool: Spool, stopped: threading.Event
-    ) -> Generator[bool, None, tuple[str, int, ImageFacts]]:
-        with self._inputs.create(max_images=self.settings.max_images) as writer:
-            facts = yield from build_input(upload, spool, writer, self.settings, self.manifest.hierarchy.fine, stopped)
-            return self._inputs.keep(writer), writer.images, facts
+    async def _read(
+        self, upload: Upload, spool: Spool, writer: ImageWriter, until_gone: AbstractContextManager[None]
+    ) -> ImageFacts:
+        stopped = threading.Event()
+        steps = build_input(upload, spool, writer, self.settings, self.manifest.hierarchy.fine, stopped)
+        with until_gone:
+            return await self._turns.run(steps, stopped)
 
     async def _store_job(
         self,
@@ -461,10 +462,7 @@ class Scheduler:
             held = io.BytesIO()
             what = "one request; submit a job (POST /v1/jobs)"
             writer = ImageWriter(held, self._inputs.shape, CLASSIFY_MAX_IMAGES, what)
-            stopped = threading.Event()
-            steps = build_input(upload, spool, writer, self.settings, self.manifest.hierarchy.fine, stopped)
-            with until_gone:
-                facts = await self._turns.run(steps, stopped)
+            facts = await self._read(upload, spool, writer, until_gone)
         pixels = np.frombuffer(held.getbuffer(), np.uint8).reshape(-1, *writer.shape)
         return self._classify(policy, pixels, writer.sha256, facts, request_id)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import case, delete, func, insert, select, tuple_, update
-from sqlalchemy.engine import Row, RowMapping
+from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -82,7 +82,7 @@ class JobRow:
         return first, min(self.policy.batch_size, self.images - first)
 
 
-_COLUMNS = [jobs.c[field.name] for field in fields(JobRow)]
+_JOBS = select(*(jobs.c[field.name] for field in fields(JobRow)))
 
 
 def new_job_id(now: float) -> str:
@@ -130,27 +130,25 @@ class JobStore:
 
     async def get(self, job_id: str) -> JobRow:
         """Raises NotFound."""
-        row = await self._one(jobs.c.id == job_id)
-        if row is None:
-            raise NotFound(f"no job {job_id[:64]!r}")
-        return row
+        for job in await self._jobs(_JOBS.where(jobs.c.id == job_id)):
+            return job
+        raise NotFound(f"no job {job_id[:64]!r}")
 
     async def by_idempotency_key(self, key: str) -> JobRow | None:
-        return await self._one(jobs.c.idempotency_key == key)
+        return next(iter(await self._jobs(_JOBS.where(jobs.c.idempotency_key == key))), None)
 
     async def page(self, *, limit: int, before: str | None, state: JobState | None) -> list[JobRow]:
         """Up to `limit` jobs, newest first, those older than the job id `before`."""
-        query = select(*_COLUMNS).order_by(jobs.c.id.desc()).limit(limit)
+        query = _JOBS.order_by(jobs.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(jobs.c.id < before)
         if state is not None:
             query = query.where(jobs.c.state == state)
-        return [_job(row._mapping) for row in await self._rows(query)]
+        return await self._jobs(query)
 
     async def unfinished(self) -> list[JobRow]:
         """Jobs that a scheduler before this one has left, oldest first."""
-        query = select(*_COLUMNS).where(jobs.c.state.in_(_UNFINISHED)).order_by(jobs.c.id)
-        return [_job(row._mapping) for row in await self._rows(query)]
+        return await self._jobs(_JOBS.where(jobs.c.state.in_(_UNFINISHED)).order_by(jobs.c.id))
 
     async def facts(self, job_id: str) -> ImageFacts:
         query = select(jobs.c.labels, jobs.c.names, jobs.c.resized).where(jobs.c.id == job_id)
@@ -261,9 +259,18 @@ class JobStore:
         self._reading.discard(reading)
         self._slots.release()
 
-    async def _one(self, condition: Any) -> JobRow | None:
-        row = next(iter(await self._rows(select(*_COLUMNS).where(condition))), None)
-        return None if row is None else _job(row._mapping)
+    async def _jobs(self, query: Any) -> list[JobRow]:
+        return [
+            JobRow(
+                **{
+                    **row._mapping,
+                    "state": JobState(row.state),
+                    "policy": JobPolicy.model_validate_json(row.policy),
+                    "summary": None if row.summary is None else json.loads(row.summary),
+                }
+            )
+            for row in await self._rows(query)
+        ]
 
     async def _results(self, job: JobRow, query: Any) -> list[tuple[int, Answer]]:
         found = []
@@ -283,12 +290,3 @@ class JobStore:
             )
             found.append((row.seq, answer))
         return found
-
-
-def _job(row: RowMapping) -> JobRow:
-    changed = {
-        "state": JobState(row["state"]),
-        "policy": JobPolicy.model_validate_json(row["policy"]),
-        "summary": None if row["summary"] is None else json.loads(row["summary"]),
-    }
-    return JobRow(**{**row, **changed})
