@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import mmap
 import tempfile
 from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from tierkit.errors import InvalidInput, MalformedMessage, TooLarge
+from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, Unavailable
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-__all__ = ["MAX_FIELDS_BYTES", "Part", "Spool", "receive_body", "receive_form"]
+__all__ = ["MAX_FIELDS_BYTES", "Part", "Spool", "receive_body", "receive_form", "spooled"]
+
+_log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1024**2
 MAX_FIELDS_BYTES = 4 * 1024**2
@@ -45,13 +47,13 @@ class Part:
 
 
 class Spool:
-    """A received upload. Use as a context manager; leaving it frees the disk."""
+    """A received upload, see `spooled`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed by __exit__
+    def __init__(self, file: IO[bytes], folder: Path) -> None:
+        self.file = file
         self.parts: list[Part] = []
         self.fields: list[tuple[str, str]] = []
+        self._folder = folder
         self._map: mmap.mmap | None = None
 
     def view(self, part: Part) -> memoryview:
@@ -72,15 +74,22 @@ class Spool:
             file.seek(0)
             yield file
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # The map is not closed by hand: views of it may still hang in a traceback. It goes with the last of them.
-        self._map = None
-        self.file.close()
+@contextmanager
+def spooled(folder: Path) -> Iterator[Spool]:
+    """Room on the disk for an upload, until it has been read. Files that are written inside count as well.
+
+    Raises:
+        Unavailable: the disk is full or read-only, or the folder is gone.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            yield Spool(file, folder)
+    except OSError as exc:
+        if exc.errno is None or isinstance(exc, ConnectionError | TimeoutError):
+            raise
+        _log.error("an upload cannot be stored", extra={"why": str(exc)})
+        raise Unavailable(f"the upload cannot be stored now: {exc.strerror}", retry_after_s=5) from exc
 
 
 async def receive_body(stream: AsyncIterable[bytes], spool: Spool, *, name: str) -> None:

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-import msgspec
 import numpy as np
 
 from models.escalation import Tuning
@@ -24,19 +23,19 @@ from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.ingest.inputs import ImageWriter, InputFiles, Pixels
-from scheduler.ingest.spool import Spool
+from scheduler.ingest.spool import Spool, spooled
 from scheduler.ingest.turns import Turns
 from scheduler.ingest.upload import Upload, build_input, receive_upload
+from scheduler.jobs.live import answer_live
 from scheduler.jobs.policy import JobPolicy, PolicyRequest, settle
-from scheduler.jobs.progress import Progress, sent_of
-from scheduler.jobs.sinks import DurableSink, LiveSink
-from scheduler.jobs.views import Renderer, Rows, attempt, decision, job as view_of
+from scheduler.jobs.progress import Progress
+from scheduler.jobs.sinks import DurableSink
+from scheduler.jobs.views import Renderer, Rows, attempt, decision, grouped, job as view_of
 from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
-from scheduler.store.commit import Withdrawn
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, is_job_id, new_job_id
 from tierkit.access import Allowance
-from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, Unavailable
+from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError
 from tierkit.types import Health, JobState, Scheme, Tier
 from tierkit.wire.api import AttemptPage, Explanation, Job, JobPage
 from tierkit.wire.events import CoarseEvent
@@ -123,7 +122,7 @@ class Scheduler:
             raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
         # A repeated submission is no further job.
         further = idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
-        with _disk(), Spool(self.settings.state) as spool, self._counted(allowance, check=further):
+        with spooled(self.settings.state) as spool, self._counted(allowance, check=further):
             upload = await receive_upload(headers, query, stream, spool, self.settings)
             policy = self._settle(upload.policy)
             with self._inputs.create(max_images=self.settings.max_images) as writer:
@@ -426,7 +425,7 @@ class Scheduler:
                 for seq, answer in batch:
                     first, last = (answer, None) if answer.stage == "coarse" else (coarse.get(answer.task), answer)
                     rows = renderer.task(answer.first_image, answer.images, first, last)
-                    yield answer.kind, _group(answer, rows), seq
+                    yield answer.kind, grouped(answer, rows), seq
                 continue
             try:
                 await asyncio.wait_for(news.wait(), _KEEP_ALIVE_S)
@@ -452,7 +451,7 @@ class Scheduler:
         Raises:
             As `submit`, before the first event.
         """
-        with _disk(), Spool(self.settings.state) as spool:
+        with spooled(self.settings.state) as spool:
             upload = await receive_upload(headers, query, stream, spool, self.settings)
             given = upload.policy.model_copy(update={"batch_size": CLASSIFY_MAX_IMAGES})
             if given.deadline_s is None:
@@ -464,7 +463,8 @@ class Scheduler:
             writer = ImageWriter(held, self._inputs.shape, CLASSIFY_MAX_IMAGES, what)
             facts = await self._read(upload, spool, writer, until_gone)
         pixels = np.frombuffer(held.getbuffer(), np.uint8).reshape(-1, *writer.shape)
-        return self._classify(policy, pixels, writer.sha256, facts, request_id)
+        renderer = Renderer(self.manifest.hierarchy, facts, policy)
+        return answer_live(self.dispatcher, renderer, policy, pixels, content=writer.sha256, request_id=request_id)
 
     def _check_ends(self) -> None:
         """Refuse an interactive request at once where all end devices are about to leave, or have left.
@@ -476,42 +476,6 @@ class Scheduler:
         if ends and all(view.health in (Health.DRAINING, Health.DEAD) for view in ends):
             known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
             raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)
-
-    async def _classify(
-        self, policy: JobPolicy, pixels: Pixels, content: str, facts: ImageFacts, request_id: str
-    ) -> AsyncGenerator[Rows, None]:
-        begun = time.monotonic()
-        sink = LiveSink()
-        renderer = Renderer(self.manifest.hierarchy, facts, policy)
-        job = ActiveJob(
-            job_id=f"live-{new_job_id(time.time())}",
-            policy=policy,
-            pixels=pixels,
-            content=content,
-            tasks=[ActiveTask(index=0, first_image=0, images=len(pixels))],
-            sink=sink,
-            deadline=begun + policy.deadline_s,
-            interactive=True,
-            request_id=request_id,
-        )
-        self.dispatcher.add(job)
-        coarse: Answer | None = None
-        try:
-            async for item in sink.answers():
-                if isinstance(item, Withdrawn):
-                    coarse = None
-                elif isinstance(item, Answer):
-                    coarse = item if item.stage == "coarse" else coarse
-                    rows = renderer.task(0, len(pixels), coarse, item if item.stage == "final" else None)
-                    yield [{"event": item.kind, **_group(item, rows)}]
-                elif item[0] == JobState.COMPLETED:
-                    elapsed_ms = round((time.monotonic() - begun) * 1000, 3)
-                    yield [{"event": "done", "images": len(pixels), "elapsed_ms": elapsed_ms, "request_id": request_id}]
-                else:
-                    yield [{"event": "error", "error": item[1]}]
-        finally:
-            # The client may have hung up.
-            self.dispatcher.cancel(job.job_id, "the client has gone")
 
     # --- announcements --------------------------------------------------------------------------------------------
 
@@ -546,22 +510,6 @@ class Scheduler:
         return await self._store.purge(time.time() - self.settings.retention_s)
 
 
-@contextmanager
-def _disk() -> Iterator[None]:
-    """What the system refuses to do with files, in words.
-
-    Raises:
-        Unavailable: disk full, read-only, folder gone.
-    """
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno is None or isinstance(exc, ConnectionError | TimeoutError):
-            raise
-        _log.error("an upload cannot be stored", extra={"why": str(exc)})
-        raise Unavailable(f"the upload cannot be stored now: {exc.strerror}", retry_after_s=5) from exc
-
-
 def _task(job: JobRow, index: int) -> ActiveTask:
     first_image, images = job.images_of(index)
     return ActiveTask(index=index, first_image=first_image, images=images)
@@ -572,11 +520,6 @@ def _attempt_cursor(text: str) -> tuple[int, int]:
         raise InvalidInput(f"cursor is the next_cursor of the page before, not {text[:32]!r}")
     task, _, number = text.partition("-")
     return int(task), int(number)
-
-
-def _group(answer: Answer, rows: Rows) -> dict[str, Any]:
-    sent = [msgspec.to_builtins(found) for found in sent_of(answer.event)]
-    return {"task": answer.task, "first_index": answer.first_image, "sent": sent, "results": rows}
 
 
 def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:

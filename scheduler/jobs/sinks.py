@@ -1,11 +1,10 @@
-"""Where answers go: into the database, or straight to a client that waits."""
+"""Where the answers of a job go: into the database."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scheduler.dispatch.work import Answer, AttemptReport
@@ -15,7 +14,7 @@ from scheduler.store.commit import Withdrawn
 from scheduler.store.jobs import JobRow, JobStore
 from tierkit.types import JobState
 
-__all__ = ["DurableSink", "LiveSink"]
+__all__ = ["DurableSink"]
 
 _log = logging.getLogger(__name__)
 
@@ -89,33 +88,3 @@ class DurableSink:
             parts.append(f"quarantined, since nodes died with them: images {quarantined}")
         answered = self.progress.answered_coarse or not failed
         return (JobState.COMPLETED if answered else JobState.FAILED), "; ".join(parts)
-
-
-class LiveSink:
-    """An interactive request: nothing is stored, the answers wait in memory for the one who asked."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[Answer | Withdrawn | tuple[str, str]] = asyncio.Queue()
-
-    def started(self) -> None:
-        """Nothing to tell: the client sees answers only."""
-
-    def answer(self, answer: Answer) -> None:
-        self._queue.put_nowait(answer)
-
-    def withdrawn(self, answer: Answer) -> None:
-        self._queue.put_nowait(Withdrawn(answer))
-
-    def attempted(self, report: AttemptReport) -> None:
-        """Nothing is stored; the client gets the answer of the next attempt."""
-
-    async def ended(self, state: str | None, reason: str) -> None:
-        self._queue.put_nowait((state or JobState.COMPLETED, reason))
-
-    async def answers(self) -> AsyncIterator[Answer | Withdrawn | tuple[str, str]]:
-        """The answers as they come; the last item is (state, reason)."""
-        while True:
-            item = await self._queue.get()
-            yield item
-            if isinstance(item, tuple):
-                return

@@ -10,16 +10,19 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from models.hierarchy import Hierarchy
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
+from scheduler.jobs.progress import sent_of
 from scheduler.placement.escalation import final_answers, without
 from scheduler.store.jobs import ImageFacts, JobRow
 from tierkit.types import JobState, Scheme, Tier
 from tierkit.wire.api import Attempt, Decision, Job
 from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
 
-__all__ = ["Renderer", "Rows", "attempt", "decision", "job"]
+__all__ = ["Renderer", "Rows", "attempt", "decision", "grouped", "job"]
 
 _MOST_SAID = 500
 """Characters of what a node says of a task that went wrong; they are told for each of its images."""
@@ -179,6 +182,12 @@ class Renderer:
             "tier": answer.tier,
             "ms": round(ms, 3),
         }
+
+
+def grouped(answer: Answer, rows: Rows) -> dict[str, Any]:
+    """What an event says of an answer, with the results of its images."""
+    sent = [msgspec.to_builtins(found) for found in sent_of(answer.event)]
+    return {"task": answer.task, "first_index": answer.first_image, "sent": sent, "results": rows}
 
 
 def _finer_answers(event: TaskEvent | None, images: int) -> dict[int, tuple[FineEvent | StageAnswer, int]]:

@@ -24,7 +24,7 @@ from scheduler.ingest.collect import Collector
 from scheduler.ingest.images import Picture
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import labels_from_array, labels_from_json
-from scheduler.ingest.spool import Part, Spool
+from scheduler.ingest.spool import Part, spooled
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, TerraceError, TooLarge, UnsupportedMedia
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
@@ -107,7 +107,7 @@ class Collected:
         self.writer = ImageWriter(self.held, SHAPE, limits.max_images, "one job")
         self.collector = Collector(self.writer, limits, FINE)
         for name, data in files:
-            with Spool(tmp_path) as spool:
+            with spooled(tmp_path) as spool:
                 spool.file.write(data)
                 list(self.collector.add_file(spool, Part("images", name, 0, len(data))))
 
@@ -579,7 +579,7 @@ def test_more_images_than_the_limit(tmp_path):
 def tensor(tmp_path: Path, *tensors: Tensor) -> Collector:
     chunks, headers = encode_request(InferRequest(inputs=tensors))
     collector = Collector(ImageWriter(io.BytesIO(), SHAPE, 20, "one job"), LIMITS, FINE)
-    with Spool(tmp_path) as spool:
+    with spooled(tmp_path) as spool:
         for chunk in chunks:
             spool.file.write(chunk)
         part = Part("images", "tensor", 0, spool.file.tell())
