@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import threading
 import zipfile
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
@@ -60,8 +60,8 @@ class Collector:
         """File names by image."""
         self.resized: dict[int, tuple[int, int]] = {}
         """Height and width as sent, by image, where they were not the networks' own."""
-        self._labels: list[tuple[int, Labels | None]] = []
-        """Of each file: how many images it brought, and their labels, if it brought those."""
+        self._labels: dict[int, Labels] = {}
+        """Those that files have brought, by the number of the file's first image."""
 
     def add_file(self, spool: Spool, part: Part) -> Steps:
         """Add one file: an image, .npy, .npz or .zip, told apart by its first bytes and not by its name.
@@ -69,8 +69,6 @@ class Collector:
         Raises:
             InvalidInput, UnsupportedMedia, TooLarge: with the file's name; nothing of the upload must be used then.
         """
-        before = self._writer.images
-        labels: Labels | None = None
         name = _display_name(part.name)
         data = spool.view(part)
         if not data:
@@ -78,13 +76,12 @@ class Collector:
         magic = bytes(data[:6])
         if magic.startswith((b"PK\x03\x04", b"PK\x05\x06")):
             with spool.as_file(part) as file:
-                labels = yield from self._add_zip(file, name)
+                yield from self._add_zip(file, name)
         elif magic == b"\x93NUMPY":
             with spool.as_file(part) as file:
                 yield from self._add_npy(file, name)
         else:
             yield from self._add_image(data, name)
-        self._labels.append((self._writer.images - before, labels))
 
     def add_tensor(self, spool: Spool, part: Part, header_length: int) -> Steps:
         """Add an Open Inference Protocol request with binary tensors `images` and, where known, `labels`.
@@ -104,24 +101,21 @@ class Collector:
         images = tensors["images"]
         check_images(ArrayHeader(images.shape, images.dtype), "images", max_pixels=self._limits.max_pixels)
         self.resized |= yield from append_images(images.shape, lambda start, end: images[start:end], self._writer)
-        labels = tensors.get("labels")
-        found = None if labels is None else labels_from_array(labels, self._fine, len(images))
-        self._labels.append((len(images), found))
+        if "labels" in tensors:
+            self._labels[0] = labels_from_array(tensors["labels"], self._fine, len(images))
 
     def joined_labels(self, given: Labels | None) -> Labels | None:
         """One label per image: those that came beside the upload, or those inside its files. Raises InvalidInput."""
-        any_inside = any(labels is not None for _, labels in self._labels)
-        if given is not None:
-            if any_inside:
-                raise InvalidInput("labels: given twice, in the form and inside a file")
-            if len(given) != self._writer.images:
-                raise InvalidInput(f"labels: {len(given)} for {self._writer.images} images")
+        if given is not None and self._labels:
+            raise InvalidInput("labels: given twice, in the form and inside a file")
+        if given is not None and len(given) != self._writer.images:
+            raise InvalidInput(f"labels: {len(given)} for {self._writer.images} images")
+        if not self._labels:
             return given
-        if not any_inside:
-            return None
-        return np.concatenate(
-            [np.full(count, -1, np.int32) if labels is None else labels for count, labels in self._labels]
-        )
+        joined = np.full(self._writer.images, -1, np.int32)
+        for first, labels in self._labels.items():
+            joined[first : first + len(labels)] = labels
+        return joined
 
     def _add_image(self, data: bytes | memoryview, name: str) -> Steps:
         self._writer.check_room(1)
@@ -140,17 +134,17 @@ class Collector:
             file, header, name, self._writer, max_bytes=self._limits.max_inflated_bytes
         )
 
-    def _add_zip(self, file: IO[bytes], name: str) -> Generator[bool, None, Labels | None]:
+    def _add_zip(self, file: IO[bytes], name: str) -> Steps:
         # What numpy saves is a zip whose entries all end in .npy; no image does.
         with open_archive(file, name, self._limits) as archive:
             entries = archive.infolist()
             if entries and all(entry.filename.endswith(".npy") for entry in entries):
-                return (yield from self._add_npz(archive, name))
+                yield from self._add_npz(archive, name)
+                return
             for entry in image_entries(archive, name, max_bytes=self._limits.max_file_bytes):
                 yield from self._add_image(read_entry(archive, entry, name), _display_name(entry.filename))
-        return None
 
-    def _add_npz(self, archive: zipfile.ZipFile, name: str) -> Generator[bool, None, Labels | None]:
+    def _add_npz(self, archive: zipfile.ZipFile, name: str) -> Steps:
         keys = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
         if len(keys) != len(archive.infolist()):
             raise InvalidInput(f"{name}: two arrays have the same name")
@@ -163,8 +157,8 @@ class Collector:
         for key in ("fine_labels", "labels"):
             if key in keys:
                 with open_entry(archive, keys[key], name) as file:
-                    return labels_from_array(read_small(file, f"{name}: {key}"), self._fine, count)
-        return None
+                    self._labels[before] = labels_from_array(read_small(file, f"{name}: {key}"), self._fine, count)
+                break
 
     @staticmethod
     def _images_key(archive: zipfile.ZipFile, keys: dict[str, zipfile.ZipInfo], name: str) -> str:

@@ -112,20 +112,10 @@ async def receive_form(stream: AsyncIterable[bytes], spool: Spool, *, content_ty
     reader = _FormReader(spool, max_files)
     try:
         parser = MultipartParser(boundary, reader.callbacks())
-    except FormParserError as exc:
-        raise MalformedMessage(f"the Content-Type of the form names no valid boundary: {exc}") from exc
-
-    def write(chunk: bytes) -> None:
-        try:
-            parser.write(chunk)
-        except FormParserError as exc:
-            raise MalformedMessage(f"this is no valid multipart form: {exc}") from exc
-
-    await _pump(stream, write)
-    try:
+        await _pump(stream, parser.write)
         parser.finalize()
     except FormParserError as exc:
-        raise MalformedMessage(f"the multipart form is cut short: {exc}") from exc
+        raise MalformedMessage(f"this is no valid multipart form: {exc}") from exc
     if not reader.complete:
         raise MalformedMessage("the multipart form is cut short: its closing boundary is missing")
 
