@@ -6,7 +6,6 @@ An image's result is a plain dict with the fields of `tierkit.wire.api.ImageResu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,7 +42,7 @@ def attempt(report: AttemptReport, job: JobRow) -> Attempt:
 
 
 def _fields(report: AttemptReport) -> dict[str, Any]:
-    return asdict(report) | {"attempt": report.number, "node": report.node_id}
+    return {**msgspec.to_builtins(report), "attempt": report.number, "node": report.node_id}
 
 
 def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any], now: float) -> Job:

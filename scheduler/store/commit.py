@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from sqlalchemy import Executable, delete, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -23,6 +24,7 @@ from scheduler.measures import COMMITS
 from scheduler.store.database import plain_reason
 from scheduler.store.tables import attempts, results
 from tierkit.errors import DataError, Unavailable
+from tierkit.pacing import backoff_s
 
 __all__ = ["GroupCommit", "Withdrawn"]
 
@@ -33,8 +35,6 @@ _CONGESTED = 1000
 _LINGER_S = 0.05
 """Least time between two commits: each costs some milliseconds of the processor, whatever it holds. An answer that
 comes after a pause is not held up."""
-_RETRY_S = (0.05, 2.0)
-"""First and longest wait before the next try when the database refuses a commit."""
 
 T = TypeVar("T")
 
@@ -155,13 +155,13 @@ class GroupCommit:
         if not items:
             return
         group = [item for item in items if isinstance(item, Answer)]
-        ended = [asdict(item) for item in items if isinstance(item, AttemptReport)]
+        ended = [msgspec.to_builtins(item) for item in items if isinstance(item, AttemptReport)]
         withdrawn = [item.answer for item in items if isinstance(item, Withdrawn)]
         changes = [item for item in items if not isinstance(item, Answer | AttemptReport | Withdrawn)]
         changes += map(_withdrawal, withdrawn)
         numbered = list(enumerate(group, start=self._next_seq))
         rows = [_row(seq, answer) for seq, answer in numbered]
-        wait_s, longest_s = _RETRY_S
+        failures = 0
         while True:
             try:
                 async with self._write_lock, self._engine.begin() as connection:
@@ -178,8 +178,8 @@ class GroupCommit:
                 if self.refused is None:
                     _log.error("the database does not accept results, they wait: %s", plain_reason(exc))
                 self.refused = plain_reason(exc)
-                await asyncio.sleep(wait_s)
-                wait_s = min(longest_s, 2 * wait_s)
+                failures += 1
+                await asyncio.sleep(backoff_s(failures, first_s=0.05, cap_s=2.0))
         if self.refused is not None:
             _log.info("the database accepts results again")
             self.refused = None
