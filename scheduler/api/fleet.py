@@ -88,18 +88,16 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
 
 
 @fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks", dependencies=USERS)
-async def drain(scheduler: Service, node_id: NodeName) -> Response:
+async def drain(scheduler: Service, node_id: NodeName) -> None:
     scheduler.devices.drain(node_id, time.monotonic())
-    return Response(status_code=204)
 
 
 @fleet.delete(
     "/v1/devices/{node_id}/drain", status_code=204, summary="Give a drained node tasks again", dependencies=USERS
 )
-async def resume(scheduler: Service, node_id: NodeName) -> Response:
+async def resume(scheduler: Service, node_id: NodeName) -> None:
     """409: the node itself is shutting down."""
     scheduler.devices.resume(node_id, time.monotonic())
-    return Response(status_code=204)
 
 
 @fleet.delete("/v1/devices/{node_id}", status_code=204, summary="Strike a node off the list")
@@ -108,13 +106,12 @@ async def remove(
     caller: CallerOf,
     node_id: NodeName,
     incarnation: Annotated[str | None, Query(description="Only if this is the present one.")] = None,
-) -> Response:
+) -> None:
     """Its tasks go to others. A node that lives on registers again; drain it to keep it away. With a node's token, only
     a node of its own."""
     if caller is not None:
         caller.check_claim(node_id)
     scheduler.devices.remove(node_id, incarnation)
-    return Response(status_code=204)
 
 
 @fleet.get("/v1/mapping", response_model=MappingReport, summary="Who forwards to whom, and why", dependencies=USERS)
