@@ -37,7 +37,7 @@ from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, Lease, Registration
 
-__all__ = ["Device", "DeviceList", "DeviceView"]
+__all__ = ["Device", "DeviceList", "DeviceView", "Order"]
 
 _log = logging.getLogger(__name__)
 

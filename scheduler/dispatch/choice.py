@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.devices.list import Device, DeviceList
+from scheduler.devices.list import Device, DeviceList, Order
 from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.dispatch.work import ActiveJob, ActiveTask
 from scheduler.placement.adaptive.pilot import Pilot
@@ -31,9 +31,6 @@ _PART = 8
 """End devices with room, and upstream nodes of each tier, that the scheme `adaptive` looks at for one task."""
 _OUTLOOK_S, _OUTLOOK = 0.1, 0.05
 """How long a forecast for a large fleet stays valid: a minimum in seconds, and a fraction of the remaining time."""
-
-Order = tuple[tuple[int, str | int], ...]
-"""Place of a device in the list, see `mapping.natural_order`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
