@@ -395,7 +395,7 @@ async def test_more_json_than_nodes_have_to_say_is_refused_before_its_end(schedu
         async with asyncio.timeout(10):
             answer = await reader.readuntil(b"}")
     assert answer.startswith(b"HTTP/1.1 413 ")
-    assert answer.endswith(b'{"error": "the body is larger than the 65536 bytes that this route takes"}')
+    assert "65536 bytes" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
 
 @pytest.mark.parametrize(
