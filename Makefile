@@ -1,7 +1,9 @@
 # One command each; every target builds the virtual environment that it needs.
 #
 #   make demo    a whole fleet on this machine classifies 300 real images (light runtime, no torch)
+#   make unit    the tests without services, for the inner loop
 #   make test    the test suite
+#   make wheel   the wheel, installed in an empty environment, runs the demo in a folder with names like ours
 #   make check   formatting, lint, types, import layers
 #
 # PYTHON chooses the interpreter, EXTRA the ONNX Runtime build: `make demo EXTRA=gpu`.
@@ -13,6 +15,7 @@ VENV   ?= .venv
 TRAIN  ?= .venv-train
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 DEMO   ?=
+BUILT  ?= $(CURDIR)/dist
 # Tests that start services wait more than they compute: three workers keep two cores busy. The tests of a file stay in
 # one worker, for they share its services, and so do those of tests/acceptance, which share a fleet; files are handed out
 # in their order, those with many processes first.
@@ -20,10 +23,10 @@ WORKERS ?= 3
 SHARED  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-train check format clean
+.PHONY: help demo unit test test-train check wheel format clean
 
 help:
-	@sed -n '3,5p' Makefile | cut -c5-
+	@sed -n '3,7p' Makefile | cut -c5-
 
 # `pip install` is skipped as long as pyproject.toml has not changed since.
 $(VENV)/.light: pyproject.toml
@@ -45,13 +48,25 @@ demo: $(VENV)/.light
 
 # Where the environment forbids Python to keep what it has compiled, each process that a test starts compiles our modules
 # again, and each worker all the tests.
-test test-train: export PYTHONDONTWRITEBYTECODE =
+unit test test-train: export PYTHONDONTWRITEBYTECODE =
+
+unit: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest $(SHARED) tests/unit
 
 test: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest $(SHARED)
 
 test-train: $(TRAIN)/.ready
 	$(TRAIN)/bin/python -m pytest -m train
+
+# Somebody else's `models/` and `scheduler/` stand where the command is called, and must not be taken for ours.
+wheel:
+	rm -rf $(BUILT) && mkdir -p $(BUILT)/elsewhere/models $(BUILT)/elsewhere/scheduler
+	touch $(BUILT)/elsewhere/models/__init__.py $(BUILT)/elsewhere/scheduler/__init__.py
+	$(PYTHON) -m venv $(BUILT)/venv
+	$(BUILT)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(BUILT) .
+	$(BUILT)/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo $(BUILT)/terrace-*.whl)[$(EXTRA)]"
+	cd $(BUILT)/elsewhere && $(BUILT)/venv/bin/terrace demo --json
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check .

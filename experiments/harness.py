@@ -332,10 +332,12 @@ class Run:
         *,
         expects_exits: bool = False,
         watch: Callable[[str, str], None] = lambda name, line: None,
+        command: Sequence[str] = EMULATED,
     ) -> AsyncIterator[Fleet]:
         """As `fleet`, for a plan of one's own.
 
         Args:
+            command: starts a service; as users start it, where nothing is emulated.
             expects_exits: the experiment ends services itself, so that their ends are no news.
             watch: called with the name of a service and a line that it wrote.
         """
@@ -353,7 +355,7 @@ class Run:
 
         try:
             async with launch(
-                plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S, command=EMULATED
+                plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S, command=command
             ) as fleet:
                 await fleet.join(budget_s=_JOIN_S)
                 yield fleet

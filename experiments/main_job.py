@@ -32,7 +32,7 @@ from models.manifest import load_manifest
 from models.session import OnnxModel, load_model
 from tierkit.client import AsyncClient, ImageResult
 from tierkit.errors import SetupError
-from tierkit.fleet import MAX_NODES, local_plan
+from tierkit.fleet import MAX_NODES, TERRACE, local_plan
 from tierkit.types import Scheme, Tier
 
 __all__ = ["MAIN_JOB", "bare_run", "compare", "routes_of"]
@@ -160,7 +160,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     folder = run.folder / "fleet"
     folder.mkdir()
     plan = local_plan(counts, scheduler={"state": str(folder / "state"), "trusted": "end,edge,cloud"})
-    async with run.launched(plan, folder) as fleet:
+    async with run.launched(plan, folder, command=TERRACE) as fleet:
         routes: list[Route] = []
         for repeat in range(repeats):
             bare: _Bare | None = None

@@ -1,11 +1,12 @@
 """Local fleet launcher: the services of one machine as processes, started and stopped together."""
 
-from tierkit.fleet.launcher import Exit, Fleet, RunningService, launch
+from tierkit.fleet.launcher import TERRACE, Exit, Fleet, RunningService, launch
 from tierkit.fleet.plan import MAX_NODES, SCHEDULER, FleetPlan, ServicePlan, local_plan, read_fleet_file
 
 __all__ = [
     "MAX_NODES",
     "SCHEDULER",
+    "TERRACE",
     "Exit",
     "Fleet",
     "FleetPlan",
