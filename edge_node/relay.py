@@ -1,4 +1,4 @@
-"""The route on which an edge node encodes for others: pixels in, features on to an upper node, its answer back."""
+"""The route on which an edge node encodes for others: pixels in, features on to an upstream node, its answer back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tierkit.wire.oip import Limits, encode_response
 __all__ = ["RelayEndpoint"]
 
 _BUDGET_S = 30.0
-"""For a request whose sender names no budget: an upper node that hangs is not waited for without end."""
+"""For a request whose sender names no budget: an upstream node that hangs is not waited for without end."""
 
 
 class RelayEndpoint:

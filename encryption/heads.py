@@ -85,7 +85,7 @@ class Encoders:
         says, else with a key that this process has drawn.
 
         Heads go before all other work of the node's inference thread: they are short, and while one waits for the
-        coarse answers of the tasks behind it, the upper node has nothing to do.
+        coarse answers of the tasks behind it, the upstream node has nothing to do.
 
         Raises:
             NotFound: there is no such encoder here.

@@ -43,7 +43,7 @@ async def load_heads(settings: NodeSettings) -> list[Head]:
 
 
 async def load_served(settings: UpperSettings, tier: Tier) -> ServedModels:
-    """What an upper node serves: whole networks, with the tails of their encoders on standby; or the tails alone.
+    """What an upstream node serves: whole networks, with the tails of their encoders on standby; or the tails alone.
 
     Raises:
         SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.

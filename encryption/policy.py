@@ -35,7 +35,7 @@ def decide_form(
     encoders: Collection[EncoderKind] = (),
     *,
     encodes: bool = False,
-    lacking: str = "the upper node lacks the tail",
+    lacking: str = "the upstream node lacks the tail",
 ) -> Form:
     """The form in which images go to a node of this trust.
 

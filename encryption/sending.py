@@ -43,21 +43,21 @@ RELAY_PREFIX = "/v1/relay"
 node in `UPSTREAM_HEADER`."""
 
 _upload_bytes = Counter(
-    "terrace_sent_bytes_total", "Bytes of images sent to upper nodes, by the form that they had.", ["to", "form"]
+    "terrace_sent_bytes_total", "Bytes of images sent to upstream nodes, by the form that they had.", ["to", "form"]
 )
 _uploads = cache(_upload_bytes.labels)  # to find the metric of a label takes longer than to count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaySeePixels:
-    """An upper node that the scheduler trusts."""
+    """An upstream node that the scheduler trusts."""
 
     upstream: Upstream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakesFeatures:
-    """An upper node that gets features of this encoder."""
+    """An upstream node that gets features of this encoder."""
 
     upstream: Upstream
     encoding: Encoding
@@ -65,7 +65,7 @@ class TakesFeatures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughRelay:
-    """An upper node that gets features, from a trusted node that gets the pixels."""
+    """An upstream node that gets features, from a trusted node that gets the pixels."""
 
     upstream: Upstream
     relay: Relay
@@ -73,7 +73,7 @@ class ThroughRelay:
 
 
 def destination(upstream: Upstream) -> MaySeePixels | TakesFeatures | ThroughRelay:
-    """What may go to the upper node of a route, and how."""
+    """What may go to the upstream node of a route, and how."""
     if upstream.encoding is None:
         return MaySeePixels(upstream=upstream)
     if upstream.relay is not None:
@@ -98,14 +98,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An upper node's answer, and in which form the images went there."""
+    """An upstream node's answer, and in which form the images went there."""
 
     response: InferResponse
     sent: Sent
 
 
 class FeatureClient:
-    """Asks upper nodes about features. It has no way to send anything else.
+    """Asks upstream nodes about features. It has no way to send anything else.
 
     Args:
         client: whose connections it uses.
@@ -168,7 +168,7 @@ class PixelClient:
         return Reply(response=response, sent=Sent(form=PIXELS, upload_bytes=response.request_bytes))
 
     async def relay(self, to: ThroughRelay, images: Array, call: Call) -> Reply:
-        """Send images to the trusted node that encodes them and passes them on, and read the upper node's answer.
+        """Send images to the trusted node that encodes them and passes them on, and read the upstream node's answer.
 
         Raises:
             UpstreamError: the relay does not say that it sent what it was to; or as `OipClient.infer`.

@@ -1,6 +1,6 @@
 """Heads and tails as models that a node runs. Each is loaded when the first request needs it, or at once by `load`.
 
-A device knows many upper networks and sends to one or two; an upper node is mostly sent pixels. So neither pays memory
+A device knows many upper networks and sends to one or two; upstream nodes mostly get pixels. So neither pays memory
 and start-up time for parts that nobody uses.
 """
 

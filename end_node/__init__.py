@@ -1,1 +1,1 @@
-"""The end device: answers coarse at once, then asks an upper node for the fine answer."""
+"""The end device: answers coarse at once, then asks an upstream node for the fine answer."""

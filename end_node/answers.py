@@ -52,7 +52,7 @@ def coarse_event(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpperAnswer:
-    """What an upper node answered."""
+    """What an upstream node answered."""
 
     upstream: Upstream
     probabilities: Array
@@ -98,7 +98,7 @@ def _finer(answer: UpperAnswer, hierarchy: Hierarchy) -> dict[str, Any]:
 
 
 def check_probabilities(response: InferResponse, *, images: int, classes: int) -> Array:
-    """The output `probabilities` of an upper node's answer, float32 `[images, classes]`.
+    """The output `probabilities` of an upstream node's answer, float32 `[images, classes]`.
 
     An answer of another model, of another batch or of a broken network must not pass for a result.
 

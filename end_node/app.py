@@ -102,7 +102,7 @@ class _TaskEndpoint:
             await _send_line(send, coarse, more=bool(upstreams))
             answered = coarse.event
         if upstreams:
-            # Only the upper node's time: when the client hangs up, the question to it is dropped as well.
+            # Only the upstream node's time: when the client hangs up, the question to it is dropped as well.
             with cancelled_on_disconnect(scope):
                 event = await self._fine(task, probabilities)
             await _send_line(send, event, more=False)
@@ -135,7 +135,7 @@ def _check_stage(stage: str | None, upstreams: Sequence[Upstream]) -> None:
     if stage not in (None, "all", "fine"):
         raise InvalidInput(f"{STAGE_HEADER} is 'all' or 'fine', not {stage[:32]!r}")
     if stage == "fine" and not upstreams:
-        raise InvalidInput(f"{STAGE_HEADER} 'fine' needs upper nodes to ask: name them in {UPSTREAM_HEADER}")
+        raise InvalidInput(f"{STAGE_HEADER} 'fine' needs upstream nodes to ask: name them in {UPSTREAM_HEADER}")
 
 
 def _task_id(scope: Scope) -> str:

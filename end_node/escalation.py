@@ -26,7 +26,7 @@ def read_stages(header: str | None, upstreams: Sequence[Upstream], *, coarse_kno
         coarse_known: whether the coarse answer is not to be computed.
 
     Raises:
-        InvalidInput: it cannot be read; the tiers do not rise from the edge on; there is no upper node, or one of
+        InvalidInput: it cannot be read; the tiers do not rise from the edge on; there is no upstream node, or one of
             another tier; or it is not the first threshold that is about a coarse answer to be computed, and the first
             list of images that is about one that is known.
     """

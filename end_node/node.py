@@ -1,4 +1,4 @@
-"""Behaviour of an end node: the coarse answer from its own model, the fine one from an upper node."""
+"""Behaviour of an end node: the coarse answer from its own model, the fine one from an upstream node."""
 
 from __future__ import annotations
 
@@ -49,18 +49,17 @@ log = logging.getLogger(__name__)
 _OUTPUT = "probabilities"
 
 _MOST_SAID = 2000
-"""Characters of what went wrong with upper nodes that are passed on."""
+"""Characters of what went wrong with upstream nodes that are passed on."""
 
 _CLASS_BYTES = 8
 """Of a probability, at most."""
 
 _MAX_REMEMBERED = 256
-"""Upper nodes whose failure is remembered: their names come from outside."""
+"""Upstream nodes whose failure is remembered: their names come from outside."""
 
 _escalation_duration = Histogram(
     "terrace_escalation_duration_seconds",
-    "Requests of this end node to upper nodes; outcome: fine, upstream_unavailable, upstream_timeout, upstream_error "
-    "or cancelled.",
+    "Requests to upstream nodes; outcome: fine, upstream_unavailable, upstream_timeout, upstream_error or cancelled.",
     ["to", "outcome"],
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
@@ -74,7 +73,7 @@ class Task:
     images: Array
     """UINT8 `[n, h, w, 3]`."""
     upstreams: tuple[Upstream, ...]
-    """Upper nodes to ask for the fine answer, in this order; none where the coarse answer is all that is wanted."""
+    """Upstream nodes to ask for the fine answer, in this order; none where the coarse answer is all that is wanted."""
     stages: tuple[Stage, ...] = ()
     """Tiers to which the unsure images go, one after the other; none where all images go to one node together."""
     deadline: float
@@ -91,7 +90,7 @@ class EndNode(InferenceNode):
     Args:
         models: the first one gives the coarse answers.
         hierarchy: of the labels.
-        encoders: that it holds, for upper nodes that must not see pixels.
+        encoders: that it holds, for upstream nodes that must not see pixels.
         clock: monotonic time in seconds.
 
     Raises:
@@ -157,7 +156,7 @@ class EndNode(InferenceNode):
         return event, probabilities
 
     async def fine(self, task: Task) -> FineEvent | FallbackEvent:
-        """The fine answer of the first upper node that gives one, or why the coarse one has to stand.
+        """The fine answer of the first upstream node that gives one, or why the coarse one has to stand.
 
         Each attempt may take an equal share of what is left for it and those after it, so that one node that hangs
         does not use up the time of the others; the last one has all that is left.
@@ -224,21 +223,21 @@ class EndNode(InferenceNode):
             else:
                 self._tell(upstream.node_id, None, "")
                 return replace(got, wrong=tuple(wrong))
-        detail = "; ".join(failures)[:_MOST_SAID] or "the budget was spent before an upper node could be asked"
+        detail = "; ".join(failures)[:_MOST_SAID] or "the budget was spent before an upstream node could be asked"
         return FallbackEvent(task_id=task.task_id, reason=reason, detail=detail, tried=tuple(tried), wrong=tuple(wrong))
 
     def _tell(self, upstream: str, reason: FallbackReason | None, why: str) -> None:
-        """Log when an upper node begins to fail, fails in another way, or is well again; not for each task."""
+        """Log when an upstream node begins to fail, fails in another way, or is well again; not for each task."""
         if self._failing.get(upstream) == reason:
             return
         if reason is None:
             del self._failing[upstream]
-            log.info("the upper node answers again", extra={"upstream": upstream})
+            log.info("the upstream node answers again", extra={"upstream": upstream})
             return
         if len(self._failing) >= _MAX_REMEMBERED:
             self._failing.clear()
         self._failing[upstream] = reason
-        log.warning("no fine answers from an upper node", extra={"upstream": upstream, "reason": reason, "why": why})
+        log.warning("no fine answers from an upstream node", extra={"upstream": upstream, "reason": reason, "why": why})
 
     async def _ask(
         self, task: Task, images: Array, upstream: Upstream, budget_s: float, encoded: dict[Encoding, Encoded]
@@ -273,7 +272,7 @@ class EndNode(InferenceNode):
             try:
                 encoded[to.encoding] = await self._encoders.encode(images, to.encoding, budget_s=until - self.clock())
             except TerraceError as exc:
-                # Its own trouble: nothing that the upper node has answered.
+                # Its own trouble: nothing that the upstream node has answered.
                 raise UpstreamUnavailable(f"nothing was sent, since the images could not be encoded: {exc}") from exc
         call = Call(outputs=(_OUTPUT,), request_id=task.request_id, budget_s=until - self.clock(), urgent=task.urgent)
         match to:

@@ -139,7 +139,7 @@ def bound_s(
         window: tasks that an end device may have under way; None for any number.
     """
     if series.scheme is Scheme.ADAPTIVE:
-        # It holds the end devices' own work against its window, not what waits for upper nodes.
+        # It holds the end devices' own work against its window, not what waits for upstream nodes.
         return least_bound(tasks, counts, times).seconds
     if series.scheme is not Scheme.MAPPING:
         return _shared_s([(series.scheme, counts)], tasks, times, window)

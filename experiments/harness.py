@@ -279,7 +279,7 @@ class Run:
 
         Args:
             names: of networks where it shall not be the tier's first one.
-            encoding: in which images will also go to upper nodes.
+            encoding: in which images will also go to upstream nodes.
         """
         with self.step("reading the networks"):
             measured = await asyncio.to_thread(measure_networks, profile, names)

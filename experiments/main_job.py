@@ -61,7 +61,7 @@ class Agreement:
 
 
 def routes_of(results: Sequence[ImageResult], batch: int = BATCH) -> list[Route]:
-    """The tasks of a job, from its results in index order; all images of a task share their upper node."""
+    """The tasks of a job, from its results in index order; all images of a task share their upstream node."""
     routes = []
     for start in range(0, len(results), batch):
         part = results[start : start + batch]

@@ -1,7 +1,7 @@
 """Table 2 of the paper: inference and processing time on each tier, with and without the latency of the links.
 
 One node of each tier, one task of 50 images at a time (window 1), through the scheduler as any job. The processing time
-is what the scheduler sees: for an end device from the dispatch of a task to its coarse answer, for an upper node from
+is what the scheduler sees: for an end device from dispatch of a task to its coarse answer, for an upstream node from
 the coarse to the fine answer. Inference and link are emulated; what is left is the services' own overhead: taking a
 task apart and putting it together, HTTP, the event loop, the hand-over to the inference thread. The time from an answer
 to the dispatch of the next task stands apart.

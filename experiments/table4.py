@@ -9,7 +9,7 @@ encoder adds to that, split as in the paper's Eq. 8:
   its own HTTP hop.
 
 A device encodes for the cloud, or for an edge node; or a trusted edge node encodes for the cloud. The latency that is
-varied is that of the way to the upper node. Where an edge node encodes, it lies behind that node, whose own hop has
+varied is that of the way to the upstream node. Where an edge node encodes, it lies behind that node, whose own hop has
 none: the way is as long as without the encoder. A bandwidth is that of every link of the way.
 
 Heads really run, at the speed of this machine, while the inference of upper networks and tails is emulated where the
@@ -71,7 +71,7 @@ _PIXELS = "pixels"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """How images come to the upper node of a fleet."""
+    """How images come to the upstream node of a fleet."""
 
     upper: Tier
     encode_on: Tier | None
@@ -98,7 +98,7 @@ class Chosen(Options):
     form: FeatureForm = option(FeatureForm.UINT8, "How they are written.")
     latency: list[float] | None = option(
         None,
-        "Seconds to the upper node and back; may be repeated. Default: 0.5, 1, 1.5, 2; 0.5, 2 with --quick.",
+        "Seconds to the upstream node and back; may be repeated. Default: 0.5, 1, 1.5, 2; 0.5, 2 with --quick.",
         min=0,
         max=60,
     )
@@ -137,7 +137,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
         run.note("links lose exchanges: the time of a task that was sent again holds both ways")
     if any(run.config["slowness"].values()):
         run.note(
-            "the emulated time of an upper network stands for that of its tail as well, so the upper node gains "
+            "the emulated time of an upper network stands for that of its tail as well, so the upstream node gains "
             "nothing from the head's work; scaled: as if the head were slower by as much as the network of its tier "
             "is emulated to be"
         )
@@ -390,7 +390,7 @@ def _draw(record: Record, figures: Figures) -> None:
     panels = figures.panels(
         "table4",
         ["no limit" if mbps is None else f"links of {mbps:g} Mbit/s" for mbps in limits],
-        xlabel="latency to the upper node and back (s)",
+        xlabel="latency to the upstream node and back (s)",
         ylabel="overhead of a task (% of its time without encoder)",
     )
     ways = list(dict.fromkeys((row["encode_on"], row["upper"]) for row in rows))

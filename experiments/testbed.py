@@ -134,7 +134,7 @@ def with_answers(network: Network, images: Array, folder: Path, encoding: Encodi
     """The network with its answers to these images in a file in `folder`.
 
     Args:
-        encoding: in which images will also go to upper nodes; the tail's answers stand beside the network's own.
+        encoding: in which images will also go to upstream nodes; the tail's answers stand beside the network's own.
     """
     manifest = load_manifest()
     entry, path = manifest.entry(network.name), folder / f"{network.name}.npz"

@@ -37,7 +37,7 @@ from tierkit.types import Privacy, Scheme, Tier
 __all__ = ["SCALE", "Size", "case_of", "simulated_point"]
 
 _JOINED_IMAGES = NodeSettings.model_fields["max_batch_size"].default
-"""For each core of an upper node."""
+"""For each core of an upstream node."""
 _SCHEMES = (Scheme.MAPPING, Scheme.ADAPTIVE)
 _SPREAD = 0.3
 _CHURN_PER_MINUTE = 0.02
@@ -225,7 +225,7 @@ def simulated_point(
 
     Args:
         n_map: that the real scheduler had; None for what it should have had.
-        joins: tasks that an upper node joins to one batch.
+        joins: tasks that an upstream node joins to one batch.
     """
     scheme, by_formula, window, ends = key
     times = times_of(profile)

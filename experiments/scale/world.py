@@ -2,7 +2,7 @@
 
 The scheduler is the real one: its device list and failure detector, its dispatcher with all attempts, its mapping and
 the planner of the scheme `adaptive`, on the clock of a `VirtualLoop`. What stands for other machines is this: a node
-serves tasks first come, first served, each as long as its speed says, an upper node those that wait together as one
+serves tasks first come, first served, each as long as its speed says, an upstream node those that wait together as one
 batch where it is told to; a link delays and is not occupied; a killed node refuses connections, a silent one lets
 everybody wait. A task that is given up while a node has it is computed all the same. No sockets, no JSON, no database,
 no images: their cost is measured elsewhere.

@@ -1,4 +1,4 @@
-"""Where a request may go on to: the upper nodes that its sender names, checked. Pure."""
+"""Where a request may go on to: the upstream nodes that its sender names, checked. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def read_upstreams(header: str | None, allowed: tuple[str, ...]) -> tuple[Upstream, ...]:
-    """The upper nodes that a request names, in the order in which to try them.
+    """The upstream nodes that a request names, in the order in which to try them.
 
     A node sends a user's pixels to these URLs because its caller says so. The list is therefore short, its URLs say
     plainly where they lead, and `allowed` can pin them.

@@ -1,4 +1,4 @@
-"""An end node and an upper node on real sockets, with networks that a test can compute in its head."""
+"""An end node and an upstream node on real sockets, with networks that a test can compute in its head."""
 
 import asyncio
 import threading

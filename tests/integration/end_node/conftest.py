@@ -1,4 +1,4 @@
-"""An end node and an upper node on real sockets."""
+"""An end node and an upstream node on real sockets."""
 
 import time
 from collections.abc import AsyncIterator, Callable

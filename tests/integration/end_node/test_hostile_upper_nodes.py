@@ -1,4 +1,4 @@
-"""Upper nodes whose answers lie, drip or hang, byte by byte on real sockets: the coarse answer stands, and says why."""
+"""Upstream nodes whose answers lie, drip or hang, byte by byte: the coarse answer stands, and says why."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def saying(*pieces: bytes, pause_s: float | None = None) -> Say:
 
 
 async def answer(end: RunningEnd, say: Say, *, budget_s: float = 10.0, cut: bool = True) -> TaskEvent:
-    """The last line of the answer to a task; with `cut` the upper node's connection is closed after it."""
+    """The last line of the answer to a task; with `cut` the upstream node's connection is closed after it."""
     async with talking(say) as node:
         coarse, event = await end.answer(images(0, 1), to(node.url), budget_s=budget_s)
         assert isinstance(coarse, CoarseEvent)

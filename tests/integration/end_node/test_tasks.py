@@ -150,7 +150,7 @@ async def post(end: RunningEnd, headers: dict[str, str] | None = None, task_id: 
         (400, "Terrace-Upstream cannot be read", {"Terrace-Upstream": "http://a"}),
         (400, "Terrace-Stage is 'all' or 'fine', not 'coarse'", {"Terrace-Stage": "coarse"}),
         (400, "Terrace-Priority is 'interactive' or absent, not 'high'", {"Terrace-Priority": "high"}),
-        (400, "Terrace-Stage 'fine' needs upper nodes to ask", {"Terrace-Stage": "fine"}),
+        (400, "Terrace-Stage 'fine' needs upstream nodes to ask", {"Terrace-Stage": "fine"}),
     ],
 )
 async def test_a_wrong_head_is_refused(end: RunningEnd, status: int, sentence: str, headers: dict[str, str]) -> None:
@@ -264,7 +264,7 @@ async def test_a_client_that_hangs_up_cancels_the_question_to_the_upper_node(
         await anext(lines)
         await wait_for(lambda: upper.lifecycle.in_flight == 1)
     await wait_for(lambda: end.lifecycle.in_flight == 0, what="the end node to give up")
-    await wait_for(lambda: upper.lifecycle.in_flight == 0, what="the upper node to hear of it")
+    await wait_for(lambda: upper.lifecycle.in_flight == 0, what="the upstream node to hear of it")
 
 
 async def test_a_client_that_hangs_up_takes_its_batch_out_of_the_queue(end: RunningEnd) -> None:

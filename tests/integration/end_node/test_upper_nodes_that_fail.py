@@ -1,4 +1,4 @@
-"""Whatever an upper node does, a task ends in time with its coarse answer and a reason."""
+"""Whatever an upstream node does, a task ends in time with its coarse answer and a reason."""
 
 import asyncio
 import json
@@ -213,8 +213,8 @@ async def test_the_log_tells_a_failure_once_and_when_it_is_over(
     for url in (refused(), refused(), upper.url, upper.url):
         await end.answer(images(2), to(url))
     assert [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "end_node.node"] == [
-        ("WARNING", "no fine answers from an upper node"),
-        ("INFO", "the upper node answers again"),
+        ("WARNING", "no fine answers from an upstream node"),
+        ("INFO", "the upstream node answers again"),
     ]
 
 

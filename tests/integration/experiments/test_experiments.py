@@ -101,7 +101,7 @@ def test_table2(profile: str, tmp_path: Path) -> None:
     # And it measured the very tasks that the scheduler saw.
     points = json.loads((tmp_path / "run" / RECORD).read_text())["points"]
     assert all(point["images"] == len(point["stage_ms"]) * 50 for point in points)
-    # An upper node's time is that between two lines at the scheduler: the first one may be read late on a busy machine.
+    # An upstream node's time is that between two lines at the scheduler: a busy machine may read the first one late.
     assert end["overhead_ms_per_task"] > 0
     assert all(row["overhead_ms_per_task"] > -20 for row in rows)
 

@@ -43,7 +43,7 @@ from tierkit.inference.node import InferenceNode, node_app
 from tierkit.testing import listening, serve_app, wait_for
 from tierkit.types import EncoderKind, Tier
 
-NETWORK = "wrn-16-2"  # for upper nodes: it is small
+NETWORK = "wrn-16-2"  # for upstream nodes: it is small
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 WINDOW = 8
 FAST: dict[str, Any] = {"heartbeat_s": 0.1, "suspect_s": 2.0, "lease_s": 5.0, "drain_s": 2.0}

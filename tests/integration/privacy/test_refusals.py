@@ -1,4 +1,4 @@
-"""What an upper node answers to features that are not its own, and a scheduler to jobs that nobody can encode for."""
+"""What an upstream node answers to features that are not its own, and a scheduler to jobs that none can encode for."""
 
 import asyncio
 import re
@@ -115,7 +115,7 @@ async def test_a_node_that_may_not_see_pixels_has_no_model_for_them():
 
 
 def route(url: str, tier: Tier, **encoding: str) -> dict[str, str]:
-    """The header that names an upper node and the encoder whose features it shall get, changed as `encoding` says."""
+    """The header that names an upstream node and the encoder whose features it gets, changed as `encoding` says."""
     encoder = load_manifest().encoder(TAIL)
     wanted = {"name": TAIL, "head": encoder.head.sha256, "tail": encoder.tail.sha256, **encoding}
     upstream = Upstream(

@@ -1,4 +1,4 @@
-"""Which upper nodes a request may name."""
+"""Which upstream nodes a request may name."""
 
 import json
 

@@ -150,7 +150,7 @@ def test_means_and_ranges_need_several_runs(runs: list[int], words: str) -> None
 def test_many_panels_stand_in_rows_and_their_titles_apart() -> None:
     figures = Figures()
     titles = [f"links of {number} Mbit/s" for number in range(100, 108)]
-    assert len(figures.panels("plot", titles, xlabel="latency to the upper node and back (s)", ylabel="y")) == 8
+    assert len(figures.panels("plot", titles, xlabel="latency to the upstream node and back (s)", ylabel="y")) == 8
     figures.render("svg")
     axes = figures._figures["plot"].axes
     assert len(axes) == 8
