@@ -94,7 +94,7 @@ def _read_labels(path: Path, files: Sequence[Path]) -> list[int | str | None]:
     if path.suffix.lower() == ".json":
         try:
             found = json.loads(text)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise InvalidInput(f"{path} is not JSON: {exc}") from exc
         if not isinstance(found, list):
             raise InvalidInput(f"{path} must hold a JSON list with one label per image")

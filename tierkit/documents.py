@@ -52,7 +52,9 @@ def read_toml(path: Path, *, what: str, content: bytes | None = None) -> dict[st
         raise SetupError(f"cannot read the {what} {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise SetupError(f"the {what} {path} is no text in UTF-8") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except RecursionError as exc:
+        raise SetupError(f"the {what} {path} is not valid TOML: its lists are too deep") from exc
+    except ValueError as exc:  # also for numbers of thousands of digits
         raise SetupError(f"the {what} {path} is not valid TOML: {exc}") from exc
 
 

@@ -157,9 +157,9 @@ class NodeSettings(ServiceSettings):
     """Whether a batch may use all cores unless `threads` says otherwise."""
 
     node_id: str = ""
-    """Name of this node in the device list: lower-case letters, digits, dots and dashes. Default: the machine's name,
-    the tier, the port and four hex digits of the machine's identity, such as pi-end-8071-3fa9, the same at each start;
-    with port 0, such as end-3fa9, fresh at each start."""
+    """Name of this node in the device list: lower-case letters, digits, dots, dashes and underscores. Default: the
+    machine's name, the tier, the port and four hex digits of the machine's identity, such as pi-end-8071-3fa9, the same
+    at each start; with port 0, such as end-3fa9, fresh at each start."""
 
     scheduler: HttpUrl | None = None
     """URL of the scheduler to register with and to fetch missing models from; without one the node serves alone."""
@@ -324,7 +324,7 @@ def _read_table(service: str, config: Path | None) -> Mapping[str, object]:
     tables = read_toml(config, what="settings file")
     table = tables.get(service)
     if not isinstance(table, dict):
-        names = ", ".join(f"[{name}]" for name in tables) or "nothing"
+        names = ", ".join(f"[{name}]" for name, value in tables.items() if isinstance(value, dict)) or "none"
         raise SetupError(f"the settings file {config} has no table [{service}]; it holds {names}")
     if "token" in table:
         check_private(config.stat(), config, "the settings file with a token,")

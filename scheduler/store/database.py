@@ -81,6 +81,8 @@ async def _check_version(connection: AsyncConnection, where: str) -> None:
     found = await connection.scalar(select(properties.c.value).where(properties.c.name == "schema_version"))
     if found is None:
         await connection.execute(insert(properties).values(name="schema_version", value=str(SCHEMA_VERSION)))
+    elif not (len(found) < 9 and found.isascii() and found.isdigit() and int(found)):
+        raise SetupError(f"the database {where} is damaged: its schema is {found[:20]!r}; use another --state folder")
     elif int(found) > SCHEMA_VERSION:
         raise SetupError(
             f"the database {where} was made by a newer Terrace (schema {found}, this one knows {SCHEMA_VERSION}): "

@@ -25,7 +25,7 @@ __all__ = ["SCHEMA_VERSION", "UPGRADES", "attempts", "jobs", "metadata", "proper
 
 SCHEMA_VERSION = 3
 
-UPGRADES: dict[int, tuple[str, ...]] = {1: (), 2: ("DROP TABLE terrace_tasks",)}
+UPGRADES: dict[int, tuple[str, ...]] = {1: (), 2: ("DROP TABLE IF EXISTS terrace_tasks",)}
 """Statements that turn a database of this version into one of the next; new tables are created by themselves."""
 
 metadata = MetaData()

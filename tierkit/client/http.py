@@ -28,6 +28,7 @@ from tierkit.errors import (
 )
 from tierkit.http.errors import error_of
 from tierkit.pacing import backoff_s
+from tierkit.wire.messages import checked_url
 
 __all__ = ["DEFAULT_URL", "Backoff", "Connection", "OnWait", "Patience"]
 
@@ -127,9 +128,10 @@ class Connection:
             on_wait: called with the reason and the seconds before a call waits for as long as the scheduler has asked
                 for (a limit of the token is reached, or it takes no jobs now).
         """
-        if not url.startswith(("http://", "https://")):
-            raise InvalidInput(f"the scheduler's URL must begin with http:// or https://, and this is {url!r}")
-        self.url = url.rstrip("/")
+        try:
+            self.url = checked_url(url)
+        except ValueError as exc:
+            raise InvalidInput(f"the scheduler's URL {exc}, and this is {url!r}") from None
         self._backoff = backoff or Backoff()
         self._timeout_s = timeout_s
         self._on_wait = on_wait

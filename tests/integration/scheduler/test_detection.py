@@ -59,7 +59,7 @@ async def pair(tmp_path, kit, settings) -> AsyncIterator[Pair]:
 
 
 # The bounds here are those of the promise with room for a machine that is busy with other tests; the promise itself is
-# measured by `python -m experiments.detection`.
+# measured by `terrace experiment heartbeat`.
 
 
 async def test_a_killed_node_is_dead_at_once_though_it_was_idle(pair):

@@ -405,6 +405,14 @@ async def test_a_database_of_a_newer_terrace_is_refused(tmp_path):
         await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
 
 
+@pytest.mark.parametrize("version", ["0", "-1", "abc", "", "9" * 5000])
+async def test_a_database_with_an_odd_schema_version_is_refused(tmp_path, version):
+    async with opened(tmp_path / "x.db") as store, store.engine.begin() as connection:
+        await connection.execute(update(properties).values(value=version))
+    with pytest.raises(SetupError, match="another --state folder"):
+        await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [(b"this is no database" * 100, "not a database"), (b"SQLite format 3\0" + bytes(50), "")]
 )

@@ -72,6 +72,7 @@ def test_contradictions_are_refused(sources: list[str], labels: str | None, mess
         ("labels.json", "[", "not JSON"),
         ("labels.json", '["apple"]', "1 labels for 3 images"),
         ("labels.csv", "file,class\n1.png,apple\n", "columns name,label"),
+        ("labels.json", "[" * 200_000, "is not JSON"),
     ],
 )
 def test_wrong_files_of_labels(folder: Path, tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -123,6 +123,9 @@ def test_no_node_is_called_like_a_tier(tier: Tier) -> None:
     [
         (None, "cannot read the settings file"),
         ("port = ", "is not valid TOML"),
+        ("port = " + "[" * 10_000, "is not valid TOML"),
+        ("port = " + "9" * 10_000, "is not valid TOML"),
+        ("edgelike = 3", "has no table [edgelike]; it holds none"),
         ("[other]\nport = 1", "has no table [edgelike]; it holds [other]"),
     ],
 )

@@ -214,7 +214,7 @@ async def test_an_answer_that_is_no_job_is_an_error(api: FakeApi, client: AsyncC
         await client.job("j1")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8070", "ftp://host", ""])
+@pytest.mark.parametrize("url", ["127.0.0.1:8070", "ftp://host", "", "http://127.0.0.1:99999", "http://"])
 def test_a_url_must_be_one(url: str) -> None:
     with pytest.raises(InvalidInput, match="http://"):
         AsyncClient(url)
