@@ -166,7 +166,9 @@ class RunRecord(_Part):
     """What a reader of the figures must know."""
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
     """None where nothing is drawn by chance."""
-    command: list[str] = Field(default_factory=lambda: [Path(sys.argv[0]).name, *sys.argv[1:]], min_length=1)
+    command: list[str] = Field(
+        default_factory=lambda: [Path(sys.argv[0]).name, *_without_places(sys.argv[1:])], min_length=1
+    )
     commit: str | None = Field(default_factory=lambda: source_commit())
     """None outside of a checkout."""
     host: Host = Field(default_factory=lambda: Host.model_validate(host_facts()))
@@ -296,18 +298,20 @@ def _leaves(value: Any, place: str = "", key: str = "") -> Iterator[tuple[str, s
         yield from _leaves(part, f"{place}.{name}" if place else str(name), str(name))
 
 
-def origin(record: Mapping[str, Any]) -> str:
-    """Where the figures of a record of `terrace experiment` come from: command, commit, time and machine.
+def _without_places(arguments: Sequence[str]) -> list[str]:
+    """Arguments of a command without where its output and its tools are, which decides about no figure."""
+    given, kept = iter(arguments), []
+    for argument in given:
+        if argument in ("--out", "--venvs"):
+            next(given, None)
+        elif argument != "--json" and not argument.startswith(("--out=", "--venvs=")):
+            kept.append(argument)
+    return kept
 
-    The command is without its output, which decides about nothing.
-    """
-    arguments = iter(record["command"][1:])
-    command = ["terrace"]
-    for argument in arguments:
-        if argument == "--out":
-            next(arguments, None)
-        elif argument != "--json" and not argument.startswith("--out="):
-            command.append(argument)
+
+def origin(record: Mapping[str, Any]) -> str:
+    """Where the figures of a record of `terrace experiment` come from: command, commit, time and machine."""
+    command = ["terrace", *_without_places(record["command"][1:])]
     commit, plus, _ = (record["commit"] or "unknown").partition("+")
     when = datetime.fromisoformat(record["measured_at"]).strftime("%Y-%m-%d %H:%M UTC")
     host = record["host"]

@@ -63,7 +63,6 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
 """The paper's Tables 1 and 3, by the tier that a network is made for."""
 
 _CORES = {Tier.END: 1, Tier.EDGE: 2}
-_UNMEASURED_S = 1.0
 
 
 async def _measure(run: Run, _nothing: Options) -> None:

@@ -61,11 +61,9 @@ _LATENCIES_S = (0.5, 1.0, 1.5, 2.0)
 _BANDWIDTHS_MBPS: tuple[float | None, ...] = (None, 100.0, 10.0)
 
 _TASKS, _QUICK_TASKS = 5, 2
-_START_S = 5.0
 _JOB_BUDGET_S = 900.0
 """About what a task takes where the speed is real, for the progress bar."""
 _SCHEMES = {Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
-_FORM_BYTES = {FeatureForm.UINT8: 1, FeatureForm.FLOAT16: 2, FeatureForm.FLOAT32: 4}
 _PIXELS = "pixels"
 
 

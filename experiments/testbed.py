@@ -48,7 +48,6 @@ BATCH = 50
 
 _SPEED_RUNS = 5
 _THREADS = os.cpu_count() or 1
-_REAL_TASK_S = 0.1
 _TAIL_IMAGES = 1000
 """Whose features are held in memory at once."""
 

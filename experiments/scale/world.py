@@ -57,7 +57,6 @@ _JOB_TASKS = 10_000
 _LEAST_READY = 4
 """A further job is submitted when fewer tasks than this per end device are ready."""
 _DAY_S = 86_400.0
-_TIERS = tuple(Tier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

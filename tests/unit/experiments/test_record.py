@@ -54,3 +54,12 @@ def test_what_json_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         record.write(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_does_not_say_where_its_output_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["table5", "--out", "somewhere", "--venvs=there", "--json", "--seed", "3"]
+    monkeypatch.setattr("sys.argv", ["/bin/terrace", "experiment", *words])
+    assert json.loads(_record().write(tmp_path).read_text())["command"] == [
+        *("terrace", "experiment", "table5"),
+        *("--seed", "3"),
+    ]
