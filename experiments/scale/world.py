@@ -4,8 +4,8 @@ The scheduler is the real one: its device list and failure detector, its dispatc
 the planner of the scheme `adaptive`, on the clock of a `VirtualLoop`. What stands for other machines is this: a node
 serves tasks first come, first served, each as long as its speed says, an upstream node those that wait together as one
 batch where it is told to; a link delays and is not occupied; a killed node refuses connections, a silent one lets
-everybody wait. A task that is given up while a node has it is computed all the same. No sockets, no JSON, no database,
-no images: their cost is measured elsewhere.
+everybody wait. A task that is given up while a node computes it is computed to its end. No sockets, no JSON, no
+database, no images: their cost is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from experiments.scale.clock import VirtualLoop
 from models.manifest import Manifest, load_manifest
 from scheduler.devices.health import Probe
 from scheduler.devices.list import DeviceList
@@ -39,10 +38,11 @@ from scheduler.placement.routes import Fleet
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import NotFound, UpstreamUnavailable
 from tierkit.types import Health, Scheme, Tier
+from tierkit.virtual_time import VirtualLoop
 from tierkit.wire.events import CoarseEvent, FallbackEvent, FineEvent, UpperTiming
 from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
-__all__ = ["BATCH", "Case", "simulate"]
+__all__ = ["BATCH", "Case", "Slow", "World", "simulate"]
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -57,6 +57,15 @@ _JOB_TASKS = 10_000
 _LEAST_READY = 4
 """A further job is submitted when fewer tasks than this per end device are ready."""
 _DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A node that becomes slower."""
+
+    node_id: str
+    factor: float
+    from_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +97,15 @@ class Case:
     """Share of the end devices and edge nodes that fail in a minute; half are killed, half fall silent. Each comes back
     after `away_s`."""
     away_s: float = 5.0
+    slow: tuple[Slow, ...] = ()
+    noise: float = 0.0
+    """Of the time of a batch: the most that it takes longer than it should, as a share."""
+    late_s: float = 0.0
+    """The most that an answer comes later than it should, as from a machine that has other work."""
+    links_known: bool = True
+    """Whether the scheduler is told of the links, or learns of them."""
+    deadline_s: float = _DAY_S
+    """Of each job."""
     job_tasks: int = _JOB_TASKS
     seed: int = 0
 
@@ -96,8 +114,8 @@ class Case:
         return self.ends + self.edges + self.clouds
 
 
-_Served = tuple[float, int]
-"""When a task was begun, and how many were computed with it."""
+_Served = tuple[float, float, int]
+"""When a batch was begun, its seconds, and its tasks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -158,11 +176,13 @@ class _Sink:
         world = self._world
         if answer.stage == "coarse" and answer.kind == "coarse":
             world.coarse += 1
+            world.coarse_at = world.loop.time()
             if world.case.scheme is not Scheme.END:
                 return
         world.kinds[answer.kind] = world.kinds.get(answer.kind, 0) + 1
         if isinstance(answer.event, FineEvent):
             world.by_tier[answer.event.tier] += 1
+            world.fine_at = world.loop.time()
         world.finished_at = world.loop.time()
         self._left -= 1
         world.left -= 1
@@ -191,18 +211,21 @@ class World:
         self.kinds: dict[str, int] = {}
         self.by_tier: dict[Tier, int] = dict.fromkeys(Tier, 0)
         self.outcomes: dict[str, int] = {}
-        self.finished_at = 0.0
+        self.coarse_at = self.fine_at = self.finished_at = 0.0
+        """When the last answer came: coarse, fine, of a task."""
         self.beats = self.messages = self.deaths = self.returns = 0
         self._chance = random.Random(case.seed)
         manifest = load_manifest()
         self.nodes = {node.node_id: node for node in self._make_nodes(manifest)}
+        self._links = {Tier.EDGE: case.edge_link_s, Tier.CLOUD: case.cloud_link_s}
+        told = self._links if case.links_known else dict.fromkeys(self._links, 0.0)
         self.settings = SchedulerSettings(
             window=case.window,
             n_map=case.n_map,
             trusted=("end", "edge", "cloud"),
             end_link_s=0.0,
-            edge_link_s=case.edge_link_s,
-            cloud_link_s=case.cloud_link_s,
+            edge_link_s=told[Tier.EDGE],
+            cloud_link_s=told[Tier.CLOUD],
             heartbeat_s=case.heartbeat_s,
             suspect_s=2.5 * case.heartbeat_s,
             lease_s=15 * case.heartbeat_s,
@@ -214,8 +237,8 @@ class World:
             devices=self.devices,
             fleet=fleet,
             pilot=Pilot(
-                link_s={Tier.EDGE: case.edge_link_s, Tier.CLOUD: case.cloud_link_s},
-                hop_s=case.hop_s,
+                link_s=told,
+                hop_s=case.hop_s if case.links_known else 0.0,
                 accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
             ),
             wire=self,
@@ -224,11 +247,10 @@ class World:
             clock=self.loop.time,
             chance=random.Random(case.seed + 1),
         )
-        self._links = {Tier.EDGE: case.edge_link_s, Tier.CLOUD: case.cloud_link_s}
         self._jobs = 0
         self._unsubmitted = case.tasks
         self._policy = settle(
-            PolicyRequest(scheme=case.scheme), scheme=case.scheme, deadline_s=_DAY_S, task_deadline_s=_DAY_S
+            PolicyRequest(scheme=case.scheme), scheme=case.scheme, deadline_s=case.deadline_s, task_deadline_s=_DAY_S
         )
         self._pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (case.job_tasks * BATCH, 1, 1, 1))
 
@@ -280,7 +302,7 @@ class World:
                     content="",
                     tasks=[ActiveTask(index=k, first_image=k * BATCH, images=BATCH) for k in range(tasks)],
                     sink=_Sink(self, tasks),
-                    deadline=_DAY_S,
+                    deadline=self.loop.time() + self.case.deadline_s,
                 )
             )
             self._jobs += 1
@@ -300,7 +322,7 @@ class World:
         sent_at = loop.time()
         done_at = sent_at + half_s
         if not order.coarse_known:
-            begun, tasks = await self._while_up(end, self._serve(end, done_at, half_s))
+            begun, seconds, tasks = await self._while_up(end, self._serve(end, done_at, half_s))
             done_at = loop.time() - half_s
             end.done += 1
             self.messages += 1
@@ -312,7 +334,7 @@ class World:
                     node_id=order.node_id,
                     model=end.model,
                     queue_ms=(begun - sent_at - half_s) * 1000,
-                    compute_ms=tasks * end.seconds * 1000,
+                    compute_ms=seconds * 1000,
                     batch_images=tasks * BATCH,
                 ),
                 "",
@@ -326,7 +348,7 @@ class World:
             tried.append(upstream.node_id)
             try:
                 await self._while_up(end, loop.until(asked_at + link_s / 2))
-                begun, tasks = await self._while_up(upper, self._serve(upper, loop.time(), 0.0))
+                begun, seconds, tasks = await self._while_up(upper, self._serve(upper, loop.time(), 0.0))
             except UpstreamUnavailable:
                 if end.down:
                     raise
@@ -348,7 +370,7 @@ class World:
                     round_trip_ms=(ready_at + link_s / 2 - asked_at) * 1000,
                     timing=UpperTiming(
                         queue_ms=(begun - asked_at - link_s / 2) * 1000,
-                        compute_ms=tasks * upper.seconds * 1000,
+                        compute_ms=seconds * 1000,
                         batch_images=tasks * BATCH,
                     ),
                 ),
@@ -403,10 +425,17 @@ class World:
         most = 1 if node.tier is Tier.END else self.case.joins
         batch: list[tuple[float, float, asyncio.Future[_Served]]] = []
         while queue and len(batch) < most and queue[0][0] <= now:
-            batch.append(queue.popleft())
-        done_at = now + len(batch) * node.seconds
+            one = queue.popleft()
+            if not one[2].done():
+                batch.append(one)
+        seconds = len(batch) * node.seconds * self._slowness(node, now)
+        if self.case.noise:
+            seconds *= 1.0 + self.case.noise * self._chance.random()
+        done_at = now + seconds
         for _, back_s, future in batch:
-            self.loop.at(done_at + back_s, _answer, future, (now, len(batch)))
+            if self.case.late_s:
+                back_s += self.case.late_s * self._chance.random()
+            self.loop.at(done_at + back_s, _answer, future, (now, seconds, len(batch)))
         if batch:
             self.loop.at(done_at, self._begin, node, life)
         elif queue:
@@ -414,11 +443,16 @@ class World:
         else:
             node.serving = False
 
+    def _slowness(self, node: _Node, now: float) -> float:
+        return math.prod(slow.factor for slow in self.case.slow if slow.node_id == node.node_id and now >= slow.from_s)
+
     # --- signs of life ------------------------------------------------------------------------------------------------
 
     def _register(self, node: _Node) -> None:
         now = self.loop.time()
-        offer = ModelOffer(name=node.model, sha256="0" * 64, ms_per_image=node.seconds / BATCH * 1000)
+        offer = ModelOffer(
+            name=node.model, sha256="0" * 64, ms_per_image=node.seconds * self._slowness(node, now) / BATCH * 1000
+        )
         registration = Registration(
             node_id=node.node_id,
             incarnation=node.incarnation,

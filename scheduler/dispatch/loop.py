@@ -179,10 +179,6 @@ class Dispatcher:
             for job in list(self._jobs.values()):
                 if not job.ending and (job.delayed or job.held or not job.open or now >= job.deadline):
                     self._advance(job, now)
-        self._choice.look_at = self._look_at
-        while not self._congested() and self._send_next(now):
-            pass
-        self._look_at = min(self._look_at, self._choice.look_at)
         if now >= self._move_at:
             # After a pause of this process answers wait to be read: their nodes only look overdue.
             stood_still = now > self._move_at + _MOVE_S
@@ -190,6 +186,10 @@ class Dispatcher:
             if not stood_still:
                 self._move(now)
             self._choice.look_again()
+        self._choice.look_at = self._look_at
+        while not self._congested() and self._send_next(now):
+            pass
+        self._look_at = min(self._look_at, self._choice.look_at)
         if self._settings.hedge:
             self._look_at = min(self._look_at, now + self._hedge(now))
         if looks:

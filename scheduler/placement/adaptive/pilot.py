@@ -136,6 +136,8 @@ class Pilot:
         self._nodes: dict[str, _Known] = {}
         self._links: dict[tuple[str, str], Estimate] = {}
         """Of end devices and upstream nodes that have met."""
+        self._ways: dict[Tier, Estimate] = {}
+        """Of the links to a tier: what is expected of a node that has not answered yet."""
         self._flights: dict[Hashable, _Flight] = {}
 
     # --- what has happened ----------------------------------------------------------------------------------------
@@ -205,6 +207,7 @@ class Pilot:
             if len(self._links) > _MOST_LINKS:
                 del self._links[next(iter(self._links))]
             known.way = (known.way or unknown).observe(link_s, now, trust_first=True)
+            self._ways[known.tier] = self._ways.get(known.tier, unknown).observe(link_s, now, trust_first=True)
         known.done_at = now - (self._hop_s(flight.end, now) + link_s) / 2
         self.ended(key)
 
@@ -479,7 +482,7 @@ class Pilot:
 
     def _link_s(self, end: str, upper: str, now: float) -> float:
         known = self._nodes[upper]
-        link = self._links.get((end, upper)) or known.way
+        link = self._links.get((end, upper)) or known.way or self._ways.get(known.tier)
         return self._link_prior_s[known.tier] if link is None else link.value(now)
 
 

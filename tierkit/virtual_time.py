@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -19,11 +18,8 @@ __all__ = ["VirtualLoop"]
 
 T = TypeVar("T")
 
-_SLOT_S = 0.001
-"""Timers are kept by the millisecond in which they are due, and sorted when its turn comes: a heap of the hundred
-thousand that a large fleet has would cost as much as all that they call."""
 _MOST_CANCELLED = 10_000
-"""Timers that were cancelled are dropped when so many, and half of all, are."""
+"""Cancelled timers are dropped when there are more than this, and than half of all."""
 
 _Timer = tuple[float, int, asyncio.TimerHandle | None, Callable[..., Any], tuple[Any, ...]]
 """When, its number, what can cancel it, and what it calls."""
@@ -36,14 +32,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._now = 0.0
         self._ready: deque[asyncio.Handle] = deque()
         self._due: list[_Timer] = []
-        """Those of the present slot and before, sorted."""
-        self._at = 0
-        """How many of them have had their turn."""
-        self._slot = 0
-        self._slots: dict[int, list[_Timer]] = {}
-        """Those of later slots, as they came."""
-        self._later: list[int] = []
-        """A heap of the later slots."""
+        """A heap."""
         self._number = itertools.count()
         self._cancelled, self._most_cancelled = 0, _MOST_CANCELLED
         self._failure: BaseException | None = None
@@ -54,7 +43,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def at(self, when: float, callback: Callable[..., Any], *args: Any) -> None:
         """As `call_at`, for what is never cancelled: a simulation has millions of these."""
-        self._keep((when, next(self._number), None, callback, args))
+        heapq.heappush(self._due, (when, next(self._number), None, callback, args))
 
     async def sleep_until(self, when: float) -> None:
         """Wait until then; not at all if it is over."""
@@ -94,12 +83,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 handle._run()
 
     def _advance(self) -> None:
-        if self._at == len(self._due):
-            self._open()
-        now = self._now = max(self._now, self._due[self._at][0])
-        while self._at < len(self._due) and self._due[self._at][0] <= now:
-            _, _, timer, callback, args = self._due[self._at]
-            self._at += 1
+        """Go on to the next moment, and call all that is due then."""
+        if not self._due:
+            raise RuntimeError("everybody waits, and nothing will ever happen")
+        now = self._now = max(self._now, self._due[0][0])
+        while self._due and self._due[0][0] <= now:
+            _, _, timer, callback, args = heapq.heappop(self._due)
             if timer is None:
                 callback(*args)
             elif timer.cancelled():
@@ -107,24 +96,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             else:
                 timer._scheduled = False  # type: ignore[attr-defined]
                 timer._run()
-
-    def _open(self) -> None:
-        """Go on to the next slot."""
-        if not self._later:
-            raise RuntimeError("everybody waits, and nothing will ever happen")
-        self._slot = heapq.heappop(self._later)
-        self._due, self._at = self._slots.pop(self._slot), 0
-        self._due.sort()
-
-    def _keep(self, timer: _Timer) -> None:
-        slot = int(timer[0] / _SLOT_S)
-        if slot <= self._slot:
-            insort(self._due, timer, lo=self._at)
-        elif (others := self._slots.get(slot)) is not None:
-            others.append(timer)
-        else:
-            self._slots[slot] = [timer]
-            heapq.heappush(self._later, slot)
 
     # --- what asyncio asks of a loop ------------------------------------------------------------------------------
 
@@ -145,7 +116,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         timer._scheduled = True  # type: ignore[attr-defined]
-        self._keep((when, next(self._number), timer, _nothing, ()))
+        heapq.heappush(self._due, (when, next(self._number), timer, _nothing, ()))
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -154,11 +125,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._drop_cancelled()
 
     def _drop_cancelled(self) -> None:
-        self._slots = {slot: wanted for slot, timers in self._slots.items() if (wanted := _not_cancelled(timers))}
-        self._later = sorted(self._slots)
-        self._due, self._at = _not_cancelled(self._due[self._at :]), 0
-        self._cancelled = 0
-        self._most_cancelled = max(_MOST_CANCELLED, len(self._due) + sum(map(len, self._slots.values())))
+        self._due = [entry for entry in self._due if entry[2] is None or not entry[2].cancelled()]
+        heapq.heapify(self._due)
+        self._cancelled, self._most_cancelled = 0, max(_MOST_CANCELLED, len(self._due))
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -183,10 +152,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _not_cancelled(timers: list[_Timer]) -> list[_Timer]:
-    return [entry for entry in timers if entry[2] is None or not entry[2].cancelled()]
 
 
 def _nothing() -> None:
