@@ -23,10 +23,12 @@ from starlette.applications import Starlette
 
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import Build, running
+from tierkit.inference.model import TensorSpec
 from tierkit.settings import ServiceSettings
 
 __all__ = [
     "FakeClock",
+    "MadeModel",
     "Say",
     "ServiceProcess",
     "Talker",
@@ -39,6 +41,18 @@ __all__ = [
 ]
 
 _POLL_S = 0.005
+
+
+class MadeModel:
+    """What a test's network says of itself, unless it says otherwise; a subclass adds its tensors and `run`."""
+
+    name = "made"
+    version = "1"
+    platform = "numpy_test"
+    sha256 = "ab" * 32
+    inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3)),)
+    labels: Mapping[str, Sequence[str]] = {}
+    parameters: Mapping[str, str | int | float | bool] = {}
 
 
 @dataclass

@@ -8,20 +8,14 @@ import numpy as np
 from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from tierkit.inference.model import Array, TensorSpec
-from tierkit.testing import serve_app
+from tierkit.testing import MadeModel, serve_app
 
 
-class SumModel:
+class SumModel(MadeModel):
     """Adds up the pixels of each image."""
 
     name = "sum"
-    version = "1"
-    platform = "numpy_test"
-    sha256 = "cd" * 32
-    inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3)),)
     outputs = (TensorSpec(name="logits", datatype="FP32", shape=(-1, 1)),)
-    labels: Mapping[str, Sequence[str]] = {}
-    parameters: Mapping[str, str | int | float | bool] = {}
 
     def __init__(self) -> None:
         self.images_seen = 0

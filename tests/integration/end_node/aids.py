@@ -14,7 +14,7 @@ from edge_node.settings import EdgeSettings
 from models.hierarchy import Hierarchy
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import Array, TensorSpec
-from tierkit.testing import serve_app
+from tierkit.testing import MadeModel, serve_app
 from tierkit.types import Tier
 from tierkit.wire.events import TaskEvent, read_event
 from tierkit.wire.messages import ESCALATION, UPSTREAMS, Stage, Upstream
@@ -23,15 +23,10 @@ from tierkit.wire.oip import InferRequest, Tensor, encode_request
 HIERARCHY = Hierarchy(name="four", fine=("a", "b", "c", "d"), coarse=("x", "y"), parent=(0, 0, 1, 1))
 
 
-class PixelModel:
+class PixelModel(MadeModel):
     """The class of an image is its first value, with probability 0.7. Waits while `gate` is closed."""
 
-    version = "1"
-    platform = "test"
-    sha256 = "0" * 64
     inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 2, 2, 3)),)
-    labels: Mapping[str, Sequence[str]] = {}
-    parameters: Mapping[str, str | int | float | bool] = {}
 
     def __init__(self, name: str, classes: int) -> None:
         self.name = name

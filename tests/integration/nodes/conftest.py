@@ -16,20 +16,16 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.endpoints import Guard
 from tierkit.inference.model import Array, TensorSpec
 from tierkit.inference.node import ServedModels
-from tierkit.testing import connected, serve_app
+from tierkit.testing import MadeModel, connected, serve_app
 
 
-class PixelModel:
+class PixelModel(MadeModel):
     """Three "classes" whose scores are the image's first pixel; pixel (255, 255, 255) breaks it.
 
     While `gate` is shut, `run` waits behind it.
     """
 
     name = "pixel"
-    version = "1"
-    platform = "numpy_test"
-    sha256 = "ab" * 32
-    inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 4, 4, 3)),)
     outputs = (
         TensorSpec(name="logits", datatype="FP32", shape=(-1, 3)),
         TensorSpec(name="probabilities", datatype="FP32", shape=(-1, 3)),

@@ -10,21 +10,17 @@ from edge_node.settings import EdgeSettings
 from tierkit.flags import command, run_main
 from tierkit.http.server import serve
 from tierkit.inference.model import Array, TensorSpec
+from tierkit.testing import MadeModel
 
 S_PER_IMAGE = 0.002
 
 
-class SlowModel:
+class SlowModel(MadeModel):
     """Stands for a network that computes outside the interpreter."""
 
     name = "slow"
-    version = "1"
-    platform = "numpy_test"
-    sha256 = "cd" * 32
     inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 32, 32, 3)),)
     outputs = (TensorSpec(name="logits", datatype="FP32", shape=(-1, 10)),)
-    labels: Mapping[str, Sequence[str]] = {}
-    parameters: Mapping[str, str | int | float | bool] = {}
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         images = len(inputs["images"])

@@ -11,19 +11,15 @@ import pytest
 from experiments.emulation.compute import LATE, SLOWER, Answers, EmulatedModel, Slowdown, emulate
 from tierkit.errors import SetupError
 from tierkit.inference.model import Array, Model, TensorSpec
-from tierkit.testing import FakeClock
+from tierkit.testing import FakeClock, MadeModel
 
 
-class SumModel:
+class SumModel(MadeModel):
     """The sum of an image, at a cost of `cost_s` per image on a fake clock."""
 
     name = "sum"
-    version = "1"
-    platform = "test"
-    sha256 = "5" * 64
     inputs = (TensorSpec(name="images", datatype="UINT8", shape=(-1, 2, 2, 3)),)
     outputs = (TensorSpec(name="sum", datatype="INT64", shape=(-1, 1)),)
-    labels: Mapping[str, Sequence[str]] = {}
     parameters: Mapping[str, str | int | float | bool] = {"precision": "exact"}
 
     def __init__(self, clock: FakeClock | None = None, cost_s: float = 0.0) -> None:
@@ -185,7 +181,7 @@ def test_clients_can_tell() -> None:
     model = EmulatedModel(SumModel(), 7.41)
     assert isinstance(model, Model)
     assert model.parameters == {"precision": "exact", "emulated_ms_per_image": 7.41}
-    assert (model.name, model.sha256, model.inputs) == ("sum", "5" * 64, SumModel.inputs)
+    assert (model.name, model.sha256, model.inputs) == ("sum", SumModel.sha256, SumModel.inputs)
 
 
 def test_the_log_says_so_aloud(caplog: pytest.LogCaptureFixture) -> None:
