@@ -7,7 +7,7 @@
 #   make check   formatting, lint, types, import layers
 #
 # PYTHON chooses the interpreter, EXTRA the ONNX Runtime build: `make demo EXTRA=gpu`.
-# WORKERS is the number of processes that share the tests.
+# WORKERS is the number of processes that share the tests; `make test COVER=--cov` measures what they cover.
 
 PYTHON ?= python3
 EXTRA  ?= cpu
@@ -20,6 +20,7 @@ BUILT  ?= $(CURDIR)/dist
 # one worker, for they share its services, and so do those of tests/acceptance, which share a fleet; files are handed out
 # in their order, those with many processes first.
 WORKERS ?= 3
+COVER   ?=
 SHARED  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -54,7 +55,7 @@ unit: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest $(SHARED) tests/unit
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest $(SHARED)
+	$(VENV)/bin/python -m pytest $(SHARED) $(COVER)
 
 test-train: $(TRAIN)/.ready
 	$(TRAIN)/bin/python -m pytest -m train
