@@ -20,7 +20,7 @@ import typer.core
 import typer.main
 
 from terrace import __version__
-from tierkit.commandline import NO_ROOM, UsageError, as_sentence
+from tierkit.commandline import NO_ROOM, UsageError, as_sentence, asked_wrongly
 from tierkit.errors import TerraceError, Unauthenticated, UpstreamTimeout, UpstreamUnavailable
 from tierkit.orphan import die_with_parent
 from tierkit.plaintext import harmless
@@ -133,7 +133,7 @@ def run(arguments: Sequence[str]) -> int:
     except TerraceError as exc:
         hint = next((f"; {hint}" for kind, hint in _HINTS.items() if isinstance(exc, kind)), "")
         typer.echo(harmless(f"terrace: {as_sentence(f'{exc}{hint}')}"), err=True)
-        return 1
+        return 2 if asked_wrongly(exc) else 1
     except BrokenPipeError:
         _drop_output()  # nobody reads it any more, which is no news to whoever closed the pipe
         return 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,13 +28,15 @@ __all__ = [
     "DatasetName",
     "Json",
     "LowestTier",
-    "SchedulerUrl",
     "TlsCa",
     "TokenFile",
     "Untrusted",
     "UpperTier",
     "Weights",
+    "check_tls_ca",
     "connect",
+    "connected",
+    "on_command_line",
     "token_from",
     "training_extra",
 ]
@@ -41,10 +45,6 @@ DEFAULT_PORT = 8070
 """Where `terrace up` puts the scheduler, and so where the other commands look for it."""
 
 _PATIENCE_S = 10.0
-
-SchedulerUrl = Annotated[
-    str, typer.Option("--scheduler", envvar="TERRACE_SCHEDULER", metavar="URL", help="Where the scheduler listens.")
-]
 
 TokenFile = Annotated[
     Path | None,
@@ -111,13 +111,53 @@ def connect(url: str, token_file: Path | None = None, tls_ca: Path | None = None
     """A client for one command: a person waits, so it gives up early. What takes long (an upload, following a job) is
     bounded by other means."""
     return Client(
-        url,
+        url.rstrip("/").removesuffix("/v1"),  # as the routes in the documentation begin
         timeout_s=_PATIENCE_S,
         backoff=Backoff(attempts=2),
         token=token_from(token_file),
         tls_ca=tls_ca,
         on_wait=_tell_wait,
     )
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of a connection, which it takes as a client, its first argument."""
+
+    def call(
+        *,
+        context: typer.Context,
+        scheduler: Annotated[
+            str, typer.Option(envvar="TERRACE_SCHEDULER", metavar="URL", help="Where the scheduler listens.")
+        ] = DEFAULT_URL,
+        token_file: TokenFile = None,
+        tls_ca: TlsCa = None,
+        **own: Any,
+    ) -> None:
+        check_tls_ca(context, scheduler)
+        with connect(scheduler, token_file, tls_ca) as client:
+            command(client, **own)
+
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    *options, _ = inspect.signature(call, eval_str=True).parameters.values()
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *options)]
+    functools.update_wrapper(call, command)
+    call.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # what typer reads
+    call.__annotations__ = {each.name: each.annotation for each in keywords}
+    return call
+
+
+def on_command_line(context: typer.Context, name: str) -> bool:
+    """Whether a parameter was given there, and not by the environment or as a default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def check_tls_ca(context: typer.Context, url: str) -> None:
+    """Refuse certificates for a connection that has none. Those of the environment may be meant for other commands."""
+    if on_command_line(context, "tls_ca") and not url.startswith("https://"):
+        raise typer.BadParameter(
+            f"it goes with a URL that begins with https://, and not with {url}", param_hint="--tls-ca"
+        )
 
 
 def _tell_wait(reason: str, wait_s: float) -> None:

@@ -19,7 +19,7 @@ from experiments.bench.schedule import parse_range
 from experiments.bench.sweep import run_sweep
 from experiments.bench.targets import Target, classify_target, oip_target, tasks_target
 from terrace.console import Column, Listing, print_json, screen
-from terrace.options import Json, TlsCa, TokenFile, token_from
+from terrace.options import Json, TlsCa, TokenFile, check_tls_ca, token_from
 from tierkit.errors import InvalidInput
 from tierkit.wire.oip import BINARY_HEADER
 
@@ -147,9 +147,7 @@ def bench(
         if plot is not None and csv.resolve() == plot.resolve():
             raise InvalidInput(f"-f and --plot both name {csv}: choose two files")
     loads = _loads(concurrency_range, request_rate_range, request_distribution)
-    source = context.get_parameter_source("tls_ca")
-    if source is not None and source.name == "COMMANDLINE" and not url.startswith("https://"):
-        raise InvalidInput(f"--tls-ca is for servers that are asked over https, and {url} is none")
+    check_tls_ca(context, url)
     inputs = InputPlan(
         batch_size=batch_size,
         data=input_data.value,

@@ -10,10 +10,10 @@ import typer
 
 from terrace.console import Column, Listing, percent, print_json, screen, tier_text
 from terrace.following import follow
-from terrace.options import DEFAULT_URL, Json, LowestTier, SchedulerUrl, TlsCa, TokenFile, connect
+from terrace.options import Json, LowestTier, connected
 from terrace.report import check_answers, job_summary
 from terrace.sources import FOLDER_LABELS, open_source
-from tierkit.client import ImageResult, Job
+from tierkit.client import Client, ImageResult, Job
 from tierkit.errors import InvalidInput
 from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
@@ -28,7 +28,9 @@ _NAME_WIDTH = 32
 
 
 @app.command()
+@connected
 def classify(
+    client: Client,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -37,9 +39,6 @@ def classify(
             show_default=False,
         ),
     ],
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
     scheme: Annotated[
         Scheme | None, typer.Option(help="Who serves after the end device. Default: as the scheduler says.")
     ] = None,
@@ -93,41 +92,40 @@ def classify(
     if out is not None:
         _check_out(out)
     source = open_source(sources, labels=labels, data=data)
-    with connect(scheduler, token_file, tls_ca) as client:
-        # An upload may take minutes; whether anybody is there shows within seconds.
-        client.info()
-        job = client.submit(
-            source.images,
-            labels=source.labels,
-            scheme=scheme,
-            batch_size=batch_size,
-            deadline_s=deadline_s,
-            task_deadline_s=task_deadline_s,
-            privacy=privacy,
-            encode_on=encode_on,
-            feature_form=feature_form,
-            weight=weight,
-            recovery=recovery,
-            on_upstream_loss=on_upstream_loss,
-            escalate=escalate,
-            escalate_from=escalate_from,
-            escalate_accuracy=escalate_accuracy,
-            escalate_budget=escalate_budget,
-            name=name or source.title,
-        )
+    # An upload may take minutes; whether anybody is there shows within seconds.
+    client.info()
+    job = client.submit(
+        source.images,
+        labels=source.labels,
+        scheme=scheme,
+        batch_size=batch_size,
+        deadline_s=deadline_s,
+        task_deadline_s=task_deadline_s,
+        privacy=privacy,
+        encode_on=encode_on,
+        feature_form=feature_form,
+        weight=weight,
+        recovery=recovery,
+        on_upstream_loss=on_upstream_loss,
+        escalate=escalate,
+        escalate_from=escalate_from,
+        escalate_accuracy=escalate_accuracy,
+        escalate_budget=escalate_budget,
+        name=name or source.title,
+    )
+    try:
+        job = follow(client, job, screen(stderr=True))
+    except KeyboardInterrupt:
+        typer.echo(f"the job goes on without us: terrace jobs wait {job.id}", err=True)
+        raise
+    if out is not None:
         try:
-            job = follow(client, job, screen(stderr=True))
-        except KeyboardInterrupt:
-            typer.echo(f"the job goes on without us: terrace jobs wait {job.id}", err=True)
-            raise
-        if out is not None:
-            try:
-                client.save_results(job, out, format="csv" if out.suffix.lower() == ".csv" else "jsonl")
-            except OSError as exc:
-                hint = f"get the results with 'terrace jobs results {job.id}'"
-                raise InvalidInput(f"cannot write {out} ({exc.strerror}); {hint}") from exc
-        few = job.images <= _LISTED_IMAGES
-        results = list(client.results(job)) if few or (json and out is None) else []
+            client.save_results(job, out, format="csv" if out.suffix.lower() == ".csv" else "jsonl")
+        except OSError as exc:
+            hint = f"get the results with 'terrace jobs results {job.id}'"
+            raise InvalidInput(f"cannot write {out} ({exc.strerror}); {hint}") from exc
+    few = job.images <= _LISTED_IMAGES
+    results = list(client.results(job)) if few or (json and out is None) else []
     if json:
         print_json({"job": job, "results": results} if out is None else {"job": job, "out": str(out)})
     else:

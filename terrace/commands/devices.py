@@ -8,7 +8,8 @@ import typer
 from rich.markup import escape
 
 from terrace.console import Column, Listing, health_text, node_order, print_json, screen, tier_text
-from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
+from terrace.options import Json, connected
+from tierkit.client import Client
 
 __all__ = ["app"]
 
@@ -18,18 +19,16 @@ NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", s
 
 
 @app.command("list")
-def list_devices(
-    scheduler: SchedulerUrl = DEFAULT_URL, token_file: TokenFile = None, tls_ca: TlsCa = None, json: Json = False
-) -> None:
+@connected
+def list_devices(client: Client, json: Json = False) -> None:
     """The nodes that the scheduler knows, and what it thinks of them."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
+    devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     if json:
         print_json({"devices": devices})
         return
     if not devices:
         screen().print(
-            f"no node has registered; start one with [bold]terrace end --scheduler {escape(scheduler)}[/bold]",
+            f"no node has registered; start one with [bold]terrace end --scheduler {escape(client.url)}[/bold]",
             soft_wrap=True,  # a command to copy
         )
         return
@@ -58,44 +57,26 @@ def list_devices(
 
 
 @app.command()
-def drain(
-    node: NodeId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    json: Json = False,
-) -> None:
+@connected
+def drain(client: Client, node: NodeId, json: Json = False) -> None:
     """Give a node no new tasks; what it has may finish."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        client.drain(node)
+    client.drain(node)
     _say(node, "draining", f"{node} gets no new tasks", json=json)
 
 
 @app.command()
-def resume(
-    node: NodeId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    json: Json = False,
-) -> None:
+@connected
+def resume(client: Client, node: NodeId, json: Json = False) -> None:
     """Give a drained node tasks again."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        client.resume(node)
+    client.resume(node)
     _say(node, "resumed", f"{node} gets tasks again", json=json)
 
 
 @app.command()
-def remove(
-    node: NodeId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    json: Json = False,
-) -> None:
+@connected
+def remove(client: Client, node: NodeId, json: Json = False) -> None:
     """Take a node off the list, its tasks go to others; it comes back when it registers again."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        client.remove(node)
+    client.remove(node)
     _say(node, "removed", f"{node} is off the list", json=json)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-import typer.core
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -26,27 +25,12 @@ from terrace.console import print_json, screen
 from terrace.options import Json
 from terrace.results_table import results_table
 from terrace.stoppable import run_stoppable
-from tierkit.commandline import UsageError, asked_wrongly
-from tierkit.errors import InvalidInput, SetupError, TerraceError
+from tierkit.errors import TerraceError
 
 __all__ = ["app"]
 
 
-class _Experiments(typer.core.TyperGroup):
-    def invoke(self, ctx: Any) -> Any:
-        """Run one. What cannot be measured because it was asked for wrongly is a mistake in the command line."""
-        try:
-            return super().invoke(ctx)
-        except (InvalidInput, SetupError) as exc:
-            if asked_wrongly(exc):
-                name = ctx.invoked_subcommand
-                where = typer.Context(self.get_command(ctx, name) or self, info_name=name, parent=ctx)
-                raise UsageError(str(exc), ctx=where) from exc
-            raise
-
-
 app = typer.Typer(
-    cls=_Experiments,
     add_completion=False,
     no_args_is_help=True,
     help="Measure the paper's tables and figures, and other costs.",

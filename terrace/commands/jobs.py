@@ -12,40 +12,36 @@ from pydantic_core import to_json
 
 from terrace.console import Column, Listing, image_count, print_json, screen
 from terrace.following import follow
-from terrace.options import DEFAULT_URL, Json, SchedulerUrl, TlsCa, TokenFile, connect
+from terrace.options import Json, connected
 from terrace.report import check_answers, job_summary
-from tierkit.client import Event, ImageResult, Job, JobState, StateChange
+from tierkit.client import Client, Event, ImageResult, Job, JobState, StateChange
 from tierkit.plaintext import harmless, one_line
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, follow, read and cancel jobs.")
 
-_PAGE = 200
-"""What the API gives at a time."""
-
-_ATTEMPTS_PAGE = 1000
-
 _NAME_WIDTH = 24
 _LEAST_REASON_WIDTH = 16
 _LEAST_WHY_WIDTH = 40
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
+Cursor = Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")]
+AttemptLimit = Annotated[int, typer.Option(min=1, max=1000, help="How many, by task.")]
+Task = Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")]
 
 
 @app.command("list")
+@connected
 def list_jobs(
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="How many, newest first.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
+    client: Client,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="How many, newest first.")] = 20,
+    cursor: Cursor = None,
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     json: Json = False,
 ) -> None:
     """The newest jobs."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        page = client.jobs(limit=limit, cursor=cursor, state=state)
+    page = client.jobs(limit=limit, cursor=cursor, state=state)
     if json:
         print_json(page)
         return
@@ -74,39 +70,23 @@ def list_jobs(
             job.created_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ") if job.created_at else "",
         )
     screen().print(table, crop=False)
-    if page.next_cursor:
-        screen().print(
-            f"older ones: terrace jobs list --cursor {page.next_cursor}", style="dim", soft_wrap=True, markup=False
-        )
+    _tell_more("older ones: terrace jobs list", page.next_cursor)
 
 
 @app.command()
-def show(
-    job: JobId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    json: Json = False,
-) -> None:
+@connected
+def show(client: Client, job: JobId, json: Json = False) -> None:
     """One job: how far it is, how well it did, who answered."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        _print_job(client.job(job), json)
+    _print_job(client.job(job), json)
 
 
 @app.command()
+@connected
 def attempts(
-    job: JobId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    limit: Annotated[int, typer.Option(min=1, max=_ATTEMPTS_PAGE, help="How many, by task.")] = 200,
-    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
-    task: Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")] = None,
-    json: Json = False,
+    client: Client, job: JobId, limit: AttemptLimit = 200, cursor: Cursor = None, task: Task = None, json: Json = False
 ) -> None:
     """Who tried which task of a job, and what came of it."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        page = client.attempts(job, limit=limit, cursor=cursor, task=task)
+    page = client.attempts(job, limit=limit, cursor=cursor, task=task)
     if json:
         print_json(page)
         return
@@ -132,25 +112,16 @@ def attempts(
             each.reason,
         )
     screen().print(table, crop=False)
-    if page.next_cursor:
-        more = f"more: terrace jobs attempts {job} --cursor {page.next_cursor}"
-        screen().print(more, style="dim", soft_wrap=True, markup=False)
+    _tell_more(f"more: terrace jobs attempts {job}", page.next_cursor)
 
 
 @app.command()
+@connected
 def explain(
-    job: JobId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    limit: Annotated[int, typer.Option(min=1, max=_ATTEMPTS_PAGE, help="How many, by task.")] = 200,
-    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
-    task: Annotated[int | None, typer.Option(min=0, help="Only those of this task.", metavar="NUMBER")] = None,
-    json: Json = False,
+    client: Client, job: JobId, limit: AttemptLimit = 200, cursor: Cursor = None, task: Task = None, json: Json = False
 ) -> None:
     """Why each task of a job went where it went."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        page = client.explain(job, limit=limit, cursor=cursor, task=task)
+    page = client.explain(job, limit=limit, cursor=cursor, task=task)
     if json:
         print_json(page)
         return
@@ -167,79 +138,66 @@ def explain(
     screen().print(table, crop=False)
     if page.now:
         screen().print(f"now: {page.now}", soft_wrap=True, markup=False)
-    if page.next_cursor:
-        more = f"more: terrace jobs explain {job} --cursor {page.next_cursor}"
-        screen().print(more, style="dim", soft_wrap=True, markup=False)
+    _tell_more(f"more: terrace jobs explain {job}", page.next_cursor)
 
 
 @app.command()
+@connected
 def results(
+    client: Client,
     job: JobId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
     format: Annotated[
         Literal["jsonl", "csv"], typer.Option(help="One JSON object or one CSV row per image.")
     ] = "jsonl",
 ) -> None:
     """The answers so far, one line per image, in the order in which the images were sent."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        if sys.stdout.isatty():
-            for line in _lines(client.raw_results(job, format=format)):
-                sys.stdout.write(f"{harmless(line)}\n")
-        else:
-            for chunk in client.raw_results(job, format=format):
-                sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+    if sys.stdout.isatty():
+        for line in _lines(client.raw_results(job, format=format)):
+            sys.stdout.write(f"{harmless(line)}\n")
+    else:
+        for chunk in client.raw_results(job, format=format):
+            sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
 
 
 @app.command()
-def events(
-    job: JobId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    json: Json = False,
-) -> None:
+@connected
+def events(client: Client, job: JobId, json: Json = False) -> None:
     """Follow the answers as they arrive, from the first one on; with --json one object per event and line."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        # No such job, or no scheduler, is told at once; one that goes away later may come back.
-        client.job(job)
-        for event in client.events(job):
-            lines = [_event_json(event)] if json else _event_lines(event)
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
-            sys.stdout.flush()
+    # No such job, or no scheduler, is told at once; one that goes away later may come back.
+    client.job(job)
+    for event in client.events(job):
+        lines = [_event_json(event)] if json else _event_lines(event)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
 
 
 @app.command()
-def cancel(
-    job: JobId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    json: Json = False,
-) -> None:
+@connected
+def cancel(client: Client, job: JobId, json: Json = False) -> None:
     """Stop a job; what it has answered so far stays."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        _print_job(client.cancel(job), json)
+    _print_job(client.cancel(job), json)
 
 
 @app.command()
+@connected
 def wait(
+    client: Client,
     job: JobId,
-    scheduler: SchedulerUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
     budget_s: Annotated[float | None, typer.Option("--budget", min=0, help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
     """Wait until a job is done; exit code 1 unless it was completed and each image has an answer."""
-    with connect(scheduler, token_file, tls_ca) as client:
-        done = client.job(job)
-        if not done.done:
-            done = follow(client, done, screen(stderr=True), budget_s=budget_s)
+    done = client.job(job)
+    if not done.done:
+        done = follow(client, done, screen(stderr=True), budget_s=budget_s)
     _print_job(done, json)
     check_answers(done)
+
+
+def _tell_more(command: str, cursor: str | None) -> None:
+    if cursor:
+        screen().print(f"{command} --cursor {cursor}", style="dim", soft_wrap=True, markup=False)
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:

@@ -15,14 +15,13 @@ from rich.text import Text
 
 from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
-from terrace.options import DEFAULT_PORT, TlsCa, TokenFile, Untrusted, token_from
+from terrace.options import DEFAULT_PORT, TlsCa, TokenFile, Untrusted, on_command_line, token_from
 from terrace.stoppable import run_stoppable
 from tierkit.errors import (
     CertificateError,
     DeadlineExceeded,
     Forbidden,
     ServiceFailed,
-    SetupError,
     TerraceError,
     Unauthenticated,
 )
@@ -45,8 +44,6 @@ __all__ = ["app", "trusted_tiers", "without_pixels"]
 app = typer.Typer(add_completion=False)
 
 _JOIN_BUDGET_S = 10.0
-
-_EXIT_SETUP = 2
 
 _NOT_WITH_A_FILE = ("end", "edge", "cloud", "port", "untrusted", "n_map", "state")
 
@@ -76,7 +73,7 @@ def up(
     """Run a fleet on this machine until Ctrl-C; each service is a process of its own."""
     if fleet is not None:
         _check_alone(context)
-        plan = _read(fleet, host)
+        plan = read_fleet_file(fleet, host)
     elif host is not None:
         raise typer.BadParameter("goes with --fleet", param_hint="--host")
     else:
@@ -90,7 +87,8 @@ def up(
     try:
         finished = run_stoppable(lambda: _run(plan, raw=log_format == "json", token_file=token_file, tls_ca=tls_ca))
     except ServiceFailed as exc:
-        typer.echo(harmless(f"terrace up: {exc}"), err=True)
+        source = "" if fleet is None else f"the fleet file {fleet}: "
+        typer.echo(harmless(f"terrace up: {source}{exc}"), err=True)
         raise typer.Exit(max(1, exc.code)) from exc
     if finished is not None:
         raise typer.Exit(finished)
@@ -99,19 +97,10 @@ def up(
 def _check_alone(context: typer.Context) -> None:
     """Refuse what a fleet file says in its own way, rather than pass over it."""
     for name in _NOT_WITH_A_FILE:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if on_command_line(context, name):
             raise typer.BadParameter(
                 "does not go with --fleet: the file says what is started", param_hint=f"--{name.replace('_', '-')}"
             )
-
-
-def _read(fleet: Path, host: str | None) -> FleetPlan:
-    try:
-        return read_fleet_file(fleet, host)
-    except SetupError as exc:
-        typer.echo(harmless(f"terrace up: {exc}"), err=True)
-        raise typer.Exit(_EXIT_SETUP) from exc
 
 
 def trusted_tiers(untrusted: Sequence[str]) -> list[str]:

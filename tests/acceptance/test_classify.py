@@ -95,21 +95,23 @@ def test_a_job_can_be_looked_at_later(terrace: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "code", "word"),
     [
-        (["jobs", "show", "no-such-job"], "no-such-job"),
-        (["devices", "drain", "no-such-node"], "no-such-node"),
-        (["classify", "not-an-image.png"], "not-an-image.png"),
-        (["classify", "absent.png"], "no such file or folder: absent.png"),
-        (["classify", "cifar100:test", "--data", "."], "TERRACE_DATA"),
+        (["jobs", "show", "no-such-job"], 1, "no-such-job"),
+        (["devices", "drain", "no-such-node"], 1, "no-such-node"),
+        (["classify", "not-an-image.png"], 2, "not-an-image.png"),
+        (["classify", "absent.png"], 2, "absent.png"),
+        (["classify", "cifar100:test", "--data", "."], 2, "TERRACE_DATA"),
+        (["classify", "photos/", "--escalate", "budget", "--escalate-budget", "7"], 2, "escalate_budget"),
+        (["classify", "photos/", "--deadline", "-1"], 2, "deadline"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_mistake_is_one_sentence(terrace: Any, arguments: list[str], sentence: str) -> None:
+def test_a_mistake_is_one_sentence(terrace: Any, arguments: list[str], code: int, word: str) -> None:
     Path("not-an-image.png").write_text("hello")
     done = terrace(*arguments)
-    assert done.returncode == 1
-    assert sentence in done.stderr
+    assert done.returncode == code
+    assert word in done.stderr
     assert done.stderr.startswith("terrace: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
@@ -122,8 +124,9 @@ def test_a_finished_job_cannot_be_cancelled(terrace: Any) -> None:
     assert job in done.stderr
 
 
-def test_devices_are_listed(terrace: Any) -> None:
-    devices = json.loads(terrace("devices", "list", "--json").stdout)["devices"]
+def test_devices_are_listed(terrace: Any, fleet_url: str) -> None:
+    # As the routes in the documentation begin.
+    devices = json.loads(terrace("devices", "list", "--json", "--scheduler", f"{fleet_url}/v1/").stdout)["devices"]
     assert sorted(device["node_id"] for device in devices) == ["cloud-1", "edge-1", "end-1", "end-2"]
     rows = [line.split() for line in terrace("devices", "list").stdout.splitlines()[2:]]
     assert {(row[0], row[-1]) for row in rows} == {(device["node_id"], device["url"]) for device in devices}

@@ -168,6 +168,17 @@ def test_the_command_of_the_greeting_works_as_typed_where_tokens_are_asked_for(t
         assert done.returncode == 0, done.stderr
 
 
+def test_a_wrong_setting_in_a_fleet_file_is_told_with_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text('scheduler = "http://127.0.0.1:9"\n[host.pi]\nend = { threds = 2 }\n')
+    assert run(["up", "--fleet", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert "--threds" in said
+
+
 def test_a_taken_port_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -149,4 +150,6 @@ def _translated(error: Exception, who: str) -> TerraceError:
     # aiohttp's errors are TLS errors as well, but without what OpenSSL says.
     if trouble := tls_trouble(error.__cause__ or error, who):
         return CertificateError(trouble)
+    if isinstance(error, OSError) and error.errno:  # in aiohttp's own words it names its classes
+        reason = (os.strerror(error.errno) if error.errno > 0 else str(error.strerror))[:_MAX_REASON]
     return UpstreamUnavailable(f"{who} cannot be reached: {reason}")

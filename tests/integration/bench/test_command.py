@@ -92,7 +92,6 @@ def test_a_plot_without_its_extra_is_refused_before_the_measurement(
         ["-m", "sum", "--plot", "nowhere/plot.png"],
         ["-m", "sum", "--csv", "nowhere/out.csv"],
         ["-m", "sum", "--csv", "both.svg", "--plot", "./both.svg"],
-        ["-m", "sum", "--tls-ca", "ca.pem"],
         [],
     ],
 )
@@ -114,6 +113,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(wrong: li
         ["--shape", "images"],
         ["--header", "nonsense"],
         ["--header", "content-LENGTH: 5"],
+        ["--tls-ca", "ca.pem"],
     ],
 )
 def test_a_command_line_that_cannot_be_read(wrong: list[str]) -> None:

@@ -45,7 +45,7 @@ def test_a_measurement_that_is_asked_for_wrongly_ends_with_two_and_a_sentence(
     file.write_bytes(b"\xff")
     assert run_terrace(["experiment", *line.format(file=file).split()]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("terrace experiment ")
+    assert said.startswith("terrace")
     assert sentence in said
     assert list(tmp_path.iterdir()) == [file]
 

@@ -96,6 +96,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["classify", "sample", "--out", "absent/results.csv"], "there is no folder"),
         (["classify", "sample", "--out", "/proc/results.csv"], "cannot be written to"),
         (["jobs", "shw"], "Did you mean 'show'?"),
+        (["devices", "list", "--tls-ca", "ca.pem"], "--tls-ca"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(
@@ -165,7 +166,7 @@ def test_a_sample_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "file").touch()
     assert run(["sample", str(tmp_path / "file")]) == 2
     assert "file is a file; name a folder" in capsys.readouterr().err
-    assert run(["sample", str(tmp_path / "file" / "photos")]) == 1
+    assert run(["sample", str(tmp_path / "file" / "photos")]) == 2
     assert capsys.readouterr().err.startswith("terrace: cannot write into")
 
 
@@ -209,7 +210,7 @@ def test_the_environment_names_the_scheduler(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TERRACE_SCHEDULER", "ftp://nowhere")
-    assert run(["jobs", "list"]) == 1
+    assert run(["jobs", "list"]) == 2
     assert "ftp://nowhere" in capsys.readouterr().err
 
 
@@ -219,7 +220,7 @@ def test_a_fleet_file_with_a_mistake_is_one_sentence(
     path = tmp_path_factory.mktemp("fleet") / "fleet.toml"
     path.write_text("[host.a]\nend = 1\n")
     assert run(["up", "--fleet", str(path)]) == 2
-    assert capsys.readouterr().err.startswith(f"terrace up: the fleet file {path}: scheduler is missing")
+    assert capsys.readouterr().err.startswith(f"terrace: the fleet file {path}: scheduler is missing")
 
 
 def test_doctor_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
     ("arguments", "message"),
     [
         ("tabel5", "Did you mean 'table5'"),
-        ("table5 --profile papr", "terrace experiment table5: there is no profile 'papr'; did you mean paper?"),
+        ("table5 --profile papr", "there is no profile 'papr'; did you mean paper?"),
         ("table2 --profile {tmp}/none.toml", "cannot read the profile"),
         ("table5 --method monitro", "'monitro' is not one of "),
         ("figure3 --scheme adaptve", "'adaptve' is not one of "),

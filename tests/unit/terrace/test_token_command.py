@@ -60,7 +60,7 @@ def test_a_token_goes_into_a_file_of_its_holders_alone(capsys: pytest.CaptureFix
     assert entry.sha256 == digest_of(read_token(Path("pi.token")).encode()).hex()
     assert (entry.nodes, entry.tiers) == (("pi-*",), (Tier.END,))
     # Neither is there anything to take back when the token cannot be handed over.
-    assert run(["token", "create", "--name", "bob", "--role", "user", "--out", "pi.token"]) == 1
+    assert run(["token", "create", "--name", "bob", "--role", "user", "--out", "pi.token"]) == 2
     assert "cannot write the token into pi.token: File exists" in capsys.readouterr().err
     assert [entry.name for entry in read_book(BOOK)] == ["pi"]
 
@@ -118,7 +118,7 @@ def test_a_wrong_token_in_the_environment_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TERRACE_TOKEN", "not a token")
-    assert run(["jobs", "list"]) == 1
+    assert run(["jobs", "list"]) == 2
     err = capsys.readouterr().err
     assert "TERRACE_TOKEN holds no token: one line of 16 to 512" in err
     assert "not a token" not in err
@@ -137,7 +137,7 @@ def test_a_wrong_token_in_the_environment_is_named(
         (["create", "--name", "alice", "--role", "user"], 1, "'alice' has a token: 'terrace token rotate alice'"),
         (["rotate", "bob"], 1, "'bob' has no token"),
         (["revoke", "bob"], 1, "no token has the name or id 'bob'"),
-        (["list", "--tokens", "nowhere.toml"], 1, "cannot read the file of tokens nowhere.toml: No such file"),
+        (["list", "--tokens", "nowhere.toml"], 2, "cannot read the file of tokens nowhere.toml: No such file"),
     ],
 )
 def test_mistakes_are_one_sentence_and_change_nothing(

@@ -38,6 +38,16 @@ async def test_every_foreign_error_is_translated() -> None:
         assert caught.value.__cause__ is foreign
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(OSError(111, "Connect call failed"), "Connection refused"), (OSError(-2, "Name not known"), "Name not known")],
+)
+async def test_why_no_connection_came_about_is_said_plainly(error: OSError, words: str) -> None:
+    with pytest.raises(UpstreamUnavailable, match=f"cannot be reached: {words}$"):
+        async with calling("edge-1", budget_s=1.0):
+            raise aiohttp.ClientConnectorError(KEY, error)
+
+
 async def test_the_budget_is_for_the_whole_call() -> None:
     with pytest.raises(UpstreamTimeout):
         async with calling("edge-1", budget_s=0.01):
