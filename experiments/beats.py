@@ -17,8 +17,8 @@ from itertools import product
 from typing import Any
 
 from experiments.bench.http import Connection, Origin, encode_http
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
-from experiments.peers.processes import ServerProcesses, check_cores, on_core, serving
+from experiments.harness import MOST_RUNS, Experiment, Record, Run, Table, option
+from experiments.peers.processes import Cores, ServerProcesses, check_cores, on_core, serving
 from experiments.record import spread
 from tierkit.errors import ServiceFailed
 from tierkit.types import Tier
@@ -82,7 +82,7 @@ async def _one(url: str, server: ServerProcesses, nodes: int, seconds: float) ->
     return sum(counts) / spent, 1000 * cpu / sum(counts)
 
 
-class Chosen(Options):
+class Chosen(Cores):
     """Which fleets beat, for how long, and where."""
 
     nodes: list[int] | None = option(
@@ -90,13 +90,11 @@ class Chosen(Options):
     )
     seconds: float | None = option(None, "Length of a run. Default: 5; 1 with --quick.", min=0.1, max=3600)
     repeats: int = option(3, "Runs of each number of nodes.", min=1, max=MOST_RUNS)
-    server_core: int = option(0, "Core of the scheduler.", min=0)
-    load_core: int = option(1, "Core of the nodes.", min=0)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
     quick = run.request.quick
-    check_cores(chosen.server_core, chosen.load_core)
+    check_cores(chosen)
     sizes, seconds = chosen.nodes or ([100] if quick else [100, 1000]), chosen.seconds or (1.0 if quick else 5.0)
     run.config |= {"seconds": seconds, "at_a_time": _AT_A_TIME}
     run.expect(chosen.repeats * len(sizes))

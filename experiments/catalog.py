@@ -11,6 +11,9 @@ from experiments.fuzz.experiment import FUZZ
 from experiments.harness import Experiment
 from experiments.heartbeat import HEARTBEAT
 from experiments.main_job import MAIN_JOB
+from experiments.overload import OVERLOAD
+from experiments.peers.duel import DUEL
+from experiments.peers.experiment import PEERS
 from experiments.scale.experiment import SCALE
 from experiments.slow_edge import SLOW_EDGE
 from experiments.steady import STEADY
@@ -39,6 +42,8 @@ ALL = (
     BEATS,
     MAIN_JOB,
 )
-"""`figure4` is drawn by `table5`."""
+"""`figure4` is drawn by `table5`; the last three of `EXPERIMENTS` need a core each for server and load."""
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*ALL, FIGURE4)}
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for experiment in (*ALL, FIGURE4, PEERS, DUEL, OVERLOAD)
+}

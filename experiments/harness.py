@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -54,16 +54,20 @@ __all__ = [
     "Log",
     "Options",
     "Outcome",
+    "Point",
+    "Record",
     "Request",
     "Run",
     "Table",
     "execute",
     "extent",
+    "grouped",
     "new_folder",
     "option",
     "present",
     "publish",
     "reason",
+    "shown",
 ]
 
 RECORD = "record.json"
@@ -103,6 +107,19 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").splitlines())
 
 
+def shown(value: float | None, form: str) -> str:
+    """A figure in a cell."""
+    return "-" if value is None else format(value, form)
+
+
+def grouped(points: Iterable[Point], *fields: str) -> dict[tuple[Any, ...], list[Point]]:
+    """Points by what they have in these fields, in the order in which each group first came."""
+    groups: dict[tuple[Any, ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(tuple(point[field] for field in fields), []).append(point)
+    return groups
+
+
 def option(default: Any, help_text: str, **facts: Any) -> Any:
     """A field of `Options`.
 
@@ -133,7 +150,8 @@ class Experiment:
     measure: Callable[[Run, Any], Awaitable[None]]
     """Called with the run and `options`."""
     rows: Callable[[Record], list[dict[str, Any]]]
-    """The results, from points and configuration: what `--json` prints."""
+    """The results, from points and configuration: what `--json` prints. A row that misses targets names them in
+    `missed`, and the command ends with 1."""
     table: Callable[[Record], Table]
     """The rows in words."""
     draw: Callable[[Record, Figures], None] = lambda record, figures: None

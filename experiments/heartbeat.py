@@ -15,7 +15,6 @@ writes.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
 import signal
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.peers.processes import cpu_s
 from experiments.plots import Figures, error_bars, measured
 from experiments.profile import Profile
 from experiments.testbed import Network
@@ -182,9 +182,8 @@ async def _cost(scheduler: RunningService, node: RunningService, while_s: float)
 
 def _spent(pid: int) -> tuple[float, int]:
     """Seconds of processor time, and bytes read and written, of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     io = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(io["rchar"]) + int(io["wchar"])
+    return cpu_s(pid), int(io["rchar"]) + int(io["wchar"])
 
 
 # --- from the record ------------------------------------------------------------------------------------------------

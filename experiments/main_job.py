@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_jsonable_python
 
 from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.peers.processes import resident_bytes
 from experiments.record import spread
 from models.data import ImageSet
 from models.manifest import load_manifest
@@ -205,11 +206,11 @@ def _start_end_node() -> dict[str, float]:
                     raise SetupError("the end node did not become ready; run `terrace doctor`")
                 time.sleep(0.005)
             start_s = time.perf_counter() - started
-            pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+            resident_mib = resident_bytes(process.pid) / 2**20
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=30)
-    return {"end_start_s": start_s, "end_resident_mib": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
+    return {"end_start_s": start_s, "end_resident_mib": resident_mib}
 
 
 # --- from the record ------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import base64
 import errno
 import html
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +23,8 @@ REPORT = "report.html"
 _KEPT = re.compile(r".+-\d{4}-\d\d-\d\dT\d{6}Z(-\d+)?")
 """Names of records without their ending, as `experiments.record` gives them."""
 
-_REPORTED = "whose tables `{command} --report --out {folder}` prints"
-_IN_RESULTS = "in an earlier version, whose figures stand in `results` of the record"
-_OTHERS = {
-    "peers": ("terrace experiment peers", _REPORTED),
-    "duel": ("terrace experiment peers", _REPORTED),
-    "overload": ("terrace experiment overload", _REPORTED),
-    "beats": ("terrace experiment beats", _IN_RESULTS),
-    "durability": ("terrace experiment durability", _IN_RESULTS),
-    "main-job": ("terrace experiment main-job", _IN_RESULTS),
-    "privacy-audit": ("terrace privacy audit", "which wrote its table beside it, as table.md"),
-}
-"""Records that other commands make, by the first words of their names: the command, and where their tables are."""
+_AUDIT = "made by `terrace privacy audit`, which wrote its table beside it, as table.md"
+_FORMER = "made by no experiment of this version"
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #222; --page: #fff; --quiet: #555; --line: #ccc; --bad: #fbe3d6; }
@@ -95,8 +84,9 @@ def write_report(folder: Path, experiments: Mapping[str, Experiment]) -> tuple[P
         try:
             record = read_record(path)
             name = record["experiment"]
-            if name not in experiments or (name in _OTHERS and "quick" not in record["config"]):
-                others.setdefault(_of_others(name, path.parent), []).append(str(path.relative_to(folder)))
+            if name not in experiments or record["samples"]:  # experiments of earlier versions have samples
+                why = _AUDIT if name == "privacy-audit" else _FORMER
+                others.setdefault(why, []).append(str(path.relative_to(folder)))
                 continue
             make = _again if path.name == RECORD else present
             outcome = make(experiments[name], path)
@@ -134,14 +124,6 @@ def _records(folder: Path) -> Iterator[Path]:
     for path in folder.rglob("*.json"):
         if (path.name == RECORD or _KEPT.fullmatch(path.stem)) and not path.is_fifo():
             yield path
-
-
-def _of_others(name: str, folder: Path) -> str:
-    """Who made a record that no experiment of the catalog made, and where its table is."""
-    for first, (command, where) in _OTHERS.items():
-        if f"{name}-".startswith(f"{first}-"):
-            return f"made by `{command}`, {where.format(command=command, folder=shlex.quote(str(folder)))}"
-    return "made by no experiment of this version"
 
 
 def _name(path: Path, folder: Path) -> str:

@@ -1,9 +1,5 @@
 """Terrace's node beside other servers: the same network, the same requests, one core for each side.
 
-    terrace experiment peers            # everything: about ten minutes, and the installation before it
-    terrace experiment peers --quick    # one short round
-    terrace experiment peers --only terrace --only fastapi
-
 Each server runs in its own environment on one core, the load generator on another. Every figure stands beside that of
 a bare ONNX Runtime loop on the server's core, measured just before and after it. `docs/benchmarking.md` says what is
 compared and what is not.

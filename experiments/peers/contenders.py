@@ -35,8 +35,6 @@ class Contender:
     """Whose version is shown."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its processes."""
-    batches: str
-    """How it merges requests, for the table."""
 
 
 def _script(name: str) -> tuple[str, ...]:
@@ -49,7 +47,6 @@ TERRACE = Contender(
     protocol="oip",
     command=("-m", "end_node", "--port", "{port}", "--models", "{model}", "--weights", "{weights}", "--threads", "1"),
     distribution="terrace",
-    batches="what waits",
 )
 
 CONTENDERS: tuple[Contender, ...] = (
@@ -61,7 +58,6 @@ CONTENDERS: tuple[Contender, ...] = (
         command=_script("serve_fastapi.py"),
         requirements=("fastapi", "uvicorn[standard]", "numpy", "onnxruntime"),
         distribution="fastapi",
-        batches="no",
     ),
     Contender(
         name="litserve",
@@ -70,7 +66,6 @@ CONTENDERS: tuple[Contender, ...] = (
         command=_script("serve_litserve.py"),
         requirements=("litserve", "numpy", "onnxruntime"),
         distribution="litserve",
-        batches="what waits",
     ),
     Contender(
         name="bentoml",
@@ -83,7 +78,6 @@ CONTENDERS: tuple[Contender, ...] = (
         requirements=("bentoml", "numpy", "onnxruntime"),
         distribution="bentoml",
         environment={"BENTOML_DO_NOT_TRACK": "True"},
-        batches="no (raw bodies)",
     ),
     Contender(
         name="ray",
@@ -99,7 +93,6 @@ CONTENDERS: tuple[Contender, ...] = (
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_enable_metrics_collection": "false",
         },
-        batches="what waits",
     ),
     Contender(
         name="pytriton",
@@ -110,7 +103,6 @@ CONTENDERS: tuple[Contender, ...] = (
         distribution="nvidia-pytriton",
         # Its Triton is linked against the interpreter's shared library and looks for it in the system's folders only.
         environment={"LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR") or f"{sys.base_prefix}/lib")},
-        batches="what waits",
     ),
     Contender(
         name="mlserver",
@@ -119,7 +111,6 @@ CONTENDERS: tuple[Contender, ...] = (
         command=_script("serve_mlserver.py"),
         requirements=("mlserver", "numpy", "onnxruntime"),
         distribution="mlserver",
-        batches="no",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Terrace and one other server in short windows that take turns.
+"""`terrace experiment duel`: Terrace and one other server in short windows that take turns.
 
 The rounds of the comparison lie a minute apart, and a shared machine drifts by several percent in that time: more than
 separates two servers whose time is nearly all inference. Here both run at once on the server's core, one of them idle
@@ -8,201 +8,180 @@ servers that use no processor time while nobody asks them. The bare loop has its
 
 from __future__ import annotations
 
-import asyncio
-import json
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
-from experiments.bench.levels import Closed, Plan, measure
-from experiments.bench.sweep import loop_factory
+from experiments.bench.levels import Plan
+from experiments.harness import Experiment, Point, Record, Run, Table, grouped, option, shown
 from experiments.peers.bare import bare_loop
-from experiments.peers.comparison import Announce, Comparison
-from experiments.peers.contenders import TERRACE, Contender
-from experiments.peers.measuring import Cores, Serving, environment_of, serving
-from experiments.peers.processes import on_core
-from experiments.peers.requests import make_target, random_images
-from experiments.peers.rows import Row
-from experiments.record import RunRecord
-from tierkit.errors import UpstreamError
+from experiments.peers.contenders import CONTENDERS, TERRACE, choose
+from experiments.peers.measuring import LOADS, REQUEST_S, Installed, Load, Network, Servers, install, serving
+from experiments.peers.processes import Cores, check_cores, on_core
+from models.manifest import load_manifest, weights_folder
+from tierkit.errors import InvalidInput, TerraceError
+from tierkit.types import Tier
 
-__all__ = ["NAME", "as_markdown", "duel", "newest_records", "rows"]
+__all__ = ["DUEL", "duel"]
 
-NAME = "duel"
-_WINDOW_S, _WARMUP_S, _REQUEST_S = 1.0, 0.2, 20.0
-
-Record = Mapping[str, Any]
+_ROUNDS, _QUICK_ROUNDS = 40, 2
+_PLAN = Plan(window_s=1.0, warmup_s=0.2, timeout_s=REQUEST_S)
 
 
-def duel(
-    comparison: Comparison,
+class Chosen(Servers):
+    """Who fights Terrace, and for how long."""
+
+    peer: str = option(
+        "fastapi",
+        f"The other server: {', '.join(contender.name for contender in CONTENDERS if contender is not TERRACE)}.",
+        metavar="NAME",
+    )
+    rounds: int | None = option(
+        None, "Windows of each server under each load. Default: 40; 2 with --quick.", min=1, max=100
+    )
+
+
+async def _measure(run: Run, chosen: Chosen) -> None:
+    (peer,) = choose([chosen.peer])
+    if peer is TERRACE:
+        raise InvalidInput(f"a duel is with another server than {chosen.peer!r}")
+    check_cores(chosen)
+    folder = chosen.weights or weights_folder()
+    network = Network(load_manifest(folder).default_for(Tier.END), folder)
+    run.config |= {"peer": peer.name, "title": peer.title}
+    pair: dict[str, Installed] = {}
+    for name, installed in (await install(run, [TERRACE, peer], chosen.venvs)).items():
+        if isinstance(installed, TerraceError):
+            raise installed
+        pair[name] = installed
+    rounds = chosen.rounds or (_QUICK_ROUNDS if run.request.quick else _ROUNDS)
+    await duel(run, network, pair, LOADS, rounds, chosen)
+
+
+async def duel(
+    run: Run,
+    network: Network,
+    pair: dict[str, Installed],
+    loads: Sequence[Load],
     rounds: int,
-    *,
     cores: Cores,
-    pythons: Mapping[str, Path],
-    announce: Announce,
-    window_s: float = _WINDOW_S,
-) -> RunRecord:
-    """Measure both contenders of the comparison.
+    plan: Plan = _PLAN,
+) -> None:
+    """Measure both servers.
 
     Args:
-        rounds: windows of each server in each row.
-        announce: told what is being done.
+        pair: their environments, by name.
 
     Raises:
         SetupError: one of them does not start.
         UpstreamError: one of them does not answer.
     """
-    samples: dict[str, list[float]] = {}
-    with (
-        on_core(cores.load),
-        asyncio.Runner(loop_factory=loop_factory()) as runner,
-        bare_loop(environment_of(comparison.network, 0), core=cores.server) as bare,
-        ExitStack() as stack,
-    ):
-        up = {
-            contender.name: stack.enter_context(
-                serving(
-                    contender,
-                    pythons[contender.name],
-                    comparison.network,
-                    cores=cores,
-                    runner=runner,
-                    expected=comparison.expected,
-                )
+    run.config |= {
+        "network": network.name,
+        "sha256": network.sha256,
+        "rounds": rounds,
+        "window_s": plan.window_s,
+        "cores": {"server": cores.server_core, "load": cores.load_core},
+    }
+    run.expect(rounds * len(loads))
+    async with AsyncExitStack() as stack:
+        stack.enter_context(on_core(cores.load_core))
+        bare = stack.enter_context(bare_loop(network.environment(), core=cores.server_core))
+        servers = [
+            await stack.enter_async_context(
+                serving(contender, pair[contender.name].python, network, core=cores.server_core)
             )
-            for contender in comparison.contenders
-        }
-        for row in comparison.rows:
-            announce(f"{comparison.network.name}: {row.batch} images, concurrency {row.concurrency}")
+            for contender in choose(list(pair))
+        ]
+        for batch, concurrency in loads:
             for number in range(rounds):
-                bare_images_per_s = bare.measure(row.batch, window_s / 2).images_per_s
-                samples.setdefault(f"{row.key}.bare_images_per_s", []).append(bare_images_per_s)
-                for contender in comparison.contenders[:: 1 if number % 2 == 0 else -1]:
-                    window = _window(runner, comparison, contender, up[contender.name], row, window_s)
-                    for name, value in window.items():
-                        samples.setdefault(f"{row.key}.{contender.name}.{name}", []).append(value)
-    peer = next(contender for contender in comparison.contenders if contender is not TERRACE)
-    return RunRecord(
-        experiment=f"{NAME}-{peer.name}-{comparison.network.name}",
-        config={
-            "peer": peer.name,
-            "title": peer.title,
-            "network": comparison.network.name,
-            "sha256": comparison.network.sha256,
-            "rows": [asdict(row) for row in comparison.rows],
-            "rounds": rounds,
-            "window_s": window_s,
-            "cores": asdict(cores),
-        },
-        samples=samples,
-        results={row.key: summary for row in comparison.rows if (summary := _summary(samples, row, peer.name))},
-        seed=0,
-    )
-
-
-def _window(
-    runner: asyncio.Runner, comparison: Comparison, contender: Contender, server: Serving, row: Row, window_s: float
-) -> dict[str, float]:
-    """One window: what the server gave, and what that cost it."""
-    images = random_images(row.batch, comparison.network.shape)
-    target = make_target(server.origin, contender.protocol, comparison.network.name, images)
-    plan = Plan(window_s=window_s, warmup_s=_WARMUP_S, timeout_s=_REQUEST_S)
-    cpu_s = server.processes.cpu_s()
-    level = runner.run(measure(target, Closed(row.concurrency), plan, asyncio.Event()))
-    assert level is not None  # nobody sets the event that stops it
-    if level.summary.errors or not level.summary.answered:
-        raise UpstreamError(f"{contender.title} did not answer {row.batch} images at concurrency {row.concurrency}")
-    cpu_s = server.processes.cpu_s() - cpu_s
-    return {
-        "images_per_s": level.summary.images_per_s,
-        "cpu_us_per_image": cpu_s * 1e6 / (len(level.samples) * row.batch),
-    }
-
-
-def _summary(samples: Mapping[str, Sequence[float]], row: Row, peer: str) -> dict[str, float]:
-    """Of the ratios within each round: the medians, and the share of rounds that Terrace won."""
-
-    def of(name: str, figure: str) -> Sequence[float]:
-        return samples.get(f"{row.key}.{name}.{figure}", ())
-
-    pairs = list(zip(of(TERRACE.name, "images_per_s"), of(peer, "images_per_s"), strict=True))
-    if not pairs:
-        return {}
-    costs = zip(of(peer, "cpu_us_per_image"), of(TERRACE.name, "cpu_us_per_image"), strict=True)
-    bare = samples[f"{row.key}.bare_images_per_s"]
-    return {
-        "of_bare": statistics.median(own / alone for (own, _), alone in zip(pairs, bare, strict=True)),
-        "ratio": statistics.median(own / other for own, other in pairs),
-        "won": sum(own > other for own, other in pairs) / len(pairs),
-        "cpu_ratio": statistics.median(other / own for other, own in costs),
-        "rounds": len(pairs),
-    }
+                with run.step(f"{batch} images, {concurrency} requests at once"):
+                    alone = bare.measure(batch, plan.window_s / 2).images_per_s
+                    for server in servers[:: 1 if number % 2 == 0 else -1]:
+                        figures = await server.window(server.target(batch), concurrency, plan)
+                        where = {"batch": batch, "concurrency": concurrency, "round": number}
+                        run.add(**where, server=server.contender.name, bare_images_per_s=alone, **figures)
 
 
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def newest_records(folder: Path) -> list[Record]:
-    """The last duel with each server on each network."""
-    found: dict[tuple[str, str], Record] = {}
-    for path in sorted(folder.glob(f"{NAME}-*.json")):
-        record = json.loads(path.read_text())
-        key = (record["config"]["peer"], record["config"]["network"])
-        if key not in found or found[key]["measured_at"] <= record["measured_at"]:
-            found[key] = record
-    return list(found.values())
-
-
-def rows(record: Record) -> list[dict[str, Any]]:
-    """What `--json` prints of a duel."""
-    config, samples = record["config"], record["samples"]
-    found = []
-    for entry in config["rows"]:
-        row = Row(**entry)
-        summary = record["results"].get(row.key)
-        if summary is not None:
-            own, other = (
-                statistics.median(samples[f"{row.key}.{name}.images_per_s"]) for name in (TERRACE.name, config["peer"])
-            )
-            found.append(
-                {
-                    "network": config["network"],
-                    "images_per_request": row.batch,
-                    "concurrency": row.concurrency,
-                    "other": config["peer"],
-                    "images_per_s": own,
-                    "other_images_per_s": other,
-                    **summary,
-                }
-            )
-    return found
-
-
-def as_markdown(records: Sequence[Record]) -> str:
-    """One table."""
-    lines = [
-        "| network | images a request | concurrency | other server | Terrace, images/s | of bare | the other, images/s "
-        "| ratio | rounds won | ratio by CPU time | rounds |",
-        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+def _rows(record: Record) -> list[dict[str, Any]]:
+    return [
+        {
+            "network": record["config"]["network"],
+            "images_per_request": batch,
+            "concurrency": concurrency,
+            "other": record["config"]["peer"],
+            **_row(points),
+        }
+        for (batch, concurrency), points in grouped(record["points"], "batch", "concurrency").items()
     ]
-    for record in records:
-        for row in rows(record):
-            cells = [
+
+
+def _row(points: Sequence[Point]) -> dict[str, Any]:
+    """Of one load: the medians, of ratios within each round as well, and the share of rounds that Terrace won."""
+    rounds = [window for window in grouped(points, "round").values() if len(window) == 2]
+    # Of each round Terrace's window first.
+    pairs = [sorted(window, key=lambda point: point["server"] != TERRACE.name) for window in rounds]
+
+    def median(ratio: Callable[[Point, Point], float]) -> float | None:
+        return statistics.median(ratio(own, other) for own, other in pairs) if pairs else None
+
+    return {
+        "images_per_s": median(lambda own, other: own["images_per_s"]),
+        "other_images_per_s": median(lambda own, other: other["images_per_s"]),
+        "of_bare": median(lambda own, other: own["images_per_s"] / own["bare_images_per_s"]),
+        "ratio": median(lambda own, other: own["images_per_s"] / other["images_per_s"]),
+        "won": sum(own["images_per_s"] > other["images_per_s"] for own, other in pairs) / max(1, len(pairs)),
+        "cpu_ratio": median(lambda own, other: other["cpu_us_per_image"] / own["cpu_us_per_image"]),
+        "rounds": len(pairs),
+    }
+
+
+def _table(record: Record) -> Table:
+    return Table(
+        headings=(
+            "network",
+            "images",
+            "requests at once",
+            "Terrace, images/s",
+            "of bare",
+            f"{record['config']['title']}, images/s",
+            "ratio",
+            "rounds won",
+            "ratio by CPU time",
+            "rounds",
+        ),
+        rows=[
+            [
                 row["network"],
                 str(row["images_per_request"]),
                 str(row["concurrency"]),
-                record["config"]["title"],
-                f"{row['images_per_s']:,.0f}",
-                f"{row['of_bare']:.3f}",
-                f"{row['other_images_per_s']:,.0f}",
-                f"{row['ratio']:.3f}",
+                shown(row["images_per_s"], ",.0f"),
+                shown(row["of_bare"], ".3f"),
+                shown(row["other_images_per_s"], ",.0f"),
+                shown(row["ratio"], ".3f"),
                 f"{row['won']:.0%}",
-                f"{row['cpu_ratio']:.3f}",
+                shown(row["cpu_ratio"], ".3f"),
                 str(row["rounds"]),
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            for row in _rows(record)
+        ],
+    )
+
+
+DUEL = Experiment(
+    name="duel",
+    summary="Terrace's node and one other server in windows of a second that take turns",
+    help="Terrace and one other server in windows that take turns, for differences below the machine's drift.",
+    measure=_measure,
+    options=Chosen,
+    rows=_rows,
+    table=_table,
+    repeats=("rounds", "windows of each server"),
+    quick="{rounds} rounds",
+    ignores=frozenset({"profile", "seed", "tasks", "data"}),
+    emulates=False,
+)

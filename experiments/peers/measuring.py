@@ -1,139 +1,183 @@
-"""One start of one contender: cold start, right answers, every row between two runs of the bare loop, memory."""
+"""A server that runs and gives right answers, and what one window of load says of it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from experiments.bench import levels
 from experiments.bench.http import Connection, ConnectionBroken, Origin, Reply
-from experiments.bench.levels import Closed, Level, Plan, measure
+from experiments.bench.levels import Closed, Level, Plan
 from experiments.bench.report import error_text
-from experiments.bench.sweep import loop_factory
 from experiments.bench.targets import Target
-from experiments.peers.bare import Bare, BareLoop
+from experiments.harness import Run, option
 from experiments.peers.contenders import Contender
-from experiments.peers.processes import ServerProcesses, on_core, running
+from experiments.peers.environments import default_folder, installed_version, interpreter_of
+from experiments.peers.processes import Cores, ServerProcesses, running
 from experiments.peers.requests import check_answer, make_target, random_images
-from experiments.peers.rows import Measurement, Network, Row, RowFigures, Timing
-from tierkit.errors import SetupError
+from models.manifest import ModelEntry
+from models.session import load_model, verify_file
+from tierkit.errors import SetupError, TerraceError, UpstreamError
 from tierkit.http.address import free_port
 from tierkit.inference.model import Array
 
-__all__ = ["Cores", "Serving", "environment_of", "measure_once", "serving"]
+__all__ = [
+    "LOADS",
+    "REQUEST_S",
+    "Installed",
+    "Load",
+    "Network",
+    "Servers",
+    "Serving",
+    "install",
+    "loaded",
+    "serving",
+]
 
+Load = tuple[int, int]
+"""Images of a request, and requests under way."""
+
+LOADS: Sequence[Load] = ((50, 4), (50, 1), (1, 64), (1, 1))
+
+REQUEST_S = 20.0
 _START_S = 90.0
 _POLL_S = 0.02
-_REQUEST_S = 20.0
 _LOOPBACK = "127.0.0.1"
 _FIRST_BATCH = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
-    """Which core serves and which one sends."""
+class Servers(Cores):
+    """Options of all comparisons."""
 
-    server: int
-    load: int
+    venvs: Path | None = option(None, "Where the environments lie. Default: ~/.cache/terrace/peers.", file_okay=False)
+    weights: Path | None = option(
+        None, "Folder of the networks. Default: those that come with Terrace.", file_okay=False
+    )
 
 
-def environment_of(network: Network, port: int) -> dict[str, str]:
-    """What `servers/common.py` reads."""
-    return {
-        "PEER_MODEL": str(Path(network.folder, network.file)),
-        "PEER_NAME": network.name,
-        "PEER_SHAPE": ",".join(map(str, network.shape)),
-        "PEER_PORT": str(port),
-    }
+class Network:
+    """A network that is served."""
+
+    def __init__(self, entry: ModelEntry, folder: Path) -> None:
+        self.name = entry.name
+        self.sha256 = entry.sha256
+        self.shape = entry.input_shape
+        self.folder = folder.resolve()
+        self._file = self.folder / verify_file(entry, folder).name
+        self._model = load_model(entry, folder)
+
+    def expected(self, images: Array) -> Array:
+        """The right answer: logits of the network for a batch."""
+        return self._model.run({"images": images}, ["logits"])["logits"]
+
+    def environment(self, port: int = 0) -> dict[str, str]:
+        """What `servers/common.py` reads."""
+        return {
+            "PEER_MODEL": str(self._file),
+            "PEER_NAME": self.name,
+            "PEER_SHAPE": ",".join(map(str, self.shape)),
+            "PEER_PORT": str(port),
+        }
+
+
+class Installed(NamedTuple):
+    """The environment of a contender."""
+
+    python: Path
+    version: str
+
+
+async def install(
+    run: Run, contenders: Sequence[Contender], folder: Path | None
+) -> dict[str, Installed | TerraceError]:
+    """See that every contender has its environment; by name, or why it has none."""
+    home = (folder or default_folder()).resolve()
+    found: dict[str, Installed | TerraceError] = {}
+    run.expect(len(contenders))
+    for contender in contenders:
+        with run.step(f"{contender.title}: environment"):
+            try:
+                python = await asyncio.to_thread(interpreter_of, contender, home)
+                found[contender.name] = Installed(python, installed_version(python, contender.distribution))
+            except TerraceError as exc:
+                found[contender.name] = exc
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """A contender that runs and gives right answers."""
 
+    contender: Contender
+    network: Network
     processes: ServerProcesses
     origin: Origin
     cold_start_s: float
     """From the start of its process to its first answer."""
 
+    def target(self, batch: int) -> Target:
+        """Requests of so many images each."""
+        images = random_images(batch, self.network.shape)
+        return make_target(self.origin, self.contender.protocol, self.network.name, images)
 
-@contextmanager
-def serving(
-    contender: Contender,
-    python: Path,
-    network: Network,
-    *,
-    cores: Cores,
-    runner: asyncio.Runner,
-    expected: Callable[[Array], Array],
-) -> Iterator[Serving]:
+    async def window(self, target: Target, concurrency: int, plan: Plan) -> Mapping[str, float | None]:
+        """What one window of load gave, and what that cost the server.
+
+        Raises:
+            UpstreamError: not every request was answered.
+        """
+        cpu_s = self.processes.cpu_s()
+        level = await loaded(target, Closed(concurrency), plan)
+        cpu_s = self.processes.cpu_s() - cpu_s
+        summary, server = level.summary, level.server
+        if summary.errors or not summary.answered:
+            raise UpstreamError(f"not answered: {error_text(summary.errors) or 'nothing came'}")
+        return {
+            "images_per_s": summary.images_per_s,
+            "p50_ms": summary.latency_ms["p50"],
+            "p99_ms": summary.latency_ms["p99"],
+            # As the server says itself, for the batch that a request was part of; None where it does not.
+            "compute_ms": server.compute_infer_ms if server else None,
+            "batch_images": server.batch_images if server else None,
+            "cpu_us_per_image": cpu_s * 1e6 / (len(level.samples) * target.images),
+            "generator_cpu": level.generator_cpu,
+        }
+
+
+async def loaded(target: Target, load: levels.Load, plan: Plan) -> Level:
+    """One level of load to its end."""
+    level = await levels.measure(target, load, plan, asyncio.Event())
+    assert level is not None  # nobody sets the event that stops it
+    return level
+
+
+@asynccontextmanager
+async def serving(contender: Contender, python: Path, network: Network, *, core: int) -> AsyncIterator[Serving]:
     """Start a contender; on exit it is gone.
 
-    Args:
-        runner: to ask it with.
-        expected: the bare session's logits for a batch.
-
     Raises:
-        SetupError: it does not start, or gives no right answer.
+        SetupError: it does not start.
+        UpstreamError: it gives no right answer.
     """
     port = free_port()
     origin = Origin(_LOOPBACK, port)
-    fill = {"port": str(port), "model": network.name, "weights": network.folder}
+    fill = {"port": str(port), "model": network.name, "weights": str(network.folder)}
     command = [str(python), *(word.format(**fill) for word in contender.command)]
     started = time.perf_counter()
-    environment = {**environment_of(network, port), **contender.environment}
-    with running(command, environment, core=cores.server) as processes:
+    with running(command, {**network.environment(port), **contender.environment}, core=core) as processes:
         images = random_images(_FIRST_BATCH, network.shape)
         first = make_target(origin, contender.protocol, network.name, images)
-        reply = runner.run(_first_answer(first, processes))
+        reply = await _first_answer(first, processes)
         cold_start_s = time.perf_counter() - started
-        check_answer(contender.protocol, reply, expected(images[0]))
-        yield Serving(processes=processes, origin=origin, cold_start_s=cold_start_s)
-
-
-def measure_once(
-    contender: Contender,
-    python: Path,
-    network: Network,
-    rows: Sequence[Row],
-    timing: Timing,
-    *,
-    cores: Cores,
-    bare: BareLoop,
-    expected: Callable[[Array], Array],
-    announce: Callable[[str], None],
-) -> Measurement:
-    """Start the contender, measure its rows, stop it.
-
-    Args:
-        expected: the bare session's logits for a batch.
-        announce: told what is being done.
-
-    Raises:
-        SetupError: it does not start, or gives no right answer.
-    """
-    with on_core(cores.load), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        announce("starts")
-        with serving(contender, python, network, cores=cores, runner=runner, expected=expected) as served:
-            server, origin = served.processes, served.origin
-            result = Measurement(cold_start_s=served.cold_start_s)
-            for row in rows:
-                announce(f"{row.batch} images, concurrency {row.concurrency}")
-                target = make_target(origin, contender.protocol, network.name, random_images(row.batch, network.shape))
-                before = bare.measure(row.batch, timing.bare_s)
-                cpu_s = server.cpu_s()
-                level = runner.run(_measure(target, row, timing))
-                cpu_s = server.cpu_s() - cpu_s
-                after = bare.measure(row.batch, timing.bare_s)
-                if level.summary.errors or not level.summary.answered:
-                    result.failures[row.key] = f"not answered: {error_text(level.summary.errors) or 'nothing came'}"
-                else:
-                    result.rows[row.key] = _figures(level, cpu_s / (len(level.samples) * row.batch), before, after)
-            result.peak_memory_bytes = server.peak_memory_bytes()
-    return result
+        check_answer(contender.protocol, reply, network.expected(images[0]))
+        yield Serving(
+            contender=contender, network=network, processes=processes, origin=origin, cold_start_s=cold_start_s
+        )
 
 
 async def _first_answer(target: Target, server: ServerProcesses) -> Reply:
@@ -151,7 +195,7 @@ async def _first_answer(target: Target, server: ServerProcesses) -> Reply:
             raise SetupError(f"no answer within {_START_S:g} s ({said}): {server.log_tail()}")
         async with Connection(target.origin) as connection:
             try:
-                reply = await connection.request(target.requests[0], timeout_s=_REQUEST_S)
+                reply = await connection.request(target.requests[0], timeout_s=REQUEST_S)
             except (ConnectionBroken, TimeoutError) as exc:
                 said = str(exc) or "timeout"
             else:
@@ -159,28 +203,3 @@ async def _first_answer(target: Target, server: ServerProcesses) -> Reply:
                     return reply
                 said = f"{reply.status}: {reply.body[:200].decode(errors='replace')}"
         await asyncio.sleep(_POLL_S)
-
-
-async def _measure(target: Target, row: Row, timing: Timing) -> Level:
-    plan = Plan(window_s=timing.window_s, warmup_s=timing.warmup_s, timeout_s=_REQUEST_S)
-    level = await measure(target, Closed(row.concurrency), plan, asyncio.Event())
-    assert level is not None  # nobody sets the event that stops it
-    return level
-
-
-def _figures(level: Level, cpu_s_per_image: float, before: Bare, after: Bare) -> RowFigures:
-    summary, server = level.summary, level.server
-    p50_ms, p99_ms = summary.latency_ms["p50"], summary.latency_ms["p99"]
-    assert p50_ms is not None  # only for rows with answers
-    assert p99_ms is not None
-    return RowFigures(
-        images_per_s=summary.images_per_s,
-        bare_images_per_s=(before.images_per_s + after.images_per_s) / 2,
-        p50_ms=p50_ms,
-        p99_ms=p99_ms,
-        bare_batch_ms=(before.batch_ms + after.batch_ms) / 2,
-        compute_ms=server.compute_infer_ms if server else None,
-        batch_images=server.batch_images if server else None,
-        cpu_us_per_image=cpu_s_per_image * 1e6,
-        generator_cpu=level.generator_cpu,
-    )

@@ -18,9 +18,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from experiments.harness import Options, option
 from tierkit.errors import SetupError
 
-__all__ = ["ServerProcesses", "check_cores", "cpu_s", "on_core", "peak_bytes", "running", "serving"]
+__all__ = [
+    "Cores",
+    "ServerProcesses",
+    "check_cores",
+    "cpu_s",
+    "on_core",
+    "peak_bytes",
+    "resident_bytes",
+    "running",
+    "serving",
+]
 
 _MARK = "TERRACE_PEER_MARK"
 _GRACE_S = 5.0
@@ -30,7 +41,14 @@ _START_S = 60.0
 _LOG_LINES = 5
 
 
-def check_cores(*cores: int) -> None:
+class Cores(Options):
+    """Which core serves and which one sends."""
+
+    server_core: int = option(0, "Core of what is measured.", min=0)
+    load_core: int = option(1, "Core of the load.", min=0)
+
+
+def check_cores(cores: Cores) -> None:
     """See that this process may use these cores, and that they are different ones.
 
     Raises:
@@ -38,10 +56,10 @@ def check_cores(*cores: int) -> None:
     """
     if not hasattr(os, "sched_getaffinity"):
         raise SetupError("this comparison pins processes to cores, which this system cannot do; run it on Linux")
-    available = os.sched_getaffinity(0)
-    if len(set(cores)) < len(cores) or not set(cores) <= available:
+    available, chosen = os.sched_getaffinity(0), (cores.server_core, cores.load_core)
+    if len(set(chosen)) < len(chosen) or not available.issuperset(chosen):
         raise SetupError(
-            f"the server and the load need a core each of {sorted(available)}, not {' and '.join(map(str, cores))}"
+            f"the server and the load need a core each of {sorted(available)}, not {' and '.join(map(str, chosen))}"
         )
 
 
@@ -160,6 +178,11 @@ def cpu_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _environment(process: Path) -> bytes:

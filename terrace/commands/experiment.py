@@ -13,11 +13,9 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import overload
 from experiments.bench.sweep import loop_factory
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.harness import MOST_TASKS, Experiment, Options, Outcome, Request, execute, extent, new_folder
-from experiments.peers import command as peers
 from experiments.profile import read_profile
 from experiments.record import LARGEST_SEED
 from experiments.report import write_report
@@ -156,11 +154,6 @@ def report_command(
     screen().print(str(page), soft_wrap=True, markup=False)
 
 
-# Measurements of this machine as it is, which have options of their own.
-app.command("peers")(peers.run)
-app.command("overload")(overload.run)
-
-
 for _experiment in EXPERIMENTS.values():
     _add(
         _experiment.name,
@@ -210,6 +203,8 @@ def _run(
         for warning in outcome.warnings:
             _note(warning)
         states.add(state := outcome.record["state"])
+        if any(row.get("missed") for row in rows):  # targets
+            states.add("missed")
         if state != "complete":
             why = escape(outcome.record["notes"][-1])
             screen(stderr=True).print(f"[red]{state}[/red]: {experiment.name}: {why}", soft_wrap=True)

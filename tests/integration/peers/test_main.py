@@ -17,7 +17,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="pi
         (["--server-core", "0", "--load-core", "0"], "a core each", 2),
         (["--weights", "{tmp}"], "manifest", 1),
         (["--large", "nope"], "no model 'nope'", 1),
-        (["--report"], "no records in", 2),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(

@@ -3,58 +3,89 @@
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.peers.comparison import Comparison, compare
+from experiments.bench.levels import Plan
+from experiments.harness import Log, Request, Run
 from experiments.peers.contenders import TERRACE, Contender, choose
-from experiments.peers.measuring import Cores
-from experiments.peers.rows import Row, Timing
+from experiments.peers.duel import DUEL, duel
+from experiments.peers.experiment import PEERS, Timing, compare
+from experiments.peers.measuring import Installed, Network
+from experiments.peers.processes import Cores
+from experiments.profile import read_profile
 from models.manifest import load_manifest, weights_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="pinning is Linux's")
 
-ROWS = (Row(batch=5, concurrency=2), Row(batch=1, concurrency=1))
-TIMING = Timing(rounds=1, window_s=0.3, warmup_s=0.1, bare_s=0.1)
+LOADS = ((5, 2), (1, 1))
+TIMING = Timing(rounds=2, window_s=0.3, warmup_s=0.1, bare_s=0.1)
+HERE = Installed(Path(sys.executable), "1.0")
 # FastAPI and ONNX Runtime are in the environment of the tests as well.
 FASTAPI = dataclasses.replace(choose(["fastapi"])[0], requirements=())
 
 
-def compared(*contenders: Contender) -> Comparison:
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    request = Request(profile_name="native", profile=read_profile("native"))
+    with closing(Log(tmp_path / "log")) as log:
+        yield Run(request=request, folder=tmp_path, tell=lambda *_: None, log=log)
+
+
+def cores() -> Cores:
     available = sorted(os.sched_getaffinity(0))
-    comparison = Comparison(load_manifest().default_for("end"), weights_folder(), contenders, ROWS)
-    pythons = {contender.name: Path(sys.executable) for contender in contenders}
-    compare([comparison], TIMING, Cores(server=available[0], load=available[-1]), pythons, lambda _: None)
-    return comparison
+    return Cores(server_core=available[0], load_core=available[-1])
+
+
+def network() -> Network:
+    return Network(load_manifest().default_for("end"), weights_folder())
+
+
+def recorded(run: Run) -> dict[str, Any]:
+    return {"config": run.config, "points": run.points}
+
+
+async def compared(run: Run, contender: Contender) -> list[dict[str, Any]]:
+    await compare(run, [(network(), [contender], LOADS)], TIMING, cores(), {contender.name: HERE})
+    return PEERS.rows(recorded(run))
 
 
 @pytest.mark.parametrize("contender", [TERRACE, FASTAPI], ids=lambda contender: contender.name)
-def test_every_row_stands_beside_the_bare_loop(contender: Contender) -> None:
-    comparison = compared(contender)
-    assert comparison.failures == {}
-    [measurement] = comparison.measurements[contender.name]
-    assert measurement.failures == {}
-    assert list(measurement.rows) == [row.key for row in ROWS]
-    assert 0 < measurement.cold_start_s < 60
-    assert measurement.peak_memory_bytes > 20 * 2**20
-    for row in measurement.rows.values():
-        assert row.images_per_s > 0
-        assert row.bare_images_per_s > 0
-        assert 0 < row.p50_ms <= row.p99_ms
+async def test_every_load_stands_beside_the_bare_loop(run: Run, contender: Contender) -> None:
+    rows = await compared(run, contender)
+    assert [(row["images_per_request"], row["concurrency"]) for row in rows] == list(LOADS)
+    for row in rows:
+        assert (row["rounds"], row["failure"]) == (2, "")
+        assert 0 < row["cold_start_s"] < 60
+        assert row["peak_memory_bytes"] > 20 * 2**20
+        assert row["images_per_s"] > 0
+        assert row["of_bare"] > 0
+        assert 0 < row["p50_ms"] <= row["p99_ms"]
         # Only the protocol that Terrace speaks tells how long the model took.
-        assert (row.compute_ms is not None) == (contender is TERRACE)
-    [record] = comparison.records(TIMING, Cores(server=0, load=1), {contender.name: Path(sys.executable)})
-    assert record.results[f"{ROWS[0].key}.ratio_to_bare"] > 0
-    assert record.config["sha256"] == comparison.network.sha256
+        assert (row["compute_ms"] is not None) == (contender is TERRACE)
+    assert run.config["networks"] == [{"name": network().name, "sha256": network().sha256}]
 
 
-def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
-    broken = dataclasses.replace(FASTAPI, command=("-c", "raise SystemExit('no such thing')"))
-    comparison = compared(broken)
-    assert comparison.failures["fastapi"].endswith("it ended while it started: no such thing")
-    [record] = comparison.records(TIMING, Cores(server=0, load=1), {})
-    assert record.results == {"unmeasured": comparison.failures["fastapi"]}
+async def test_a_server_that_dies_is_told_of_with_its_last_words_and_not_started_again(run: Run) -> None:
+    (row,) = await compared(run, dataclasses.replace(FASTAPI, command=("-c", "raise SystemExit('no such thing')")))
+    assert row["failure"].endswith("it ended while it started: no such thing")
+    assert (row["images_per_request"], row["rounds"], len(run.points)) == (None, 0, 1)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to pin to")
+async def test_a_duel_measures_both_servers_in_turn(run: Run) -> None:
+    run.config |= {"peer": "fastapi", "title": "naive FastAPI"}
+    pair = {"terrace": HERE, "fastapi": HERE}
+    await duel(run, network(), pair, LOADS, 3, cores(), Plan(window_s=0.1, warmup_s=0.1, timeout_s=20.0))
+    assert [point["server"] for point in run.points[:4]] == ["terrace", "fastapi", "fastapi", "terrace"]
+    assert all(point["images_per_s"] > 0 and point["cpu_us_per_image"] > 0 for point in run.points)
+    rows = DUEL.rows(recorded(run))
+    assert [(row["images_per_request"], row["rounds"]) for row in rows] == [(5, 3), (1, 3)]
+    assert all(row["ratio"] > 0 and row["of_bare"] > 0 for row in rows)
 
 
 # Answers every request with zeros, of the right number.
@@ -72,7 +103,6 @@ HTTPServer(("127.0.0.1", int(os.environ["PEER_PORT"])), Zeros).serve_forever()
 """
 
 
-def test_a_fast_server_with_wrong_answers_is_not_measured() -> None:
-    comparison = compared(dataclasses.replace(FASTAPI, command=("-c", ZEROS)))
-    assert comparison.measurements["fastapi"] == []
-    assert "of the answers are those of the bare session" in comparison.failures["fastapi"]
+async def test_a_fast_server_with_wrong_answers_is_not_measured(run: Run) -> None:
+    (row,) = await compared(run, dataclasses.replace(FASTAPI, command=("-c", ZEROS)))
+    assert "of the answers are those of the bare session" in row["failure"]

@@ -1,13 +1,9 @@
 """Commands of experiments: what is asked for wrongly ends in one sentence, before anything is measured."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from experiments.peers import command as peers
-from experiments.tables import RECORDS
 from terrace.cli import run as run_terrace
 from tierkit.commandline import asked_wrongly
 from tierkit.errors import DataError, InvalidInput, PortInUse, SetupError, TerraceError
@@ -31,11 +27,10 @@ from tierkit.errors import DataError, InvalidInput, PortInUse, SetupError, Terra
         ("main-job --out {file}", "is a file"),
         ("main-job --data {file}", "set TERRACE_DATA to the folder"),
         ("overload --seconds inf", "Invalid value for '--seconds': "),
-        ("overload --report --out {file}.none", "no records in"),
+        ("overload --only mobilenet=0", "write MODEL=FACTOR"),
         ("peers --rounds 101", "Invalid value for '--rounds': "),
         ("peers --only nobody", "no contender 'nobody'"),
-        ("peers --duel terrace", "a duel is with another server"),
-        ("peers --report --out {file}.none", "no records in"),
+        ("duel --peer terrace", "a duel is with another server"),
     ],
 )
 def test_a_measurement_that_is_asked_for_wrongly_ends_with_two_and_a_sentence(
@@ -48,30 +43,6 @@ def test_a_measurement_that_is_asked_for_wrongly_ends_with_two_and_a_sentence(
     assert said.startswith("terrace")
     assert sentence in said
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_install_only_measures_no_duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed: list[str] = []
-
-    def install(contenders: Any, folder: Path, announce: Any) -> tuple[dict[str, Path], dict[str, str]]:
-        installed.extend(contender.name for contender in contenders)
-        return {}, {}
-
-    monkeypatch.setattr(peers, "install", install)
-    monkeypatch.setattr(peers, "check_cores", lambda *_cores: None)
-    words = ["--duel", "fastapi", "--install-only", "--venvs", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert run_terrace(["experiment", "peers", *words]) == 0
-    assert installed == ["terrace", "fastapi"]
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_json_of_the_records_of_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_terrace(["experiment", "peers", "--report", "--json", "--out", str(RECORDS)]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    duel = [row for row in rows if "ratio" in row]
-    assert {(row["images_per_request"], row["concurrency"]) for row in duel} == {(50, 4), (50, 1), (1, 64), (1, 1)}
-    assert all(row["of_bare"] > 0 and row["ratio"] > 0 for row in duel)
-    assert {row["server"] for row in rows if "server" in row} >= {"terrace", "fastapi"}
 
 
 @pytest.mark.parametrize(

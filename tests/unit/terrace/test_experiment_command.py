@@ -100,6 +100,18 @@ def test_a_run_of_which_nothing_could_be_used_is_invalid_and_kept(
     assert "left out: the first and only run" in record["notes"]
 
 
+@pytest.mark.parametrize(("missed", "code"), [([], 0), (["too slow"], 1)])
+def test_a_missed_target_ends_with_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missed: list[str], code: int
+) -> None:
+    async def measured(run: Run, _options: Any = None) -> None:
+        run.add(missed=missed)
+
+    monkeypatch.setitem(EXPERIMENTS, "table3", experiment("table3", measured))
+    result = CliRunner().invoke(command.app, ["table3", "--json", "--out", str(tmp_path / "run")])
+    assert (result.exit_code, json.loads(result.stdout)) == (code, [{"missed": missed}])
+
+
 def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def draw(record: Any, figures: Figures) -> None:
         figures.panels("one", ["title"], xlabel="x", ylabel="y")

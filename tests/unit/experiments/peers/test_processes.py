@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.peers.processes import check_cores, on_core, running
+from experiments.peers.processes import Cores, check_cores, on_core, running
 from tierkit.errors import SetupError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="pinning and /proc are Linux's")
@@ -65,8 +65,7 @@ def test_cores_must_be_there_and_differ() -> None:
     have = sorted(os.sched_getaffinity(0))
     for wrong in ((have[0], have[0]), (have[0], 4096)):
         with pytest.raises(SetupError, match="a core each"):
-            check_cores(*wrong)
-    check_cores(have[0])
+            check_cores(Cores(server_core=wrong[0], load_core=wrong[1]))
 
 
 def test_on_core_is_undone() -> None:
