@@ -108,7 +108,8 @@ class Figures:
         # The object interface: no global state, and no display needed.
         self._figure_class: Any = Figure
         self._rc_context: Any = rc_context
-        self._figures: dict[str, Any] = {}
+        self.by_name: dict[str, Any] = {}
+        """Figures of matplotlib, by file name."""
         self._warning = "" if state == "complete" else f"{state} run"
 
     def panels(self, name: str, titles: Sequence[str], *, xlabel: str, ylabel: str) -> list[Any]:
@@ -130,12 +131,12 @@ class Figures:
             first.set_ylabel(ylabel)
         if self._warning:
             figure.suptitle(self._warning, color="#b00000")
-        self._figures[name] = figure
+        self.by_name[name] = figure
         return panels
 
     def legend(self, name: str, columns: int) -> None:
         """One legend below all panels of a plot."""
-        figure = self._figures[name]
+        figure = self.by_name[name]
         handles = {
             label: handle
             for axes in figure.axes
@@ -146,14 +147,14 @@ class Figures:
 
     def shown(self) -> dict[str, str]:
         """What each plot shows, in words, by its file name: for those who do not see it."""
-        return {name: _words(figure.axes) for name, figure in self._figures.items()}
+        return {name: _words(figure.axes) for name, figure in self.by_name.items()}
 
     def render(self, suffix: str) -> dict[str, bytes]:
         """The plots as files of a kind, `png` or `svg`, by their file names without its ending."""
         files = {}
         # Without the date and with names that are not random, the same record gives the same file.
         with self._rc_context({"svg.hashsalt": "terrace"}):
-            for name, figure in self._figures.items():
+            for name, figure in self.by_name.items():
                 for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
                     text.set_parse_math(False)  # a dollar sign in a name is one
                 _write_plainly(figure)

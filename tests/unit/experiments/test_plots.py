@@ -27,7 +27,7 @@ def test_the_title_counts_the_runs_that_there_were(runs: list[int], words: str) 
 def test_a_run_that_is_not_complete_says_so_on_its_plots(state: str) -> None:
     figures = Figures(state)
     figures.panels("plot", ["title"], xlabel="x", ylabel="y")
-    warning = figures._figures["plot"].get_suptitle()
+    warning = figures.by_name["plot"].get_suptitle()
     assert warning == ("" if state == "complete" else f"{state} run")
 
 
@@ -50,7 +50,7 @@ def test_lines_tell_apart_without_colours_and_one_legend_names_them(name: str) -
     record = read_record(RECORDS / f"{name}.json")
     figures = Figures()
     EXPERIMENTS[record["experiment"]].draw(record, figures)
-    (figure,) = figures._figures.values()
+    (figure,) = figures.by_name.values()
     for axes in figure.axes:
         looks = [(line.get_linestyle(), line.get_marker()) for line in _curves(axes)]
         assert len(looks) > 3
@@ -72,7 +72,7 @@ def test_nothing_that_was_measured_lies_outside_its_plot_or_on_its_edge(path: Pa
     record = read_record(path)
     figures = Figures()
     EXPERIMENTS[record["experiment"]].draw(record, figures)
-    for axes in (axes for figure in figures._figures.values() for axes in figure.axes):
+    for axes in (axes for figure in figures.by_name.values() for axes in figure.axes):
         low, high = sorted(axes.transAxes.transform([(0, 0.01), (0, 0.99)])[:, 1])
         for line in axes.get_lines():
             if line.get_marker() not in ("None", "_"):
@@ -98,7 +98,7 @@ def _drawn(record: dict[str, Any]) -> list[Any]:
     """The axes of all plots of a record."""
     figures = Figures()
     EXPERIMENTS[record["experiment"]].draw(record, figures)
-    return [axes for figure in figures._figures.values() for axes in figure.axes]
+    return [axes for figure in figures.by_name.values() for axes in figure.axes]
 
 
 @pytest.mark.parametrize("name", ["figure3-2026-11-22T011558Z"])
@@ -152,7 +152,7 @@ def test_many_panels_stand_in_rows_and_their_titles_apart() -> None:
     titles = [f"links of {number} Mbit/s" for number in range(100, 108)]
     assert len(figures.panels("plot", titles, xlabel="latency to the upstream node and back (s)", ylabel="y")) == 8
     figures.render("svg")
-    axes = figures._figures["plot"].axes
+    axes = figures.by_name["plot"].axes
     assert len(axes) == 8
     for words in ([one.title for one in axes], [one.xaxis.label for one in axes]):
         boxes = [text.get_window_extent() for text in words]

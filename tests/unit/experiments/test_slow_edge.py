@@ -113,7 +113,7 @@ def test_the_plot_shows_no_run_in_which_nothing_became_slower() -> None:
     SLOW_EDGE.draw(record(point(15.0, None)), figures)
     assert figures.shown() == {}
     SLOW_EDGE.draw(record(point(15.0, None), {**point(16.0), "part": 0.75}), figures)
-    (axes,) = figures._figures["slow-edge"].axes
+    (axes,) = figures.by_name["slow-edge"].axes
     drawn = {x for line in axes.get_lines() for x in line.get_xdata()}
     assert drawn == {0.75}
 
