@@ -15,7 +15,7 @@
     │   ├── LimitReached        the token's own limit of requests, uploads or jobs: wait
     │   ├── Draining            the service is shutting down
     │   ├── UpstreamUnavailable another node refused or broke the connection
-    │   └── NoNodeAvailable     the device list has nobody for this work
+    │   └── NoNodeAvailable     the device list has no node for this work
     ├── DeadlineExceeded        the budget is spent; a retry needs a new budget
     │   └── UpstreamTimeout     another node did not answer within the budget
     ├── UpstreamError           another node answered with an error or with nonsense: try another node
@@ -26,7 +26,7 @@
         ├── ProviderUnavailable the execution provider asked for is not there
         ├── WeightsError        a weights file is missing, damaged or not the one in the manifest
         ├── DataError           a data set is missing, damaged or disagrees with its hierarchy
-        ├── PortInUse           somebody else listens on this address
+        ├── PortInUse           another process listens on this address
         └── ServiceFailed       a service of a fleet stopped before it was ready
 
 The HTTP layer has the one table from these classes to status codes (`tierkit.http.errors`).
@@ -87,7 +87,7 @@ class TooLarge(InvalidInput):
 
 
 class NotFound(TerraceError):
-    """No such thing here."""
+    """The job, model, device or route does not exist."""
 
 
 class Conflict(TerraceError):

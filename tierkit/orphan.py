@@ -26,6 +26,6 @@ def die_with_parent() -> None:
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The launcher may have died between starting us and the line above: then nobody would tell us.
+    # The launcher may have died between starting us and the line above: then no signal would come.
     if os.getppid() != int(parent):
         sys.exit(f"the launcher {parent} is gone")

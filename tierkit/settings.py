@@ -97,10 +97,10 @@ class ServiceSettings(BaseModel):
 
     tokens: UserPath | None = None
     """File of those who may call this service, as `terrace token` writes it; read again when it changes. Default: none,
-    so that everybody may who reaches it."""
+    so that everyone who reaches it may."""
 
     insecure: bool = False
-    """Listen beyond loopback although nobody is asked for a token."""
+    """Listen beyond loopback although no token is asked for."""
 
     tls_cert: UserPath | None = None
     """PEM file with the certificate of this service, followed by those of its authorities; it then speaks https alone.
@@ -255,7 +255,7 @@ _LONGEST_HOST = 40
 
 
 def lasting_name(service: str, port: int, *, host: str | None = None, machine_id: Path = _MACHINE_ID) -> str:
-    """The name of a node that nobody has named, such as "pi-end-8071-3fa9": the same at each start, and another one on
+    """The name of a node that was given none, such as "pi-end-8071-3fa9": the same at each start, and another one on
     each machine. It begins with the machine's name, so that a token of that name is for it.
 
     Args:

@@ -145,7 +145,7 @@ class Talker:
 
 @asynccontextmanager
 async def talking(say: Say) -> AsyncIterator[Talker]:
-    """A raw HTTP server that reads requests and has `say` write what it likes to each, as long as somebody listens."""
+    """A raw HTTP server that reads requests and has `say` write what it likes to each, while it listens."""
     seen = Talker()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -85,7 +85,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _advance(self) -> None:
         """Go on to the next moment, and call all that is due then."""
         if not self._due:
-            raise RuntimeError("everybody waits, and nothing will ever happen")
+            raise RuntimeError("every task waits, and no timer is left")
         now = self._now = max(self._now, self._due[0][0])
         while self._due and self._due[0][0] <= now:
             _, _, timer, callback, args = heapq.heappop(self._due)
@@ -136,7 +136,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, **options)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody awaited has failed: a simulation must not go on as if nothing had happened."""
+        """A task that nothing awaits has failed: the simulation ends with its error."""
         self._failure = context.get("exception") or RuntimeError(context["message"])
 
     def get_debug(self) -> bool:

@@ -8,7 +8,7 @@ heartbeats, taken as normally distributed,
 
 so phi 8 means: wrong once in 10^8 heartbeats. `docs/fault-tolerance.md` has the rules of `judge`, and why s and m have
 floors. The threshold on phi is one on silence, `suspect_after_s`, and `suspect_s` bounds that, so detection has a bound
-whatever the history.
+with any history.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class DetectorTimes:
 
     @property
     def doubt_s(self) -> float:
-        """For which the scheduler looks for the fault in itself at most, while it hears nobody. If all have really
-        ended, that delays nothing but the news: there is nobody left to give their work to."""
+        """For which the scheduler looks for the fault in itself at most, while it hears no node. If all have really
+        ended, that delays nothing but the news: no node is left to take their work."""
         return 10 * self.lease_s
 
 

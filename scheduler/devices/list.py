@@ -152,7 +152,7 @@ class DeviceList:
     Args:
         times: of the failure detector.
         sweep_s: how often `sweep` is called. Where it was not for twice as long, the scheduler itself stood still, and
-            nobody could be heard: that time counts against no node.
+            no node could be heard: that time counts against no node.
     """
 
     def __init__(self, times: DetectorTimes, *, sweep_s: float = math.inf) -> None:
@@ -160,9 +160,9 @@ class DeviceList:
         self._sweep_s = sweep_s
         self._swept_at: float | None = None
         self._unheard_since: float | None = None
-        """The first sweep since when nobody is heard."""
+        """The first sweep since which no node is heard."""
         self.doubting = False
-        """Whether the scheduler looks for the fault in itself, because it hears nobody. No node dies of silence then,
+        """Whether the scheduler looks for the fault in itself, because it hears no node. No node dies of silence then,
         but one that refuses connections does."""
         self._sure_since = -math.inf
         """When it last stopped doing so."""
@@ -211,7 +211,7 @@ class DeviceList:
             older = (*old.retired, old.incarnation)
             retired = tuple(each for each in older if each != registration.incarnation)[-_MOST_RETIRED:]
         if self._swept_at is None:
-            self._swept_at = now  # nobody is silent before the first has come
+            self._swept_at = now  # no node is silent before the first has come
         arrivals, per_minute = Arrivals(self.times.heartbeat_s), registration.images_per_minute
         self._devices[node_id] = Device(
             registration=registration,

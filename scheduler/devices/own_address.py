@@ -1,4 +1,4 @@
-"""Whether a URL leads back to this very service, whatever name it gives the machine."""
+"""Whether a URL leads back to this very service, by any name of the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OwnAddress:
     def __init__(self, host: str) -> None:
         self._host = host
         self._lookups = asyncio.Semaphore(2)
-        """Names that are looked up at a time: those that nobody knows keep a thread busy for long."""
+        """Names that are looked up at a time: unknown names keep a thread busy for long."""
 
     async def is_at(self, url: str, *, port: int) -> bool:
         """Whether `url` leads here.
@@ -60,7 +60,7 @@ class OwnAddress:
     def _looked_up(self, lookup: asyncio.Future[Any]) -> None:
         self._lookups.release()
         if not lookup.cancelled():
-            lookup.exception()  # has been looked at, also where nobody waits for it any more
+            lookup.exception()  # has been looked at, also if no caller waits for it any more
 
 
 def _plain(text: str) -> Address:

@@ -186,7 +186,7 @@ class Watch:
         if view is None or view.health is Health.DEAD:
             return 0.0  # its watch is over
         if view.health is not Health.SUSPECT or view.set_aside:
-            return None  # a wrong answer came from somebody who is there
+            return None  # a wrong answer came from a process that is there
         return self._devices.times.heartbeat_s if view.keeps_tasks else _STUCK_AGAIN_S
 
     def _report(self, device: Device, outcome: Probe, began: float) -> None:
@@ -195,7 +195,7 @@ class Watch:
 
 
 async def _ask(url: str, path: str, tls: ssl.SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a connection and return it when the first line of an HTTP answer, whatever its status, has come.
+    """Open a connection and return it when the first line of an HTTP answer, of any status, has come.
 
     Raises:
         OSError: no connection, or it broke.

@@ -306,7 +306,7 @@ class AttemptStates:
             attempt.phase = Phase.FINE
 
     def _finish(self, attempt: Attempt) -> None:
-        """The attempt is over, whatever follows."""
+        """The attempt is over."""
         self._release(attempt, answered=False)
         attempt.phase = Phase.ENDED
         attempt.task.running.remove(attempt)

@@ -205,7 +205,7 @@ class Chooser:
 
     def _fits(self, job: ActiveJob, task: ActiveTask, pool: Sequence[Device]) -> Callable[[str], bool] | None:
         """Which devices of the pool suit the task best; None for all."""
-        # Going round over all devices is what `reassign` does, whatever it has met there.
+        # Going round over all devices is what `reassign` does, even if tasks have failed there.
         if job.policy.recovery is Recovery.REASSIGN or not (task.tried or task.has_coarse):
             return None
 

@@ -48,7 +48,7 @@ _MOVE_S = 0.25
 _MOVE_TASKS = 200
 """With more tasks under way than this it is asked proportionally less often."""
 _IDLE_S = 1.0
-"""The loop looks around at least this often, should a change have announced itself to nobody."""
+"""The loop looks at all jobs at least this often, in case it missed a change."""
 _TICK_S = 0.005
 """An event loop counts in milliseconds: what happens at a time is looked at a little later."""
 _DURATIONS = 100
@@ -62,7 +62,7 @@ class Dispatcher:
         settings: window, deadlines, attempts.
         devices: the device list; the dispatcher listens to its changes.
         fleet: routes over it.
-        pilot: of the scheme `adaptive`; told of all attempts, whatever their scheme.
+        pilot: of the scheme `adaptive`; told of all attempts, of every scheme.
         wire: to the end devices.
         classes: how many coarse and fine classes there are.
         congested: whether too many answers wait to be written to send new tasks.
@@ -443,7 +443,7 @@ class Dispatcher:
         except TerraceError as exc:
             error = exc
         except Exception as exc:
-            # One task must not take down all jobs; whatever it is, it is logged and the task has attempts left.
+            # One task must not take down all jobs: the error is logged, and the task has attempts left.
             _log.exception("unexpected error in an attempt", extra={"task": job.task_id(task)})
             error = exc
         finally:
@@ -579,7 +579,7 @@ class Dispatcher:
             case FineEvent():
                 self._learn_upstream(attempt, event, most_s, now)
             case RoutedEvent():
-                # The images that went on from the first tier: nobody knew before how many they would be.
+                # The images that went on from the first tier: their number was not known before.
                 sent = asks(event)
                 for node in attempt.first_asked[1:]:
                     self._devices.charge(node.node_id, sent.get(node.tier, 0), now)

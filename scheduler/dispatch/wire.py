@@ -81,7 +81,7 @@ class Order:
     coarse_known: bool = False
     """Whether only the fine answer is wanted; there must be `upstreams` then."""
     interactive: bool = False
-    """Whether somebody waits for the answer, so that the task overtakes batch work in the nodes' queues."""
+    """Whether a user waits for the answer, so that the task overtakes batch work in the nodes' queues."""
     key: str = field(default="", repr=False)
     """Opens the device's gate."""
 
@@ -155,7 +155,7 @@ class HttpWire:
 
     async def acknowledged(self, node_id: str, url: str, *, budget_s: float) -> None:
         try:
-            # The head is enough: nobody knows how much would follow.
+            # The head is enough: the length of the rest is unknown.
             async with calling(node_id, budget_s=budget_s), ask(self.http, "GET", f"{url}/livez"):
                 pass
         except UpstreamTimeout as exc:
@@ -314,7 +314,7 @@ class _Expected:
             raise self._wrong(f"what {sent.encoded_by or 'nobody'} had encoded, where {by or 'nobody'} was to do it")
 
     def _check_loss(self, loss: StageLoss) -> None:
-        # That there is nobody to ask shows in the route; that a task kills nodes, in no route.
+        # That there is no node to ask shows in the route; that a task kills nodes, in no route.
         there = any(upstream.tier is loss.tier for upstream in self._order.upstreams)
         if loss.reason == "quarantined" or (loss.reason == "no_upstream" and there):
             raise self._wrong(f"the reason {loss.reason!r} for the {loss.tier}, which cannot be")

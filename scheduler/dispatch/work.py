@@ -152,8 +152,8 @@ class ActiveJob:
         pixels: of the whole job.
         content: their digest.
         tasks: those without a final answer, in order.
-        deadline: monotonic time at which the job ends, whatever is missing.
-        interactive: whether somebody waits for the answer right now.
+        deadline: monotonic time at which the job ends, complete or not.
+        interactive: whether a user waits for the answer right now.
         request_id: of the caller, where there is one task for it.
     """
 

@@ -186,7 +186,7 @@ def check_size(height: int, width: int, name: str, *, max_pixels: int) -> None:
 
 
 def is_large(height: int, width: int) -> bool:
-    """Whether few such images should be decoded at a time."""
+    """Whether only a few of these images should be decoded at a time."""
     return height * width > _LARGE_PIXELS
 
 

@@ -89,7 +89,7 @@ class InputFiles:
                 self.path(sha256).unlink(missing_ok=True)
 
     def remove_strays(self) -> None:
-        """Remove the files that nobody holds: of jobs that ended while nobody was there to clean up."""
+        """Remove the files that no job holds: of jobs that ended while no scheduler was running."""
         with self._lock:
             for path in self.folder.glob(f"*{_SUFFIX}"):
                 if path.stem not in self._holders:

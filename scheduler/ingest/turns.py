@@ -80,5 +80,5 @@ async def _finished(turn: asyncio.Task[T], stopped: threading.Event) -> T:
         while not turn.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({turn})
-        turn.exception()  # nobody is left to hear of it
+        turn.exception()  # no caller is left to hear of it
         raise

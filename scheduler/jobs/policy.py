@@ -46,7 +46,7 @@ class PolicyRequest(BaseModel):
 
     encode_on: Literal["end", "edge"] = "end"
     """Where images are encoded: on the end device, or on a trusted edge node, which gets their pixels and passes the
-    features on; one that is the upstream node itself answers from the pixels, whatever `privacy` says."""
+    features on; one that is the upstream node itself answers from the pixels, even if `privacy` asks for features."""
 
     feature_form: FeatureForm = FeatureForm.UINT8
     """How features are written: uint8, float16 or float32."""

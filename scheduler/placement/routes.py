@@ -184,7 +184,7 @@ class Fleet:
     def trusts(self, device: Device) -> bool:
         """By the scheduler's own list, never by what the node says."""
         trusted = self._settings.trusted
-        # Names of tiers stand in the same list, and are no ids, whatever a node calls itself.
+        # Names of tiers stand in the same list, and are no ids, even if a node calls itself so.
         return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
 
     def check_trust(self, scheme: Scheme, rules: PrivacyRules, now: float) -> None:
@@ -278,7 +278,7 @@ class Fleet:
         self, end: Device, nodes: Sequence[Node], rules: PrivacyRules, now: float, *, content: str
     ) -> list[Upstream]:
         """Route entries as they go over the wire: those of the nodes to which images may go from this device, each with
-        the form in which they do. The last thing that is decided before a task is sent, whatever it is sent for.
+        the form in which they do. The last decision before a task is sent, for any purpose.
 
         Args:
             content: digest of the job's images.
@@ -371,7 +371,7 @@ class Fleet:
         return False
 
     def _gets_pixels(self, target: Device, rules: PrivacyRules) -> bool:
-        """Whether it gets them whatever encoders there are; False where those matter."""
+        """Whether it gets them with any encoders; False where those matter."""
         return rules.privacy in (Privacy.AUTO, Privacy.NONE) and self.trusts(target)
 
     def _trust(self, device: Device) -> Trust:

@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 _MAX_GROUP = 500
 _CONGESTED = 1000
 _LINGER_S = 0.05
-"""Least time between two commits: each costs some milliseconds of the processor, whatever it holds. An answer that
-comes after a pause is not held up."""
+"""Least time between two commits: each costs some milliseconds of the processor, even if it holds little. An answer
+that comes after a pause is not held up."""
 
 T = TypeVar("T")
 

@@ -63,7 +63,7 @@ jobs = Table(
     Column("summary", Text),  # JSON, written once with the final state
 )
 
-# One row per attempt that has ended. It outlives a restart, so a task that nobody can do is given up after the same
+# One row per attempt that has ended. It outlives a restart, so a task that no node can do is given up after the same
 # number of attempts.
 attempts = Table(
     "terrace_attempts",

@@ -85,7 +85,7 @@ class Gate:
         return caller
 
     def knows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether they hold a valid token, whatever its role; counts against no limit."""
+        """Whether they hold a valid token, of either role; counts against no limit."""
         try:
             self._identify(headers)
         except Unauthenticated:
@@ -98,7 +98,7 @@ class Gate:
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN")
         if self._key and hmac.compare_digest(token, self._key):
             return self._fleet
-        # How long the look-up takes tells an attacker nothing: nobody can choose the hash of what they send.
+        # How long the look-up takes tells an attacker nothing: they cannot choose the hash of what they send.
         entry, caller = self._known.get(digest_of(token).hex(), (None, None))
         if entry is None or caller is None:
             raise Unauthenticated("the token is unknown here: it was revoked, or is for another service")

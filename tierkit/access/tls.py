@@ -14,7 +14,7 @@ from tierkit.errors import SetupError
 __all__ = ["ServerTls", "client_context", "tls_trouble"]
 
 _KEY_FORBIDDEN = 0o027
-"""Mode bits of a private key: its group may read it (as distributions keep keys for services), nobody else."""
+"""Mode bits of a private key: its owner and group may read it (as distributions keep keys for services)."""
 
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 """What OpenSSL calls bytes that are no TLS."""
@@ -125,5 +125,7 @@ _DISTRUST |= {19: _DISTRUST[18], 64: _DISTRUST[62]}
 
 
 def _distrust(error: ssl.SSLCertVerificationError, peer: str) -> str:
-    unknown = f"comes from nobody who is trusted here ({error.verify_message}): name its authority with --tls-ca"
+    unknown = (
+        f"is signed by no authority that is trusted here ({error.verify_message}): name its authority with --tls-ca"
+    )
     return f"the certificate of {peer} {_DISTRUST.get(error.verify_code, unknown)}"

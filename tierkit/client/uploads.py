@@ -25,7 +25,7 @@ from tierkit.wire.oip import InferRequest, Tensor, encode_request
 __all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-"""Files of a folder that are sent; a file named by itself is sent whatever its suffix."""
+"""Files of a folder that are sent; a file named by itself is sent with any suffix."""
 
 
 class Pixels(Protocol):

@@ -23,7 +23,7 @@ from tierkit.types import Health, Tier
 __all__ = ["Exit", "Fleet", "RunningService", "launch"]
 
 TERRACE = (sys.executable, "-P", "-m", "terrace")
-"""The usual command. -P, or a folder models/ of somebody else, in the current one, would be taken for ours."""
+"""The usual command. -P, or a foreign folder models/ in the current directory would be imported."""
 
 _READY_POLL_S, _JOIN_POLL_S = 0.02, 0.1
 _MAX_LINE_BYTES = 1 << 20
@@ -80,7 +80,7 @@ class Fleet:
     tls_ca: Path | None
     services: dict[str, RunningService] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever a service has ended; whoever waits clears it."""
+    """Set when a service has ended; the waiter clears it."""
     _attended: bool = False
     """Whether a service's end is news: not while starting, when it is an error, nor while stopping."""
 
@@ -231,12 +231,12 @@ async def launch(
     tls_ca: Path | None = None,
     command: Sequence[str] = TERRACE,
 ) -> AsyncIterator[Fleet]:
-    """A running fleet; leaving the block stops every process, whatever happened inside.
+    """A running fleet; leaving the block stops every process, after an error too.
 
     Args:
         folder: for the ready files; must exist.
         on_line: called with the name of a service and a line that it wrote.
-        on_exit: called when a service ends that nobody asked to.
+        on_exit: called when a service ends that was not asked to.
         on_ready: called when a service is ready.
         start_s: seconds until all services must be ready.
         stop_s: seconds that all services have to finish what they do.

@@ -11,7 +11,7 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
 
     [host.pi]
     address = "10.0.0.7"
-    token_file = "/etc/terrace/pi.token" # for all nodes of this machine; likewise tls_cert, tls_key and tls_ca
+    token_file = "/etc/terrace/pi.token" # for all nodes of this machine; so are tls_cert, tls_key and tls_ca
     end = 2                              # a number starts that many with default settings
 """
 
@@ -94,7 +94,7 @@ def local_plan(
     node: Mapping[str, Any] | None = None,
     tiers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> FleetPlan:
-    """A whole fleet on this machine: a scheduler and so many nodes of each tier, on ports that the system chooses.
+    """A whole fleet on this machine: a scheduler and the given number of nodes of each tier, on free ports.
 
     Args:
         scheduler: settings of the scheduler.

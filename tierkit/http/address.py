@@ -21,7 +21,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A bound TCP socket; with port 0 the system chooses.
 
     Raises:
-        PortInUse: somebody else listens there.
+        PortInUse: another process listens there.
         SetupError: the address is none of this machine's, or the port needs privileges.
     """
     try:
@@ -47,7 +47,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of `host` on which nobody listens, for a service that needs a port before it starts, or again later.
+    """A port of `host` on which no process listens, for a service that needs a port before it starts, or again later.
 
     A port that the system chose would soon be another program's: on a busy machine it gives away hundreds a second.
 

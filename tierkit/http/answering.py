@@ -63,7 +63,7 @@ class Answering:
         try:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
-            raise  # nobody is left to answer; the shell knows
+            raise  # the client is gone; the shell knows
         except Exception as exc:
             if started:
                 # Part of the answer is on its way. Raising breaks the connection, which is how HTTP tells the client.
@@ -74,7 +74,7 @@ class Answering:
 
 
 def answer_to(exc: Exception) -> Response:
-    """The answer to a request that ended in this error, which is logged if it is nobody's fault but ours."""
+    """The answer to a request that ended in this error, which is logged if it is our fault."""
     if isinstance(exc, TerraceError):
         status = status_of(exc)
         if status == 500:

@@ -17,7 +17,7 @@ from tierkit.errors import CertificateError, TerraceError, UpstreamError, Upstre
 __all__ = ["ask", "authorization", "calling", "open_client", "read_at_most"]
 
 _CONNECT_S = 3.0
-"""A peer that does not take a connection within this time is taken for gone, whatever budget is left."""
+"""A peer that does not take a connection within this time counts as gone, even with budget left."""
 
 _KEEPALIVE_S = 30.0
 """Shorter than the 75 s for which our services keep an idle connection: the side that closes first must be this one,
@@ -109,7 +109,7 @@ async def _each(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes | m
 
 
 async def read_at_most(answer: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    """The body of an answer, or its beginning: nobody knows how much would follow."""
+    """The body of an answer, or its first bytes: its length is unknown."""
     body = bytearray()
     async for piece in answer.content.iter_any():
         body += piece

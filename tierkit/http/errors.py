@@ -72,7 +72,7 @@ def error_of(who: str, status: int, body: bytes, retry_after: str | None = None)
 
 
 def refusal_of(who: str, status: int, body: bytes, retry_after: str | None = None) -> TerraceError:
-    """What it means for a task that another node, of whatever make, has refused it."""
+    """What it means for a task that another node has refused it, which may be of another make."""
     message = f"{who} answered {status}: {(sentence_of(body) or 'no reason given')[:_MAX_SENTENCE]}"
     if status == _STATUS[Unavailable]:
         return UpstreamUnavailable(message, retry_after_s=_seconds(retry_after))

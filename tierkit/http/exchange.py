@@ -35,7 +35,7 @@ answer is complete, and returns what takes it back. To wait for that by `receive
 
 ALONE = "terrace.alone"
 """Extension in the ASGI scope: a function that tells whether this is the only request that the server is receiving or
-answering. Its endpoint may then hold up the event loop for a moment: nobody else waits."""
+answering. Its endpoint may then hold up the event loop for a moment: no other request waits."""
 
 REPEATABLE = "terrace.repeatable"
 """Extension in the ASGI scope: a function that takes a number of bytes and an `Again`. When the connection's next
@@ -305,7 +305,7 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """One line for each header, each with its line break.
 
     Raises:
-        RuntimeError: a header holds a line break, and would so add headers, or a body, of somebody else's choice.
+        RuntimeError: a header holds a line break, and would so add headers, or a body, chosen by another party.
     """
     lines = [b"%b: %b\r\n" % pair for pair in headers]
     text = b"".join(lines)

@@ -27,7 +27,7 @@ the way might take another. The parser looks after Content-Length; of request id
 
 
 def refusal_of(version: str, headers: Headers, by_name: Mapping[bytes, bytes]) -> tuple[int, str] | None:
-    """Why a request cannot be served, whatever it asks for: status and sentence; None where it can.
+    """Why a request cannot be served, for any route: status and sentence; None where it can.
 
     Args:
         version: of HTTP, as `1.1`.

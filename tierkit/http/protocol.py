@@ -1,5 +1,5 @@
 """HTTP/1.1 connections with bounds on everything that a peer may send, or leave out: a slow, endless or absent head, a
-body that is too large or too slow, an answer that nobody reads, too many connections.
+body that is too large or too slow, an answer that the client does not read, too many connections.
 
 uvicorn has a protocol class of its own, whose bounds end with the idle time between two requests, which copies a body
 four times, writes an answer in two packets, and closes a connection whose body has not been read. Here a request may be
@@ -350,7 +350,7 @@ class _HttpProtocol(asyncio.Protocol):
             self._answering.keep_alive = False
 
     def abort(self) -> None:
-        """End the connection now, whatever the client has not taken in yet."""
+        """End the connection now, even if the client has not read all of the answer."""
         self._transport.abort()
 
     # --- a request that is the last one once more ---
@@ -464,7 +464,7 @@ class _HttpProtocol(asyncio.Protocol):
     # --- bounds ---
 
     def _watch(self) -> None:
-        """See that whatever has to come next has a time by which it must be there."""
+        """Set the time by which the next bytes must be there."""
         if self._ending:
             return
         if self._receiving is not None:
@@ -480,7 +480,7 @@ class _HttpProtocol(asyncio.Protocol):
             self._wait(None)  # for the application, however long it takes
 
     def _wait(self, then: Callable[[], None] | None, seconds: float = 0.0) -> None:
-        """Call `then` after so many seconds, unless something else is waited for by then."""
+        """Call `then` after `seconds`, unless a new wait has begun by then."""
         if then == self._waiting_for:
             return
         if self._timer is not None:

@@ -72,7 +72,7 @@ def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
         0 after a drain; 1 when a background loop of the service crashed.
 
     Raises:
-        PortInUse: somebody else listens there; nothing has been loaded.
+        PortInUse: another process listens there; nothing has been loaded.
         SetupError: what `build` or the lifespan found missing.
     """
     logs.configure(settings.log_level, settings.log_format, node_id=node_id or settings.service)
@@ -178,7 +178,7 @@ async def running(
 
 
 def _gate(settings: ServiceSettings, lifecycle: Lifecycle) -> Gate | None:
-    """The gate of the service; None where it asks nobody for a token."""
+    """The gate of the service; None if it asks for no token."""
     if isinstance(settings, NodeSettings) and settings.own_token() is not None:
         lifecycle.key = secrets.token_urlsafe(32)
     if settings.tokens is None and not lifecycle.key:
@@ -200,11 +200,11 @@ def _check_exposure(sock: socket.socket, settings: ServiceSettings, gate: Gate |
     if gate is None and not settings.insecure:
         own = " or --token-file FILE" if isinstance(settings, NodeSettings) else ""
         raise SetupError(
-            f"the address {settings.host} can be reached from other machines, and nobody would be asked for a token: "
+            f"the address {settings.host} can be reached from other machines, and no token would be asked for: "
             f"give --tokens FILE{own} (see 'terrace token create'), listen on 127.0.0.1, or say --insecure"
         )
     if gate is None:
-        log.warning("INSECURE: whoever reaches this address may use the service", extra={"host": settings.host})
+        log.warning("INSECURE: everyone who reaches this address may use the service", extra={"host": settings.host})
     elif tls is None:
         log.warning("tokens and images cross the network unencrypted; give --tls-cert", extra={"host": settings.host})
 

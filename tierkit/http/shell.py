@@ -117,7 +117,7 @@ class Shell:
         return True
 
     async def _health(self, *, told: bool) -> Response:
-        """`told`: whoever asks may know more than the state."""
+        """`told`: the caller may know more than the state."""
         lifecycle = self._lifecycle
         checks = await lifecycle.run_checks() if lifecycle.ready else {}
         if lifecycle.draining:

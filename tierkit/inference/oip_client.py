@@ -117,7 +117,7 @@ class OipClient:
             response = decode_response(body, parse_header_length(fields.get(BINARY_HEADER)), limits=self._limits)
         except InvalidInput as exc:
             raise UpstreamError(f"{url} gave an answer that cannot be read: {exc}") from exc
-        except Exception as exc:  # an error of ours, and yet nobody else's answer leads to it
+        except Exception as exc:  # a bug of ours, which only this node's answers bring about
             log.exception("an answer cannot be read", extra={"url": url})
             raise UpstreamError(f"{url} gave an answer that cannot be read: {type(exc).__name__}") from exc
         if response.model_name != model:

@@ -55,7 +55,7 @@ _TURNS = 4
 the next, and the answer is made in the one or two after that."""
 
 _OVERTAKEN_S = 2.0
-"""A request that has waited for so long is overtaken no more."""
+"""A request that has waited this long is not overtaken any more."""
 
 _WARM_UP_IMAGES = 50
 _WARM_UP_S = 0.4
@@ -87,8 +87,8 @@ class _Job:
     deadline: float
     urgent: bool
     own: bool
-    """The runner's: nobody asked for these images, so they are computed alone and neither metrics nor statistics count
-    them."""
+    """The runner's: no client asked for these images, so they are computed alone, and neither metrics nor statistics
+    count them."""
     settle: Callable[[RunResult | Exception], None] | None
     """Told once, on the event loop, how it ended; None from then on, or if its request is cancelled."""
 
@@ -215,7 +215,7 @@ class ModelRunner:
 
         Raises:
             Unavailable: the batch under way takes longer than any should.
-            Exception: whatever the model raises.
+            Exception: any error of the model.
         """
         now = time.perf_counter()
         if now - self._batch_started > _STALL_S:
@@ -361,7 +361,7 @@ class ModelRunner:
         self._run(lambda callback, *args: callback(*args))
 
     def check_room(self, images: int = 1) -> None:
-        """Refuse early: before a request's body is read, if so many images have no room now.
+        """Refuse early: before a request's body is read, if there is no room for `images` now.
 
         Raises:
             Draining, TooLarge, Overloaded: as `infer`.

@@ -35,7 +35,7 @@ def forecast(queue: Queue, *, idle_since: float, known: float, joins: int = 1) -
         needs_s = sum(batch)
         if not first and needs_s > 0:
             if known - begin > needs_s:
-                # It may be in a batch with one that has been given up since, or that nobody here knows of.
+                # It may be in a batch with one that has been given up since, or that this scheduler does not know of.
                 needs_s = max(needs_s, joins * batch[0])
             factor = max(1.0, (known - begin) / needs_s)
             late = factor - 1.0

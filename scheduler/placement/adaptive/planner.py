@@ -9,7 +9,7 @@ The rule, in the order in which it decides; `docs/scheduling.md` gives the reaso
 3. Where the upstream nodes are the bottleneck, the one that will run out of work first. Where the end devices are, the
    one whose network is the most accurate, unless its answer is expected so late that a small error would hold the job
    up; among equal ones the pair of end device and upstream node with the earliest expected finish.
-4. A task that would wait at the upstream node for longer than its `slack_s` is held back, unless somebody waits for it
+4. A task that would wait at the upstream node for longer than its `slack_s` is held back, unless a user waits for it
    right now, or the end devices need all the time that is left until the deadline.
 """
 
@@ -251,7 +251,7 @@ def _all_done(tasks: int, servers: Sequence[tuple[float, float]]) -> float:
     """
     if at_once := [start for start, seconds in servers if seconds < _TOLERANCE_S]:
         return min(at_once)
-    # What flows in fluid form is a lower bound: nobody finishes before, so all whole tasks until then may be skipped.
+    # What flows in fluid form is a lower bound: no plan finishes before, so all whole tasks until then may be skipped.
     fluid = _fluid(tasks, servers)
     done = [max(0, math.floor((fluid - start) / seconds)) for start, seconds in servers]
     left = tasks - sum(done)

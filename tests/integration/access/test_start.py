@@ -52,9 +52,7 @@ def tokens(tmp_path: Path) -> tuple[Path, str]:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 @pytest.mark.parametrize("kind", [SchedulerSettings, EdgeSettings])
 async def test_nothing_is_served_to_a_network_without_tokens(host: str, kind: type[ServiceSettings]) -> None:
-    with pytest.raises(
-        SetupError, match=f"^the address {host} can be reached from other machines, and nobody would be"
-    ):
+    with pytest.raises(SetupError, match=f"^the address {host} .*--tokens FILE"):
         async with serve_app(APP, kind.model_validate({"host": host, "port": 0})):
             pass
 
@@ -83,7 +81,7 @@ async def test_a_network_is_served_with_tokens_or_when_it_is_said(
 ) -> None:
     file, token = tokens
     for settings, said, status in (
-        ({"insecure": True}, "INSECURE: whoever reaches this address may use the service", 200),
+        ({"insecure": True}, "INSECURE: everyone who reaches this address may use the service", 200),
         ({"tokens": file}, "tokens and images cross the network unencrypted; give --tls-cert", 401),
     ):
         caplog.clear()

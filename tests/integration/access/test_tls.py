@@ -101,7 +101,7 @@ async def test_answers_before_the_body_and_closed_connections(
         (("127.0.0.1",), timedelta(days=-1), True, "has expired: renew it there"),
         (("other.example",), timedelta(days=1), True, "is for another host"),
         (("10.1.2.3",), timedelta(days=1), True, "is for another host"),
-        (("127.0.0.1",), timedelta(days=1), False, "comes from nobody who is trusted here"),
+        (("127.0.0.1",), timedelta(days=1), False, "no authority that is trusted here"),
     ],
     ids=["expired", "other name", "other address", "foreign authority"],
 )
@@ -297,7 +297,7 @@ async def test_the_scheduler_says_once_whose_certificate_it_does_not_trust(
         watching = asyncio.create_task(watch.run())
         try:
             devices.register(registration, time.monotonic())
-            said = "a cannot be reached: the certificate of a comes from nobody who is trusted here"
+            said = "a cannot be reached: the certificate of a is signed by no authority that is trusted here"
             await wait_for(lambda: any(message.startswith(said) for message in caplog.messages), what="the warning")
             # It is suspect by now, so it is probed again and again.
             probes = [record for record in caplog.records if record.name == "scheduler.devices.watch"]

@@ -47,7 +47,7 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
 
 
 def datatype_of(array: Array) -> str:
-    """The protocol datatype of an array, whatever its byte order.
+    """The protocol datatype of an array, of any byte order.
 
     Raises:
         MalformedMessage: the protocol has no such datatype.
