@@ -419,7 +419,10 @@ async def execute(
     """
     folder = new_folder(out)
     state = "complete"
-    with TemporaryDirectory(prefix="terrace-experiment-") as scratch, closing(Log(folder / _LOG)) as log:
+    with (
+        TemporaryDirectory(prefix="terrace-experiment-", ignore_cleanup_errors=True) as scratch,
+        closing(Log(folder / _LOG)) as log,
+    ):
         run = Run(request=request, folder=Path(scratch), tell=tell, log=log)
         if experiment.emulates:
             run.note(f"profile {request.profile_name}: {request.profile}")
@@ -460,7 +463,7 @@ async def execute(
         record = RunRecord(experiment=experiment.name, samples={}, results=results, seed=request.seed, **fields)
         _keep(record, folder)
     try:
-        return publish(experiment, folder)
+        return publish(experiment, folder, plots=state != "interrupted")  # who has stopped it waits for no plots
     except SetupError as exc:
         again = f"`terrace experiment report {shlex.quote(str(folder))}` makes table and plots of it"
         raise SetupError(f"{exc}; {folder / RECORD} is whole, and {again}") from exc.__cause__
@@ -489,8 +492,11 @@ def _cause(error: Exception) -> Exception:
     return error
 
 
-def present(experiment: Experiment, path: Path) -> Outcome:
+def present(experiment: Experiment, path: Path, *, plots: bool = True) -> Outcome:
     """What can be shown of a record, from the record alone.
+
+    Args:
+        plots: whether to draw them, which takes seconds.
 
     Raises:
         SetupError: the record cannot be read, or is damaged.
@@ -507,9 +513,10 @@ def present(experiment: Experiment, path: Path) -> Outcome:
         table, source = experiment.table(record), f"Measured by {origin(record)}; {extent(experiment, record)}."
         if odd := [cell for row in table.rows for cell in row if not isinstance(cell, str)]:
             raise ValueError(f"{odd[0]!r} stands where the table has a text")
-        figures = Figures(record["state"])
-        if record["points"]:
-            experiment.draw(record, figures)
+        if plots:
+            figures = Figures(record["state"])
+            if record["points"]:
+                experiment.draw(record, figures)
     except MissingExtra as exc:
         warnings.append(f"no plots: {exc}")
     except (InvalidInput, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
@@ -558,9 +565,9 @@ def _counts(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[i
     return numbers
 
 
-def publish(experiment: Experiment, folder: Path) -> Outcome:
+def publish(experiment: Experiment, folder: Path, *, plots: bool = True) -> Outcome:
     """Write table and plots of the record in a run folder, made from the record alone."""
-    shown = present(experiment, folder / RECORD)
+    shown = present(experiment, folder / RECORD, plots=plots)
     record = shown.record
     notes = [f"- {note}" for note in record["notes"]]
     heading = f"# {experiment.name}: {experiment.summary}"

@@ -10,19 +10,22 @@ with Client() as terrace:
 
 from __future__ import annotations
 
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tierkit.client import AsyncClient, Client
 
-__all__ = ["AsyncClient", "Client", "__version__"]
+    __version__: str
 
-__version__ = _version("terrace")
+__all__ = ["AsyncClient", "Client", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: `terrace end` passes through this package and must not pay for a client that it never uses.
+    # On demand: every command passes through this package, and most have no use for these.
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("terrace")
     if name in ("AsyncClient", "Client"):
         import tierkit.client
 

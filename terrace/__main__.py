@@ -1,8 +1,19 @@
-"""`python -m terrace`: the same as the command `terrace`."""
+"""The command `terrace`, and `python -m terrace`."""
 
-from terrace.cli import main
+import sys
 
-__all__: list[str] = []
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Entry point of the console script. Ctrl-C is no error while the command line is still being imported either."""
+    try:
+        from terrace.cli import main as command_line
+
+        command_line()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

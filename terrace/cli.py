@@ -27,6 +27,9 @@ from tierkit.plaintext import harmless
 
 __all__ = ["app", "main", "run"]
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 _START, _USE, _SERVE = "Start here", "Use a fleet", "Services, one process each"
 
 
@@ -145,7 +148,7 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("stopped", err=True)
-        return 130
+        return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
@@ -178,4 +181,9 @@ def main() -> None:
     if fault := _foreign_package():
         typer.echo(harmless(f"terrace: {fault}"), err=True)
         sys.exit(2)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED:
+        # A thread may still compute, and Python would wait for it.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)

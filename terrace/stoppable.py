@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 __all__ = ["run_stoppable"]
 
 T = TypeVar("T")
+
+
+class _Threads(ThreadPoolExecutor):
+    """Nobody waits for what a thread still computes when the command has ended."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
 
 
 def run_stoppable(
@@ -20,6 +28,7 @@ def run_stoppable(
     async def supervised() -> T | None:
         task = asyncio.create_task(main(), name="main")
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(_Threads())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, task.cancel)
         try:

@@ -67,79 +67,54 @@ async def run_open(
     Each request has `timeout_s` from when it was due, so at most rate x timeout are waiting at any time. When all
     `max_connections` are busy, requests wait here for the next free one; that time is part of their latency.
     """
-    await _OpenLoop(target, schedule, record, timeout_s=timeout_s, max_connections=max_connections).run(halt)
+    requests = itertools.cycle(target.requests)
+    waiting: deque[float] = deque()
+    idle: list[asyncio.Future[None]] = []
+    workers = 0
+    start = time.perf_counter()
+    following = start + next(schedule)
 
+    async def work() -> None:
+        async with Connection(target.origin) as connection:
+            while True:
+                while waiting:
+                    due = waiting.popleft()
+                    left_s = max(0.0, due + timeout_s - time.perf_counter())
+                    record(await _shoot(connection, target, next(requests), due, left_s))
+                if halt.is_set():
+                    return
+                woken = asyncio.get_running_loop().create_future()
+                idle.append(woken)
+                await woken
 
-class _OpenLoop:
-    def __init__(
-        self,
-        target: Target,
-        schedule: Iterator[float],
-        record: Record,
-        *,
-        timeout_s: float,
-        max_connections: int,
-    ) -> None:
-        self._target = target
-        self._schedule = schedule
-        self._record = record
-        self._timeout_s = timeout_s
-        self._max_connections = max_connections
-        self._requests = itertools.cycle(target.requests)
-        self._waiting: deque[float] = deque()
-        self._idle: list[asyncio.Future[None]] = []
-        self._workers = 0
-        self._over = False
-
-    async def run(self, halt: asyncio.Event) -> None:
-        start = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            self._next = start + next(self._schedule)
-            with precise_timer(lambda: self._tick(start)) as self._timer:
-                self._timer.arm(self._next)
-                await halt.wait()
-            self._over = True
-            self._wake_all()
-
-    def _tick(self, start: float) -> None:
-        now = time.perf_counter()
-        while self._next <= now:
-            self._waiting.append(self._next)
-            self._next = start + next(self._schedule)
-            self._engage()
-        self._timer.arm(self._next)
-
-    def _engage(self) -> None:
+    def engage() -> None:
         """See that somebody takes the request that has just become due."""
-        while self._idle:
+        nonlocal workers
+        while idle:
             # The last one to become idle: its connection is the least likely to have been closed by the server.
-            worker = self._idle.pop()
-            if not worker.done():
+            if not (worker := idle.pop()).done():
                 worker.set_result(None)
                 return
-        if self._workers < self._max_connections:
-            self._workers += 1
-            self._group.create_task(self._work(), name=f"client {self._workers}")
+        if workers < max_connections:
+            workers += 1
+            group.create_task(work(), name=f"client {workers}")
 
-    def _wake_all(self) -> None:
-        for worker in self._idle:
+    def tick() -> None:
+        nonlocal following
+        now = time.perf_counter()
+        while following <= now:
+            waiting.append(following)
+            following = start + next(schedule)
+            engage()
+        timer.arm(following)
+
+    async with asyncio.TaskGroup() as group:
+        with precise_timer(tick) as timer:
+            timer.arm(following)
+            await halt.wait()
+        for worker in idle:
             if not worker.done():
                 worker.set_result(None)
-
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        async with Connection(self._target.origin) as connection:
-            while True:
-                while self._waiting:
-                    due = self._waiting.popleft()
-                    left_s = due + self._timeout_s - time.perf_counter()
-                    self._record(await _shoot(connection, self._target, next(self._requests), due, max(0.0, left_s)))
-                if self._over:
-                    return
-                idle = loop.create_future()
-                self._idle.append(idle)
-                await idle
 
 
 async def _shoot(connection: Connection, target: Target, request: bytes, due: float, timeout_s: float) -> Sample:

@@ -114,7 +114,7 @@ def classify(
         name=name or source.title,
     )
     try:
-        job = follow(client, job, screen(stderr=True))
+        job = follow(client, job)
     except KeyboardInterrupt:
         typer.echo(f"the job goes on without us: terrace jobs wait {job.id}", err=True)
         raise

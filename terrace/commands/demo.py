@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from models.data import ImageSet, read_sample
+from terrace.cli import INTERRUPTED
 from terrace.commands.up import trusted_tiers, without_pixels
 from terrace.console import print_json, screen
 from terrace.demo_screen import DemoScreen
@@ -48,7 +49,7 @@ def demo(
     console = Console(quiet=True) if json else screen()
     report = run_stoppable(lambda: _demo(counts, images, untrusted or [], console))
     if report is None:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
     if json:
         print_json(report)
     if report["lost"]:

@@ -11,19 +11,20 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.bench.sweep import loop_factory
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.harness import MOST_TASKS, Experiment, Options, Outcome, Request, execute, extent, new_folder
+from experiments.plots import Figures
 from experiments.profile import read_profile
 from experiments.record import LARGEST_SEED
 from experiments.report import write_report
-from terrace.console import print_json, screen
+from terrace.cli import INTERRUPTED
+from terrace.console import print_json, progress_bars, screen
 from terrace.options import Json
 from terrace.results_table import results_table
 from terrace.stoppable import run_stoppable
-from tierkit.errors import TerraceError
+from tierkit.errors import MissingExtra, TerraceError
 
 __all__ = ["app"]
 
@@ -74,7 +75,7 @@ _COMMON: dict[str, Any] = {
 """Options of all experiments, but for what one `ignores`."""
 _DEFAULTS = {"profile": "paper", "out": None, "quick": False, "seed": 0, "tasks": None, "data": None, "json": False}
 
-_INVALID, _INTERRUPTED = 1, 130
+_INVALID = 1
 
 
 def _all(options: Mapping[str, Any], common: dict[str, Any]) -> None:
@@ -183,6 +184,9 @@ def _run(
     whole = new_folder(out or Path("runs", f"all-{began}")) if len(experiments) > 1 else None
     # A single one has been asked for with its own profile.
     native = _request(**{**asked, "profile": "native"}) if whole else request
+    no_plots = _without_plots()
+    if no_plots:
+        _note(no_plots)
     found: dict[str, Any] = {}
     states: set[str] = set()
     for number, experiment in enumerate(experiments, 1):
@@ -201,7 +205,8 @@ def _run(
         if not json:
             _show(experiment, outcome)
         for warning in outcome.warnings:
-            _note(warning)
+            if warning != no_plots:
+                _note(warning)
         states.add(state := outcome.record["state"])
         if any(row.get("missed") for row in rows):  # targets
             states.add("missed")
@@ -213,22 +218,20 @@ def _run(
     if json:
         print_json(found if whole else found[experiments[0].name])
     if states != {"complete"}:
-        raise typer.Exit(_INTERRUPTED if "interrupted" in states else _INVALID)
+        raise typer.Exit(INTERRUPTED if "interrupted" in states else _INVALID)
+
+
+def _without_plots() -> str:
+    """What a run here will lack; "" where matplotlib is installed."""
+    try:
+        Figures()
+    except MissingExtra as exc:
+        return f"no plots: {exc}"
+    return ""
 
 
 def _execute(experiment: Experiment, request: Request, options: Options | None, folder: Path, title: str) -> Outcome:
-    console = screen(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        # Into a file it would leave an empty line behind.
-        disable=not console.is_terminal,
-    )
-    with progress:
+    with progress_bars("step") as progress:
         bar = progress.add_task(title, total=None)
 
         def tell(label: str, done: int, steps: int) -> None:
@@ -236,7 +239,7 @@ def _execute(experiment: Experiment, request: Request, options: Options | None, 
 
         outcome = run_stoppable(lambda: execute(experiment, request, folder, tell, options), loop_factory())
     if outcome is None:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     return outcome
 
 

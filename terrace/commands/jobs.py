@@ -190,7 +190,7 @@ def wait(
     """Wait until a job is done; exit code 1 unless it was completed and each image has an answer."""
     done = client.job(job)
     if not done.done:
-        done = follow(client, done, screen(stderr=True), budget_s=budget_s)
+        done = follow(client, done, budget_s=budget_s)
     _print_job(done, json)
     check_answers(done)
 

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from experiments.bench import Closed, InputPlan, Open, Origin, Plan, Sample, Target, measure, oip_target
-from experiments.bench.http import encode_http
+from experiments.bench.http import Origin, encode_http
+from experiments.bench.inputs import InputPlan
+from experiments.bench.levels import Closed, Open, Plan, measure
 from experiments.bench.load import run_closed, run_open
+from experiments.bench.summary import Sample
 from experiments.bench.sweep import loop_factory
-from experiments.bench.targets import judge_status
+from experiments.bench.targets import Target, judge_status, oip_target
 from tests.integration.bench.aids import SumModel
 from tierkit.testing import listening, wait_for
 

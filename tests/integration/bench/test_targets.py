@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from experiments.bench import InputPlan, Target, classify_target, measure, oip_target, tasks_target
-from experiments.bench.levels import Closed, Plan
+from experiments.bench.inputs import InputPlan
+from experiments.bench.levels import Closed, Plan, measure
+from experiments.bench.targets import Target, classify_target, oip_target, tasks_target
 from tests.integration.bench.aids import SumModel
 from tierkit.errors import InvalidInput, NotFound, TerraceError, Unavailable, UpstreamError, UpstreamTimeout
 from tierkit.testing import listening

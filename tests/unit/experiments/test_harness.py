@@ -143,6 +143,7 @@ async def test_a_stopped_run_keeps_what_it_has_measured(tmp_path: Path) -> None:
     record = (await running).record
     assert (record["state"], len(record["points"])) == ("interrupted", 1)
     assert "**This run is interrupted.**" in (tmp_path / "run" / "table.md").read_text()
+    assert list((tmp_path / "run").glob("*.png")) == []  # whoever has stopped it waits for no plots
 
 
 @pytest.mark.parametrize("beside_other_work", [False, True])

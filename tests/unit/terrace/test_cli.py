@@ -254,3 +254,18 @@ def test_shells_can_complete(words: str, expected: str) -> None:
     program = "from terrace.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert expected in done.stdout.split()
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_no_error() -> None:
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'terrace.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from terrace.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
@@ -59,3 +60,16 @@ def test_an_error_is_passed_on() -> None:
 
     with pytest.raises(LookupError):
         run_stoppable(main)
+
+
+def test_nobody_waits_for_a_thread_that_still_computes() -> None:
+    go_on = threading.Event()
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+        await asyncio.to_thread(go_on.wait)
+
+    try:
+        assert run_stoppable(main) is None  # it would hang here
+    finally:
+        go_on.set()
