@@ -34,10 +34,9 @@ from collections.abc import Callable, Iterator, KeysView, Sequence
 
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch import events
-from scheduler.dispatch.attempt import Attempt, Phase
 from scheduler.dispatch.retry import Suspicion
 from scheduler.dispatch.wire import may_have_held
-from scheduler.dispatch.work import ActiveJob, ActiveTask
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, Phase
 from scheduler.placement.escalation import without
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import (

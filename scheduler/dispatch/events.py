@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler.dispatch.attempt import Attempt
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, Attempt
 from tierkit.wire.events import FallbackReason, TaskEvent
 
 # --- events: what has happened ---------------------------------------------------------------------------------------

@@ -19,12 +19,11 @@ from collections.abc import Callable, Sequence
 
 from scheduler.devices.list import Device, DeviceList
 from scheduler.dispatch import events
-from scheduler.dispatch.attempt import Attempt, Phase
 from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.retry import hedge_after_s
 from scheduler.dispatch.wire import Order, Wire
-from scheduler.dispatch.work import ActiveJob, ActiveTask, AttemptReport, elapsed_ms
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, AttemptReport, Phase, elapsed_ms
 from scheduler.measures import ATTEMPTS, OUTSTANDING, TASKS
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask

@@ -9,24 +9,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from scheduler.devices.list import DeviceList
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, is_suspect
 from tierkit.types import Health, Recovery
 
-if TYPE_CHECKING:
-    from scheduler.dispatch.attempt import Attempt
-    from scheduler.dispatch.work import ActiveJob, ActiveTask
-
-__all__ = ["DeathLog", "Suspicion", "hedge_after_s", "is_poison", "is_suspect"]
+__all__ = ["DeathLog", "Suspicion", "hedge_after_s", "is_poison"]
 
 _HEDGE_QUANTILE = 0.95
 _HEDGE_SAMPLES = 10
 """Fewer answers of a device tell nothing of its 95th percentile."""
 
-_SUSPECT_NODES = 2
-"""A task that this many nodes died with is a suspect. The suspects of a job go one at a time: a task that was merely
-beside the one that kills is answered then, and only the one that kills can lose its third node."""
 _POISON_NODES = 3
 """A task that this many nodes died with is given to no other, unless nodes die without it as well."""
 _REMEMBERED_S = 60.0
@@ -62,11 +55,6 @@ def hedge_after_s(durations_s: Sequence[float]) -> float | None:
         return None
     ranked = sorted(durations_s)
     return ranked[math.ceil(_HEDGE_QUANTILE * len(ranked)) - 1]
-
-
-def is_suspect(deaths: Collection[str]) -> bool:
-    """Whether a task may be what killed these nodes."""
-    return len(deaths) >= _SUSPECT_NODES
 
 
 def is_poison(deaths: Collection[str], unexplained: int) -> bool:

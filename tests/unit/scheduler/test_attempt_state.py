@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from scheduler.devices.health import DetectorTimes
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch import events
-from scheduler.dispatch.attempt import Attempt, Phase
 from scheduler.dispatch.attempt_state import AttemptStates
-from scheduler.dispatch.work import ActiveJob, ActiveTask
+from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, Phase
 from scheduler.jobs.policy import JobPolicy
 from tierkit.errors import InvalidAnswer, Overloaded, UpstreamError, UpstreamUnavailable
 from tierkit.pacing import TokenBucket
