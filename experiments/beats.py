@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from itertools import product
+from statistics import median
 from typing import Any
 
 from experiments.bench.http import Connection, Origin, encode_http
-from experiments.harness import MOST_RUNS, Experiment, Record, Run, Table, option
+from experiments.harness import MOST_RUNS, Experiment, Record, Run, Table, grouped, option
 from experiments.peers.processes import Cores, ServerProcesses, check_cores, on_core, serving
-from experiments.record import spread
+from experiments.record import ranged
 from tierkit.errors import ServiceFailed
 from tierkit.types import Tier
 from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
@@ -111,21 +112,15 @@ async def _measure(run: Run, chosen: Chosen) -> None:
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:
-    rows = []
-    for size in dict.fromkeys(point["nodes"] for point in record["points"]):
-        points = [point for point in record["points"] if point["nodes"] == size]
-        rates = spread([point["beats_per_s"] for point in points])
-        rows.append(
-            {
-                "nodes": size,
-                "n": rates.n,
-                "beats_per_s": round(rates.median, 1),
-                "min_beats_per_s": round(rates.minimum, 1),
-                "max_beats_per_s": round(rates.maximum, 1),
-                "cpu_ms_per_beat": round(spread([point["cpu_ms_per_beat"] for point in points]).median, 3),
-            }
-        )
-    return rows
+    return [
+        {
+            "nodes": nodes,
+            "n": len(points),
+            **ranged("beats_per_s", [point["beats_per_s"] for point in points], 1),
+            "cpu_ms_per_beat": round(median(point["cpu_ms_per_beat"] for point in points), 3),
+        }
+        for (nodes,), points in grouped(record["points"], "nodes").items()
+    ]
 
 
 def _table(record: Record) -> Table:
@@ -145,8 +140,7 @@ def _table(record: Record) -> Table:
 
 BEATS = Experiment(
     name="beats",
-    summary="heartbeats that one scheduler takes",
-    help="How many heartbeats a second one scheduler takes.",
+    summary="how many heartbeats a second one scheduler takes",
     measure=_measure,
     options=Chosen,
     rows=_rows,

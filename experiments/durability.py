@@ -20,13 +20,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import product
 from multiprocessing.connection import Connection
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from experiments.bench.sweep import loop_factory
-from experiments.harness import MOST_RUNS, MOST_TASKS, Experiment, Options, Record, Run, Table, option
-from experiments.record import spread
+from experiments.harness import MOST_RUNS, MOST_TASKS, Experiment, Options, Record, Run, Table, grouped, option
+from experiments.record import ranged
 from models.manifest import load_manifest
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
@@ -272,22 +273,16 @@ async def _null_fleet(nodes: int) -> AsyncIterator[list[int]]:
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:
-    rows = []
-    for scheme, durable in dict.fromkeys((point["scheme"], point["durable"]) for point in record["points"]):
-        points = [point for point in record["points"] if (point["scheme"], point["durable"]) == (scheme, durable)]
-        speed = spread([point["tasks_per_s"] for point in points])
-        rows.append(
-            {
-                "scheme": scheme,
-                "durable": durable,
-                "n": speed.n,
-                "tasks_per_s": round(speed.median, 1),
-                "min_tasks_per_s": round(speed.minimum, 1),
-                "max_tasks_per_s": round(speed.maximum, 1),
-                "cpu_ms_per_task": round(spread([point["cpu_ms_per_task"] for point in points]).median, 3),
-            }
-        )
-    return rows
+    return [
+        {
+            "scheme": scheme,
+            "durable": durable,
+            "n": len(points),
+            **ranged("tasks_per_s", [point["tasks_per_s"] for point in points], 1),
+            "cpu_ms_per_task": round(median(point["cpu_ms_per_task"] for point in points), 3),
+        }
+        for (scheme, durable), points in grouped(record["points"], "scheme", "durable").items()
+    ]
 
 
 def _table(record: Record) -> Table:
@@ -308,8 +303,7 @@ def _table(record: Record) -> Table:
 
 DURABILITY = Experiment(
     name="durability",
-    summary="tasks that the scheduler dispatches in a second, with and without durability",
-    help="How many tasks a second the scheduler dispatches, with and without durability.",
+    summary="how many tasks a second the scheduler dispatches, with and without durability",
     measure=_measure,
     options=Chosen,
     rows=_rows,

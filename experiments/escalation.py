@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.figure3 import busy_window, times_of
-from experiments.harness import Experiment, Options, Record, Run, Table, option
+from experiments.harness import Experiment, Options, Record, Run, Table, option, shown
 from experiments.plots import Figures, bound, formula, measured
 from experiments.testbed import BATCH, check_fleet
 from models.manifest import records_folder, weights_folder
@@ -232,13 +232,13 @@ def _table(record: Record) -> Table:
                 _percent(row["to_cloud"], row["promised_to_cloud"]),
                 f"{row['upload_bytes_per_image'] / 1000:.2f}",
                 f"{row['images_per_s']:.0f}",
-                _share(row["fine_accuracy"])
+                shown(row["fine_accuracy"], ".4f")
                 + (f" ({row['promised_fine_accuracy']:.4f})" if row["promised_fine_accuracy"] is not None else ""),
-                f"{_share(row['random_fine_accuracy'])} / {_share(row['oracle_fine_accuracy'])}"
+                f"{row['random_fine_accuracy']:.4f} / {row['oracle_fine_accuracy']:.4f}"
                 if row["random_fine_accuracy"] is not None
                 else "-",
-                _share(row["coarse_accuracy"]),
-                _share(row["relative_accuracy"]),
+                shown(row["coarse_accuracy"], ".4f"),
+                shown(row["relative_accuracy"], ".4f"),
             ]
             for row in _rows(record)
         ],
@@ -247,10 +247,6 @@ def _table(record: Record) -> Table:
 
 def _percent(share: float, promised: float | None) -> str:
     return f"{100 * share:.1f}" + (f" ({100 * promised:.1f})" if promised is not None else "")
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 _KINDS = (
@@ -319,7 +315,6 @@ def _dots(number: int) -> dict[str, Any]:
 ESCALATION = Experiment(
     name="escalation",
     summary="accuracy against cost when only unsure images go up a tier",
-    help="Accuracy against cost when only unsure images go up a tier.",
     measure=_measure,
     options=Chosen,
     rows=_rows,

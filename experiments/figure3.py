@@ -27,7 +27,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.harness import MOST_RUNS, Experiment, Options, Point, Record, Run, Table, grouped, option, shown
 from experiments.plots import Figures, averaged, bound, error_bars, formula, measured
 from experiments.profile import NodeNumbers, Profile, recorded_profile
 from experiments.record import spread
@@ -47,7 +47,18 @@ from tierkit.client import AsyncClient, Job, JobState
 from tierkit.errors import DeadlineExceeded
 from tierkit.types import EncoderKind, Health, Privacy, Scheme, Tier
 
-__all__ = ["FIGURE3", "LOOKS", "SERIES", "Chosen", "Series", "bound_s", "busy_window", "formula_s", "times_of"]
+__all__ = [
+    "FIGURE3",
+    "LOOKS",
+    "SERIES",
+    "Chosen",
+    "Series",
+    "bound_s",
+    "busy_window",
+    "counts_of",
+    "formula_s",
+    "times_of",
+]
 
 _JOB_BUDGET_S = 1800.0
 _READY_BUDGET_S = 60.0
@@ -93,6 +104,11 @@ def times_of(profile: Profile) -> FleetTimes:
     return FleetTimes(
         end=of(Tier.END, "scheduler-end"), edge=of(Tier.EDGE, "end-edge"), cloud=of(Tier.CLOUD, "end-cloud")
     )
+
+
+def counts_of(profile: Profile) -> NodeCounts:
+    """Nodes of each tier."""
+    return NodeCounts(end=profile.nodes.end, edge=profile.nodes.edge, cloud=profile.nodes.cloud)
 
 
 def busy_window(times: FleetTimes) -> int:
@@ -254,10 +270,6 @@ async def _measure(run: Run, chosen_points: Chosen) -> None:
                     run.add(**key, n_map=mapping["n_map"], **_facts(job))
 
 
-def _counts(profile: Profile, ends: int) -> NodeCounts:
-    return NodeCounts(end=ends, edge=profile.nodes.edge, cloud=profile.nodes.cloud)
-
-
 async def _only(client: AsyncClient, number: int, most: int) -> None:
     """Drain the end devices beyond the first `number`, and let the others take tasks."""
     wanted = {f"end-{n}": Health.ALIVE if n <= number else Health.DRAINING for n in range(1, most + 1)}
@@ -317,25 +329,17 @@ def _facts(job: Job) -> dict[str, Any]:
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:
-    cells: dict[tuple[str, bool, int, int], list[Mapping[str, Any]]] = {}
-    for point in record["points"]:
-        key = (point["scheme"], point["by_formula"], point["window"], point["ends"])
-        cells.setdefault(key, []).append(point)
+    cells = grouped(record["points"], "scheme", "by_formula", "window", "ends")
     order = [(series.scheme, series.by_formula) for series in SERIES]
     ranked = sorted(cells, key=lambda key: (key[2], order.index((Scheme(key[0]), key[1])), key[3]))
     profile = recorded_profile(record["config"]["profile"])
     return [_row(key, cells[key], profile, record["config"]["tasks"]) for key in ranked]
 
 
-def _row(
-    key: tuple[str, bool, int, int], points: Sequence[Mapping[str, Any]], profile: Profile, tasks: int
-) -> dict[str, Any]:
+def _row(key: tuple[Any, ...], points: Sequence[Point], profile: Profile, tasks: int) -> dict[str, Any]:
     scheme, by_formula, window, ends = key
-    series, counts, times = (
-        Series(scheme=Scheme(scheme), by_formula=by_formula),
-        _counts(profile, ends),
-        times_of(profile),
-    )
+    series, times = Series(scheme=Scheme(scheme), by_formula=by_formula), times_of(profile)
+    counts = counts_of(profile.with_nodes(end=ends))
     whole = all(point["state"] == JobState.COMPLETED and not point["fallback"] for point in points)
     measured_s = spread([point["seconds"] for point in points])
     papers_s = formula_s(series, tasks, counts, times)
@@ -381,12 +385,12 @@ def _table(record: Record) -> Table:
                 row["series"],
                 str(row["window"]),
                 str(row["ends"]),
-                "-" if row["formula_seconds"] is None else f"{row['formula_seconds']:.1f}",
+                shown(row["formula_seconds"], ".1f"),
                 f"{row['bound_seconds']:.1f}",
                 f"{row['window_bound_seconds']:.1f}",
                 "not whole" if row["seconds"] is None else f"{row['seconds']:.1f}",
-                "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
-                "-" if row["fine_accuracy"] is None else f"{row['fine_accuracy']:.3f}",
+                shown(row["ratio"], ".2f"),
+                shown(row["fine_accuracy"], ".3f"),
             ]
             for row in _rows(record)
         ],
@@ -433,13 +437,11 @@ _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 FIGURE3 = Experiment(
     name="figure3",
-    summary="time to finish against the number of end devices, for each scheme",
-    help="Time to finish against the number of end devices, for each scheme, beside formula and bound.",
+    summary="time to finish against the number of end devices, for each scheme, beside formula and bound",
     measure=_measure,
     options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,
-    repeats=("runs", "runs"),
     quick="{share}, fewer points unless chosen",
 )

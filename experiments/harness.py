@@ -145,8 +145,6 @@ class Experiment:
     name: str
     summary: str
     """What it shows, in a line."""
-    help: str
-    """What its command does, in a sentence."""
     measure: Callable[[Run, Any], Awaitable[None]]
     """Called with the run and `options`."""
     rows: Callable[[Record], list[dict[str, Any]]]
@@ -162,8 +160,8 @@ class Experiment:
     """Which fields of `Request` have no part in it: profile, quick, seed, tasks or data."""
     emulates: bool = True
     """Whether its machines are those of the profile `paper` unless another is named; else this machine as it is."""
-    repeats: tuple[str, str] = ("", "runs")
-    """The field of a row that counts what its figures were made of, and what that is; without a field it is one."""
+    repeats: tuple[str, str] = ("runs", "runs")
+    """The field of a row that counts what its figures were made of, and what that is; a row without it counts one."""
     quick: str = ""
     """What a quick run took, in a template that knows the configuration, and as `share` how much of the test set; empty
     where quick and whole runs are the same."""

@@ -26,7 +26,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.bench.summary import percentile
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, grouped, option, shown
 from experiments.peers.processes import cpu_s
 from experiments.plots import Figures, error_bars, measured
 from experiments.profile import Profile
@@ -37,7 +38,7 @@ from tierkit.errors import DeadlineExceeded
 from tierkit.fleet import SCHEDULER, Fleet, RunningService
 from tierkit.types import Health
 
-__all__ = ["HEARTBEAT", "Chosen", "Mode", "percentile", "times_for"]
+__all__ = ["HEARTBEAT", "Chosen", "Mode", "times_for"]
 
 _INTERVALS_S, _QUICK_INTERVALS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0), (0.05, 0.2, 1.0)
 _TIMES, _QUICK_TIMES = 20, 5
@@ -64,12 +65,6 @@ def times_for(heartbeat_s: float) -> dict[str, float]:
     default = SchedulerSettings()
     factor = max(1.0, heartbeat_s / default.heartbeat_s)
     return {"heartbeat_s": heartbeat_s, "suspect_s": factor * default.suspect_s, "lease_s": factor * default.lease_s}
-
-
-def percentile(samples: Sequence[float], share: float) -> float:
-    """The smallest sample that so great a share of all (0 to 1) does not exceed."""
-    ranked = sorted(samples)
-    return ranked[max(0, -int(-share * len(ranked) // 1) - 1)]
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -190,20 +185,18 @@ def _spent(pid: int) -> tuple[float, int]:
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:
-    points = record["points"]
-    cells = dict.fromkeys((point["mode"], point["heartbeat_s"]) for point in points)
-    return [_row([p for p in points if (p["mode"], p["heartbeat_s"]) == cell]) for cell in sorted(cells)]
+    return [_row(points) for _, points in sorted(grouped(record["points"], "mode", "heartbeat_s").items())]
 
 
 def _row(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    seconds = [point["seconds"] for point in points if point["kind"] == "detection"]
+    seconds = sorted(point["seconds"] for point in points if point["kind"] == "detection")
     cost = next((point for point in points if point["kind"] == "cost"), {})
     return {
         "mode": points[0]["mode"],
         "heartbeat_s": points[0]["heartbeat_s"],
         "n": len(seconds),
-        "p50_s": round(percentile(seconds, 0.5), 4) if seconds else None,
-        "p99_s": round(percentile(seconds, 0.99), 4) if seconds else None,
+        "p50_s": round(percentile(seconds, 50), 4) if seconds else None,
+        "p99_s": round(percentile(seconds, 99), 4) if seconds else None,
         "max_s": round(max(seconds), 4) if seconds else None,
         "false_deaths": sum(point["kind"] == "death" and not point["caused"] for point in points),
         "scheduler_cpu_percent": round(cost["scheduler_cpu_percent"], 2) if cost else None,
@@ -232,10 +225,10 @@ def _table(record: Record) -> Table:
                 f"{row['heartbeat_s']:g}",
                 {Mode.STOP: "silent", Mode.KILL: "killed"}[Mode(row["mode"])],
                 str(row["n"]),
-                *("-" if row[name] is None else f"{row[name]:.2f}" for name in ("p50_s", "p99_s", "max_s")),
+                *(shown(row[name], ".2f") for name in ("p50_s", "p99_s", "max_s")),
                 str(row["false_deaths"]),
-                *("-" if row[name] is None else f"{row[name]:.1f}" for name in _CPU),
-                "-" if row["node_bytes_per_s"] is None else f"{row['node_bytes_per_s']:,}",
+                *(shown(row[name], ".1f") for name in _CPU),
+                shown(row["node_bytes_per_s"], ",d"),
             ]
             for row in _rows(record)
         ],
@@ -290,7 +283,6 @@ def _is(point: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 HEARTBEAT = Experiment(
     name="heartbeat",
     summary="the heartbeat interval against detection time and cost",
-    help="The heartbeat interval against detection time and cost.",
     measure=_measure,
     options=Chosen,
     ignores=frozenset({"tasks", "data"}),

@@ -51,16 +51,6 @@ class Route:
     upper: Tier | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Images of the fleet's answer against the bare run's."""
-
-    images: int
-    coarse_equal: int
-    fine_equal: int
-    fine_answered: int
-
-
 def routes_of(results: Sequence[ImageResult], batch: int = BATCH) -> list[Route]:
     """The tasks of a job, from its results in index order; all images of a task share their upstream node."""
     routes = []
@@ -101,17 +91,16 @@ def bare_run(
     return time.perf_counter() - started, coarse, fine
 
 
-def compare(results: Sequence[ImageResult], coarse: NDArray[np.int64], fine: NDArray[np.int64]) -> Agreement:
+def compare(results: Sequence[ImageResult], coarse: NDArray[np.int64], fine: NDArray[np.int64]) -> dict[str, int]:
     """Count the images whose labels from the fleet equal those of the bare run."""
-    answered = [result for result in results if result.fine is not None]
-    return Agreement(
-        images=len(results),
-        coarse_equal=sum(
-            result.coarse is not None and result.coarse.index == int(coarse[result.index]) for result in results
-        ),
-        fine_equal=sum(result.fine is not None and result.fine.index == int(fine[result.index]) for result in answered),
-        fine_answered=len(answered),
-    )
+    coarse_equal = [r.coarse is not None and r.coarse.index == coarse[r.index] for r in results]
+    fine_equal = [r.fine.index == fine[r.index] for r in results if r.fine is not None]
+    return {
+        "images": len(results),
+        "coarse_equal": int(sum(coarse_equal)),
+        "fine_equal": int(sum(fine_equal)),
+        "fine_answered": len(fine_equal),
+    }
 
 
 _Bare = tuple[dict[str, float], NDArray[np.int64], NDArray[np.int64]]
@@ -182,7 +171,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
                 fleet_s=seconds,
                 bare_s=min(ways.values()),
                 **{f"bare_{way}_s": value for way, value in ways.items()},
-                **asdict(compare(results, coarse, fine)),
+                **compare(results, coarse, fine),
                 job=job,
             )
     for _ in range(max(3, repeats)):
@@ -260,12 +249,10 @@ def _table(record: Record) -> Table:
 MAIN_JOB = Experiment(
     name="main-job",
     summary="a whole fleet on this machine against the same inference in one bare process",
-    help="A whole fleet on this machine against the same inference in one bare process.",
     measure=_measure,
     options=Chosen,
     rows=_rows,
     table=_table,
-    repeats=("runs", "runs"),
     quick="{share}",
     ignores=frozenset({"profile", "seed"}),
     emulates=False,

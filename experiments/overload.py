@@ -236,8 +236,7 @@ def _table(record: Record) -> Table:
 
 OVERLOAD = Experiment(
     name="overload",
-    summary="what a node still gives when a multiple of its capacity is asked for",
-    help="Ask a node for a multiple of what it can do: the end network for 2 times, the edge network for 16 times.",
+    summary="what a node still gives when 2 times (end network) or 16 times (edge) its capacity is asked for",
     measure=_measure,
     options=Chosen,
     rows=_rows,

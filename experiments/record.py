@@ -38,6 +38,7 @@ __all__ = [
     "made_folder",
     "origin",
     "outside",
+    "ranged",
     "read_record",
     "record_stem",
     "source_commit",
@@ -65,6 +66,12 @@ def spread(samples: Sequence[float]) -> Spread:
         minimum=min(samples),
         maximum=max(samples),
     )
+
+
+def ranged(name: str, samples: Sequence[float], digits: int) -> dict[str, float]:
+    """A figure of a row: the median of `samples`, and their range."""
+    figure = {name: statistics.median(samples), f"min_{name}": min(samples), f"max_{name}": max(samples)}
+    return {field: round(value, digits) for field, value in figure.items()}
 
 
 def host_facts() -> dict[str, str | int | None]:

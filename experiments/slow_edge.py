@@ -15,8 +15,8 @@ from itertools import product
 from typing import Any
 
 from experiments.emulation.compute import SLOWER
-from experiments.figure3 import times_of
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.figure3 import counts_of, times_of
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, grouped, option
 from experiments.plots import Figures, bound, counted, error_bars, measured
 from experiments.profile import NodeNumbers, Profile, recorded_profile
 from experiments.record import spread
@@ -79,14 +79,6 @@ async def _measure(run: Run, chosen: Chosen) -> None:
             await _one(run, run.profile.with_nodes(end=number), networks, part, repeat)
 
 
-def _least_s(profile: Profile, tasks: int) -> float:
-    return least_bound(tasks, _counts(profile), times_of(profile)).seconds
-
-
-def _counts(profile: Profile) -> NodeCounts:
-    return NodeCounts(end=profile.nodes.end, edge=profile.nodes.edge, cloud=profile.nodes.cloud)
-
-
 async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: float, repeat: int) -> None:
     slower_at: list[datetime] = []
 
@@ -94,7 +86,7 @@ async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: fl
         if name == _SLOW and SLOWER in line:
             slower_at.append(datetime.now(UTC))
 
-    after_images = images_until(part, run.tasks, _counts(profile), profile)
+    after_images = images_until(part, run.tasks, counts_of(profile), profile)
     slow = {"emulate_slowdown": FACTOR, "emulate_slowdown_after": after_images}
     async with run.fleet(profile, networks, nodes={_SLOW: slow}, watch=watch) as (_, client):
         images = run.images
@@ -127,12 +119,9 @@ async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: fl
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:
-    points = record["points"]
-    cells = dict.fromkeys((point["ends"], point["part"]) for point in points)
+    cells = sorted(grouped(record["points"], "ends", "part").items())
     profile = recorded_profile(record["config"]["profile"])
-    return [
-        _row([p for p in points if (p["ends"], p["part"]) == cell], profile, record["config"]) for cell in sorted(cells)
-    ]
+    return [_row(points, profile, record["config"]) for _, points in cells]
 
 
 def _row(points: Sequence[Mapping[str, Any]], profile: Profile, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +136,9 @@ def _row(points: Sequence[Mapping[str, Any]], profile: Profile, config: Mapping[
         "runs": len(slowed),
         "never_slower": len(points) - len(slowed),
         "slower_after_s": None,
-        "unchanged_bound_seconds": round(_least_s(profile, config["tasks"]), 3),
+        "unchanged_bound_seconds": round(
+            least_bound(config["tasks"], counts_of(profile), times_of(profile)).seconds, 3
+        ),
         **dict.fromkeys(("bound_seconds", "seconds", "min_seconds", "max_seconds", "ratio", "max_ratio")),
     }
     if not slowed:
@@ -155,7 +146,7 @@ def _row(points: Sequence[Mapping[str, Any]], profile: Profile, config: Mapping[
     bounds_s = [
         bound_with_slow_edge(
             config["tasks"],
-            _counts(profile),
+            counts_of(profile),
             times_of(profile),
             factor=config["factor"],
             after_s=point["slower_after_s"],
@@ -239,12 +230,10 @@ def _draw(record: Record, figures: Figures) -> None:
 SLOW_EDGE = Experiment(
     name="slow-edge",
     summary="time to finish with `adaptive` when an edge node becomes slower in mid-job",
-    help="Time to finish with the scheme adaptive when an edge node becomes four times slower in mid-job.",
     measure=_measure,
     options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,
-    repeats=("runs", "runs"),
     quick="{share}, fewer points unless chosen",
 )

@@ -126,7 +126,6 @@ def _table(record: Record) -> Table:
 STEADY = Experiment(
     name="steady",
     summary="nodes given up for no reason, under full load of the processor",
-    help="Nodes given up for no reason, under full load of the processor.",
     measure=_measure,
     options=Chosen,
     rows=_rows,

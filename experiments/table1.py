@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness import Experiment, Options, Record, Run, Table
+from experiments.harness import Experiment, Options, Record, Run, Table, shown
 from experiments.plots import Figures, measured, paper
 from experiments.record import spread
 from experiments.testbed import BATCH
@@ -160,8 +160,8 @@ def _table(record: Record) -> Table:
             [
                 row["network"],
                 *("unmeasured" if speeds.get(tier) is None else f"{speeds[tier]:.3f}" for tier in Tier),
-                _share(row["coarse_accuracy"]),
-                _share(row["fine_accuracy"]),
+                shown(row["coarse_accuracy"], ".3f"),
+                shown(row["fine_accuracy"], ".3f"),
                 f"{row['parameters'] / 1e6:.2f}",
                 f"{row['bytes'] / 1e6:.1f}",
             ]
@@ -171,8 +171,8 @@ def _table(record: Record) -> Table:
                 [
                     f"{theirs['network']} (paper)",
                     *(f"{theirs['ms'][tier]:g}" for tier in Tier),
-                    _share(theirs["coarse"]),
-                    _share(theirs["fine"]),
+                    shown(theirs["coarse"], ".3f"),
+                    shown(theirs["fine"], ".3f"),
                     f"{theirs['parameters'] / 1e6:.2f}",
                     f"{theirs['bytes'] / 1e6:.1f}",
                 ]
@@ -190,10 +190,6 @@ def _table(record: Record) -> Table:
         ),
         rows=rows,
     )
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _draw(record: Record, figures: Figures) -> None:
@@ -223,7 +219,6 @@ def _draw(record: Record, figures: Figures) -> None:
 TABLE1 = Experiment(
     name="table1",
     summary="inference time of each network on the hardware of each tier, accuracy and size",
-    help="Inference time of each network on the hardware of each tier, accuracy and size.",
     measure=_measure,
     rows=_rows,
     table=_table,
@@ -277,7 +272,6 @@ TABLE3 = replace(
     TABLE1,
     name="table3",
     summary="output, parameters and size of the encoders",
-    help="Output, parameters and size of the encoders.",
     measure=_measure_encoders,
     rows=_encoder_rows,
     table=_encoder_table,

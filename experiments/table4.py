@@ -411,8 +411,7 @@ def _draw(record: Record, figures: Figures) -> None:
 
 TABLE4 = Experiment(
     name="table4",
-    summary="the encoder's overhead of a task against the latency, encoding on an end device or an edge node",
-    help="What an encoder adds to the time of a task, on an end device and on an edge node, split as in Eq. 8.",
+    summary="what an encoder adds to a task against the latency, on an end device or an edge node, split as in Eq. 8",
     measure=_measure,
     options=Chosen,
     rows=_rows,

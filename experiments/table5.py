@@ -29,7 +29,7 @@ from typing import Any
 
 import httpx
 
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, grouped, option, shown
 from experiments.plots import Figures, averaged, bound, error_bars, formula, measured, paper
 from experiments.profile import NodeNumbers
 from experiments.record import spread
@@ -220,12 +220,9 @@ async def _all_idle(client: AsyncClient, devices: int) -> None:
 
 def _rows(record: Record) -> list[dict[str, Any]]:
     """Of the runs in which all happened as planned; the record's notes name the others."""
-    points = [point for point in record["points"] if point["valid"]]
-    cells = dict.fromkeys((point["method"], point["failures"]) for point in points)
-    return [
-        _row([p for p in points if (p["method"], p["failures"]) == cell], record["config"])
-        for cell in sorted(cells, key=lambda cell: (list(PAPER_S).index(cell[0]), cell[1]))
-    ]
+    cells = grouped((point for point in record["points"] if point["valid"]), "method", "failures")
+    ranked = sorted(cells, key=lambda cell: (list(PAPER_S).index(cell[0]), cell[1]))
+    return [_row(cells[cell], record["config"]) for cell in ranked]
 
 
 def _row(points: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,7 +267,7 @@ def _table(record: Record) -> Table:
                 "-" if reassign is None else f"{reassign['ideal_seconds'] + reassign['eq9_seconds']:.1f}",
                 _seconds(monitor, config),
                 f"{some['ideal_seconds']:.1f}",
-                "-" if monitor is None or monitor["ratio"] is None else f"{monitor['ratio']:.2f}",
+                shown(monitor["ratio"] if monitor else None, ".2f"),
             ]
         )
     return Table(
@@ -339,14 +336,12 @@ def _draw(record: Record, figures: Figures) -> None:
 
 TABLE5 = Experiment(
     name="table5",
-    summary="time to finish against the number of end devices that fall silent",
-    help="Time to finish against devices that fall silent, for three methods.",
+    summary="time to finish against the number of end devices that fall silent, for three methods",
     measure=_measure,
     options=Chosen,
     rows=_rows,
     table=_table,
     draw=_draw,
-    repeats=("runs", "runs"),
     quick="{share}",
 )
-FIGURE4 = replace(TABLE5, name="figure4", help="The same as table5.")
+FIGURE4 = replace(TABLE5, name="figure4")

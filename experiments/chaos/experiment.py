@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.bench.summary import percentile
 from experiments.chaos.faults import Fault, Kind, plan_faults
 from experiments.chaos.verdict import tally
 from experiments.chaos.world import Sight, World, behind_relays, small_disk
-from experiments.harness import MOST_TASKS, Experiment, Options, Record, Run, Table, option
-from experiments.heartbeat import percentile
+from experiments.harness import MOST_TASKS, Experiment, Options, Point, Record, Run, Table, option
 from experiments.plots import Figures
 from experiments.testbed import BATCH, bare_labels, plan_fleet
 from tierkit.client import AsyncClient, CoarseResults, FallbackResults, FineResults, ImageResult, Job, StateChange
@@ -255,20 +255,17 @@ def _rows(record: Record) -> list[dict[str, Any]]:
     ended = [point for point in jobs if "images" in point]
     waited = [point for point in ended if point["on_upstream_loss"] == UpstreamLoss.WAIT]
     lists = [point for point in points if point["what"] == "list"]
-    detected = {
-        kind: [p["detection_s"] for p in faults if p["kind"] == kind and p.get("detection_s") is not None]
-        for kind in (Kind.KILL, Kind.STOP)
-    }
+    killed, silent = (_detected(points, kind) for kind in (Kind.KILL, Kind.STOP))
+    both = sorted([*killed, *silent])
     images = sum(point["images"] for point in ended)
     fallback = sum(point["fallback"] for point in ended)
 
     def total(name: str) -> int:
         return sum(point[name] for point in ended)
 
-    def figure(kind: Kind, share: float) -> float | None:
-        return round(percentile(detected[kind], share), 3) if detected[kind] else None
+    def p99(samples: Sequence[float]) -> float | None:
+        return round(percentile(samples, 99), 3) if samples else None
 
-    both = [*detected[Kind.KILL], *detected[Kind.STOP]]
     return [
         {
             "faults": len(faults),
@@ -286,13 +283,19 @@ def _rows(record: Record) -> list[dict[str, Any]]:
             "fallback_share": round(fallback / images, 4) if images else None,
             "wait_images": sum(point["images"] for point in waited),
             "wait_without_fine": sum(point["images"] - point["fine"] for point in waited),
-            "detection_p99_s": round(percentile(both, 0.99), 3) if both else None,
+            "detection_p99_s": p99(both),
             "detections": len(both),
-            "kill_p99_s": figure(Kind.KILL, 0.99),
-            "stop_p99_s": figure(Kind.STOP, 0.99),
+            "kill_p99_s": p99(killed),
+            "stop_p99_s": p99(silent),
             "refusals": dict(sum((Counter(point["refusals"]) for point in jobs), Counter())),
         }
     ]
+
+
+def _detected(points: Sequence[Point], kind: Kind) -> list[float]:
+    """Seconds until nodes were dead in the device list, in order."""
+    faults = [point for point in points if point["what"] == "fault" and point["kind"] == kind]
+    return sorted(fault["detection_s"] for fault in faults if fault.get("detection_s") is not None)
 
 
 def _table(record: Record) -> Table:
@@ -307,15 +310,15 @@ def _table(record: Record) -> Table:
         "jobs without an end": f"{row['unfinished_jobs']:,}",
         "coarse answers that stand (marked)": f"{row['fallback']:,} ({row['fallback_share'] or 0:.1%})",
         "with `wait`: images without a fine answer": f"{row['wait_without_fine']:,} of {row['wait_images']:,}",
-        "detection, p99": _seconds(row["detection_p99_s"], row["detections"]),
+        "detection, p99": f"{_seconds(row['detection_p99_s'])} (n = {row['detections']})",
         "of a killed node": _seconds(row["kill_p99_s"]),
         "of a silent node": _seconds(row["stop_p99_s"]),
     }
     return Table(headings=("", "counted"), rows=list(shown.items()))
 
 
-def _seconds(value: float | None, count: int | None = None) -> str:
-    return "-" if value is None else f"{value:.2f} s" + (f" (n = {count})" if count is not None else "")
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
 
 
 def _draw(record: Record, figures: Figures) -> None:
@@ -324,12 +327,7 @@ def _draw(record: Record, figures: Figures) -> None:
         "detection", ["Time until a node is dead in the device list"], xlabel="seconds", ylabel="share of the nodes"
     )
     for kind, colour, style in ((Kind.KILL, "#0072B2", "-"), (Kind.STOP, "#D55E00", "--")):
-        samples = sorted(
-            p["detection_s"]
-            for p in record["points"]
-            if p["what"] == "fault" and p["kind"] == kind and p.get("detection_s") is not None
-        )
-        if samples:
+        if samples := _detected(record["points"], kind):
             shares = [(rank + 1) / len(samples) for rank in range(len(samples))]
             label = f"{'killed' if kind is Kind.KILL else 'silent'} (n = {len(samples)})"
             axes.step(samples, shares, where="post", color=colour, linestyle=style, label=label)
@@ -342,7 +340,6 @@ def _draw(record: Record, figures: Figures) -> None:
 CHAOS = Experiment(
     name="chaos",
     summary="what gets lost when services are killed, stopped and cut off under load",
-    help="Kill, stop and cut off services under load, and count what gets lost.",
     measure=_measure,
     options=Chosen,
     rows=_rows,

@@ -270,7 +270,6 @@ def _table(record: Record) -> Table:
 FUZZ = Experiment(
     name="fuzz",
     summary="what requests that no honest client sends do to a fleet and its other clients",
-    help="Send changed and broken requests to a fleet, and check the answers that another client gets.",
     measure=_measure,
     options=Chosen,
     ignores=frozenset({"tasks", "data"}),

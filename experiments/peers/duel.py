@@ -175,7 +175,6 @@ def _table(record: Record) -> Table:
 DUEL = Experiment(
     name="duel",
     summary="Terrace's node and one other server in windows of a second that take turns",
-    help="Terrace and one other server in windows that take turns, for differences below the machine's drift.",
     measure=_measure,
     options=Chosen,
     rows=_rows,

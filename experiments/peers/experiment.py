@@ -233,7 +233,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 PEERS = Experiment(
     name="peers",
     summary="Terrace's node beside other servers and a bare ONNX Runtime loop, one core for each side",
-    help="Terrace's node beside other servers and a bare ONNX Runtime loop, one core for each side.",
     measure=_measure,
     options=Chosen,
     rows=_rows,

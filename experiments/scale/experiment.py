@@ -433,8 +433,7 @@ def _draw(record: Record, figures: Figures) -> None:
 
 SCALE = Experiment(
     name="scale",
-    summary="the scheduler's own code on virtual time, with fleets that grow",
-    help="The scheduler's own code on virtual time, with fleets that grow to 100,000 nodes.",
+    summary="the scheduler's own code on virtual time, with fleets that grow to 100,000 nodes",
     measure=_measure,
     options=Chosen,
     rows=_rows,

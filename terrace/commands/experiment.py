@@ -98,7 +98,8 @@ def _command(name: str) -> Callable[[Mapping[str, Any], dict[str, Any]], None]:
             common["profile"] = "native"
         _run([experiment], experiment.options.model_validate(options), **common)
 
-    command.__doc__ = EXPERIMENTS[name].help
+    summary = EXPERIMENTS[name].summary
+    command.__doc__ = f"{summary[0].upper()}{summary[1:]}."
     return command
 
 

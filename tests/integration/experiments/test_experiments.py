@@ -238,7 +238,6 @@ async def test_a_service_that_dies_makes_the_run_invalid(profile: str, tmp_path:
     experiment = Experiment(
         name="dying",
         summary="a node dies",
-        help="a node dies",
         measure=measure,
         rows=rows,
         table=lambda record: Table(headings=("devices",), rows=[]),

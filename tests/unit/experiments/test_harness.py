@@ -76,7 +76,6 @@ def draw(record: Record, figures: Figures) -> None:
 EXPERIMENT = Experiment(
     name="two",
     summary="two points",
-    help="two points",
     measure=measure_two,
     rows=rows,
     table=table,

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.heartbeat import HEARTBEAT, percentile, times_for
+from experiments.heartbeat import HEARTBEAT, times_for
 from scheduler.settings import SchedulerSettings
-
-
-@pytest.mark.parametrize(
-    ("samples", "share", "expected"),
-    [
-        ([1.0], 0.99, 1.0),
-        ([3.0, 1.0, 2.0], 0.5, 2.0),
-        ([float(n) for n in range(1, 101)], 0.99, 99.0),
-        ([float(n) for n in range(1, 101)], 0.5, 50.0),
-        ([1.0, 2.0], 1.0, 2.0),
-    ],
-)
-def test_percentile(samples, share, expected):
-    assert percentile(samples, share) == expected
 
 
 @pytest.mark.parametrize("heartbeat_s", [0.05, 0.1, 0.25, 0.5, 1.0, 2.0])

@@ -38,5 +38,5 @@ def test_a_task_answered_by_two_tiers_cannot_be_compared() -> None:
 def test_agreement_counts_each_stage() -> None:
     results = [_result(0, 3, 7), _result(1, 4, 8), _result(2, 5, None)]
     agreement = compare(results, np.array([3, 4, 0]), np.array([7, 9, -1]))
-    assert (agreement.images, agreement.coarse_equal) == (3, 2)
-    assert (agreement.fine_answered, agreement.fine_equal) == (2, 1)
+    assert (agreement["images"], agreement["coarse_equal"]) == (3, 2)
+    assert (agreement["fine_answered"], agreement["fine_equal"]) == (2, 1)

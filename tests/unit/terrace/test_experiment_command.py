@@ -29,7 +29,6 @@ def experiment(name: str, measure: Callable[[Run, Any], Awaitable[None]]) -> Exp
     return Experiment(
         name=name,
         summary=name,
-        help=name,
         measure=measure,
         rows=lambda record: list(record["points"]),
         table=lambda record: Table(headings=("points",), rows=[[str(len(record["points"]))]]),
