@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from encryption.metrics import ssim as similarity
-from encryption.training.ssim import ssim
+from encryption.training.similarity import as_planes, mean_ssim, ssim
 from tierkit.inference.model import Array
 
 __all__ = ["Decoder", "Lessons", "Trained", "reconstruct", "train_decoder"]
@@ -107,7 +106,7 @@ class Decoder(nn.Module):
     def _solve(self, examples: Tensor, images: Array, block: int) -> None:
         """Ridge regression of each block of pixels on the values around its position."""
         convolution = self.linear[0]
-        pixels = F.pixel_unshuffle(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255, block)
+        pixels = F.pixel_unshuffle(as_planes(images), block)
         unknowns = convolution.weight[0].numel() + 1
         normal, sums = torch.zeros(unknowns, unknowns), torch.zeros(unknowns, pixels.shape[1])
         for start in range(0, len(examples), _EXAMPLES_AT_ONCE):
@@ -160,7 +159,7 @@ def train_decoder(
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=_RATE, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps + 1, pct_start=0.1)
     best = {name: value.clone() for name, value in decoder.state_dict().items()}
-    best_ssim = float(similarity(held, reconstruct(decoder, held_sent)).mean())
+    best_ssim = mean_ssim(held, reconstruct(decoder, held_sent))
     shown, order = len(first), np.empty(0, dtype=np.int64)
     for step in range(steps):
         if best_ssim >= lessons.enough:
@@ -177,7 +176,7 @@ def train_decoder(
         tell(step + 1, steps)
         last = step + 1 == steps or step + 1 == round(_SQUARED_SHARE * steps)
         if last or (step + 1) % _CHECK_STEPS == 0:
-            alike = float(similarity(held, reconstruct(decoder, held_sent)).mean())
+            alike = mean_ssim(held, reconstruct(decoder, held_sent))
             if alike > best_ssim:
                 best_ssim, best = alike, {name: value.clone() for name, value in decoder.state_dict().items()}
     decoder.load_state_dict(best)
@@ -186,7 +185,7 @@ def train_decoder(
 
 def _learn(decoder: Decoder, optimizer: torch.optim.Optimizer, sent: Tensor, images: Array, squared_only: bool) -> None:
     decoder.train()
-    wanted = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    wanted = as_planes(images)
     with torch.autocast("cpu", torch.bfloat16):
         painted = decoder(sent)
     loss = F.mse_loss(painted, wanted)

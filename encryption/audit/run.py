@@ -23,7 +23,7 @@ from encryption.audit.rows import Row, Subject, counts
 from encryption.audit.surrogate import Imitation, train_surrogate
 from encryption.audit.target import Target
 from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
-from encryption.metrics import psnr_db, ssim
+from encryption.training.similarity import mean_ssim, psnr_db
 from models.data import ImageSet
 from models.evaluate import logits_of
 from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile
@@ -246,7 +246,6 @@ def _attack(bench: _Bench, subject: Subject, encoder: EncoderEntry) -> None:
     for found in _attacks(bench, target, tail, lambda what, done, of: bench.tell(f"{where}: {what}", done, of)):
         seconds = time.process_time() - begun
         shown = bench.attacked[: len(found.images)]
-        fidelity = psnr_db(shown, found.images)
         bench.reconstructions.append(found.images)
         bench.rows.append(
             Row(
@@ -254,8 +253,8 @@ def _attack(bench: _Bench, subject: Subject, encoder: EncoderEntry) -> None:
                 network=network.name,
                 form=subject.form,
                 attack=found.attack,
-                ssim=float(ssim(shown, found.images).mean()),
-                psnr_db=fidelity if np.isfinite(fidelity) else None,
+                ssim=mean_ssim(shown, found.images),
+                psnr_db=psnr_db(shown, found.images),
                 recognised=bench.recognised(classify, found.images),
                 recognised_originals=originals,
                 judge=judge.name,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from encryption.audit.onnx_torch import OnnxNetwork
-from encryption.metrics import ssim
+from encryption.training.similarity import mean_ssim
 from tierkit.inference.model import Array
 
 __all__ = ["Search", "is_linear", "least_squares", "optimise"]
@@ -161,7 +161,7 @@ def optimise(
     tried = []
     for name, prior in settings:
         found = _descend(head, imitate, own_sent, begin(name, own_starts, len(own)), prior, half, told(len(own)))
-        tried.append(float(ssim(own, found).mean()))
+        tried.append(mean_ssim(own, found))
     name, prior = settings[int(np.argmax(tried))]
     images = _descend(head, imitate, sent, begin(name, starts, len(sent)), prior, search.steps, told(len(sent)))
     return images, f"from {name}, total variation {prior:g}"

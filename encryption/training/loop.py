@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from encryption.training.config import BottleneckConfig
 from encryption.training.networks import Decoder, Head, Tail, front, transmit
-from encryption.training.ssim import ssim
+from encryption.training.similarity import ssim
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
 from models.training.batches import Batch, Statistics, normalise

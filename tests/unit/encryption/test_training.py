@@ -1,4 +1,4 @@
-"""Training of a learned encoder: similarity, the channel, hints, runs that go on where they stopped, export."""
+"""Training of a learned encoder: the channel, hints, runs that go on where they stopped, export."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,12 @@ from models.hierarchy import Hierarchy
 from models.manifest import load_manifest, weights_folder
 from models.session import load_model
 from tierkit.errors import Conflict, InvalidInput, SetupError, WeightsError
-from tierkit.inference.model import Array
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from encryption.training.config import BottleneckConfig, bundled_configs, find_config  # noqa: E402
 from encryption.training.loop import EncoderTrainer, build_parts  # noqa: E402
 from encryption.training.networks import Decoder, Head, front, transmit  # noqa: E402
-from encryption.training.ssim import ssim  # noqa: E402
 from encryption.training.upper import load_shipped, teacher_answers  # noqa: E402
 from models.training.batches import Statistics, normalise, statistics  # noqa: E402
 from models.training.networks import build_network  # noqa: E402
@@ -86,36 +84,6 @@ def statistics_of_shipped() -> Any:
         for item in onnx.load(weights_folder() / "resnet-34.int8.onnx").graph.initializer
     }
     return Statistics(mean=int(stored["mul_zero_point"]), std=1 / float(stored["mul_scale"]))
-
-
-def test_ssim_is_that_of_an_independent_implementation_by_windows():
-    draw = np.random.default_rng(0)
-    first = draw.random((2, 3, 14, 16))
-    second = np.clip(first + 0.2 * draw.standard_normal(first.shape), 0, 1)
-    grid = np.exp(-((np.arange(11) - 5) ** 2) / (2 * 1.5**2))
-    window = np.outer(grid, grid) / grid.sum() ** 2
-
-    def of_window(x: Array, y: Array) -> float:
-        mean_x, mean_y = (window * x).sum(), (window * y).sum()
-        spread_x, spread_y = (window * (x - mean_x) ** 2).sum(), (window * (y - mean_y) ** 2).sum()
-        both = (window * (x - mean_x) * (y - mean_y)).sum()
-        above = (2 * mean_x * mean_y + 1e-4) * (2 * both + 9e-4)
-        return float(above / ((mean_x**2 + mean_y**2 + 1e-4) * (spread_x + spread_y + 9e-4)))
-
-    expected = [
-        np.mean(
-            [
-                of_window(first[n, c, i : i + 11, j : j + 11], second[n, c, i : i + 11, j : j + 11])
-                for c in range(3)
-                for i in range(4)
-                for j in range(6)
-            ]
-        )
-        for n in range(2)
-    ]
-    answer = ssim(torch.from_numpy(first), torch.from_numpy(second))
-    np.testing.assert_allclose(answer.numpy(), expected, rtol=1e-3)
-    np.testing.assert_allclose(ssim(torch.from_numpy(first), torch.from_numpy(first)).numpy(), 1, rtol=1e-5)
 
 
 def test_what_arrives_is_one_of_the_levels_and_gradients_pass_within_the_bounds():
