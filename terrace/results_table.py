@@ -28,7 +28,8 @@ def results_table(
     """A table that fits into `width`, and the headings of the columns that had to be left out.
 
     Args:
-        spare: headings of the columns to leave out first; after them go the last ones. The first column stays.
+        spare: headings of the columns to leave out first, if they are there; after them go the last ones. The first
+            column stays.
     """
     widths = fit(headings, rows, width=width, spare=spare)
     table = Table(
@@ -52,7 +53,7 @@ def fit(
     """The widths of the columns that are shown, by their number. As `results_table`."""
     texts = [[heading, *(row[index] for row in rows)] for index, heading in enumerate(headings)]
     shown = list(range(len(headings)))
-    leaving = [headings.index(heading) for heading in spare]
+    leaving = [headings.index(heading) for heading in spare if heading in headings]
     leaving += [index for index in reversed(shown[1:]) if index not in leaving]
     while True:
         for whole in (_WHOLE, _SHORT):

@@ -34,7 +34,10 @@ class Closed:
     concurrency: int
 
     @property
-    def label(self) -> str:
+    def number(self) -> float:
+        return self.concurrency
+
+    def __str__(self) -> str:
         return f"concurrency {self.concurrency}"
 
 
@@ -46,7 +49,10 @@ class Open:
     distribution: Distribution = "poisson"
 
     @property
-    def label(self) -> str:
+    def number(self) -> float:
+        return self.rate_per_s
+
+    def __str__(self) -> str:
         return f"{self.rate_per_s:g} requests/s"
 
 
@@ -66,7 +72,6 @@ class Plan:
     """For each request, from when it was due."""
     max_connections: int = 512
     """Of an open loop; beyond, requests wait in the load generator, and that counts as latency."""
-    percentiles: Sequence[float] = (50, 90, 95, 99)
     deadline_s: float = math.inf
     """What goodput counts as in time."""
     seed: int = 0
@@ -120,7 +125,6 @@ async def measure(target: Target, load: Load, plan: Plan, stop: asyncio.Event) -
         window,
         images=target.images,
         open_loop=isinstance(load, Open),
-        percentiles=plan.percentiles,
         deadline_s=plan.deadline_s,
     )
     return Level(

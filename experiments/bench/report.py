@@ -67,10 +67,7 @@ def as_cells(
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of a table for people: columns that no level has anything for are left out."""
     columns: list[tuple[str, Callable[[Level], str]]] = [
-        (
-            "clients" if isinstance(levels[0].load, Closed) else "requests/s",
-            lambda level: f"{level.load.concurrency if isinstance(level.load, Closed) else level.load.rate_per_s:g}",
-        ),
+        ("clients" if isinstance(levels[0].load, Closed) else "requests/s", lambda level: f"{level.load.number:g}"),
         ("images/s", lambda level: _rate(level.summary.images_per_s)),
     ]
     if with_goodput:
@@ -141,7 +138,7 @@ def document(target: Target, levels: Sequence[Level]) -> dict[str, Any]:
 def cautions(levels: Sequence[Level]) -> Iterable[str]:
     """Why some of the figures should be read with care; one sentence each."""
     for level in levels:
-        summary, label = level.summary, level.load.label
+        summary, label = level.summary, level.load
         if level.interrupted:
             yield f"{label}: interrupted after {summary.window_s:.1f} s"
         if not summary.answered:

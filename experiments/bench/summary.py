@@ -17,12 +17,12 @@ __all__ = [
     "ANSWERED",
     "FALLBACK",
     "OK",
+    "PERCENTILES",
     "SLICES",
     "Sample",
     "Summary",
     "Window",
     "percentile",
-    "percentile_name",
     "summarise",
 ]
 
@@ -32,6 +32,9 @@ FALLBACK = "fallback"
 
 ANSWERED = frozenset({OK, FALLBACK})
 """Outcomes that count as answers; any other outcome names what went wrong ("503", "timeout", "connection")."""
+
+PERCENTILES = (50, 90, 95, 99, 99.9)
+"""Those that are reported."""
 
 SLICES = 5
 """Parts of a window that are compared with each other."""
@@ -103,18 +106,12 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(round(percent / 100 * len(ordered), 9)) - 1)]
 
 
-def percentile_name(percent: float) -> str:
-    """99.0 as "p99", 99.9 as "p99.9"."""
-    return f"p{percent:g}"
-
-
 def summarise(
     samples: Sequence[Sample],
     window: Window,
     *,
     images: int,
     open_loop: bool,
-    percentiles: Sequence[float] = (50, 90, 95, 99),
     deadline_s: float = math.inf,
 ) -> Summary:
     """The figures of one level.
@@ -124,7 +121,6 @@ def summarise(
         window: what is measured.
         images: per request.
         open_loop: which requests belong to the window: those due in it (open) or those finished in it (closed).
-        percentiles: above 0, at most 100.
         deadline_s: for goodput.
     """
     counted = [sample for sample in samples if (sample.due if open_loop else sample.done) in window]
@@ -144,21 +140,20 @@ def summarise(
             requests_per_s * images if math.isinf(deadline_s) else in_time / window.length_s * images
         ),
         offered_per_s=len(counted) / window.length_s if open_loop else None,
-        latency_ms=_distribution([sample.done - sample.due for sample in answered], percentiles),
-        first_ms=_distribution([sample.first - sample.due for sample in answered], percentiles),
+        latency_ms=_distribution([sample.done - sample.due for sample in answered]),
+        first_ms=_distribution([sample.first - sample.due for sample in answered]),
         send_ms=1000 * sum(sample.sent - sample.due for sample in answered) / len(answered) if answered else None,
         unsteady=_unsteady(finished, window),
     )
 
 
-def _distribution(seconds: list[float], percentiles: Sequence[float]) -> dict[str, float | None]:
+def _distribution(seconds: list[float]) -> dict[str, float | None]:
+    names = [f"p{percent:g}" for percent in PERCENTILES]
     if not seconds:
-        return dict.fromkeys(["mean", *map(percentile_name, percentiles)])
+        return dict.fromkeys(["mean", *names])
     seconds.sort()
-    figures: dict[str, float | None] = {"mean": 1000 * sum(seconds) / len(seconds)}
-    for percent in percentiles:
-        figures[percentile_name(percent)] = 1000 * percentile(seconds, percent)
-    return figures
+    ranked = (1000 * percentile(seconds, percent) for percent in PERCENTILES)
+    return {"mean": 1000 * sum(seconds) / len(seconds), **dict(zip(names, ranked, strict=True))}
 
 
 def _unsteady(finished: Sequence[float], window: Window) -> float | None:

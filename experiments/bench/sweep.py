@@ -1,49 +1,42 @@
-"""Several levels of load after one another, in an event loop of their own; Ctrl-C keeps what is there."""
+"""Several levels of load after one another; being cancelled keeps what is there."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 from experiments.bench.levels import Level, Load, Plan, measure
 from experiments.bench.targets import Target
 
-__all__ = ["loop_factory", "run_sweep"]
+__all__ = ["loop_factory", "sweep"]
 
 Announce = Callable[[Target, Load, int], None]
 """Called before each level, with its number from 0."""
 
 
-def run_sweep(
-    make_target: Callable[[], Awaitable[Target]], loads: Sequence[Load], plan: Plan, announce: Announce
+async def sweep(
+    target: Awaitable[Target], loads: Sequence[Load], plan: Plan, announce: Announce
 ) -> tuple[Target, list[Level]]:
-    """Measure all levels in order.
-
-    The first Ctrl-C ends the level under way and with it the sweep, and what was measured is returned, the last level
-    marked as interrupted; a second one raises KeyboardInterrupt.
+    """Measure all levels in order. Being cancelled ends the level under way, which is then marked as interrupted, and
+    with it the sweep; being cancelled once more ends it without a result.
 
     Raises:
-        InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout: what `make_target` found wrong.
+        InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout: what is wrong with the target.
     """
-
-    async def run() -> tuple[Target, list[Level]]:
-        target = await make_target()
-        stop = asyncio.Event()
-        _stop_on_interrupt(stop)
-        levels: list[Level] = []
-        for number, load in enumerate(loads):
-            announce(target, load, number)
-            level = await measure(target, load, plan, stop)
-            if level is not None:
-                levels.append(level)
-            if stop.is_set():
-                break
-        return target, levels
-
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(run())
+    ready, stop, levels = await target, asyncio.Event(), list[Level]()
+    for number, load in enumerate(loads):
+        announce(ready, load, number)
+        measuring = asyncio.create_task(measure(ready, load, plan, stop))
+        try:
+            level = await asyncio.shield(measuring)
+        except asyncio.CancelledError:
+            stop.set()
+            level = await measuring
+        if level is not None:
+            levels.append(level)
+        if stop.is_set():
+            break
+    return ready, levels
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -53,15 +46,3 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:  # it does not exist for every system
         return None
     return uvloop.new_event_loop
-
-
-def _stop_on_interrupt(stop: asyncio.Event) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        return
-    loop = asyncio.get_running_loop()
-
-    def first_time() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        stop.set()
-
-    loop.add_signal_handler(signal.SIGINT, first_time)

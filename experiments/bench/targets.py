@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 from experiments.bench.http import Connection, ConnectionBroken, Origin, Reply, encode_http
 from experiments.bench.inputs import InputPlan, make_inputs
-from experiments.bench.summary import FALLBACK, OK
+from experiments.bench.summary import ANSWERED, FALLBACK, OK
 from tierkit.errors import InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout
 from tierkit.inference.model import Array, TensorSpec
 from tierkit.wire.oip import InferRequest, RequestedOutput, Tensor, encode_request
 
-__all__ = ["Judge", "Target", "classify_target", "judge_lines", "judge_status", "oip_target", "tasks_target", "try_out"]
+__all__ = ["Judge", "Target", "classify_target", "judge_lines", "judge_status", "oip_target", "tasks_target"]
 
 Judge = Callable[[Reply], str]
 """The outcome of an answer: `OK`, `FALLBACK`, or the name of what is wrong with it."""
-
-_IMAGES = "images"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +69,15 @@ async def oip_target(url: str, model: str, plan: InputPlan) -> Target:
     Raises:
         InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout: the first thing that is wrong.
     """
-    origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
-    path = f"/v2/models/{quote(model, safe='')}"
+    origin, path = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca), _path(model)
     payloads = make_inputs(await _inputs_of(origin, path, model, plan), plan)
-    outputs = tuple(RequestedOutput(name, binary=plan.binary_outputs) for name in plan.outputs)
-    requests = [
-        _oip_request(origin, f"{path}/infer", payload, plan, outputs=outputs, binary=plan.binary_inputs)
-        for payload in payloads
-    ]
-    return await try_out(
-        Target(
-            origin=origin,
-            name=f"{model} at {origin}",
-            requests=requests,
-            images=plan.batch_size,
-            judge=judge_status,
-            stats_path=await _stats_path(origin, path, plan),
-        ),
-        plan.timeout_s,
+    return await _tried(
+        plan,
+        origin=origin,
+        name=f"{model} at {origin}",
+        requests=[_request(origin, f"{path}/infer", payload, plan) for payload in payloads],
+        judge=judge_status,
+        stats_path=await _stats_path(origin, path, plan),
     )
 
 
@@ -100,24 +89,17 @@ async def tasks_target(url: str, model: str, plan: InputPlan) -> Target:
     Raises:
         As `oip_target`.
     """
-    origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
-    path = f"/v2/models/{quote(model, safe='')}"
+    origin, path, plan = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca), _path(model), _as_task(plan)
     payloads = make_inputs(await _inputs_of(origin, path, model, plan), plan)
-    return await try_out(
-        Target(
-            origin=origin,
-            name=f"tasks of {origin}",
-            requests=[
-                # The node keeps nothing of a task, so an id may come back.
-                _oip_request(origin, f"/v1/tasks/bench-{number}", payload, plan)
-                for number, payload in enumerate(payloads)
-            ],
-            images=plan.batch_size,
-            judge=judge_lines,
-            stats_path=await _stats_path(origin, path, plan),
-            streams=True,
-        ),
-        plan.timeout_s,
+    return await _tried(
+        plan,
+        origin=origin,
+        name=f"tasks of {origin}",
+        # The node keeps nothing of a task, so an id may come back.
+        requests=[_request(origin, f"/v1/tasks/bench-{n}", payload, plan) for n, payload in enumerate(payloads)],
+        judge=judge_lines,
+        stats_path=await _stats_path(origin, path, plan),
+        streams=True,
     )
 
 
@@ -127,54 +109,53 @@ async def classify_target(url: str, plan: InputPlan) -> Target:
     Raises:
         As `oip_target`.
     """
-    origin = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca)
+    origin, plan = Origin.parse(url, token=plan.token, tls_ca=plan.tls_ca), _as_task(plan)
     info = _document(origin, await _get(origin, "/v1/info", plan), "route /v1/info, so it is no Terrace scheduler")
     try:
         shape = tuple(int(dim) for dim in info["input_shape"])
     except (KeyError, TypeError, ValueError):
         raise UpstreamError(f"{origin} is no Terrace scheduler: its /v1/info has no input_shape") from None
-    payloads = make_inputs([TensorSpec(name=_IMAGES, datatype="UINT8", shape=(-1, *shape))], plan)
-    return await try_out(
-        Target(
-            origin=origin,
-            name=f"classify at {origin}",
-            requests=[_oip_request(origin, "/v1/classify", payload, plan) for payload in payloads],
-            images=plan.batch_size,
-            judge=judge_lines,
-            streams=True,
-        ),
-        plan.timeout_s,
+    payloads = make_inputs([TensorSpec(name="images", datatype="UINT8", shape=(-1, *shape))], plan)
+    return await _tried(
+        plan,
+        origin=origin,
+        name=f"classify at {origin}",
+        requests=[_request(origin, "/v1/classify", payload, plan) for payload in payloads],
+        judge=judge_lines,
+        streams=True,
     )
 
 
-async def try_out(target: Target, timeout_s: float) -> Target:
-    """Send one request and return the target if it was answered.
+async def _tried(plan: InputPlan, **facts: Any) -> Target:
+    """The target, if it has answered a trial request.
 
     Raises:
-        InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout: it was not; the message says why.
+        InvalidInput, NotFound, Unavailable, UpstreamError, UpstreamTimeout: it has not; the message says why.
     """
-    reply = await _exchange(target.origin, target.requests[0], timeout_s)
+    target = Target(images=plan.batch_size, **facts)
+    reply = await _exchange(target.origin, target.requests[0], plan.timeout_s)
     outcome = target.judge(reply)
-    if outcome not in (OK, FALLBACK):
+    if outcome not in ANSWERED:
         raise _refusal(target.origin, reply, outcome)
     return target
 
 
-def _oip_request(
-    origin: Origin,
-    path: str,
-    payload: Mapping[str, Array],
-    plan: InputPlan,
-    *,
-    outputs: tuple[RequestedOutput, ...] = (),
-    binary: bool = True,
-) -> bytes:
+def _path(model: str) -> str:
+    return f"/v2/models/{quote(model, safe='')}"
+
+
+def _as_task(plan: InputPlan) -> InputPlan:
+    """Terrace's own endpoints take binary tensors, and give events."""
+    return replace(plan, outputs=(), binary_inputs=True)
+
+
+def _request(origin: Origin, path: str, payload: Mapping[str, Array], plan: InputPlan) -> bytes:
     request = InferRequest(
         inputs=tuple(Tensor(name, data) for name, data in payload.items()),
-        outputs=outputs,
+        outputs=tuple(RequestedOutput(name, binary=plan.binary_outputs) for name in plan.outputs),
         binary_output=plan.binary_outputs,
     )
-    chunks, headers = encode_request(request, binary=binary)
+    chunks, headers = encode_request(request, binary=plan.binary_inputs)
     return encode_http("POST", origin, path, {**headers, **plan.headers}, b"".join(chunks))
 
 

@@ -60,7 +60,7 @@ def test_without_server_statistics_their_columns_are_empty() -> None:
     assert (row["queue_ms"], row["network_ms"], row["batch_images"]) == (None, None, None)
     assert row["offered_per_s"] == pytest.approx(1.0)
     headings, _ = as_cells([level(Open(100.0), server=None)])
-    assert headings == ["requests/s", "images/s", "p50", "p90", "p95", "p99", "send"]
+    assert headings == ["requests/s", "images/s", "p50", "p90", "p95", "p99", "p99.9", "send"]
 
 
 def test_cells_show_what_there_is() -> None:
@@ -75,6 +75,7 @@ def test_cells_show_what_there_is() -> None:
         "p90": "10.00",
         "p95": "10.00",
         "p99": "10.00",
+        "p99.9": "10.00",
         "send": "2.00",
         "network": "2.00",
         "queue": "1.00",

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments.bench.summary import FALLBACK, OK, Sample, Window, percentile, percentile_name, summarise
+from experiments.bench.summary import FALLBACK, OK, Sample, Window, percentile, summarise
 
 
 def answered(due: float, done: float, *, outcome: str = OK, sent: float | None = None) -> Sample:
@@ -26,10 +26,6 @@ def test_a_percentile_of_a_round_number_is_not_a_rank_too_far() -> None:
 
 def test_percentile_of_one_value_is_that_value() -> None:
     assert [percentile([7.0], percent) for percent in (1, 50, 100)] == [7.0] * 3
-
-
-def test_percentile_names() -> None:
-    assert [percentile_name(percent) for percent in (50.0, 99.9)] == ["p50", "p99.9"]
 
 
 def test_a_closed_loop_counts_what_finished_in_the_window() -> None:
@@ -98,8 +94,8 @@ def test_goodput_counts_images_within_the_deadline(deadline_s: float, goodput: f
 
 
 def test_without_answers_there_are_no_latencies() -> None:
-    summary = summarise([], Window(0.0, 1.0), images=1, open_loop=False, percentiles=(50, 99.9))
-    assert summary.latency_ms == {"mean": None, "p50": None, "p99.9": None}
+    summary = summarise([], Window(0.0, 1.0), images=1, open_loop=False)
+    assert summary.latency_ms == dict.fromkeys(["mean", "p50", "p90", "p95", "p99", "p99.9"])
     assert summary.send_ms is None
     assert summary.images_per_s == 0.0
 
