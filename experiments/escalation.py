@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.figure3 import busy_window, times_of
-from experiments.harness import Experiment, Options, Record, Run, Table, option, shown
+from experiments.harness import Experiment, Options, Record, Run, Table, cell, option
 from experiments.plots import Figures, bound, formula, measured
 from experiments.testbed import BATCH, check_fleet
 from models.manifest import records_folder, weights_folder
@@ -232,13 +232,13 @@ def _table(record: Record) -> Table:
                 _percent(row["to_cloud"], row["promised_to_cloud"]),
                 f"{row['upload_bytes_per_image'] / 1000:.2f}",
                 f"{row['images_per_s']:.0f}",
-                shown(row["fine_accuracy"], ".4f")
+                cell(row["fine_accuracy"], ".4f")
                 + (f" ({row['promised_fine_accuracy']:.4f})" if row["promised_fine_accuracy"] is not None else ""),
                 f"{row['random_fine_accuracy']:.4f} / {row['oracle_fine_accuracy']:.4f}"
                 if row["random_fine_accuracy"] is not None
                 else "-",
-                shown(row["coarse_accuracy"], ".4f"),
-                shown(row["relative_accuracy"], ".4f"),
+                cell(row["coarse_accuracy"], ".4f"),
+                cell(row["relative_accuracy"], ".4f"),
             ]
             for row in _rows(record)
         ],

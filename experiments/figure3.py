@@ -27,8 +27,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.harness import MOST_RUNS, Experiment, Options, Point, Record, Run, Table, grouped, option, shown
-from experiments.plots import Figures, averaged, bound, error_bars, formula, measured
+from experiments.harness import MOST_RUNS, Experiment, Options, Point, Record, Run, Table, cell, grouped, option
+from experiments.plots import Figures, averaged, bound, draw_ranges, formula, measured
 from experiments.profile import NodeNumbers, Profile, recorded_profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Encoding, check_fleet, task_s
@@ -385,12 +385,12 @@ def _table(record: Record) -> Table:
                 row["series"],
                 str(row["window"]),
                 str(row["ends"]),
-                shown(row["formula_seconds"], ".1f"),
+                cell(row["formula_seconds"], ".1f"),
                 f"{row['bound_seconds']:.1f}",
                 f"{row['window_bound_seconds']:.1f}",
                 "not whole" if row["seconds"] is None else f"{row['seconds']:.1f}",
-                shown(row["ratio"], ".2f"),
-                shown(row["fine_accuracy"], ".3f"),
+                cell(row["ratio"], ".2f"),
+                cell(row["fine_accuracy"], ".3f"),
             ]
             for row in _rows(record)
         ],
@@ -415,10 +415,7 @@ def _draw(record: Record, figures: Figures) -> None:
             axes.plot(ends, [row["bound_seconds"] for row in shown], **bound(number))
             if shown and shown[0]["formula_seconds"] is not None:
                 axes.plot(ends, [row["formula_seconds"] for row in shown], **{**formula(number), "linestyle": ":"})
-            done = [row for row in shown if row["seconds"] is not None]
-            means = [row["seconds"] for row in done]
-            error = error_bars(means, *([row[bar] for row in done] for bar in ("min_seconds", "max_seconds")))
-            axes.errorbar([row["ends"] for row in done], means, yerr=error, label=name, **measured(number))
+            draw_ranges(axes, shown, ("ends", "seconds", "min_seconds", "max_seconds"), label=name, **measured(number))
         axes.set_yscale("log")
         axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
         axes.minorticks_off()

@@ -59,6 +59,7 @@ __all__ = [
     "Request",
     "Run",
     "Table",
+    "cell",
     "execute",
     "extent",
     "grouped",
@@ -67,7 +68,6 @@ __all__ = [
     "present",
     "publish",
     "reason",
-    "shown",
 ]
 
 RECORD = "record.json"
@@ -99,15 +99,15 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.headings, ["---"] * len(self.headings), *self.rows]
-        return "\n".join(f"| {' | '.join(_cell(text) for text in line)} |" for line in lines) + "\n"
+        return "\n".join(f"| {' | '.join(_escaped(text) for text in line)} |" for line in lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def _escaped(text: str) -> str:
     """Text that ends neither its cell nor its line of a Markdown table."""
     return " ".join(text.replace("|", "\\|").splitlines())
 
 
-def shown(value: float | None, form: str) -> str:
+def cell(value: float | None, form: str) -> str:
     """A figure in a cell."""
     return "-" if value is None else format(value, form)
 

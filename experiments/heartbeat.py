@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.summary import percentile
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, grouped, option, shown
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, cell, grouped, option
 from experiments.peers.processes import cpu_s
-from experiments.plots import Figures, error_bars, measured
+from experiments.plots import Figures, draw_ranges, measured
 from experiments.profile import Profile
 from experiments.testbed import Network
 from scheduler.settings import SchedulerSettings
@@ -197,7 +197,8 @@ def _row(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "n": len(seconds),
         "p50_s": round(percentile(seconds, 50), 4) if seconds else None,
         "p99_s": round(percentile(seconds, 99), 4) if seconds else None,
-        "max_s": round(max(seconds), 4) if seconds else None,
+        "min_s": round(seconds[0], 4) if seconds else None,
+        "max_s": round(seconds[-1], 4) if seconds else None,
         "false_deaths": sum(point["kind"] == "death" and not point["caused"] for point in points),
         "scheduler_cpu_percent": round(cost["scheduler_cpu_percent"], 2) if cost else None,
         "node_cpu_percent": round(cost["node_cpu_percent"], 2) if cost else None,
@@ -225,10 +226,10 @@ def _table(record: Record) -> Table:
                 f"{row['heartbeat_s']:g}",
                 {Mode.STOP: "silent", Mode.KILL: "killed"}[Mode(row["mode"])],
                 str(row["n"]),
-                *(shown(row[name], ".2f") for name in ("p50_s", "p99_s", "max_s")),
+                *(cell(row[name], ".2f") for name in ("p50_s", "p99_s", "max_s")),
                 str(row["false_deaths"]),
-                *(shown(row[name], ".1f") for name in _CPU),
-                shown(row["node_bytes_per_s"], ",d"),
+                *(cell(row[name], ".1f") for name in _CPU),
+                cell(row["node_bytes_per_s"], ",d"),
             ]
             for row in _rows(record)
         ],
@@ -245,15 +246,9 @@ def _draw(record: Record, figures: Figures) -> None:
         shown = [row for row in rows if row["mode"] == mode and row["n"]]
         if not shown:
             continue
-        medians = [row["p50_s"] for row in shown]
-        fastest = [
-            min(p["seconds"] for p in record["points"] if p["kind"] == "detection" and _is(p, row)) for row in shown
-        ]
-        error = error_bars(medians, fastest, [row["max_s"] for row in shown])
         name = {Mode.STOP: "falls silent (SIGSTOP)", Mode.KILL: "killed (SIGKILL)"}[mode]
-        axes.errorbar(
-            [row["heartbeat_s"] for row in shown], medians, yerr=error, capsize=3, label=name, **measured(number)
-        )
+        fields = ("heartbeat_s", "p50_s", "min_s", "max_s")
+        draw_ranges(axes, shown, fields, capsize=3, label=name, **measured(number))
     _scale(axes, intervals)
     (axes,) = figures.panels(
         "heartbeat-cost",
@@ -274,10 +269,6 @@ def _scale(axes: Any, intervals: Sequence[float]) -> None:
     if axes.get_lines():  # there may be no point yet
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or None)
         axes.legend(frameon=False, fontsize=8)
-
-
-def _is(point: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    return (point["mode"], point["heartbeat_s"]) == (row["mode"], row["heartbeat_s"])
 
 
 HEARTBEAT = Experiment(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from models.atomic import write_atomically
 from tierkit.errors import MissingExtra
 
-__all__ = ["Figures", "averaged", "bound", "counted", "error_bars", "formula", "measured", "paper"]
+__all__ = ["Figures", "averaged", "bound", "counted", "draw_ranges", "formula", "measured", "paper"]
 
 _LOOKS = (
     ("#0072B2", "o"),
@@ -65,22 +65,25 @@ def _thin(number: int | None, of_all: str) -> dict[str, Any]:
     return {"color": colour, "linewidth": 1.1, "marker": marker, "markersize": 6}
 
 
-def error_bars(
-    middles: Sequence[float], lows: Sequence[float], highs: Sequence[float]
-) -> tuple[list[float], list[float]]:
-    """`yerr` of `errorbar`, from the lowest to the highest. Rounded figures may lie a hair outside each other."""
-    return (
-        [max(0.0, middle - low) for middle, low in zip(middles, lows, strict=True)],
-        [max(0.0, high - middle) for middle, high in zip(middles, highs, strict=True)],
-    )
+def draw_ranges(axes: Any, rows: Sequence[Mapping[str, Any]], fields: tuple[str, str, str, str], **looks: Any) -> None:
+    """Points with their ranges, of the rows that have one.
+
+    Args:
+        fields: where the point lies, its figure, and the lowest and the highest figure.
+        looks: options of `errorbar`.
+    """
+    done = [row for row in rows if row[fields[1]] is not None]
+    places, middles, lows, highs = ([row[name] for row in done] for name in fields)
+    # Rounded figures may lie a hair outside each other.
+    below = [max(0.0, middle - low) for middle, low in zip(middles, lows, strict=True)]
+    above = [max(0.0, high - middle) for middle, high in zip(middles, highs, strict=True)]
+    axes.errorbar(places, middles, yerr=(below, above), **looks)
 
 
 def counted(runs: Iterable[int]) -> str:
     """How many runs the points of a plot stand for, for its title."""
-    numbers = sorted(set(runs))
-    return (
-        "n = " + " to ".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "n = 0"
-    )
+    numbers = sorted(set(runs)) or [0]
+    return "n = " + " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
 
 
 def averaged(runs: Iterable[int]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from experiments.emulation.compute import SLOWER
 from experiments.figure3 import counts_of, times_of
 from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, grouped, option
-from experiments.plots import Figures, bound, counted, error_bars, measured
+from experiments.plots import Figures, bound, counted, draw_ranges, measured
 from experiments.profile import NodeNumbers, Profile, recorded_profile
 from experiments.record import spread
 from experiments.testbed import BATCH, Network, check_fleet
@@ -218,10 +218,9 @@ def _draw(record: Record, figures: Figures) -> None:
     (axes,) = figures.panels("slow-edge", [title], xlabel="part of the job before", ylabel="time to finish (s)")
     for number, ends in enumerate(sorted({row["ends"] for row in rows})):
         shown = [row for row in rows if row["ends"] == ends]
-        parts, means = [row["part"] for row in shown], [row["seconds"] for row in shown]
-        error = error_bars(means, *([row[name] for row in shown] for name in ("min_seconds", "max_seconds")))
-        axes.errorbar(parts, means, yerr=error, capsize=3, label=f"{ends} end devices", **measured(number))
-        axes.plot(parts, [row["bound_seconds"] for row in shown], **bound(number))
+        of_runs = ("part", "seconds", "min_seconds", "max_seconds")
+        draw_ranges(axes, shown, of_runs, capsize=3, label=f"{ends} end devices", **measured(number))
+        axes.plot([row["part"] for row in shown], [row["bound_seconds"] for row in shown], **bound(number))
     axes.plot([], [], label="bound of the changed fleet", **bound())
     axes.set_ylim(0, 1.1 * max(row["max_seconds"] for row in rows))
     axes.legend(frameon=False, fontsize=8)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness import Experiment, Options, Record, Run, Table, shown
+from experiments.harness import Experiment, Options, Record, Run, Table, cell
 from experiments.plots import Figures, measured, paper
 from experiments.record import spread
 from experiments.testbed import BATCH
@@ -160,8 +160,8 @@ def _table(record: Record) -> Table:
             [
                 row["network"],
                 *("unmeasured" if speeds.get(tier) is None else f"{speeds[tier]:.3f}" for tier in Tier),
-                shown(row["coarse_accuracy"], ".3f"),
-                shown(row["fine_accuracy"], ".3f"),
+                cell(row["coarse_accuracy"], ".3f"),
+                cell(row["fine_accuracy"], ".3f"),
                 f"{row['parameters'] / 1e6:.2f}",
                 f"{row['bytes'] / 1e6:.1f}",
             ]
@@ -171,8 +171,8 @@ def _table(record: Record) -> Table:
                 [
                     f"{theirs['network']} (paper)",
                     *(f"{theirs['ms'][tier]:g}" for tier in Tier),
-                    shown(theirs["coarse"], ".3f"),
-                    shown(theirs["fine"], ".3f"),
+                    cell(theirs["coarse"], ".3f"),
+                    cell(theirs["fine"], ".3f"),
                     f"{theirs['parameters'] / 1e6:.2f}",
                     f"{theirs['bytes'] / 1e6:.1f}",
                 ]

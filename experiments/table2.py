@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from experiments.harness import MOST_TASKS, Experiment, Options, Record, Run, Table, option, shown
+from experiments.harness import MOST_TASKS, Experiment, Options, Record, Run, Table, cell, option
 from experiments.plots import Figures, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
@@ -197,10 +197,10 @@ def _table(record: Record) -> Table:
                 "0, but a link" if row["over_link"] and not row["link_s"] else f"{row['link_s']:g}",
                 f"{row['inference_ms_per_image']:.4g}",
                 f"{row['processing_ms_per_image']:.3f}",
-                shown(row["paper_processing_ms_per_image"], "g"),
+                cell(row["paper_processing_ms_per_image"], "g"),
                 f"{row['overhead_ms_per_task']:.2f}",
                 f"{row['median_overhead_ms_per_task']:.2f}",
-                shown(row["between_ms"], ".2f"),
+                cell(row["between_ms"], ".2f"),
                 str(row["tasks"]),
             ]
             for row in _rows(record)

@@ -29,8 +29,8 @@ from typing import Any
 
 import httpx
 
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, grouped, option, shown
-from experiments.plots import Figures, averaged, bound, error_bars, formula, measured, paper
+from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, cell, grouped, option
+from experiments.plots import Figures, averaged, bound, draw_ranges, formula, measured, paper
 from experiments.profile import NodeNumbers
 from experiments.record import spread
 from experiments.testbed import BATCH, task_s
@@ -267,7 +267,7 @@ def _table(record: Record) -> Table:
                 "-" if reassign is None else f"{reassign['ideal_seconds'] + reassign['eq9_seconds']:.1f}",
                 _seconds(monitor, config),
                 f"{some['ideal_seconds']:.1f}",
-                shown(monitor["ratio"] if monitor else None, ".2f"),
+                cell(monitor["ratio"] if monitor else None, ".2f"),
             ]
         )
     return Table(
@@ -309,9 +309,8 @@ def _draw(record: Record, figures: Figures) -> None:
     for number, method in enumerate(PAPER_S):
         shown = [row for row in rows if row["method"] == method and row["seconds"] is not None]
         if shown:
-            failures, means = [row["failures"] for row in shown], [row["seconds"] for row in shown]
-            error = error_bars(means, *([row[name] for row in shown] for name in ("min_seconds", "max_seconds")))
-            axes.errorbar(failures, means, yerr=error, capsize=3, label=f"{method}", **measured(number))
+            of_runs = ("failures", "seconds", "min_seconds", "max_seconds")
+            draw_ranges(axes, shown, of_runs, capsize=3, label=method, **measured(number))
         if _is_papers(config) and (known := [(f, s) for f, s in enumerate(PAPER_S[method]) if s is not None]):
             axes.plot(*zip(*known, strict=True), label=f"{method}, paper", **paper(number))
     if reassigned := [row for row in rows if row["method"] == Recovery.REASSIGN]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import NoReturn
 
 from experiments.emulation.settings import EmulatedLinks, EmulatedNode
@@ -12,52 +13,13 @@ from tierkit.orphan import die_with_parent
 
 __all__ = ["main"]
 
-Run = Callable[..., NoReturn]
-
-# Each imports the service that it starts, and no other: that takes most of the start.
-
-
-def _scheduler() -> Run:
-    from scheduler.__main__ import start
-    from scheduler.settings import SchedulerSettings
-
-    class Emulated(EmulatedLinks, SchedulerSettings):
-        __doc__ = SchedulerSettings.__doc__
-
-    return command(Emulated, lambda settings: start(settings, settings.middlewares()))
-
-
-def _end() -> Run:
-    from end_node.__main__ import start
-    from end_node.settings import EndSettings
-
-    class Emulated(EmulatedNode, EndSettings):
-        __doc__ = EndSettings.__doc__
-
-    return command(Emulated, lambda settings: start(settings, settings.substitutes()))
-
-
-def _edge() -> Run:
-    from edge_node.__main__ import start
-    from edge_node.settings import EdgeSettings
-
-    class Emulated(EmulatedNode, EdgeSettings):
-        __doc__ = EdgeSettings.__doc__
-
-    return command(Emulated, lambda settings: start(settings, settings.substitutes()))
-
-
-def _cloud() -> Run:
-    from cloud_node.__main__ import start
-    from cloud_node.settings import CloudSettings
-
-    class Emulated(EmulatedNode, CloudSettings):
-        __doc__ = CloudSettings.__doc__
-
-    return command(Emulated, lambda settings: start(settings, settings.substitutes()))
-
-
-_SERVICES = {"scheduler": _scheduler, "end": _end, "edge": _edge, "cloud": _cloud}
+_SERVICES = {
+    "scheduler": ("scheduler", "SchedulerSettings"),
+    "end": ("end_node", "EndSettings"),
+    "edge": ("edge_node", "EdgeSettings"),
+    "cloud": ("cloud_node", "CloudSettings"),
+}
+"""Package and settings."""
 
 
 def main() -> None:
@@ -66,7 +28,17 @@ def main() -> None:
     if kind not in _SERVICES:
         sys.stderr.write(f"python -m experiments.emulation: name a service first: {', '.join(_SERVICES)}\n")
         sys.exit(2)
-    run_main(_SERVICES[kind]())
+    package, name = _SERVICES[kind]
+    # No other service is imported: that takes most of the start.
+    settings = getattr(import_module(f"{package}.settings"), name)
+    start = import_module(f"{package}.__main__").start
+    about = {"__doc__": settings.__doc__, "__module__": __name__}
+    run: Callable[..., NoReturn]
+    if kind == "scheduler":
+        run = command(type("Emulated", (EmulatedLinks, settings), about), lambda it: start(it, it.middlewares()))
+    else:
+        run = command(type("Emulated", (EmulatedNode, settings), about), lambda it: start(it, it.substitutes()))
+    run_main(run)
 
 
 if __name__ == "__main__":

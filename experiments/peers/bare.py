@@ -7,9 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from experiments.peers.processes import on_core
 from tierkit.errors import SetupError
@@ -20,8 +19,7 @@ _SCRIPT = Path(__file__).parent / "servers" / "bare_loop.py"
 _STOP_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Bare:
+class Bare(NamedTuple):
     """One measurement of the bare loop."""
 
     images_per_s: float

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tierkit.errors import InvalidInput
 
@@ -37,10 +37,6 @@ class Contender:
     """Variables of its processes."""
 
 
-def _script(name: str) -> tuple[str, ...]:
-    return (str(_SERVERS / name),)
-
-
 TERRACE = Contender(
     name="terrace",
     title="Terrace end node",
@@ -49,43 +45,41 @@ TERRACE = Contender(
     distribution="terrace",
 )
 
+
+def _peer(name: str, title: str, package: str, **other: Any) -> Contender:
+    """A server with a script of its own, and its package from PyPI."""
+    known = {
+        "protocol": "raw",
+        "command": (str(_SERVERS / f"serve_{name}.py"),),
+        "requirements": (package, "numpy", "onnxruntime"),
+        "distribution": package.partition("[")[0],
+    }
+    return Contender(name=name, title=title, **{**known, **other})
+
+
 CONTENDERS: tuple[Contender, ...] = (
     TERRACE,
-    Contender(
-        name="fastapi",
-        title="naive FastAPI",
-        protocol="raw",
-        command=_script("serve_fastapi.py"),
+    _peer(
+        "fastapi",
+        "naive FastAPI",
+        "fastapi",
         requirements=("fastapi", "uvicorn[standard]", "numpy", "onnxruntime"),
-        distribution="fastapi",
     ),
-    Contender(
-        name="litserve",
-        title="LitServe",
-        protocol="raw",
-        command=_script("serve_litserve.py"),
-        requirements=("litserve", "numpy", "onnxruntime"),
-        distribution="litserve",
-    ),
-    Contender(
-        name="bentoml",
-        title="BentoML",
-        protocol="raw",
+    _peer("litserve", "LitServe", "litserve"),
+    _peer(
+        "bentoml",
+        "BentoML",
+        "bentoml",
         command=(
             *("-m", "bentoml", "serve", "serve_bentoml:Classifier", "--working-dir", str(_SERVERS)),
             *("--host", "127.0.0.1", "--port", "{port}"),
         ),
-        requirements=("bentoml", "numpy", "onnxruntime"),
-        distribution="bentoml",
         environment={"BENTOML_DO_NOT_TRACK": "True"},
     ),
-    Contender(
-        name="ray",
-        title="Ray Serve",
-        protocol="raw",
-        command=_script("serve_ray.py"),
-        requirements=("ray[serve]", "numpy", "onnxruntime"),
-        distribution="ray",
+    _peer(
+        "ray",
+        "Ray Serve",
+        "ray[serve]",
         environment={
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
@@ -94,24 +88,15 @@ CONTENDERS: tuple[Contender, ...] = (
             "RAY_enable_metrics_collection": "false",
         },
     ),
-    Contender(
-        name="pytriton",
-        title="Triton (nvidia-pytriton)",
+    _peer(
+        "pytriton",
+        "Triton (nvidia-pytriton)",
+        "nvidia-pytriton",
         protocol="oip",
-        command=_script("serve_pytriton.py"),
-        requirements=("nvidia-pytriton", "numpy", "onnxruntime"),
-        distribution="nvidia-pytriton",
         # Its Triton is linked against the interpreter's shared library and looks for it in the system's folders only.
         environment={"LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR") or f"{sys.base_prefix}/lib")},
     ),
-    Contender(
-        name="mlserver",
-        title="MLServer",
-        protocol="base64",
-        command=_script("serve_mlserver.py"),
-        requirements=("mlserver", "numpy", "onnxruntime"),
-        distribution="mlserver",
-    ),
+    _peer("mlserver", "MLServer", "mlserver", protocol="base64"),
 )
 
 

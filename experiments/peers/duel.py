@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from experiments.bench.levels import Plan
-from experiments.harness import Experiment, Point, Record, Run, Table, grouped, option, shown
+from experiments.harness import Experiment, Point, Record, Run, Table, cell, grouped, option
 from experiments.peers.bare import bare_loop
 from experiments.peers.contenders import CONTENDERS, TERRACE, choose
 from experiments.peers.measuring import LOADS, REQUEST_S, Installed, Load, Network, Servers, install, serving
@@ -159,12 +159,12 @@ def _table(record: Record) -> Table:
                 row["network"],
                 str(row["images_per_request"]),
                 str(row["concurrency"]),
-                shown(row["images_per_s"], ",.0f"),
-                shown(row["of_bare"], ".3f"),
-                shown(row["other_images_per_s"], ",.0f"),
-                shown(row["ratio"], ".3f"),
+                cell(row["images_per_s"], ",.0f"),
+                cell(row["of_bare"], ".3f"),
+                cell(row["other_images_per_s"], ",.0f"),
+                cell(row["ratio"], ".3f"),
                 f"{row['won']:.0%}",
-                shown(row["cpu_ratio"], ".3f"),
+                cell(row["cpu_ratio"], ".3f"),
                 str(row["rounds"]),
             ]
             for row in _rows(record)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from experiments.bench.levels import Plan
-from experiments.harness import Experiment, Point, Record, Run, Table, grouped, option, shown
+from experiments.harness import Experiment, Point, Record, Run, Table, cell, grouped, option
 from experiments.peers.bare import BareLoop, bare_loop
 from experiments.peers.contenders import CONTENDERS, TERRACE, Contender, choose
 from experiments.peers.measuring import LOADS, REQUEST_S, Installed, Load, Network, Servers, Serving, install, serving
@@ -220,13 +220,13 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['title']} {row['version'] or ''}".strip(),
         f"unmeasured: {row['failure']}" if rate is None else f"{rate:,.0f}",
         "-" if rate is None else "{of_bare:.2f} ({min_of_bare:.2f} to {max_of_bare:.2f})".format(**row),
-        shown(row["terrace_ratio"], ".2f"),
+        cell(row["terrace_ratio"], ".2f"),
         "-" if rate is None else "{p50_ms:.2f} ({p99_ms:.2f})".format(**row),
-        *(shown(row[name], ".2f") for name in ("p50_above_bare_ms", "compute_ms")),
-        shown(row["batch_images"], ".1f"),
-        shown(row["cpu_us_per_image"], ",.0f"),
-        shown(row["cold_start_s"], ".1f"),
-        shown(memory and memory / 2**20, ",.0f"),
+        *(cell(row[name], ".2f") for name in ("p50_above_bare_ms", "compute_ms")),
+        cell(row["batch_images"], ".1f"),
+        cell(row["cpu_us_per_image"], ",.0f"),
+        cell(row["cold_start_s"], ".1f"),
+        cell(memory and memory / 2**20, ",.0f"),
     ]
 
 
