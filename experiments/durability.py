@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import re
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -56,14 +57,14 @@ _UPSTREAM = UPSTREAM_HEADER.lower().encode()
 
 
 def _null_nodes(pipe: Connection, count: int) -> None:
-    """The second process: so many servers; their ports go through the pipe, whose end is theirs."""
+    """The second process: so many servers; their ports go through the pipe."""
 
     async def run() -> None:
         servers = [await asyncio.start_server(_Null(number).serve, "127.0.0.1", 0) for number in range(count)]
         pipe.send([server.sockets[0].getsockname()[1] for server in servers])
-        with contextlib.suppress(EOFError):
-            await asyncio.to_thread(pipe.recv)
+        await asyncio.Event().wait()
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
 
@@ -265,7 +266,7 @@ async def _null_fleet(nodes: int) -> AsyncIterator[list[int]]:
     try:
         yield await asyncio.to_thread(ours.recv)
     finally:
-        ours.close()
+        process.terminate()
         process.join()
 
 

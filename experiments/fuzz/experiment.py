@@ -102,6 +102,7 @@ async def _bystander(urls: Mapping[str, str]) -> AsyncIterator[Any]:
         *(sys.executable, "-P", "-m", "experiments.fuzz.bystander"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -225,7 +226,9 @@ async def _answer(reader: asyncio.StreamReader, method: str) -> tuple[int, bool]
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:
-    (point,) = [point for point in record["points"] if point["what"] == "fuzz"]
+    point = next((point for point in record["points"] if point["what"] == "fuzz"), None)
+    if point is None:  # stopped while the fleet was starting
+        return []
     statuses: Mapping[str, int] = point["by_status"]
     bystander = point["bystander"]
     return [
@@ -251,7 +254,9 @@ def _rows(record: Record) -> list[dict[str, Any]]:
 
 
 def _table(record: Record) -> Table:
-    (row,) = _rows(record)
+    if not (rows := _rows(record)):
+        return Table(headings=("", "counted"), rows=[])
+    (row,) = rows
     shown = {
         "requests": f"{row['requests']:,} in {row['seconds']:,.0f} s",
         "of each status": ", ".join(f"{status} {count:,}" for status, count in row["by_status"].items()),

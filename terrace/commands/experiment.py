@@ -202,7 +202,7 @@ def _run(
             screen(stderr=True).print(f"[red]not measured[/red]: {experiment.name}: {escape(str(exc))}", soft_wrap=True)
             continue
         rows = outcome.record["results"]["rows"]
-        found[experiment.name] = rows[0] if experiment.one_row else rows
+        found[experiment.name] = rows[0] if experiment.one_row and rows else rows
         if not json:
             _show(experiment, outcome)
         for warning in outcome.warnings:

@@ -86,3 +86,9 @@ def test_a_row_has_what_scripts_look_at() -> None:
     assert (row["requests"], row["crashes"], row["slowest_health_check_s"]) == (10, 1, 0.012)
     assert (row["answers_checked"], row["answers_wrong"], row["answers_missing"]) == (40, 0, 0)
     assert any("0.012" in cell for cells in FUZZ.table({"points": [point()]}).rows for cell in cells)
+
+
+def test_a_run_that_was_stopped_while_its_fleet_started_has_an_empty_table() -> None:
+    record: dict[str, Any] = {"points": [], "config": {}}
+    assert FUZZ.rows(record) == []
+    assert list(FUZZ.table(record).rows) == []
