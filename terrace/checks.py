@@ -7,7 +7,6 @@ import platform
 import re
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -38,6 +37,8 @@ __all__ = [
     "listens_here",
 ]
 
+_FLEET = "fleet"
+_REINSTALL = "install Terrace again, or fetch the repository anew with its large files"
 _PROBE_S = 3.0
 _SOON = timedelta(days=14)
 """What expires within this time is worth a word."""
@@ -51,7 +52,7 @@ class Verdict(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One finding."""
 
@@ -66,39 +67,21 @@ class Check:
 def check_installation() -> Iterator[Check]:
     """Python, the distribution's requirements, and ONNX Runtime with its execution providers."""
     group = "installation"
-    python_ok = sys.version_info >= (3, 11)
-    yield Check(
-        group=group,
-        name="python",
-        verdict=Verdict.OK if python_ok else Verdict.FAIL,
-        detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-        advice="" if python_ok else "install Python 3.11 or newer",
-    )
-    missing = _missing_requirements()
-    yield Check(
-        group=group,
-        name="terrace",
-        verdict=Verdict.FAIL if missing else Verdict.OK,
-        detail=f"{__version__}, without {', '.join(missing)}" if missing else f"{__version__}, with all it requires",
-        advice="install it again: pip install --force-reinstall terrace" if missing else "",
-    )
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Check(group, "python", Verdict.OK, detail)
+    if missing := _missing_requirements():
+        advice = "install it again: pip install --force-reinstall terrace"
+        yield Check(group, "terrace", Verdict.FAIL, f"{__version__}, without {', '.join(missing)}", advice)
+    else:
+        yield Check(group, "terrace", Verdict.OK, f"{__version__}, with all it requires")
     try:
         import onnxruntime
-
-        providers = onnxruntime.get_available_providers()
     except ImportError as exc:
-        yield Check(
-            group=group,
-            name="onnxruntime",
-            verdict=Verdict.FAIL,
-            detail=f"not installed ({exc})",
-            advice="pip install 'terrace[cpu]', or 'terrace[gpu]' for CUDA",
-        )
-        return
-    usable = [name.removesuffix("ExecutionProvider") for name in providers]
-    yield Check(
-        group=group, name="onnxruntime", verdict=Verdict.OK, detail=f"{onnxruntime.__version__}: {', '.join(usable)}"
-    )
+        advice = "pip install 'terrace[cpu]', or 'terrace[gpu]' for CUDA"
+        yield Check(group, "onnxruntime", Verdict.FAIL, f"not installed ({exc})", advice)
+    else:
+        usable = [name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers()]
+        yield Check(group, "onnxruntime", Verdict.OK, f"{onnxruntime.__version__}: {', '.join(usable)}")
 
 
 def check_weights(folder: Path | None = None) -> Iterator[Check]:
@@ -107,7 +90,7 @@ def check_weights(folder: Path | None = None) -> Iterator[Check]:
     try:
         manifest = load_manifest(folder)
     except SetupError as exc:
-        yield Check(group=group, name="manifest", verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
+        yield Check(group, "manifest", Verdict.FAIL, str(exc), _REINSTALL)
         return
     # A tail that is part of a network's file has been checked with it.
     own = [encoder.weights(side) for encoder in manifest.encoders for side in encoder.own_files]
@@ -115,29 +98,28 @@ def check_weights(folder: Path | None = None) -> Iterator[Check]:
         try:
             verify_file(entry, folder or weights_folder())
             detail = f"{entry.size_bytes / 1e6:.1f} MB, sha256 {entry.sha256[:12]}…"
-            yield Check(group=group, name=entry.name, verdict=Verdict.OK, detail=detail)
+            yield Check(group, entry.name, Verdict.OK, detail)
         except SetupError as exc:
-            yield Check(group=group, name=entry.name, verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
+            yield Check(group, entry.name, Verdict.FAIL, str(exc), _REINSTALL)
 
 
 def check_data(root: Path | None) -> Iterator[Check]:
     """The bundled sample, and CIFAR-100 where the user has said where it is."""
     group = "data"
     try:
-        count = len(read_sample())
-        yield Check(group=group, name="sample", verdict=Verdict.OK, detail=f"{count:,} images")
+        yield Check(group, "sample", Verdict.OK, f"{len(read_sample()):,} images")
     except TerraceError as exc:
-        yield Check(group=group, name="sample", verdict=Verdict.FAIL, detail=str(exc), advice=_REINSTALL)
+        yield Check(group, "sample", Verdict.FAIL, str(exc), _REINSTALL)
     if root is None:
         detail = "TERRACE_DATA is not set; only cifar100:test and cifar100:train need it"
-        yield Check(group=group, name="cifar100", verdict=Verdict.NOTE, detail=detail)
+        yield Check(group, "cifar100", Verdict.NOTE, detail)
         return
     try:
         count = len(read_cifar100("test", root))
-        yield Check(group=group, name="cifar100", verdict=Verdict.OK, detail=f"{count:,} test images in {root}")
+        yield Check(group, "cifar100", Verdict.OK, f"{count:,} test images in {root}")
     except TerraceError as exc:
         advice = "point TERRACE_DATA at the folder that holds cifar-100-python"
-        yield Check(group=group, name="cifar100", verdict=Verdict.FAIL, detail=str(exc), advice=advice)
+        yield Check(group, "cifar100", Verdict.FAIL, str(exc), advice)
 
 
 def listens_here(url: str, port: int) -> bool:
@@ -166,12 +148,14 @@ def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-            verdict, detail, advice = Verdict.OK, "free", ""
         except OSError as exc:
-            verdict, detail, advice = Verdict.FAIL, exc.strerror or str(exc), "terrace up --port 0 takes a free one"
             if expect_scheduler:
-                verdict, detail, advice = Verdict.OK, "in use by the scheduler", ""
-    yield Check(group="ports", name=str(port), verdict=verdict, detail=detail, advice=advice)
+                yield Check("ports", str(port), Verdict.OK, "in use by the scheduler")
+            else:
+                advice = "terrace up --port 0 takes a free one"
+                yield Check("ports", str(port), Verdict.FAIL, exc.strerror or str(exc), advice)
+        else:
+            yield Check("ports", str(port), Verdict.OK, "free")
 
 
 def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) -> Iterator[Check]:
@@ -181,7 +165,6 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
         asked_for: the user has named this scheduler; without that, none at the default address is no fault.
         tls_ca: file with the certificates to trust; None for the public authorities.
     """
-    group = "fleet"
     try:
         yield from _check_token(client)
         info = client.info()
@@ -189,46 +172,37 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
     except UpstreamUnavailable:
         verdict = Verdict.FAIL if asked_for else Verdict.NOTE
         advice = "start a fleet with 'terrace up', or name another scheduler with --scheduler"
-        yield Check(
-            group=group, name="scheduler", verdict=verdict, detail=f"nobody answers at {client.url}", advice=advice
-        )
+        yield Check(_FLEET, "scheduler", verdict, f"nobody answers at {client.url}", advice)
         return
     except (Unauthenticated, Forbidden) as exc:
         advice = "show the token of a user with --token-file FILE or in TERRACE_TOKEN; 'terrace token create' makes one"
-        yield Check(group=group, name="token", verdict=Verdict.FAIL, detail=str(exc), advice=advice)
+        yield Check(_FLEET, "token", Verdict.FAIL, str(exc), advice)
         return
     except CertificateError as exc:
-        yield Check(group=group, name="certificate", verdict=Verdict.FAIL, detail=str(exc))
+        yield Check(_FLEET, "certificate", Verdict.FAIL, str(exc))
         return
     except TerraceError as exc:
-        advice = "name the scheduler with --scheduler URL"
-        yield Check(group=group, name="scheduler", verdict=Verdict.FAIL, detail=str(exc), advice=advice)
+        yield Check(_FLEET, "scheduler", Verdict.FAIL, str(exc), "name the scheduler with --scheduler URL")
         return
-    yield _versioned(group, "scheduler", client.url, str(info.get("version")))
+    yield _versioned("scheduler", client.url, str(info.get("version")))
     yield from _check_certificate("scheduler", client.url, tls_ca)
     for device in devices:
-        yield _check_node(group, device, tls_ca)
+        yield _check_node(device, tls_ca)
         if device.health is Health.ALIVE:
             yield from _check_certificate(device.node_id, device.url, tls_ca)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
-        yield Check(
-            group=group,
-            name="end nodes",
-            verdict=Verdict.FAIL,
-            detail="none is alive, so no job can run",
-            advice=f"start one: terrace end --scheduler {client.url}",
-        )
+        advice = f"start one: terrace end --scheduler {client.url}"
+        yield Check(_FLEET, "end nodes", Verdict.FAIL, "none is alive, so no job can run", advice)
 
 
-def _check_node(group: str, device: Device, tls_ca: Path | None) -> Check:
+def _check_node(device: Device, tls_ca: Path | None) -> Check:
     place = f"{device.tier} at {device.url}"
     if device.health is Health.DRAINING:
-        return Check(group=group, name=device.node_id, verdict=Verdict.NOTE, detail=f"{place}: draining, no new tasks")
+        return Check(_FLEET, device.node_id, Verdict.NOTE, f"{place}: draining, no new tasks")
     if device.health is not Health.ALIVE:
         silent = f", silent for {device.silent_s:.1f} s" if device.silent_s is not None else ""
         advice = "restart it if it should be there; otherwise: terrace devices remove " + device.node_id
-        detail = f"{place}: {device.health}{silent}"
-        return Check(group=group, name=device.node_id, verdict=Verdict.FAIL, detail=detail, advice=advice)
+        return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {device.health}{silent}", advice)
     try:
         tls = client_context(tls_ca) if device.url.startswith("https://") else False
         ready = httpx.get(f"{device.url}/readyz", timeout=_PROBE_S, trust_env=False, verify=tls).is_success
@@ -238,10 +212,8 @@ def _check_node(group: str, device: Device, tls_ca: Path | None) -> Check:
     if trouble:
         host = urlsplit(device.url).hostname
         advice = f"look at its log, and at the firewall between here and {host}; its --advertise-url may be wrong"
-        return Check(
-            group=group, name=device.node_id, verdict=Verdict.FAIL, detail=f"{place}: {trouble}", advice=advice
-        )
-    return _versioned(group, device.node_id, place, device.version)
+        return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {trouble}", advice)
+    return _versioned(device.node_id, place, device.version)
 
 
 def _check_token(client: Client) -> Iterator[Check]:
@@ -251,7 +223,7 @@ def _check_token(client: Client) -> Iterator[Check]:
         return
     detail = f"of {who['name']}, role {who['role']}"
     if who.get("expires") is None:
-        yield Check(group="fleet", name="token", verdict=Verdict.OK, detail=f"{detail}, does not expire")
+        yield Check(_FLEET, "token", Verdict.OK, f"{detail}, does not expire")
         return
     left = datetime.fromisoformat(who["expires"]) - datetime.now(UTC)
     yield _expiring("token", f"{detail}, expires", left, "ask for a new one: terrace token rotate")
@@ -276,30 +248,17 @@ def _check_certificate(name: str, url: str, tls_ca: Path | None) -> Iterator[Che
 
 
 def _expiring(name: str, what: str, left: timedelta, advice: str) -> Check:
-    soon = left < _SOON
     shown = f"{left.days} days" if left.days > 1 else f"{left.total_seconds() / 3600:.0f} h"
-    return Check(
-        group="fleet",
-        name=name,
-        verdict=Verdict.NOTE if soon else Verdict.OK,
-        detail=f"{what} in {shown}",
-        advice=advice if soon else "",
-    )
+    if left < _SOON:
+        return Check(_FLEET, name, Verdict.NOTE, f"{what} in {shown}", advice)
+    return Check(_FLEET, name, Verdict.OK, f"{what} in {shown}")
 
 
-def _versioned(group: str, name: str, place: str, version: str | None) -> Check:
+def _versioned(name: str, place: str, version: str | None) -> Check:
     if version == __version__:
-        return Check(group=group, name=name, verdict=Verdict.OK, detail=f"{place}, ready, version {version}")
-    return Check(
-        group=group,
-        name=name,
-        verdict=Verdict.NOTE,
-        detail=f"{place}, ready, but version {version} and not {__version__}",
-        advice="bring all machines to the same version",
-    )
-
-
-_REINSTALL = "install Terrace again, or fetch the repository anew with its large files"
+        return Check(_FLEET, name, Verdict.OK, f"{place}, ready, version {version}")
+    detail = f"{place}, ready, but version {version} and not {__version__}"
+    return Check(_FLEET, name, Verdict.NOTE, detail, "bring all machines to the same version")
 
 
 def _missing_requirements() -> list[str]:
