@@ -7,9 +7,8 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,7 +30,6 @@ __all__ = [
     "TlsCa",
     "TokenFile",
     "Untrusted",
-    "UpperTier",
     "Weights",
     "check_tls_ca",
     "connect",
@@ -73,27 +71,20 @@ DatasetName = Annotated[
 ]
 
 
-class UpperTier(StrEnum):
-    """A tier that may be kept from pixels; end devices hold them anyway."""
+LowestTier = Literal["end", "edge"]
+"""A tier whose answer may stand: an upper one gives the next."""
 
-    EDGE = Tier.EDGE
-    CLOUD = Tier.CLOUD
+_HELD_BACK = (Tier.EDGE, Tier.CLOUD)
+"""Tiers that may be kept from pixels; end devices hold them anyway."""
 
 
 def _upper_tiers(values: list[str] | None) -> list[str]:
     """The tiers of one or more lists with commas."""
     names = [name.strip() for value in values or () for name in value.split(",")]
     for name in names:
-        if name not in list(UpperTier):
-            raise typer.BadParameter(f"{name!r} is no tier that may be kept from pixels: edge, cloud")
+        if name not in _HELD_BACK:
+            raise typer.BadParameter(f"{name!r} is no tier that may be kept from pixels: {', '.join(_HELD_BACK)}")
     return list(dict.fromkeys(names))
-
-
-class LowestTier(StrEnum):
-    """A tier whose answer may stand: an upper one gives the next."""
-
-    END = Tier.END
-    EDGE = Tier.EDGE
 
 
 Untrusted = Annotated[

@@ -12,20 +12,20 @@ from tierkit.client import Job, JobState
 from tierkit.plaintext import harmless
 from tierkit.types import Scheme, Tier
 
-__all__ = ["check_answers", "escalation_line", "headline", "job_summary", "mapping_line"]
+__all__ = ["check_answers", "job_summary"]
 
 _STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.CANCELLED: "yellow"}
 
 
 def job_summary(job: Job) -> RenderableType:
     """Everything that a finished (or running) job has to tell, in about fifteen lines."""
-    parts: list[RenderableType] = [headline(job), Padding(_answers(job), (1, 0, 0, 0), expand=False)]
+    parts: list[RenderableType] = [_headline(job), Padding(_answers(job), (1, 0, 0, 0), expand=False)]
     if job.by_node:
         parts.append(Padding(_shares(job), (1, 0, 0, 0), expand=False))
     if job.sent_up:
-        parts.append(Padding(escalation_line(job), (1, 0, 0, 0), expand=False))
+        parts.append(Padding(_escalation(job), (1, 0, 0, 0), expand=False))
     if job.mapping and job.scheme is not Scheme.ADAPTIVE:  # which sends each task where it is done first
-        parts.append(Padding(mapping_line(job), (1, 0, 0, 0), expand=False))
+        parts.append(Padding(_mapping(job), (1, 0, 0, 0), expand=False))
     return Group(*parts)
 
 
@@ -39,7 +39,7 @@ def check_answers(job: Job) -> None:
         raise typer.Exit(1)
 
 
-def headline(job: Job) -> Text:
+def _headline(job: Job) -> Text:
     """State, images, time and throughput in one line."""
     line = Text(image_count(job.images), style="bold")
     if job.elapsed_s is not None:
@@ -65,30 +65,24 @@ def headline(job: Job) -> Text:
     return line
 
 
-def escalation_line(job: Job) -> Text:
+def _escalation(job: Job) -> Text:
     """Which share of the images went up to each tier, and whose answers stand."""
     line = Text("sent up  ", style="dim")
-    for what, images in (("", job.sent_up), ("answered by  ", job.final_tier)):
-        if what:
-            line.append(f"   {what}")
-        shares = [(tier, images[tier]) for tier in Tier if tier in images]
-        for position, (tier, count) in enumerate(shares):
-            line.append(",  " if position else "")
-            line.append_text(tier_text(tier, tier))
-            line.append(f" {percent(count / job.images)}", style="not dim")
+    for what, images in (("", job.sent_up), ("   answered by  ", job.final_tier)):
+        shares = [
+            Text.assemble(tier_text(tier, tier), (f" {percent(images[tier] / job.images)}", "not dim"))
+            for tier in Tier
+            if tier in images
+        ]
+        line.append(what).append_text(Text(",  ").join(shares))
     return line
 
 
-def mapping_line(job: Job) -> Text:
+def _mapping(job: Job) -> Text:
     """Which end device forwards where."""
-    line = Text("mapping  ", style="dim")
-    for position, (end, upstream) in enumerate(
-        sorted(job.mapping.items(), key=lambda pair: node_order(Tier.END, pair[0]))
-    ):
-        line.append(",  " if position else "")
-        line.append(end, style="not dim cyan")
-        line.append(f" → {upstream}", style="not dim")
-    return line
+    pairs = sorted(job.mapping.items(), key=lambda pair: node_order(Tier.END, pair[0]))
+    shown = [Text.assemble((end, "not dim cyan"), (f" → {upstream}", "not dim")) for end, upstream in pairs]
+    return Text("mapping  ", style="dim").append_text(Text(",  ").join(shown))
 
 
 def _answers(job: Job) -> RenderableType:
@@ -99,21 +93,11 @@ def _answers(job: Job) -> RenderableType:
         Column(title="p50", rank=1, right=True),
         Column(title="p99", rank=3, right=True),
     )
-    table.add_row(
-        "coarse",
-        f"{job.answered_coarse:,}",
-        percent(job.coarse_accuracy),
-        milliseconds(job.coarse_p50_ms),
-        milliseconds(job.coarse_p99_ms),
-    )
+    rows = [("coarse", job.answered_coarse, job.coarse_accuracy, job.coarse_p50_ms, job.coarse_p99_ms)]
     if job.scheme is not Scheme.END:
-        table.add_row(
-            "fine",
-            f"{job.answered_fine:,}",
-            percent(job.fine_accuracy),
-            milliseconds(job.fine_p50_ms),
-            milliseconds(job.fine_p99_ms),
-        )
+        rows.append(("fine", job.answered_fine, job.fine_accuracy, job.fine_p50_ms, job.fine_p99_ms))
+    for answer, images, accuracy, p50_ms, p99_ms in rows:
+        table.add_row(answer, f"{images:,}", percent(accuracy), milliseconds(p50_ms), milliseconds(p99_ms))
     if job.sent_up and job.final_coarse_accuracy is not None:
         table.add_row("coarse, as it stands", f"{job.images:,}", percent(job.final_coarse_accuracy), "", "")
     elif job.coarse_from_fine_accuracy is not None:
@@ -129,13 +113,10 @@ def _shares(job: Job) -> RenderableType:
         Column(title="fine", right=True),
         Column(title="share", rank=2, right=True),
     )
-    shares = sorted(job.by_node.items(), key=lambda item: node_order(item[1].tier, item[0]))
-    for node_id, share in shares:
-        done, total = (
-            (share.coarse_images, job.answered_coarse)
-            if share.tier is Tier.END
-            else (share.fine_images, job.answered_fine)
-        )
+    for node_id, share in sorted(job.by_node.items(), key=lambda item: node_order(item[1].tier, item[0])):
+        done, total = share.fine_images, job.answered_fine
+        if share.tier is Tier.END:
+            done, total = share.coarse_images, job.answered_coarse
         table.add_row(
             tier_text(node_id, share.tier),
             share.tier,

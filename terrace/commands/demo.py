@@ -22,7 +22,7 @@ from terrace.demo_screen import DemoScreen
 from terrace.options import Json, Untrusted
 from terrace.report import job_summary
 from terrace.stoppable import run_stoppable
-from tierkit.client import AsyncClient, Job
+from tierkit.client import AsyncClient, Job, NodeShare
 from tierkit.fleet import MAX_NODES, SCHEDULER, Exit, Fleet, launch, local_plan
 from tierkit.types import Scheme, Tier
 
@@ -31,6 +31,12 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 _SAMPLE_IMAGES = 1000
+_REPORTED = {
+    *("answered_coarse", "answered_fine", "fallback", "images_per_s", "mapping", "scheme", "sent"),
+    *("coarse_accuracy", "fine_accuracy", "coarse_from_fine_accuracy"),
+    *("coarse_p50_ms", "coarse_p99_ms", "fine_p50_ms", "fine_p99_ms"),
+}
+"""What the report takes over from the job."""
 _JOB_BUDGET_S = 120.0
 _JOIN_BUDGET_S = 10.0
 
@@ -118,35 +124,13 @@ def _report(job: Job, fleet: Fleet, sample: ImageSet) -> dict[str, Any]:
     """What `--json` prints."""
     nodes = []
     for service in fleet.services.values():
-        if service.plan.kind == SCHEDULER:
-            continue
-        share = job.by_node.get(service.name)
-        nodes.append(
-            {
-                "node_id": service.name,
-                "tier": service.plan.kind,
-                "url": service.url,
-                "coarse_images": share.coarse_images if share else 0,
-                "fine_images": share.fine_images if share else 0,
-            }
-        )
+        if service.plan.kind != SCHEDULER:
+            share = job.by_node.get(service.name, NodeShare(tier=Tier(service.plan.kind)))
+            nodes.append({"node_id": service.name, "url": service.url, **share.model_dump()})
     return {
         "images": len(sample),
-        "answered_coarse": job.answered_coarse,
-        "answered_fine": job.answered_fine,
         "lost": len(sample) - job.answered_coarse,
-        "fallback": job.fallback,
-        "coarse_accuracy": job.coarse_accuracy,
-        "fine_accuracy": job.fine_accuracy,
-        "coarse_from_fine_accuracy": job.coarse_from_fine_accuracy,
-        "coarse_p50_ms": job.coarse_p50_ms,
-        "coarse_p99_ms": job.coarse_p99_ms,
-        "fine_p50_ms": job.fine_p50_ms,
-        "fine_p99_ms": job.fine_p99_ms,
-        "images_per_s": job.images_per_s,
+        **job.model_dump(include=_REPORTED),
         "nodes": nodes,
-        "mapping": job.mapping,
-        "scheme": job.scheme,
-        "sent": {form: share.model_dump() for form, share in job.sent.items()},
         "job_s": job.elapsed_s,
     }

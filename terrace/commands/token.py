@@ -6,9 +6,8 @@ import os
 import re
 import sys
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
@@ -25,11 +24,6 @@ __all__ = ["app"]
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make, list, exchange and revoke the tokens of users and nodes."
 )
-
-
-class RoleName(StrEnum):
-    USER = "user"
-    NODE = "node"
 
 
 TokensFile = Annotated[
@@ -56,7 +50,9 @@ Expires = Annotated[
 @app.command()
 def create(
     name: Annotated[str, typer.Option(metavar="NAME", help="Whose token it is.", show_default=False)],
-    role: Annotated[RoleName, typer.Option(help="user: the job API; node: registration.", show_default=False)],
+    role: Annotated[
+        Literal["user", "node"], typer.Option(help="user: the job API; node: registration.", show_default=False)
+    ],
     tokens: TokensFile = DEFAULT_TOKENS,
     expires: Expires = None,
     out: Out = None,
@@ -78,7 +74,7 @@ def create(
     try:
         entry = TokenEntry(
             name=name,
-            role=role.value,
+            role=role,
             sha256=digest_of(token.encode()).hex(),
             created=now,
             expires=None if expires is None else now + _span(expires),
@@ -94,7 +90,7 @@ def create(
         entries[:] = added(entries, entry)
         _hand_over(token, out)
     where = "it is shown this once" if out is None else f"it is in {out} and nowhere else"
-    _say(f"{name} has a token of the role {role.value} now; {where}, for {tokens} keeps only its hash")
+    _say(f"{name} has a token of the role {role} now; {where}, for {tokens} keeps only its hash")
 
 
 @app.command()
