@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,12 +97,10 @@ async def _measure(run: Run, chosen_aims: Chosen) -> None:
     emulated = all(run.profile.compute_ms_per_image.of(tier) for tier in Tier)
     settings = {"window": busy_window(times_of(run.profile))} if emulated else {}
     run.config |= {"promised": await asyncio.to_thread(_promised), **settings}
-    run.expect(1 + len(chosen))
+    run.expect(len(chosen))
     networks = await run.networks(run.profile)
-    async with AsyncExitStack() as stack:
-        with run.step("starting the fleet"):
-            images = await asyncio.to_thread(lambda: run.images)
-            _, client = await stack.enter_async_context(run.fleet(run.profile, networks, settings))
+    images = await asyncio.to_thread(lambda: run.images)
+    async with run.fleet(run.profile, networks, settings) as (_, client):
         for choice in chosen:
             with run.step(str(choice)):
                 job = await _one_job(client, choice, images.images, images.fine)

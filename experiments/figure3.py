@@ -23,7 +23,6 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,16 +243,14 @@ async def _measure(run: Run, chosen_points: Chosen) -> None:
         for by_formula in (False, True)
     ]
 
-    run.expect(sum(1 + runs * len(chosen) * len(ends) for _, _, chosen in turns if chosen))
+    run.expect(sum(runs * len(chosen) * len(ends) for _, _, chosen in turns))
     encoding = None if kind is None else Encoding(kind=kind)
     networks = await run.networks(profile, None, encoding)
     for window, by_formula, chosen in turns:
         if not chosen:
             continue
         settings = {"window": window} if by_formula else {"window": window, "n_map": 1}
-        async with AsyncExitStack() as stack:
-            with run.step("starting the fleet"):
-                _, client = await stack.enter_async_context(run.fleet(profile, networks, settings))
+        async with run.fleet(profile, networks, settings) as (_, client):
             for number in ends:
                 await _only(client, number, most)
                 mapping = await client.mapping()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -369,11 +369,13 @@ class Run:
             self.log.write(f"{name}  {line}\n")
             watch(name, line)
 
+        starting = launch(plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S, command=command)
+        self.expect(1)
         try:
-            async with launch(
-                plan, folder, on_line=on_line, on_exit=on_exit, start_s=_START_S, command=command
-            ) as fleet:
-                await fleet.join(budget_s=_JOIN_S)
+            async with AsyncExitStack() as stack:
+                with self.step("starting the fleet"):
+                    fleet = await stack.enter_async_context(starting)
+                    await fleet.join(budget_s=_JOIN_S)
                 yield fleet
         except asyncio.CancelledError:
             if self.invalid and body.uncancel() == 0:

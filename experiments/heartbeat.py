@@ -97,8 +97,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     machines = run.profile.with_nodes(end=_NODES, edge=0, cloud=0)
     networks = await run.networks(machines)
     for heartbeat_s, mode in turns:
-        with run.step(f"{mode}, a heartbeat each {heartbeat_s:g} s"):
-            await _interval(run, machines, networks, mode, heartbeat_s, chance)
+        await _interval(run, machines, networks, mode, heartbeat_s, chance)
 
 
 async def _interval(
@@ -115,24 +114,25 @@ async def _interval(
 
     conditions = {"mode": mode, "heartbeat_s": heartbeat_s}
     settings = {name: f"{value:g}" for name, value in times_for(heartbeat_s).items()}
-    expects_exits = mode is Mode.KILL
-    async with run.fleet(machines, networks, settings, expects_exits=expects_exits, watch=watch) as (fleet, client):
-        names = [node.name for node in fleet.plan.nodes]
-        run.add(
-            kind="cost",
-            **conditions,
-            **await _cost(fleet.services[SCHEDULER], fleet.services[names[0]], run.config["cost_s"]),
-        )
-        for turn in range(run.config["times"]):
-            # Some heartbeats for the detector to learn from, and any moment between two of them.
-            await asyncio.sleep(heartbeat_s * chance.uniform(3, 5))
-            victim = names[turn % len(names)]
-            ended[victim] += 1
-            seconds = await _end_one(fleet, client, fleet.services[victim], mode)
-            run.add(kind="detection", **conditions, node=victim, seconds=seconds)
-        await asyncio.sleep(_LOG_S)
-        for death in deaths:
-            run.add(kind="death", **conditions, **death)
+    starting = run.fleet(machines, networks, settings, expects_exits=mode is Mode.KILL, watch=watch)
+    async with starting as (fleet, client):
+        with run.step(f"{mode}, a heartbeat each {heartbeat_s:g} s"):
+            names = [node.name for node in fleet.plan.nodes]
+            run.add(
+                kind="cost",
+                **conditions,
+                **await _cost(fleet.services[SCHEDULER], fleet.services[names[0]], run.config["cost_s"]),
+            )
+            for turn in range(run.config["times"]):
+                # Some heartbeats for the detector to learn from, and any moment between two of them.
+                await asyncio.sleep(heartbeat_s * chance.uniform(3, 5))
+                victim = names[turn % len(names)]
+                ended[victim] += 1
+                seconds = await _end_one(fleet, client, fleet.services[victim], mode)
+                run.add(kind="detection", **conditions, node=victim, seconds=seconds)
+            await asyncio.sleep(_LOG_S)
+            for death in deaths:
+                run.add(kind="death", **conditions, **death)
 
 
 async def _end_one(fleet: Fleet, client: AsyncClient, node: RunningService, mode: Mode) -> float:

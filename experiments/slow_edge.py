@@ -75,8 +75,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     run.expect(len(turns))
     networks = await run.networks(run.profile)
     for number, part, repeat in turns:
-        with run.step(f"{number} end devices, slower after {part:.0%}"):
-            await _one(run, run.profile.with_nodes(end=number), networks, part, repeat)
+        await _one(run, run.profile.with_nodes(end=number), networks, part, repeat)
 
 
 async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: float, repeat: int) -> None:
@@ -90,10 +89,11 @@ async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: fl
     slow = {"emulate_slowdown": FACTOR, "emulate_slowdown_after": after_images}
     async with run.fleet(profile, networks, nodes={_SLOW: slow}, watch=watch) as (_, client):
         images = run.images
-        job = await client.submit(
-            images.images, labels=images.fine, scheme=Scheme.ADAPTIVE, batch_size=BATCH, name="slow edge"
-        )
-        job = await client.wait(job, budget_s=_JOB_BUDGET_S)
+        with run.step(f"{profile.nodes.end} end devices, slower after {part:.0%}"):
+            job = await client.submit(
+                images.images, labels=images.fine, scheme=Scheme.ADAPTIVE, batch_size=BATCH, name="slow edge"
+            )
+            job = await client.wait(job, budget_s=_JOB_BUDGET_S)
         assert job.started_at is not None
         if not slower_at:
             run.note(

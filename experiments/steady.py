@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from experiments.harness import Experiment, Options, Record, Run, Table, option
@@ -53,7 +53,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     minutes = chosen.minutes or (_QUICK_MINUTES if run.request.quick else _MINUTES)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"minutes": minutes, "nodes": _NODES, "jobs_at_once": _JOBS_AT_ONCE}
-    run.expect(2)
+    run.expect(1)
     heard: list[dict[str, Any]] = []
     listening = False
 
@@ -62,10 +62,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
             heard.append({"node": found[1], "health": found[2], "reason": found[3]})
 
     networks = await run.networks(profile)
-    async with AsyncExitStack() as stack:
-        with run.step("starting the fleet"):
-            _, client = await stack.enter_async_context(run.fleet(profile, networks, watch=watch))
-        await stack.enter_async_context(_busy_cores())
+    async with run.fleet(profile, networks, watch=watch) as (_, client), _busy_cores():
         images = 0
         listening, began = True, time.monotonic()
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -79,16 +78,13 @@ async def _measure(run: Run, chosen: Chosen) -> None:
         (near, [tier for tier in (Tier.EDGE, Tier.CLOUD) if f"end-{tier}" in near.path]),
     ]
 
-    run.expect(sum(1 + len(tiers) for _, tiers in fleets if tiers))
+    run.expect(sum(len(tiers) for _, tiers in fleets))
     networks = await run.networks(near)
     for machines, tiers in fleets:
         if not tiers:
             continue
         latency = bool(machines.path)
-        async with AsyncExitStack() as stack:
-            with run.step("starting the fleet"):
-                starting = run.fleet(machines, networks, {"window": 1})
-                fleet, client = await stack.enter_async_context(starting)
+        async with run.fleet(machines, networks, {"window": 1}) as (fleet, client):
             for tier in tiers:
                 link_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}")
                 with run.step(f"{tier}, {link_s:g} s of latency"):

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -122,7 +121,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     run.config |= {"encoder": kind, "form": form, "tasks_per_cell": tasks}
     turns = turns_of(run.profile, links, encoders)
 
-    run.expect(sum(1 + len(_WAYS[upper]) for upper, _, _ in turns))
+    run.expect(sum(len(_WAYS[upper]) for upper, _, _ in turns))
     names = {tier: encoder.network for tier, encoder in encoders.items()}
     machines = run.profile.with_nodes(end=1, edge=1, cloud=1)
     networks = await run.networks(machines, names, Encoding(kind=kind, form=form))
@@ -143,9 +142,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
         machines = machines_of(run.profile, upper, latency_s, mbps)
         serving = [network for network in networks if machines.nodes.of(network.tier)]
         where = f"{latency_s:g} s" + (f", {mbps:g} Mbit/s" if mbps else "")
-        async with AsyncExitStack() as stack:
-            with run.step(f"starting the fleet, {where}"):
-                _, client = await stack.enter_async_context(run.fleet(machines, serving, {"window": 1}))
+        async with run.fleet(machines, serving, {"window": 1}) as (_, client):
             for way in _WAYS[upper]:
                 with run.step(f"{way}, {where}"):
                     answers = await _one_job(client, run, way, kind, form, tasks)

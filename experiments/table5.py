@@ -22,7 +22,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -103,15 +102,11 @@ async def _measure(run: Run, chosen: Chosen) -> None:
         "communication_s": COMMUNICATION_S,
     }
     turns = list(product(range(runs), failures, chosen.method or tuple(Recovery)))
-    run.expect(1 + len(turns))
+    run.expect(len(turns))
     networks = await run.networks(profile)
-    async with AsyncExitStack() as stack:
-        with run.step("starting the fleet"):
-            settings = {"acknowledge_s": COMMUNICATION_S}
-            silence = _Silence()
-            starting = run.fleet(profile, networks, settings, watch=silence.watch)
-            fleet, client = await stack.enter_async_context(starting)
-            silence.fleet = fleet
+    silence, settings = _Silence(), {"acknowledge_s": COMMUNICATION_S}
+    async with run.fleet(profile, networks, settings, watch=silence.watch) as (fleet, client):
+        silence.fleet = fleet
         ends = [node.name for node in fleet.plan.nodes]
         for repeat, number, method in turns:
             doomed = random.Random(f"{run.request.seed}/{repeat}/{number}").sample(ends, number)

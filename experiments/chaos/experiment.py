@@ -79,25 +79,22 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     run.takes(chosen.tasks)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"faults": count, "jobs": least, "nodes": _NODES, "images_per_job": len(run.images)}
-    run.expect(2 + count)
+    run.expect(1 + count)
     networks = await run.networks(profile)
     state = run.folder / "disk"
     async with AsyncExitStack() as stack:
-        with run.step("starting the fleet"):
-            truth = await asyncio.to_thread(_truth, run.images.images)
-            disk = stack.enter_context(small_disk(state))
-            if not disk:
-                run.note("the disk was never full: a small disk of its own for the scheduler takes root")
-            folder = run.folder / "fleet"
-            folder.mkdir()
-            settings = {"state": str(state / "scheduler"), "n_map": "1", "max_unfinished_jobs": 10}
-            plan, relays = await stack.enter_async_context(
-                behind_relays(plan_fleet(profile, networks, folder, settings))
-            )
-            fleet = await stack.enter_async_context(run.launched(plan, folder, expects_exits=True))
-            sight = Sight(fleet.scheduler_url)
-            looking = asyncio.create_task(sight.run(), name="sight")
-            stack.callback(looking.cancel)
+        truth = await asyncio.to_thread(_truth, run.images.images)
+        disk = stack.enter_context(small_disk(state))
+        if not disk:
+            run.note("the disk was never full: a small disk of its own for the scheduler takes root")
+        folder = run.folder / "fleet"
+        folder.mkdir()
+        settings = {"state": str(state / "scheduler"), "n_map": "1", "max_unfinished_jobs": 10}
+        plan, relays = await stack.enter_async_context(behind_relays(plan_fleet(profile, networks, folder, settings)))
+        fleet = await stack.enter_async_context(run.launched(plan, folder, expects_exits=True))
+        sight = Sight(fleet.scheduler_url)
+        looking = asyncio.create_task(sight.run(), name="sight")
+        stack.callback(looking.cancel)
         nodes = [[node.name for node in plan.nodes if node.kind == tier] for tier in Tier]
         world = World(fleet, relays, sight, state / "scheduler")
         plan_of_faults = plan_faults(run.request.seed, count, scheduler=SCHEDULER, nodes=nodes, disk=disk)

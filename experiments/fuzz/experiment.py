@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,27 +55,24 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     run.takes(1)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"requests": requests, "connections": _CONNECTIONS, "nodes": _NODES}
-    run.expect(2)
+    run.expect(1)
     trouble: Counter[str] = Counter()
 
     def watch(name: str, line: str) -> None:
         trouble.update(f"{name}: {text}" for text in _TROUBLE if text in line)
 
     networks = await run.networks(profile)
-    async with AsyncExitStack() as stack:
-        with run.step("starting the fleet"):
-            fleet, _ = await stack.enter_async_context(
-                run.fleet(profile, networks, {"window": 4}, expects_exits=True, watch=watch)
-            )
-            urls = {service.plan.kind: service.url for service in fleet.services.values()}
-            bystander = await stack.enter_async_context(_bystander(urls))
+    async with (
+        run.fleet(profile, networks, {"window": 4}, expects_exits=True, watch=watch) as (fleet, _),
+        _bystander(urls := {service.plan.kind: service.url for service in fleet.services.values()}) as ended,
+    ):
         fuzzer = _Fuzzer(run, fleet, urls, requests)
         began = time.monotonic()
         try:
             with run.step(f"{requests:,} requests"):
                 await fuzzer.run()
         finally:
-            seen = await bystander()
+            seen = await ended()
             run.add(
                 what="fuzz",
                 requests=fuzzer.done,

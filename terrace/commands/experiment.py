@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from experiments.bench.sweep import loop_factory
 from experiments.catalog import ALL, EXPERIMENTS
-from experiments.harness import MOST_TASKS, Experiment, Options, Outcome, Request, execute, extent, new_folder
+from experiments.harness import MOST_TASKS, Experiment, Options, Outcome, Request, execute, extent, new_folder, option
 from experiments.plots import Figures
 from experiments.profile import read_profile
 from experiments.record import LARGEST_SEED
@@ -50,30 +50,21 @@ def _report_folder(text: str) -> Path:
     return Path(text)
 
 
-_COMMON: dict[str, Any] = {
-    "profile": Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Machines and links: a name, or a TOML file of your own.")
-    ],
-    "out": Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the run; one that exists is kept, and the run's stands beside it.",
-            parser=_run_folder,
-            metavar="DIRECTORY",
-        ),
-    ],
-    "quick": Annotated[bool, typer.Option("--quick", help="A short run, to see that it works: the smaller defaults.")],
-    "seed": Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of all that is drawn by chance.")],
-    "tasks": Annotated[
-        int | None, typer.Option(min=8, max=MOST_TASKS, help="Tasks of 50 images. Default: 200; 40 with --quick.")
-    ],
-    "data": Annotated[
-        Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder with CIFAR-100; without it, the bundled sample.")
-    ],
-    "json": Json,
-}
-"""Options of all experiments, but for what one `ignores`."""
-_DEFAULTS = {"profile": "paper", "out": None, "quick": False, "seed": 0, "tasks": None, "data": None, "json": False}
+class _Common(Options):
+    """Options of all experiments, but for what one `ignores`."""
+
+    profile: str = option("paper", "Machines and links: a name, or a TOML file of your own.", metavar="NAME|FILE")
+    out: Path | None = option(
+        None,
+        "Folder for the run; one that exists is kept, and the run's stands beside it.",
+        parser=_run_folder,
+        metavar="DIRECTORY",
+    )
+    quick: bool = option(False, "A short run, to see that it works: the smaller defaults.", names="--quick")
+    seed: int = option(0, "Of all that is drawn by chance.", min=0, max=LARGEST_SEED)
+    tasks: int | None = option(None, "Tasks of 50 images. Default: 200; 40 with --quick.", min=8, max=MOST_TASKS)
+    data: Path | None = option(None, "Folder with CIFAR-100; without it, the bundled sample.", envvar="TERRACE_DATA")
+
 
 _INVALID = 1
 
@@ -112,29 +103,29 @@ def _add(
     emulates: bool = True,
 ) -> None:
     """A command with these options, and with those that all have."""
-    own: dict[str, tuple[Any, Any]] = {}
-    for field, about in options.model_fields.items():
+    own = options.model_fields
+    left_out = {field for field in ignores if field != "profile"} | own.keys()
+    fields = {**own, **{field: about for field, about in _Common.model_fields.items() if field not in left_out}}
+    kinds: dict[str, Any] = {}
+    defaults = {field: about.default for field, about in {**_Common.model_fields, **fields}.items()} | {"json": False}
+    if not emulates:
+        defaults["profile"] = "native"
+    for field, about in fields.items():
         facts = dict(cast(dict[str, Any], about.json_schema_extra or {}))
         kind = str | None if facts.pop("as_text", False) else about.annotation
-        names = facts.pop("names", None)
-        facts["help"] = about.description
-        option = typer.Option(names, **facts) if names else typer.Option(**facts)
-        own[field] = Annotated[kind, option], about.default
-    defaults = _DEFAULTS if emulates else {**_DEFAULTS, "profile": "native"}
-    left_out = {name for name in ignores if name != "profile"} | own.keys()
-    shared = {field: (kind, defaults[field]) for field, kind in _COMMON.items() if field not in left_out}
+        names = [facts.pop("names")] if "names" in facts else []
+        kinds[field] = Annotated[kind, typer.Option(*names, help=about.description, **facts)]
+    kinds["json"] = Json
 
     def command(**given: Any) -> None:
-        run({field: given[field] for field in own}, {**defaults, **{field: given[field] for field in shared}})
+        common = {field: given.get(field, defaults[field]) for field in (*_Common.model_fields, "json")}
+        run({field: given[field] for field in own}, common)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
-        [
-            inspect.Parameter(field, keyword, annotation=kind, default=default)
-            for field, (kind, default) in {**own, **shared}.items()
-        ]
+        [inspect.Parameter(field, keyword, annotation=kind, default=defaults[field]) for field, kind in kinds.items()]
     )
-    command.__annotations__ = {field: kind for field, (kind, _) in {**own, **shared}.items()}
+    command.__annotations__ = kinds
     command.__doc__ = run.__doc__
     app.command(name)(command)
 
