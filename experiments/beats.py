@@ -86,25 +86,21 @@ async def _one(url: str, server: ServerProcesses, nodes: int, seconds: float) ->
 class Chosen(Cores):
     """Which fleets beat, for how long, and where."""
 
-    nodes: list[int] | None = option(
-        None, "Nodes that beat; may be repeated. Default: 100, 1000; 100 with --quick.", min=1, max=10_000
-    )
-    seconds: float | None = option(None, "Length of a run. Default: 5; 1 with --quick.", min=0.1, max=3600)
+    nodes: list[int] = option([100, 1000], "Nodes that beat; may be repeated.", quick=[100], min=1, max=10_000)
+    seconds: float = option(5.0, "Length of a run.", quick=1.0, min=0.1, max=3600)
     repeats: int = option(3, "Runs of each number of nodes.", min=1, max=MOST_RUNS)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    quick = run.request.quick
     check_cores(chosen)
-    sizes, seconds = chosen.nodes or ([100] if quick else [100, 1000]), chosen.seconds or (1.0 if quick else 5.0)
-    run.config |= {"seconds": seconds, "at_a_time": _AT_A_TIME}
-    run.expect(chosen.repeats * len(sizes))
-    for _, size in product(range(chosen.repeats), sizes):
+    run.config |= {"seconds": chosen.seconds, "at_a_time": _AT_A_TIME}
+    run.expect(chosen.repeats * len(chosen.nodes))
+    for _, size in product(range(chosen.repeats), chosen.nodes):
         with run.step(f"{size} nodes"), tempfile.TemporaryDirectory(prefix="terrace-beats-") as state:
             flags = ["--state", state, "--max-connections", str(size + _SPARE_CONNECTIONS)]
             command = ["terrace", "scheduler", *_TIMES, *flags]
             with serving(command, core=chosen.server_core) as (url, server), on_core(chosen.load_core):
-                rate, cpu_ms = await _one(url, server, size, seconds)
+                rate, cpu_ms = await _one(url, server, size, chosen.seconds)
         run.add(nodes=size, beats_per_s=rate, cpu_ms_per_beat=cpu_ms)
 
 

@@ -226,21 +226,18 @@ async def _taken(scheduler: Scheduler, job_id: str) -> tuple[float, float]:
 class Chosen(Options):
     """How much is sent, and to how many nodes."""
 
-    tasks: int | None = option(
-        None, "Tasks of each run, 50 images each. Default: 1000; 200 with --quick.", min=1, max=MOST_TASKS
-    )
-    repeats: int | None = option(None, "Runs of each kind. Default: 5; 2 with --quick.", min=1, max=MOST_RUNS)
+    tasks: int = option(1000, "Tasks of each run, 50 images each.", quick=200, min=1, max=MOST_TASKS)
+    repeats: int = option(5, "Runs of each kind.", quick=2, min=1, max=MOST_RUNS)
     nodes: int = option(8, "Null end nodes.", min=1, max=1000)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    quick = run.request.quick
-    tasks, repeats = chosen.tasks or (200 if quick else 1000), chosen.repeats or (2 if quick else 5)
+    tasks = chosen.tasks
     run.config |= {"tasks_per_run": tasks, "nodes": chosen.nodes, "batch": BATCH}
     settings = SchedulerSettings(state=run.folder / "state", n_map=1)
     pixels = np.zeros((tasks * BATCH, *load_manifest().models[0].input_shape), np.uint8)
     # The first of each opens connections and compiles statements, and does not count.
-    turns = list(product(range(repeats + 1), _SCHEMES, (True, False)))
+    turns = list(product(range(chosen.repeats + 1), _SCHEMES, (True, False)))
     run.expect(len(turns))
     async with (
         _null_fleet(chosen.nodes) as ports,

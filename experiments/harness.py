@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any
+from typing import Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -120,22 +120,40 @@ def grouped(points: Iterable[Point], *fields: str) -> dict[tuple[Any, ...], list
     return groups
 
 
-def option(default: Any, help_text: str, **facts: Any) -> Any:
+def option(default: Any, help_text: str, *, quick: Any = None, **facts: Any) -> Any:
     """A field of `Options`.
 
     Args:
-        default: None where the experiment chooses, perhaps less when it shall be quick.
-        help_text: what `--help` says of it.
+        default: None where the experiment chooses.
+        help_text: what `--help` says of it, but for the two defaults where there are two.
+        quick: the default of a quick run, where it is another one.
         facts: what else `typer.Option` takes, such as `min`, `max` and `metavar`; `as_text` for a value that the field
             reads from a text.
     """
+    if quick is not None:
+        help_text = f"{help_text} Default: {_in_words(default)}; {_in_words(quick)} with --quick."
+        facts["quick"] = quick
     return Field(default, description=help_text, json_schema_extra=facts)
+
+
+def _in_words(default: Any) -> str:
+    if isinstance(default, list):
+        return ", ".join(map(_in_words, default))
+    return f"{default:,}" if isinstance(default, int) else f"{default:g}"
 
 
 class Options(BaseModel):
     """What may be chosen about an experiment beside its `Request`. Each field is an option of its command."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def settled(self, *, quick: bool) -> Self:
+        """With the defaults of a quick run for what was not chosen, if it is one."""
+        facts = {
+            name: cast(dict[str, Any], about.json_schema_extra or {}) for name, about in type(self).model_fields.items()
+        }
+        left = facts.keys() - self.model_fields_set if quick else ()
+        return self.model_copy(update={name: facts[name]["quick"] for name in left if "quick" in facts[name]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,7 +445,7 @@ async def execute(
         if experiment.emulates:
             run.note(f"profile {request.profile_name}: {request.profile}")
         try:
-            await experiment.measure(run, options or experiment.options())
+            await experiment.measure(run, (options or experiment.options()).settled(quick=request.quick))
         except asyncio.CancelledError:
             state = "interrupted"
             run.note("stopped before its end; what was measured until then is here")

@@ -40,8 +40,6 @@ from tierkit.types import Health
 
 __all__ = ["HEARTBEAT", "Chosen", "Mode", "times_for"]
 
-_INTERVALS_S, _QUICK_INTERVALS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0), (0.05, 0.2, 1.0)
-_TIMES, _QUICK_TIMES = 20, 5
 _NODES = 2
 _READ_S = 0.002
 _BUDGET_S = 60.0
@@ -73,12 +71,11 @@ def times_for(heartbeat_s: float) -> dict[str, float]:
 class Chosen(Options):
     """Which intervals are measured, and how often."""
 
-    times: int | None = option(
-        None, "How often a node ends, for each interval. Default: 20; 5 with --quick.", min=1, max=MOST_RUNS
-    )
-    interval: list[float] | None = option(
-        None,
-        "Heartbeat interval in seconds; may be repeated. Default: 0.05 to 2; 0.05, 0.2, 1 with --quick.",
+    times: int = option(20, "How often a node ends, for each interval.", quick=5, min=1, max=MOST_RUNS)
+    interval: list[float] = option(
+        [0.05, 0.1, 0.2, 0.5, 1.0, 2.0],
+        "Heartbeat interval in seconds; may be repeated.",
+        quick=[0.05, 0.2, 1.0],
         min=0.01,
         max=60,
     )
@@ -86,12 +83,9 @@ class Chosen(Options):
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    quick = run.request.quick
-    times = chosen.times or (_QUICK_TIMES if quick else _TIMES)
-    intervals = chosen.interval or (_QUICK_INTERVALS_S if quick else _INTERVALS_S)
-    cost_s = _QUICK_COST_S if quick else _COST_S
-    run.config |= {"times": times, "intervals_s": list(intervals), "nodes": _NODES, "cost_s": cost_s}
-    turns = list(product(intervals, chosen.mode or [Mode.STOP]))
+    cost_s = _QUICK_COST_S if run.request.quick else _COST_S
+    run.config |= {"times": chosen.times, "intervals_s": chosen.interval, "nodes": _NODES, "cost_s": cost_s}
+    turns = list(product(chosen.interval, chosen.mode or [Mode.STOP]))
     run.expect(len(turns))
     chance = random.Random(run.request.seed)
     machines = run.profile.with_nodes(end=_NODES, edge=0, cloud=0)

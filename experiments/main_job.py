@@ -133,16 +133,14 @@ async def _fleet_run(url: str, data: ImageSet) -> tuple[float, list[ImageResult]
 class Chosen(Options):
     """How often, and the fleet."""
 
-    repeats: int | None = option(
-        None, "How often the job runs through the fleet and bare. Default: 3; 1 with --quick.", min=1, max=MOST_RUNS
-    )
+    repeats: int = option(3, "How often the job runs through the fleet and bare.", quick=1, min=1, max=MOST_RUNS)
     end: int = option(2, "End devices.", min=1, max=MAX_NODES)
     edge: int = option(1, "Edge nodes.", min=1, max=MAX_NODES)
     cloud: int = option(1, "Cloud nodes.", min=1, max=MAX_NODES)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    repeats = chosen.repeats or (1 if run.request.quick else 3)
+    repeats = chosen.repeats
     counts = {Tier.END: chosen.end, Tier.EDGE: chosen.edge, Tier.CLOUD: chosen.cloud}
     data = await asyncio.to_thread(lambda: run.images)
     run.config |= {"images": len(data.images), "batch": BATCH, "scheme": Scheme.MAPPING, "nodes": counts}

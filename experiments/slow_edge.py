@@ -29,7 +29,6 @@ __all__ = ["FACTOR", "SLOW_EDGE", "Chosen", "images_until"]
 
 FACTOR = 4.0
 _SLOW = f"{Tier.EDGE}-1"
-_PARTS, _QUICK_PARTS = (0.25, 0.5, 0.75), (0.5,)
 _WARM_UP_IMAGES = 102
 """What a node computes at its start."""
 _JOB_BUDGET_S = 900.0
@@ -56,8 +55,8 @@ class Chosen(Options):
         metavar="N,N-N,...",
         as_text=True,
     )
-    after: list[float] | None = option(
-        None, "Part of the job before; may be repeated. Default: 0.25, 0.5, 0.75; 0.5 with --quick.", min=0, max=1
+    after: list[float] = option(
+        [0.25, 0.5, 0.75], "Part of the job before; may be repeated.", quick=[0.5], min=0, max=1
     )
     runs: int = option(1, "Runs of each point.", min=1, max=MOST_RUNS)
 
@@ -66,12 +65,11 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     quick, most, runs = run.request.quick, run.profile.nodes.end, chosen.runs
     # Without a choice half, three quarters and all of the end devices.
     ends = chosen.ends or ((most,) if quick else sorted({(most + 1) // 2, (3 * most + 3) // 4, most}))
-    parts = chosen.after or (_QUICK_PARTS if quick else _PARTS)
     check_fleet(run.profile, ends)
-    run.config |= {"ends": list(ends), "parts": list(parts), "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
+    run.config |= {"ends": list(ends), "parts": chosen.after, "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
     run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
     run.note_limits()
-    turns = list(product(ends, parts, range(runs)))
+    turns = list(product(ends, chosen.after, range(runs)))
     run.expect(len(turns))
     networks = await run.networks(run.profile)
     for number, part, repeat in turns:

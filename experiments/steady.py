@@ -23,7 +23,6 @@ from tierkit.types import Scheme
 
 __all__ = ["STEADY"]
 
-_MINUTES, _QUICK_MINUTES = 30.0, 2.0
 _NODES = {"end": 4, "edge": 2, "cloud": 1}
 _JOBS_AT_ONCE = 2
 _JOB_BUDGET_S = 600.0
@@ -46,11 +45,11 @@ async def _busy_cores() -> AsyncIterator[None]:
 class Chosen(Options):
     """How long it takes."""
 
-    minutes: float | None = option(None, "Default: 30; 2 with --quick.", min=0.01, max=10_000)
+    minutes: float = option(30.0, "Minutes under load.", quick=2.0, min=0.01, max=10_000)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    minutes = chosen.minutes or (_QUICK_MINUTES if run.request.quick else _MINUTES)
+    minutes = chosen.minutes
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"minutes": minutes, "nodes": _NODES, "jobs_at_once": _JOBS_AT_ONCE}
     run.expect(1)

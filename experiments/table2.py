@@ -46,7 +46,6 @@ _PAPERS_LINK_S = {Tier.EDGE: 0.5, Tier.CLOUD: 1.0}
 """Latency in the rows with latency, there and back."""
 
 _SCHEMES = {Tier.END: Scheme.END, Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
-_TASKS, _QUICK_TASKS = 50, 10
 _JOB_BUDGET_S = 900.0
 _METRICS_BUDGET_S = 10.0
 _COMPUTED = re.compile(r"^terrace_(compute_duration_seconds|batch_size)_sum\{.*\} (\S+)$", re.MULTILINE)
@@ -59,11 +58,11 @@ _INFERENCE = {**measured(1), "linestyle": "", "marker": "_", "markersize": 22, "
 class Chosen(Options):
     """How much is measured."""
 
-    tasks: int | None = option(None, "Tasks of each row. Default: 50; 10 with --quick.", min=1, max=MOST_TASKS)
+    tasks: int = option(50, "Tasks of each row.", quick=10, min=1, max=MOST_TASKS)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    tasks = chosen.tasks or (_QUICK_TASKS if run.request.quick else _TASKS)
+    tasks = chosen.tasks
     run.config |= {"tasks_per_row": tasks}
     check_fleet(run.profile)
     run.takes(tasks)

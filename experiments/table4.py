@@ -59,9 +59,7 @@ _LEAST_MBPS = 0.01
 _LATENCIES_S = (0.5, 1.0, 1.5, 2.0)
 _BANDWIDTHS_MBPS: tuple[float | None, ...] = (None, 100.0, 10.0)
 
-_TASKS, _QUICK_TASKS = 5, 2
 _JOB_BUDGET_S = 900.0
-"""About what a task takes where the speed is real, for the progress bar."""
 _SCHEMES = {Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
 _PIXELS = "pixels"
 
@@ -105,12 +103,11 @@ class Chosen(Options):
         min=0,
         max=1_000_000,
     )
-    tasks: int | None = option(None, "Tasks of each cell. Default: 5; 2 with --quick.", min=1, max=MOST_TASKS)
+    tasks: int = option(5, "Tasks of each cell.", quick=2, min=1, max=MOST_TASKS)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    quick, kind, form = run.request.quick, chosen.encoder, chosen.form
-    tasks = chosen.tasks or (_QUICK_TASKS if quick else _TASKS)
+    quick, kind, form, tasks = run.request.quick, chosen.encoder, chosen.form, chosen.tasks
     for limit in chosen.bandwidth or ():
         if 0 < limit < _LEAST_MBPS:  # a task would be on its way for minutes
             raise InvalidInput(f"--bandwidth {limit:g} is too little: take {_LEAST_MBPS:g} at least, or 0")

@@ -79,7 +79,7 @@ def ideal_s(tasks: int, devices: int, failures: int, given: int, task_seconds: f
 class Chosen(Options):
     """Which cells are measured, and how often."""
 
-    runs: int | None = option(None, "Runs of each cell. Default: 5; 1 with --quick.", min=1, max=MOST_RUNS)
+    runs: int = option(5, "Runs of each cell.", quick=1, min=1, max=MOST_RUNS)
     failures: NodeNumbers | None = option(
         None, "How many devices fall silent. Default: 0 to 6.", metavar="N,N-N,...", as_text=True
     )
@@ -87,8 +87,7 @@ class Chosen(Options):
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    runs = chosen.runs or (1 if run.request.quick else 5)
-    profile = run.profile.with_nodes(edge=0, cloud=0)
+    runs, profile = chosen.runs, run.profile.with_nodes(edge=0, cloud=0)
     devices, seconds = profile.nodes.end, task_s(profile, Tier.END)
     failures = range(min(_MOST_FAILURES + 1, devices)) if chosen.failures is None else chosen.failures
     if max(failures) >= devices:

@@ -37,8 +37,6 @@ from tierkit.types import Scheme, Tier, UpstreamLoss
 
 __all__ = ["CHAOS"]
 
-FAULTS, QUICK_FAULTS = 1000, 60
-_JOBS, _QUICK_JOBS = 20, 2
 _NODES = {"end": 3, "edge": 2, "cloud": 1}
 _AT_ONCE = 3
 _JOBS_AT_ONCE = 2
@@ -67,15 +65,13 @@ def _truth(images: NDArray[np.uint8]) -> _Truth:
 class Chosen(Options):
     """How much happens."""
 
-    faults: int | None = option(None, "Default: 1,000; 60 with --quick.", min=1, max=1_000_000)
-    jobs: int | None = option(None, "At least so many. Default: 20; 2 with --quick.", min=1, max=10_000)
+    faults: int = option(1000, "Number of faults.", quick=60, min=1, max=1_000_000)
+    jobs: int = option(20, "Least number of jobs.", quick=2, min=1, max=10_000)
     tasks: int = option(20, "Tasks of 50 images in each job.", min=1, max=MOST_TASKS)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    quick = run.request.quick
-    count = chosen.faults or (QUICK_FAULTS if quick else FAULTS)
-    least = chosen.jobs or (_QUICK_JOBS if quick else _JOBS)
+    count, least = chosen.faults, chosen.jobs
     run.takes(chosen.tasks)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"faults": count, "jobs": least, "nodes": _NODES, "images_per_job": len(run.images)}

@@ -28,7 +28,6 @@ from tierkit.fleet import Fleet
 
 __all__ = ["FUZZ"]
 
-REQUESTS, QUICK_REQUESTS = 1_000_000, 20_000
 _CONNECTIONS = 64
 _NODES = {"end": 1, "edge": 1, "cloud": 0}
 _ANSWER_S = 2.0
@@ -47,11 +46,11 @@ _HONEST = (501, 503, 504)
 class Chosen(Options):
     """How much is sent."""
 
-    requests: int | None = option(None, "Default: 1,000,000; 20,000 with --quick.", min=1, max=1_000_000_000)
+    requests: int = option(1_000_000, "Number of requests.", quick=20_000, min=1, max=1_000_000_000)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
-    requests = chosen.requests or (QUICK_REQUESTS if run.request.quick else REQUESTS)
+    requests = chosen.requests
     run.takes(1)
     profile = run.profile.with_nodes(**_NODES)
     run.config |= {"requests": requests, "connections": _CONNECTIONS, "nodes": _NODES}

@@ -25,7 +25,6 @@ from tierkit.types import Tier
 
 __all__ = ["DUEL", "duel"]
 
-_ROUNDS, _QUICK_ROUNDS = 40, 2
 _PLAN = Plan(window_s=1.0, warmup_s=0.2, timeout_s=REQUEST_S)
 
 
@@ -37,9 +36,7 @@ class Chosen(Servers):
         f"The other server: {', '.join(contender.name for contender in CONTENDERS if contender is not TERRACE)}.",
         metavar="NAME",
     )
-    rounds: int | None = option(
-        None, "Windows of each server under each load. Default: 40; 2 with --quick.", min=1, max=100
-    )
+    rounds: int = option(40, "Windows of each server under each load.", quick=2, min=1, max=100)
 
 
 async def _measure(run: Run, chosen: Chosen) -> None:
@@ -55,8 +52,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
         if isinstance(installed, TerraceError):
             raise installed
         pair[name] = installed
-    rounds = chosen.rounds or (_QUICK_ROUNDS if run.request.quick else _ROUNDS)
-    await duel(run, network, pair, LOADS, rounds, chosen)
+    await duel(run, network, pair, LOADS, chosen.rounds, chosen)
 
 
 async def duel(

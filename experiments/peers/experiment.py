@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiments.bench.levels import Plan
@@ -31,7 +31,7 @@ class Timing:
     bare_s: float = 0.5
 
 
-_QUICK = Timing(rounds=1, window_s=1.5, warmup_s=0.3, bare_s=0.3)
+_QUICK = Timing(window_s=1.5, warmup_s=0.3, bare_s=0.3)
 
 Turn = tuple[Network, Sequence[Contender], Sequence[Load]]
 """A network, who serves it, and under which loads."""
@@ -45,9 +45,7 @@ class Chosen(Servers):
         f"Measure this one alone; may be repeated: {', '.join(contender.name for contender in CONTENDERS)}.",
         metavar="NAME",
     )
-    rounds: int | None = option(
-        None, "Rounds; a figure is their median. Default: 3; a short one with --quick.", min=1, max=100
-    )
+    rounds: int = option(3, "Rounds; a figure is their median.", quick=1, min=1, max=100)
     large: str | None = option(
         None, "Network that Terrace alone serves, beside the bare loop. Default: the edge's.", metavar="MODEL"
     )
@@ -62,9 +60,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     if TERRACE in contenders:
         entry = manifest.entry(chosen.large) if chosen.large else manifest.default_for(Tier.EDGE)
         turns.append((Network(entry, folder), [TERRACE], LOADS[:2]))  # single images show no more of a large network
-    timing = _QUICK if run.request.quick else Timing()
-    if chosen.rounds:
-        timing = Timing(**{**asdict(timing), "rounds": chosen.rounds})
+    timing = replace(_QUICK if run.request.quick else Timing(), rounds=chosen.rounds)
     await compare(run, turns, timing, chosen, await install(run, contenders, chosen.venvs))
 
 

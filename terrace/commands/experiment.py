@@ -112,14 +112,16 @@ def _add(
         defaults["profile"] = "native"
     for field, about in fields.items():
         facts = dict(cast(dict[str, Any], about.json_schema_extra or {}))
-        kind = str | None if facts.pop("as_text", False) else about.annotation
+        kind: Any = str | None if facts.pop("as_text", False) else about.annotation
+        if facts.pop("quick", None) is not None:
+            kind, defaults[field] = kind | None, None  # its help names the two
         names = [facts.pop("names")] if "names" in facts else []
         kinds[field] = Annotated[kind, typer.Option(*names, help=about.description, **facts)]
     kinds["json"] = Json
 
     def command(**given: Any) -> None:
         common = {field: given.get(field, defaults[field]) for field in (*_Common.model_fields, "json")}
-        run({field: given[field] for field in own}, common)
+        run({field: given[field] for field in own if given[field] not in (None, [])}, common)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads

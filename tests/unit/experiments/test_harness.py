@@ -20,6 +20,7 @@ from experiments.harness import (
     RECORD,
     Experiment,
     Log,
+    Options,
     Record,
     Request,
     Run,
@@ -28,6 +29,7 @@ from experiments.harness import (
     execute,
     extent,
     new_folder,
+    option,
     publish,
 )
 from experiments.heartbeat import HEARTBEAT
@@ -397,3 +399,22 @@ def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path, text: str, se
 def test_a_record_that_is_not_there_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="cannot read the record"):
         read_record(tmp_path / RECORD)
+
+
+class Two(Options):
+    runs: int = option(1000, "Runs.", quick=5)
+    parts: list[float] = option([0.5, 1.0], "Parts.", quick=[0.5])
+    left: int = option(7, "Left.")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "quick", "expected"),
+    [({}, False, (1000, [0.5, 1.0], 7)), ({}, True, (5, [0.5], 7)), ({"runs": 1000}, True, (1000, [0.5], 7))],
+)
+def test_a_quick_run_has_smaller_defaults_for_what_was_not_chosen(
+    chosen: dict[str, Any], quick: bool, expected: tuple[Any, ...]
+) -> None:
+    settled = Two(**chosen).settled(quick=quick)
+    assert (settled.runs, settled.parts, settled.left) == expected
+    assert Two.model_fields["runs"].description == "Runs. Default: 1,000; 5 with --quick."
+    assert Two.model_fields["parts"].description == "Parts. Default: 0.5, 1; 0.5 with --quick."
