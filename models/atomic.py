@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from tierkit.errors import SetupError
 
-__all__ = ["replace_file", "write_atomically"]
+__all__ = ["finish_writing", "replace_file", "write_atomically"]
+
+_writing = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -45,8 +48,13 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, or raise `SetupError` and leave it as it was."""
-    with replace_file(path) as handle:
+    with _writing, replace_file(path) as handle:
         handle.write(content)
+
+
+def finish_writing() -> None:
+    """Wait until no other thread is in `write_atomically`; from then on none begins to write."""
+    _writing.acquire()
 
 
 def _sync_folder(folder: Path) -> None:

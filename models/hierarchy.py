@@ -98,6 +98,10 @@ class Hierarchy:
             parent=tuple(superclass[label] for label in fine),
         )
 
+    def labels(self, target: str) -> tuple[str, ...]:
+        """Names of the classes ("fine") or of the superclasses ("coarse")."""
+        return self.fine if target == "fine" else self.coarse
+
     def content(self) -> dict[str, Any]:
         """The decoded form of the hierarchy file: `parse` of it gives this hierarchy again."""
         groups: dict[str, list[str]] = {label: [] for label in self.coarse}

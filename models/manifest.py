@@ -322,7 +322,7 @@ class Manifest(_Frozen):
 
     def labels(self, entry: ModelEntry) -> tuple[str, ...]:
         """Class names of a network's outputs."""
-        return self.hierarchy.fine if entry.target == "fine" else self.hierarchy.coarse
+        return self.hierarchy.labels(entry.target)
 
 
 def weights_folder() -> Path:
@@ -390,7 +390,7 @@ def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: Path) -> 
     if len(set(names)) < len(names):
         raise WeightsError(f"the manifest {path} names a model twice")
     for model in manifest.models:
-        want = len(hierarchy.fine if model.target == "fine" else hierarchy.coarse)
+        want = len(hierarchy.labels(model.target))
         if model.classes != want:
             raise WeightsError(
                 f"the manifest {path} is wrong: {model.name!r} has {model.classes} classes, "

@@ -1,14 +1,19 @@
-"""Runs a coroutine that Ctrl-C, SIGTERM or a closed terminal ends in good order."""
+"""Work that can be stopped: coroutines in good order, computations at once."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["run_stoppable"]
+from models.atomic import finish_writing
+
+__all__ = ["run_interruptible", "run_stoppable"]
 
 T = TypeVar("T")
 
@@ -38,3 +43,23 @@ def run_stoppable(
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(supervised())
+
+
+def run_interruptible(work: Callable[[], T]) -> T:
+    """What `work` returns, computed in a thread: Ctrl-C waits for a file that is being written, but for no library in
+    whose code the thread is."""
+    result: Future[T] = Future()
+
+    def body() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as exc:  # handed on to the caller
+            result.set_exception(exc)
+
+    threading.Thread(target=body, name="work", daemon=True).start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        finish_writing()
+        atexit.register(os._exit, 130)  # the first thing that Python does when it ends: the thread still computes
+        raise

@@ -8,13 +8,13 @@ from pathlib import Path
 from encryption.audit.rows import Row, Subject, strongest
 from encryption.audit.run import Budget, run_audit
 from encryption.front import Front, Setting
-from encryption.training.record import load_record
+from encryption.training.record import EncoderRecord
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.manifest import EncoderEntry, load_manifest, records_folder
 from models.session import load_model
 from models.speed import measure_ms_per_image, probe_images
-from models.training.record import hardware
+from models.training.record import hardware, read_record
 from tierkit.errors import InvalidInput
 from tierkit.types import EncoderKind
 
@@ -84,7 +84,7 @@ def _attack(place: Path, network: str, train: ImageSet, test: ImageSet, budget: 
 
 def _setting(place: Path, entry: EncoderEntry, worst: Row) -> Setting:
     assert entry.training is not None  # a learned one
-    config = load_record(records_folder(place), entry.training.record).config
+    config = read_record(EncoderRecord, records_folder(place), entry.training.record).config
     own_noise = entry.noise == config.encoder.noise
     return Setting(
         name=entry.training.config + ("" if own_noise else f", noise {entry.noise:g}"),

@@ -16,20 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from models.training.config import TrainConfig
-from tierkit.documents import read_document
-from tierkit.errors import InvalidInput
+from models.training.config import TrainConfig, read_config
 
-__all__ = [
-    "AdversaryConfig",
-    "BottleneckConfig",
-    "EncoderConfig",
-    "bundled_config",
-    "bundled_configs",
-    "find_config",
-]
+__all__ = ["CONFIGS", "AdversaryConfig", "BottleneckConfig", "EncoderConfig", "find_encoder_config"]
 
-_FOLDER = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parent.parent / "configs"
+"""Folder of the configurations that ship with Terrace."""
 
 
 class _Frozen(BaseModel):
@@ -106,32 +98,11 @@ class BottleneckConfig(TrainConfig):
     clip_norm: PositiveFloat = 5.0
     """Longest gradient of head and tail together."""
 
-
-def bundled_configs() -> tuple[str, ...]:
-    """Names of the configurations that ship with Terrace."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
-
-
-def bundled_config(name: str) -> Path:
-    """Path of a configuration that ships with Terrace.
-
-    Raises:
-        InvalidInput: there is none of this name.
-    """
-    path = _FOLDER / f"{name}.toml"
-    if not path.is_file():
-        raise InvalidInput(f"no bundled configuration {name!r}; there is: {', '.join(bundled_configs())}")
-    return path
+    @property
+    def all_epochs(self) -> int:
+        return self.hint_epochs + self.epochs
 
 
-def find_config(name: str, path: Path | None) -> BottleneckConfig:
-    """The configuration called `name`: the file at `path`, or the bundled one unless given.
-
-    Raises:
-        InvalidInput: there is no bundled one, or the file has another name in it.
-        SetupError: the file is wrong.
-    """
-    config = read_document(path or bundled_config(name), BottleneckConfig, what="configuration")
-    if config.name != name:
-        raise InvalidInput(f"the configuration {path} is called {config.name!r}, not {name!r}")
-    return config
+def find_encoder_config(name: str, path: Path | None) -> BottleneckConfig:
+    """The configuration of an encoder; see `read_config`."""
+    return read_config(name, path, BottleneckConfig, CONFIGS)

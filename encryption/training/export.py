@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +13,20 @@ from torch import nn
 
 from encryption.packing import Quantiser
 from encryption.training.config import BottleneckConfig
-from encryption.training.loop import build_parts
-from encryption.training.record import EncoderRecord, load_record, save_record
+from encryption.training.learner import build_parts
+from encryption.training.record import EncoderRecord
 from models.atomic import write_atomically
 from models.calibration import fit_temperature
 from models.dataset import Dataset
 from models.evaluate import score
-from models.export.quantize import quantize_head, quantize_tail
+from models.export.quantize import calibration_images, quantize_head, quantize_tail
 from models.export.to_onnx import export_head, export_tail
-from models.held_out import hold_out
 from models.manifest import (
     MANIFEST_NAME,
     EncoderEntry,
     ModelEntry,
     PartFile,
+    TrainingFacts,
     load_manifest,
     merge_encoder,
     records_folder,
@@ -38,28 +37,18 @@ from models.session import OnnxModel, load_encoder
 from models.split import FEATURES
 from models.training.batches import Statistics
 from models.training.checkpoint import load_checkpoint
-from models.training.driver import check_hierarchy
+from models.training.learner import load_weights
 from models.training.networks import build_network, count_parameters
-from tierkit.errors import DataError, WeightsError
+from models.training.record import read_records, save_record
+from tierkit.errors import WeightsError
 from tierkit.inference.model import Array
 from tierkit.types import EncoderKind
 
 __all__ = ["export_encoder"]
 
-_CALIBRATION_PER_CLASS = 10
 _BATCH = 50
 _NOISE_SEED = 0
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    config: BottleneckConfig
-    parts: nn.ModuleDict
-    statistics: Statistics
-    record: EncoderRecord
-    before: tuple[EncoderRecord, ...]
-    """The runs that its weights come from, latest first."""
 
 
 def export_encoder(
@@ -86,22 +75,24 @@ def export_encoder(
         DataError: images are missing or do not fit.
         SetupError: a file could not be written.
     """
-    run = _open(folder, dataset)
+    checkpoint = load_checkpoint(folder, dataset.hierarchy)
+    config = BottleneckConfig.model_validate(checkpoint.config)
+    made = read_records(EncoderRecord, folder)
+    upper = build_network(config.network.kind, len(dataset.hierarchy.fine), config.network.options)
+    parts = build_parts(config, upper).eval()
+    load_weights(parts, checkpoint.averaged, f"the checkpoint of {config.name!r}")
+    statistics = Statistics(**checkpoint.statistics)
     if not (into / MANIFEST_NAME).is_file():
         shutil.copytree(weights_folder(), into, dirs_exist_ok=True)
     manifest = load_manifest(into)
-    network = manifest.entry(run.config.upper)
+    network = manifest.entry(config.upper)
     if manifest.hierarchy != dataset.hierarchy:
         raise WeightsError(f"{into} holds networks of hierarchy {manifest.hierarchy.name!r}; choose another folder")
     train, test = dataset.read("train"), dataset.read("test")
-    if train.fine is None:
-        raise DataError("quantisation needs labelled training images")
-    split = hold_out(train.fine, run.config.held_out_per_class)
-    picked = [split.train[train.fine[split.train] == label] for label in np.unique(train.fine)]
-    examples = train.images[np.concatenate([indices[:_CALIBRATION_PER_CLASS] for indices in picked])]
-    levels = run.config.encoder.levels
+    examples, held_out = calibration_images(train, config.held_out_per_class)
+    levels = config.encoder.levels
     quantiser = Quantiser(scale=1 / (levels - 1), zero_point=0, levels=levels)
-    entry = _draft(run, network, quantiser, dataset)
+    entry = _draft(config, parts, network, quantiser, made[0].facts(made[1:]), dataset)
     if noise is not None:
         entry = entry.model_copy(update={"noise": noise})
     rng = np.random.default_rng(_NOISE_SEED)
@@ -111,8 +102,8 @@ def export_encoder(
         return quantiser.unpack(quantiser.pack(features + noise))
 
     say("quantising the head")
-    floating = export_head(run.parts["head"], run.statistics, dataset.size)
-    head_file = quantize_head(floating, run.statistics, examples).SerializeToString()
+    floating = export_head(parts["head"], statistics, dataset.size)
+    head_file = quantize_head(floating, statistics, examples).SerializeToString()
     entry = entry.model_copy(update={"head": _part(entry.head.file, head_file)})
     # In the run folder: what is being served from the weights folder changes only when all is known.
     write_atomically(folder / entry.head.file, head_file)
@@ -121,14 +112,11 @@ def export_encoder(
     arrived = arriving(_features(head, examples))
     # The tail's own steps are as fine as UINT8 allows, and each level of the packed features is one of them.
     finer = quantiser.scale / (255 // (levels - 1))
-    tail_file = quantize_tail(
-        export_tail(run.parts["tail"], entry.feature_shape), finer, 0, arrived
-    ).SerializeToString()
+    tail_file = quantize_tail(export_tail(parts["tail"], entry.feature_shape), finer, 0, arrived).SerializeToString()
     entry = entry.model_copy(update={"tail": _part(entry.tail.file, tail_file)})
     write_atomically(folder / entry.tail.file, tail_file)
     tail = load_encoder(entry, network, "tail", folder, labels=dataset.hierarchy.fine)
     say("fitting the temperature on held-out training images")
-    held_out = train.take(split.held_out)
     assert held_out.fine is not None
     temperature = fit_temperature(_logits(tail, arriving(_features(head, held_out.images))), held_out.fine)
     say("measuring on the test set")
@@ -146,34 +134,13 @@ def export_encoder(
             "test_images": len(test),
         }
     )
-    for record in (run.record, *run.before):
+    for record in made:
         save_record(record, records_folder(into), f"{record.config.name}.json")
     write_atomically(into / entry.head.file, head_file)
     write_atomically(into / entry.tail.file, tail_file)
     encoders = merge_encoder(manifest.encoders, entry)
     save_manifest(manifest.model_copy(update={"encoders": encoders}), into)
     return entry
-
-
-def _open(folder: Path, dataset: Dataset) -> _Run:
-    checkpoint = load_checkpoint(folder / "checkpoint.pt")
-    if checkpoint is None:
-        raise WeightsError(f"nothing trained in {folder}: no checkpoint.pt")
-    check_hierarchy(checkpoint, dataset.hierarchy)
-    config = BottleneckConfig.model_validate(checkpoint.config)
-    network = build_network(config.network.kind, len(dataset.hierarchy.fine), config.network.options)
-    parts = build_parts(config, network)
-    parts.load_state_dict(checkpoint.averaged)
-    chain = [load_record(folder)]
-    while (name := chain[-1].config.initial) is not None:
-        chain.append(load_record(folder.parent / name))
-    return _Run(
-        config=config,
-        parts=parts.eval(),
-        statistics=Statistics(**checkpoint.statistics),
-        record=chain[0],
-        before=tuple(chain[1:]),
-    )
 
 
 def _features(head: OnnxModel, images: Array) -> Array:
@@ -188,11 +155,17 @@ def _logits(tail: OnnxModel, features: Array) -> Array:
     )
 
 
-def _draft(run: _Run, network: ModelEntry, quantiser: Quantiser, dataset: Dataset) -> EncoderEntry:
+def _draft(
+    config: BottleneckConfig,
+    parts: nn.ModuleDict,
+    network: ModelEntry,
+    quantiser: Quantiser,
+    training: TrainingFacts,
+    dataset: Dataset,
+) -> EncoderEntry:
     """The entry before anything was measured."""
-    config = run.config
     with torch.inference_mode():
-        shape = tuple(run.parts["head"](torch.zeros(1, 3, *dataset.size)).shape[1:])
+        shape = tuple(parts["head"](torch.zeros(1, 3, *dataset.size)).shape[1:])
     name = f"{network.name}.{EncoderKind.BOTTLENECK}"
     return EncoderEntry(
         kind=EncoderKind.BOTTLENECK,
@@ -209,9 +182,9 @@ def _draft(run: _Run, network: ModelEntry, quantiser: Quantiser, dataset: Datase
         coarse_accuracy=0.0,
         fp32_fine_accuracy=0.0,
         test_images=1,
-        head_parameters=count_parameters(run.parts["head"]),
-        parameters=count_parameters(run.parts),
-        training=run.record.facts(f"{config.name}.json", run.before),
+        head_parameters=count_parameters(parts["head"]),
+        parameters=count_parameters(parts),
+        training=training,
     )
 
 

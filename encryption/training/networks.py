@@ -15,7 +15,7 @@ from encryption.training.config import EncoderConfig
 from models.training.networks.wideresnet import WideResNet
 from tierkit.errors import InvalidInput
 
-__all__ = ["Decoder", "Head", "Tail", "front", "transmit"]
+__all__ = ["Decoder", "Head", "Tail", "first_layers", "transmit"]
 
 
 def _conv_bn_relu(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:
@@ -55,7 +55,7 @@ def _own(config: EncoderConfig) -> tuple[nn.Sequential, int]:
 
 
 def _kept(upper: nn.Module, config: EncoderConfig) -> tuple[nn.Sequential, int]:
-    body = front(upper, config.keep)
+    body = first_layers(upper, config.keep)
     if config.inner < 1:
         for block in body.modules():
             if isinstance(block, BasicBlock):
@@ -78,7 +78,7 @@ def _thin(block: Any, share: float) -> None:
             getattr(block.bn1, name).copy_(getattr(norm, name)[left])
 
 
-def front(upper: nn.Module, blocks: Iterable[int]) -> nn.Sequential:
+def first_layers(upper: nn.Module, blocks: Iterable[int]) -> nn.Sequential:
     """A copy of the upper network's first layers: what comes before its blocks, and these blocks."""
     parts: Any = upper
     stem = [parts.encoder] if isinstance(upper, WideResNet) else [parts.encoder, parts.norm, parts.relu, parts.pool]

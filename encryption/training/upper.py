@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,18 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from models.atomic import write_atomically
 from models.data import ImageSet
 from models.evaluate import logits_of
 from models.export.dequantize import dequantize_onnx
 from models.manifest import load_manifest, weights_folder
-from models.session import load_model, softmax
+from models.session import load_model
 from models.training.batches import Statistics, normalise
+from models.training.teacher import kept_answers
 from tierkit.errors import WeightsError
 
 __all__ = ["load_shipped", "teacher_answers"]
 
 _FLOATS = "_DequantizeLinear_Output"
-_PART = 2_000
 
 
 def load_shipped(network: nn.Module, name: str, known: Statistics, images: np.ndarray, weights: Path | None) -> None:
@@ -104,11 +102,10 @@ def _normalised(network: nn.Module) -> dict[str, tuple[Any, Any]]:
 
 
 def teacher_answers(names: tuple[str, ...], data: ImageSet, cache: Path, weights: Path | None) -> Tensor:
-    """Log of the mean probabilities of shipped networks, float16 `[N, 2, F]`: each image and its mirror image.
+    """What shipped networks answer; see `models.training.teacher.kept_answers`.
 
     Args:
         names: fine networks of the manifest.
-        cache: file that keeps the result; used again while images and networks are the same.
 
     Raises:
         WeightsError: a network is missing or damaged.
@@ -117,21 +114,6 @@ def teacher_answers(names: tuple[str, ...], data: ImageSet, cache: Path, weights
     manifest = load_manifest(folder)
     entries = [manifest.entry(name) for name in names]
     digest = hashlib.sha256("".join([data.digest(), *(entry.sha256 for entry in entries)]).encode()).hexdigest()
-    if cache.is_file():
-        content = torch.load(cache, weights_only=True)
-        if content["sha256"] == digest:
-            kept: Tensor = content["log_probabilities"]
-            return kept
-    total = np.zeros((len(data), 2, len(manifest.hierarchy.fine)), dtype=np.float32)
-    for entry in entries:
-        model = load_model(entry, folder, threads=torch.get_num_threads())
-        for start in range(0, len(data), _PART):
-            images = data.images[start : start + _PART]
-            for view, seen in enumerate((images, np.ascontiguousarray(images[:, :, ::-1]))):
-                logits, _ = logits_of(model, seen, batch_size=100)
-                total[start : start + _PART, view] += softmax(logits, 1.0) / len(entries)
-    answer = torch.from_numpy(total).clamp_min(1e-7).log().half()
-    buffer = io.BytesIO()
-    torch.save({"sha256": digest, "log_probabilities": answer}, buffer)
-    write_atomically(cache, buffer.getvalue())
-    return answer
+    models = (load_model(entry, folder, threads=torch.get_num_threads()) for entry in entries)
+    teachers = (lambda images, model=model: logits_of(model, images, batch_size=100)[0] for model in models)
+    return kept_answers(teachers, data, digest, cache)

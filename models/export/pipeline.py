@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
+from torch import nn
 
 from models.atomic import write_atomically
 from models.calibration import fit_temperature
 from models.data import ImageSet
 from models.dataset import Dataset
 from models.evaluate import logits_of, score
-from models.export.quantize import quantize_onnx
+from models.export.quantize import calibration_images, quantize_onnx
 from models.export.to_onnx import export_onnx
-from models.held_out import hold_out
 from models.manifest import MANIFEST_NAME, Manifest, ModelEntry, load_manifest, merge_entry, save_manifest
 from models.session import OnnxModel, load_model
 from models.split import FEATURES, Part
-from models.training.batches import Statistics
-from models.training.checkpoint import Checkpoint, load_checkpoint
-from models.training.config import TrainConfig
-from models.training.loop import averaged_network
+from models.training.checkpoint import load_checkpoint
+from models.training.learner import averaged_network
 from models.training.networks import count_parameters
-from models.training.record import TrainingRecord, load_record, record_name, save_record
-from tierkit.errors import DataError, WeightsError
+from models.training.record import TrainingRecord, read_records, save_record
+from tierkit.errors import WeightsError
 from tierkit.inference.model import Array
 
 __all__ = ["export_run", "quantize_run"]
 
-_CALIBRATION_PER_CLASS = 10
 _BATCH = 50
 _CUT: tuple[Part, Part] = ("head", "tail")
 FP32_NAME = "fp32.onnx"
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    folder: Path
-    checkpoint: Checkpoint
-    config: TrainConfig
-    record: TrainingRecord
-    before: tuple[TrainingRecord, ...]
-    """The runs that its weights come from, latest first."""
-    statistics: Statistics
-    parameters: int
 
 
 def export_run(folder: Path, dataset: Dataset) -> Path:
@@ -57,10 +41,7 @@ def export_run(folder: Path, dataset: Dataset) -> Path:
     Raises:
         WeightsError: the folder has no checkpoint, or one for another hierarchy than the data set's.
     """
-    checkpoint = load_checkpoint(folder / "checkpoint.pt")
-    if checkpoint is None:
-        raise WeightsError(f"nothing trained in {folder}: no checkpoint.pt")
-    network, _, known = averaged_network(checkpoint, dataset.hierarchy)
+    network, _, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
     path = folder / FP32_NAME
     write_atomically(path, export_onnx(network, known, dataset.size).SerializeToString())
     return path
@@ -94,19 +75,17 @@ def quantize_run(
         DataError: images are missing or do not fit.
         SetupError: a file could not be written; the old ones are whole.
     """
-    run = _open(folder, dataset)
+    network, config, known = averaged_network(load_checkpoint(folder, dataset.hierarchy))
+    made = read_records(TrainingRecord, folder)
     source = folder / FP32_NAME
     if not source.is_file():
         raise WeightsError(f"{source} is missing: export the run first")
     floating = onnx.load(source)
     train, test = dataset.read("train"), dataset.read("test")
-    if train.fine is None:
-        raise DataError("quantisation needs labelled training images")
-    split = hold_out(train.fine, run.config.held_out_per_class)
+    examples, held_out = calibration_images(train, config.held_out_per_class)
     say("quantising")
-    integer = quantize_onnx(floating, run.statistics, train.images[_balanced(train, split.train)])
-    content = integer.SerializeToString()
-    draft = _draft(run, dataset, test, content, floating, stands_in_for)
+    content = quantize_onnx(floating, known, examples).SerializeToString()
+    draft = _draft(network, made, dataset, content, floating, stands_in_for)
     before = load_manifest(weights) if (weights / MANIFEST_NAME).is_file() else None
     if before is not None and before.hierarchy != dataset.hierarchy:
         raise WeightsError(f"{weights} holds networks of hierarchy {before.hierarchy.name!r}; choose another folder")
@@ -114,7 +93,6 @@ def quantize_run(
     write_atomically(folder / draft.file, content)
     say("fitting the temperature on held-out training images")
     model = _load(draft, folder, dataset)
-    held_out = train.take(split.held_out)
     labels = held_out.fine if draft.target == "fine" else held_out.coarse
     assert labels is not None
     temperature = fit_temperature(logits_of(model, held_out.images)[0], labels)
@@ -122,7 +100,7 @@ def quantize_run(
     entry = _measured(draft, model, test, dataset, temperature)
     say("measuring on the test set, FP32")
     entry = _measured_fp32(entry, source, test, dataset)
-    _keep_records(run, records)
+    _keep_records(made, folder.parent, records)
     write_atomically(weights / entry.file, content)
     save_manifest(
         Manifest(
@@ -141,45 +119,25 @@ def quantize_run(
     return entry
 
 
-def _keep_records(run: _Run, records: Path) -> None:
-    for record in (run.record, *run.before):
+def _keep_records(made: Sequence[TrainingRecord], runs: Path, records: Path) -> None:
+    for record in made:
         name = record.config.name
-        save_record(record, records, record_name(name))
-        curves = run.folder.parent / name / "curves.png"
+        save_record(record, records, f"{name}.json")
+        curves = runs / name / "curves.png"
         if curves.is_file():
             write_atomically(records / f"{name}.png", curves.read_bytes())
 
 
-def _open(folder: Path, dataset: Dataset) -> _Run:
-    checkpoint = load_checkpoint(folder / "checkpoint.pt")
-    if checkpoint is None:
-        raise WeightsError(f"nothing trained in {folder}: no checkpoint.pt")
-    network, config, known = averaged_network(checkpoint, dataset.hierarchy)
-    chain = [load_record(folder)]
-    while (name := chain[-1].config.initial) is not None:
-        chain.append(load_record(folder.parent / name))
-    return _Run(
-        folder=folder,
-        checkpoint=checkpoint,
-        config=config,
-        record=chain[0],
-        before=tuple(chain[1:]),
-        statistics=known,
-        parameters=count_parameters(network),
-    )
-
-
-def _balanced(train: ImageSet, indices: np.ndarray) -> np.ndarray:
-    assert train.fine is not None
-    fine = train.fine[indices]
-    picked = [indices[fine == label][:_CALIBRATION_PER_CLASS] for label in np.unique(fine)]
-    return np.concatenate(picked)
-
-
 def _draft(
-    run: _Run, dataset: Dataset, test: ImageSet, content: bytes, floating: onnx.ModelProto, stands_in_for: str | None
+    network: nn.Module,
+    made: Sequence[TrainingRecord],
+    dataset: Dataset,
+    content: bytes,
+    floating: onnx.ModelProto,
+    stands_in_for: str | None,
 ) -> ModelEntry:
-    config, hierarchy = run.config, dataset.hierarchy
+    """The entry before anything was measured."""
+    config = made[0].config
     cut = next(value for value in floating.graph.value_info if value.name == FEATURES)
     _, channels, height, width = (dim.dim_value for dim in cut.type.tensor_type.shape.dim)
     return ModelEntry(
@@ -189,34 +147,25 @@ def _draft(
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
         target=config.target,
-        classes=len(hierarchy.fine if config.target == "fine" else hierarchy.coarse),
-        input_shape=(test.images.shape[1], test.images.shape[2], 3),
+        classes=len(dataset.hierarchy.labels(config.target)),
+        input_shape=(*dataset.size, 3),
         precision="int8",
-        parameters=run.parameters,
+        parameters=count_parameters(network),
         temperature=1.0,
         coarse_accuracy=None,
         fine_accuracy=None,
-        test_images=len(test),
+        test_images=1,
         ece_before=0.0,
         ece_after=0.0,
         feature_shape=(channels, height, width),
-        head_parameters=_head_parameters(run),
+        head_parameters=count_parameters(next(part for part in network.modules() if isinstance(part, nn.Conv2d))),
         stands_in_for=stands_in_for,
-        training=run.record.facts(record_name(config.name), run.before),
+        training=made[0].facts(made[1:]),
     )
 
 
-def _head_parameters(run: _Run) -> int:
-    network: dict[str, int] = {
-        name: value.numel() for name, value in run.checkpoint.averaged.items() if name.startswith("network.")
-    }
-    first = next(name for name in network if name.endswith(".weight"))
-    return network[first] + network.get(first.removesuffix("weight") + "bias", 0)
-
-
 def _load(entry: ModelEntry, folder: Path, dataset: Dataset, part: Part = "whole") -> OnnxModel:
-    labels = dataset.hierarchy.fine if entry.target == "fine" else dataset.hierarchy.coarse
-    return load_model(entry, folder, labels=labels, part=part)
+    return load_model(entry, folder, labels=dataset.hierarchy.labels(entry.target), part=part)
 
 
 def _measured(entry: ModelEntry, model: OnnxModel, test: ImageSet, dataset: Dataset, temperature: float) -> ModelEntry:
@@ -226,6 +175,7 @@ def _measured(entry: ModelEntry, model: OnnxModel, test: ImageSet, dataset: Data
     return entry.model_copy(
         update={
             "temperature": temperature,
+            "test_images": len(test),
             "coarse_accuracy": coarse,
             "fine_accuracy": fine,
             "ece_before": before,

@@ -14,14 +14,32 @@ import onnx
 from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 
+from models.data import ImageSet
 from models.export.to_onnx import mark_cut
+from models.held_out import hold_out
 from models.split import FEATURES
 from models.training.batches import Statistics
+from tierkit.errors import DataError
 from tierkit.inference.model import Array
 
-__all__ = ["quantize_head", "quantize_onnx", "quantize_tail"]
+__all__ = ["calibration_images", "quantize_head", "quantize_onnx", "quantize_tail"]
 
+_CALIBRATION_PER_CLASS = 10
 _CALIBRATION_BATCH = 50
+
+
+def calibration_images(train: ImageSet, held_out_per_class: int) -> tuple[Array, ImageSet]:
+    """Some images of each class that were trained on, UINT8 `[n, h, w, 3]`, and the images that were held out.
+
+    Raises:
+        DataError: the images have no labels.
+    """
+    if train.fine is None:
+        raise DataError("quantisation needs labelled training images")
+    split = hold_out(train.fine, held_out_per_class)
+    fine = train.fine[split.train]
+    picked = [split.train[fine == label][:_CALIBRATION_PER_CLASS] for label in np.unique(fine)]
+    return train.images[np.concatenate(picked)], train.take(split.held_out)
 
 
 class _Examples(CalibrationDataReader):

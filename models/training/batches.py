@@ -84,7 +84,7 @@ class BatchSource:
         index = self._train[order[within * size : (within + 1) * size]]
         draw = self._generator(2 * step + 1)
         images, flipped = self._crop(index, draw)
-        if self._config.early_side is not None and epoch < round(self._config.early_share * self._config.epochs):
+        if self._config.early_side is not None and epoch < round(self._config.early_share * self._config.all_epochs):
             images = F.interpolate(images, size=self._config.early_side, mode="bilinear", antialias=True)
         partner, share = torch.arange(len(index), device=self._device), torch.ones((), device=self._device)
         if self._config.mixup or self._config.cutmix:

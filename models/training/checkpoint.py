@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
 from models.atomic import write_atomically
+from models.hierarchy import Hierarchy
 from tierkit.errors import WeightsError
 
-__all__ = ["Checkpoint", "EpochRow", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CHECKPOINT", "Checkpoint", "EpochRow", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
+
+CHECKPOINT = "checkpoint.pt"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRow:
+class EpochRow(TypedDict):
     """One line of the log."""
 
     epoch: int
@@ -28,6 +30,8 @@ class EpochRow:
     rate: float
     seconds: float
     """Wall time of the epoch's steps in this process; pauses of the process included."""
+    adversary_ssim: NotRequired[float]
+    """Of an encoder's run: mean SSIM of the adversary's reconstructions during the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class Checkpoint:
     weights: dict[str, Any]
     averaged: dict[str, Any]
     optimizer: dict[str, Any]
-    epochs: list[dict[str, Any]]
+    epochs: list[EpochRow]
     loss_sum: float
     """Sum of the losses of the present epoch's steps."""
     epoch_seconds: float
@@ -52,30 +56,56 @@ class Checkpoint:
     seconds: float
     """Wall time spent on the whole run so far."""
 
+    @property
+    def trained_for(self) -> Hierarchy:
+        return Hierarchy.parse(self.hierarchy, source="the checkpoint")
 
-def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint`; the previous one stays whole until this one is on disk.
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint of a run folder; the previous one stays whole until this one is on disk.
 
     Raises:
         SetupError: it could not be written.
     """
     buffer = io.BytesIO()
     torch.save({field: getattr(checkpoint, field) for field in Checkpoint.__slots__}, buffer)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(folder / CHECKPOINT, buffer.getvalue())
 
 
-def load_checkpoint(path: Path, device: str = "cpu") -> Checkpoint | None:
-    """Read a checkpoint; None where there is none.
+def read_checkpoint(folder: Path, device: str = "cpu") -> Checkpoint | None:
+    """The checkpoint of a run folder; None where there is none.
 
     Raises:
         WeightsError: the file is truncated or no checkpoint.
     """
+    path = folder / CHECKPOINT
     if not path.is_file():
         return None
     try:
-        content = torch.load(path, map_location=device, weights_only=True)
-        return Checkpoint(**content)
+        return Checkpoint(**torch.load(path, map_location=device, weights_only=True))
     except Exception as error:  # torch raises many unrelated classes for a damaged file
         raise WeightsError(
             f"{path} is truncated or no checkpoint ({type(error).__name__}); remove it to start this run afresh"
         ) from error
+
+
+def load_checkpoint(folder: Path, hierarchy: Hierarchy, device: str = "cpu") -> Checkpoint:
+    """The checkpoint of a run that was trained for the labels of a data set: names, counts and order.
+
+    Raises:
+        WeightsError: there is none, it is damaged, or it was trained for another hierarchy.
+    """
+    checkpoint = read_checkpoint(folder, device)
+    if checkpoint is None:
+        raise WeightsError(f"{folder.name!r} has not been trained: no {folder / CHECKPOINT}")
+    stored = checkpoint.trained_for
+    if stored != hierarchy:
+        ours, theirs = (
+            f"{each.name!r} ({len(each.fine)} classes in {len(each.coarse)} superclasses)"
+            for each in (stored, hierarchy)
+        )
+        raise WeightsError(
+            f"the run {checkpoint.config['name']!r} was trained for hierarchy {ours}, the data set has {theirs}; "
+            "names and order of the classes must agree"
+        )
+    return checkpoint

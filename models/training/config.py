@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -11,17 +11,10 @@ from models.manifest import PlainName
 from tierkit.documents import read_document
 from tierkit.errors import InvalidInput
 
-__all__ = [
-    "NetworkConfig",
-    "TeacherConfig",
-    "TrainConfig",
-    "bundled_config",
-    "bundled_configs",
-    "find_config",
-    "load_config",
-]
+__all__ = ["CONFIGS", "NetworkConfig", "TeacherConfig", "TrainConfig", "find_config", "read_config"]
 
-_FOLDER = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parent.parent / "configs"
+"""Folder of the configurations that ship with Terrace."""
 
 
 class _Frozen(BaseModel):
@@ -93,41 +86,35 @@ class TrainConfig(_Frozen):
     """Of activations and matrix products; weights and their updates are always fp32."""
     seed: int = 0
 
-
-def bundled_configs() -> tuple[str, ...]:
-    """Names of the configurations that ship with Terrace."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
-
-
-def bundled_config(name: str) -> Path:
-    """Path of a configuration that ships with Terrace.
-
-    Raises:
-        InvalidInput: there is none of this name.
-    """
-    path = _FOLDER / f"{name}.toml"
-    if not path.is_file():
-        raise InvalidInput(f"no bundled configuration {name!r}; there is: {', '.join(bundled_configs())}")
-    return path
+    @property
+    def all_epochs(self) -> int:
+        """Epochs of the whole run."""
+        return self.epochs
 
 
-def load_config(path: Path) -> TrainConfig:
-    """Read a configuration file.
-
-    Raises:
-        SetupError: the file cannot be read, or which field is wrong and why.
-    """
-    return read_document(path, TrainConfig, what="configuration")
+Config = TypeVar("Config", bound=TrainConfig)
 
 
 def find_config(name: str, path: Path | None) -> TrainConfig:
-    """The configuration of the network `name`: the file at `path`, or the bundled one unless given.
+    """The configuration of a network; see `read_config`."""
+    return read_config(name, path, TrainConfig, CONFIGS)
+
+
+def read_config(name: str, path: Path | None, kind: type[Config], bundled: Path) -> Config:
+    """The configuration called `name`: the file at `path`, or the bundled one unless given.
+
+    Args:
+        bundled: folder of those that ship with Terrace.
 
     Raises:
-        InvalidInput: there is no bundled one, or the file is of a network with another name.
-        SetupError: the file is wrong.
+        InvalidInput: there is no bundled one, or the file has another name in it.
+        SetupError: the file cannot be read, or which field is wrong and why.
     """
-    config = load_config(path or bundled_config(name))
+    file = path or bundled / f"{name}.toml"
+    if path is None and not file.is_file():
+        have = ", ".join(sorted(other.stem for other in bundled.glob("*.toml")))
+        raise InvalidInput(f"no bundled configuration {name!r}; there is: {have}")
+    config = read_document(file, kind, what="configuration")
     if config.name != name:
-        raise InvalidInput(f"the configuration {path} is of the network {config.name!r}, not of {name!r}")
+        raise InvalidInput(f"the configuration {path} is called {config.name!r}, not {name!r}")
     return config

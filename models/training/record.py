@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,26 +17,15 @@ from pydantic import BaseModel, ConfigDict
 from models.atomic import write_atomically
 from models.manifest import TrainingFacts
 from models.training.config import TrainConfig
-from models.training.driver import Driver
+from models.training.trainer import Trainer
 from tierkit.errors import WeightsError
 
-__all__ = [
-    "RunRecord",
-    "TrainingRecord",
-    "facts_of",
-    "hardware",
-    "load_record",
-    "make_record",
-    "read_record",
-    "record_name",
-    "save_record",
-]
+__all__ = ["TrainingRecord", "hardware", "make_record", "read_record", "read_records", "save_record"]
 
-_PACKAGE = Path(__file__).parent
 _FILE = "record.json"
 
 
-class RunRecord(BaseModel):
+class TrainingRecord(BaseModel):
     """One run, as it is kept beside the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,15 +46,17 @@ class RunRecord(BaseModel):
     """Commit of the working tree, with `+changes` after it where the tree had some; None outside a repository."""
     epochs: tuple[dict[str, Any], ...]
     """One row per finished epoch, as in `EpochRow`."""
+    source_sha256: str | None = None
+    """Digest of the training package's files, as they were when the record was written."""
 
-    def facts(self, file_name: str, before: Sequence[RunRecord]) -> TrainingFacts:
+    def facts(self, before: Sequence[TrainingRecord]) -> TrainingFacts:
         """The summary that stands in the manifest.
 
         Args:
             before: the runs that this one's weights come from.
         """
         return TrainingFacts(
-            record=file_name,
+            record=f"{self.config.name}.json",
             config=self.config.name,
             epochs=len(self.epochs),
             minutes=round(self.minutes, 1),
@@ -78,58 +69,41 @@ class RunRecord(BaseModel):
         )
 
 
-class TrainingRecord(RunRecord):
-    """The run of a network that is served."""
-
-    source_sha256: str
-    """Digest of the training package's files, as they were when the record was written."""
+Record = TypeVar("Record", bound=TrainingRecord)
 
 
-def facts_of(trainer: Driver[Any, Any], *, data: str, device: str, package: Path) -> dict[str, Any]:
-    """The fields of a `RunRecord` for this process's run.
+def make_record(trainer: Trainer, kind: type[Record], data: str) -> Record:
+    """Gather a record of this process's run.
 
     Args:
+        kind: class of the record; the package that it belongs to is the one whose code has run.
         data: name of the data set.
-        package: whose code has run.
     """
-    return {
-        "config": trainer.config,
-        "data": data,
-        "train_images": trainer.train_images,
-        "held_out_images": trainer.held_out_images,
-        "steps": trainer.step,
-        "planned_steps": trainer.steps,
-        "minutes": trainer.seconds / 60,
-        "hardware": hardware(device),
-        "environment": _environment(),
-        "commit": _source_commit(package),
-        "epochs": tuple(asdict(row) for row in trainer.rows),
-    }
+    package = Path(inspect.getfile(kind)).parent
+    return kind(
+        config=trainer.learner.config,
+        data=data,
+        train_images=trainer.learner.data.train_images,
+        held_out_images=len(trainer.learner.data.held_out),
+        steps=trainer.step,
+        planned_steps=trainer.steps,
+        minutes=trainer.seconds / 60,
+        hardware=hardware(str(trainer.learner.data.device)),
+        environment={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "threads": str(torch.get_num_threads()),
+        },
+        commit=_source_commit(package),
+        epochs=tuple(dict(row) for row in trainer.rows),
+        source_sha256=_source_digest(package),
+    )
 
 
-def make_record(trainer: Driver[Any, Any], *, data: str, device: str) -> TrainingRecord:
-    """Gather a record of this process's run of a network."""
-    facts = facts_of(trainer, data=data, device=device, package=_PACKAGE)
-    return TrainingRecord(**facts, source_sha256=_source_digest())
-
-
-def record_name(name: str) -> str:
-    """File name of a network's record in `models/records/`."""
-    return f"{name}.json"
-
-
-def save_record(record: RunRecord, folder: Path, file_name: str = _FILE) -> None:
-    """Write a record into `folder`; a run folder has it as `record.json`."""
+def save_record(record: TrainingRecord, folder: Path, file_name: str = _FILE) -> None:
+    """Write a record into `folder`; a run folder has it as `record.json`, a folder of records as `NAME.json`."""
     content = json.dumps(record.model_dump(mode="json"), indent=1)
     write_atomically(folder / file_name, (content + "\n").encode())
-
-
-def load_record(folder: Path) -> TrainingRecord:
-    """Read the record of a run folder. Raises as `read_record`."""
-    return read_record(TrainingRecord, folder)
-
-
-Record = TypeVar("Record", bound=RunRecord)
 
 
 def read_record(kind: type[Record], folder: Path, file_name: str = _FILE) -> Record:
@@ -147,13 +121,12 @@ def read_record(kind: type[Record], folder: Path, file_name: str = _FILE) -> Rec
         raise WeightsError(f"the training record {path} is damaged: {error}") from error
 
 
-def _environment() -> dict[str, str]:
-    """Versions, and the number of torch's threads."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": str(torch.get_num_threads()),
-    }
+def read_records(kind: type[Record], folder: Path) -> list[Record]:
+    """The record of a run, and those of the runs that its weights come from, latest first. Raises as `read_record`."""
+    chain = [read_record(kind, folder)]
+    while (name := chain[-1].config.initial) is not None:
+        chain.append(read_record(kind, folder.parent / name))
+    return chain
 
 
 def hardware(device: str) -> str:
@@ -183,8 +156,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _source_digest() -> str:
+def _source_digest(package: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

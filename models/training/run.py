@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,33 +18,33 @@ from models.dataset import CIFAR100, Dataset
 from models.training.checkpoint import EpochRow, load_checkpoint
 from models.training.config import TrainConfig
 from models.training.curves import draw_curves
-from models.training.driver import Driver, Progress, check_hierarchy
-from models.training.loop import Trainer, served_weights
-from models.training.record import RunRecord, TrainingRecord, make_record, save_record
+from models.training.data import TrainingData
+from models.training.learner import NetworkLearner, served_weights
+from models.training.record import TrainingRecord, make_record, save_record
 from models.training.teacher import teacher_probabilities
+from models.training.trainer import Learner, Progress, resume
 from tierkit.errors import DataError, ProviderUnavailable, WeightsError
 
-__all__ = ["Sitting", "drive", "read_training_images", "train_run"]
+__all__ = ["RunOptions", "drive", "read_training_images", "train_run"]
 
-Row = TypeVar("Row", bound=EpochRow)
-Record = TypeVar("Record", bound=RunRecord)
+Record = TypeVar("Record", bound=TrainingRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sitting:
-    """On what a run goes on this time, for how long, and who is told."""
+class RunOptions:
+    """What a run computes with, when it pauses, and who is told."""
 
     device: str = "cpu"
     threads: int | None = None
     """Of torch on a CPU; its own choice unless given."""
     minutes: float | None = None
-    """Stop after so long, at the end of a step."""
+    """Stop after this many minutes, at the end of a step."""
     steps: int | None = None
-    """Stop when the run has done so many steps, those of earlier times included."""
-    report: Callable[[Progress[Any]], None] = lambda _: None
+    """Stop when the run has done this many steps, those of earlier calls included."""
+    report: Callable[[Progress], None] = lambda _: None
     """Called after each step."""
     say: Callable[[str], None] = lambda _: None
-    """Told what is going on before the first step."""
+    """Told what is going on, and of each finished epoch."""
 
     def prepare(self) -> None:
         """Have torch use the device and threads.
@@ -86,7 +86,7 @@ def read_training_images(dataset: Dataset) -> ImageSet:
     )
 
 
-def train_run(config: TrainConfig, dataset: Dataset, runs: Path, sitting: Sitting) -> TrainingRecord:
+def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOptions) -> TrainingRecord:
     """Train `config` in the folder `runs / config.name`, or go on with what is there.
 
     Leaves `checkpoint.pt`, `log.txt`, `record.json` and `curves.png`, log and record brought up to date after every
@@ -98,81 +98,66 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, sitting: Sittin
 
     Raises:
         ProviderUnavailable: torch cannot use the device.
-        DataError, WeightsError, Conflict, SetupError: see `Trainer` and `teacher_probabilities`.
+        DataError, WeightsError, Conflict, SetupError: see `TrainingData`, `resume` and `teacher_probabilities`.
     """
-    sitting.prepare()
-    device, say = sitting.device, sitting.say
-    say("reading the training images")
-    data = read_training_images(dataset)
-    folder = runs / config.name
-    folder.mkdir(parents=True, exist_ok=True)
-    teacher = None
+    options.prepare()
+    options.say("reading the training images")
+    data, hierarchy, teacher = read_training_images(dataset), dataset.hierarchy, None
     if config.teacher is not None:
-        say(f"getting the answers of {', '.join(config.teacher.runs)} to them")
+        names = config.teacher.runs
+        options.say(f"getting the answers of {', '.join(names)} to them")
         teacher = teacher_probabilities(
-            [runs / name for name in config.teacher.runs],
+            [runs / name for name in names],
             data,
-            dataset.hierarchy,
-            cache=runs / "answers" / f"{'+'.join(config.teacher.runs)}.pt",
-            device=device,
+            hierarchy,
+            cache=runs / "answers" / f"{'+'.join(names)}.pt",
+            device=options.device,
         )
-    initial = None if config.initial is None else _initial_weights(config, runs / config.initial, dataset, device)
-    trainer = Trainer(config, data, dataset.hierarchy, folder, initial=initial, teacher=teacher, device=device)
-    record = drive(trainer, folder, sitting, dataset, make_record, _measured)
+    initial = None if config.initial is None else _initial_weights(config, runs / config.initial, dataset)
+    images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
+    folder = runs / config.name
+    record = drive(NetworkLearner(config, images, initial), folder, options, dataset, TrainingRecord)
     if record.epochs:
         draw_curves(record, folder / "curves.png")
     return record
 
 
-def drive(
-    trainer: Driver[Any, Row],
-    folder: Path,
-    sitting: Sitting,
-    dataset: Dataset,
-    make_record: Callable[..., Record],
-    measured: Callable[[Row], str],
-) -> Record:
-    """Let a trainer run, with a line of `log.txt` and a new `record.json` after each epoch; the record at the end.
-
-    Args:
-        make_record: of the run as it stands; called with the trainer, `data` and `device`.
-        measured: what a line says of an epoch beside its number, loss and times.
+def drive(learner: Learner, folder: Path, options: RunOptions, dataset: Dataset, kind: type[Record]) -> Record:
+    """Let a learner learn, with a line of `log.txt` and a new `record.json` after each epoch; the record at the end.
 
     Raises:
+        Conflict, WeightsError: as `resume`.
         SetupError: a file could not be written.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = resume(learner, folder)
 
     def record() -> Record:
-        return make_record(trainer, data=dataset.name, device=sitting.device)
+        made = make_record(trainer, kind, dataset.name)
+        save_record(made, folder)
+        return made
 
-    def after_step(progress: Progress[Row]) -> None:
-        if (row := progress.row) is not None:
-            _log(
-                folder / "log.txt",
-                f"epoch {row.epoch}/{trainer.epochs}  loss {row.loss:.4f}  {measured(row)}  {row.seconds:.1f} s  "
-                f"{progress.seconds_left / 60:.1f} min left",
-            )
-            save_record(record(), folder)
-        sitting.report(progress)
+    def after_step(progress: Progress) -> None:
+        if progress.row is not None:
+            line = _line(progress.row, progress.seconds_left, config.all_epochs)
+            _log(folder / "log.txt", line)
+            options.say(line)
+            record()
+        options.report(progress)
 
-    config = trainer.config
-    sitting.say(
-        f"{config.name}: {config.network.kind} on {dataset.name}, {trainer.epochs} epochs of "
-        f"{trainer.steps_per_epoch:,} steps with {config.batch_size} images each, on {sitting.device}"
+    config = learner.config
+    options.say(
+        f"{config.name}: {config.network.kind} on {dataset.name}, {config.all_epochs} epochs of "
+        f"{trainer.steps_per_epoch:,} steps with {config.batch_size} images each, on {options.device}"
         + (f", going on after step {trainer.step:,}" if trainer.step else "")
     )
-    end = None if sitting.minutes is None else time.monotonic() + sitting.minutes * 60
-    trainer.run(after_step, last=sitting.steps, stop=lambda: end is not None and time.monotonic() >= end)
-    finished = record()
-    save_record(finished, folder)
-    return finished
+    end = None if options.minutes is None else time.monotonic() + options.minutes * 60
+    trainer.run(after_step, last=options.steps, stop=lambda: end is not None and time.monotonic() >= end)
+    return record()
 
 
-def _initial_weights(config: TrainConfig, folder: Path, dataset: Dataset, device: str) -> dict[str, Tensor]:
-    checkpoint = load_checkpoint(folder / "checkpoint.pt", device=device)
-    if checkpoint is None:
-        raise WeightsError(f"the run to start from has not been trained: no {folder / 'checkpoint.pt'}")
-    check_hierarchy(checkpoint, dataset.hierarchy)
+def _initial_weights(config: TrainConfig, folder: Path, dataset: Dataset) -> dict[str, Tensor]:
+    checkpoint = load_checkpoint(folder, dataset.hierarchy)
     before = TrainConfig.model_validate(checkpoint.config)
     if (before.network, before.target) != (config.network, config.target):
         raise WeightsError(
@@ -181,9 +166,21 @@ def _initial_weights(config: TrainConfig, folder: Path, dataset: Dataset, device
     return served_weights(checkpoint)
 
 
-def _measured(row: EpochRow) -> str:
-    fine = "" if row.held_out_fine is None else f"  fine {row.held_out_fine:.4f}"
-    return f"held-out coarse {row.held_out_coarse:.4f}{fine}"
+def _line(row: EpochRow, seconds_left: float, epochs: int) -> str:
+    measured = {
+        "held-out coarse": row["held_out_coarse"],
+        "fine": row["held_out_fine"],
+        "adversary SSIM": row.get("adversary_ssim"),
+    }
+    return "  ".join(
+        [
+            f"epoch {row['epoch']}/{epochs}",
+            f"loss {row['loss']:.4f}",
+            *(f"{name} {value:.4f}" for name, value in measured.items() if value is not None),
+            f"{row['seconds']:.1f} s",
+            f"{seconds_left / 60:.1f} min left",
+        ]
+    )
 
 
 def _log(path: Path, line: str) -> None:

@@ -37,18 +37,7 @@ from models.speed import measure_ms_per_image, probe_images
 from models.tuning import Target, TuningReport, tune_weights
 from models.verify import verify_encoder, verify_entry
 from terrace.commands.processors import Processor, within_cores
-from terrace.commands.training import (
-    BatchSize,
-    ConfigFile,
-    Device,
-    Display,
-    Minutes,
-    Steps,
-    TorchThreads,
-    chosen_config,
-    say,
-    tell_end,
-)
+from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
 from tierkit.errors import InvalidInput
@@ -341,30 +330,14 @@ def tune_escalation(
 
 
 @app.command()
-def train(
-    name: Name,
-    config: ConfigFile = None,
-    data: Data = None,
-    dataset: DatasetName = CIFAR100,
-    runs: Runs = _RUNS,
-    device: Device = Processor.CPU,
-    threads: TorchThreads = None,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    json: Json = False,
-) -> None:
+@training_command
+def train(name: Name, runs: Runs = _RUNS, *, training: Training) -> None:
     """Train a network, or go on with a run that was interrupted."""
     with training_extra("training a network"):
         from models.training.config import find_config
-        from models.training.run import Sitting, train_run
+        from models.training.run import train_run
 
-    chosen = chosen_config(find_config, name, config, batch_size)
-    with progress_bars("step") as progress:
-        report = Display(progress, name, lambda row: f"held-out coarse {percent(row.held_out_coarse)}")
-        sitting = Sitting(device=device, threads=threads, minutes=minutes, steps=steps, report=report, say=say)
-        record = train_run(chosen, Dataset.open(dataset, data), runs, sitting)
-    tell_end(record, runs / name, json=json)
+    training.run(runs / name, find_config, lambda config, data, options: train_run(config, data, runs, options))
 
 
 @app.command()
@@ -399,7 +372,6 @@ def quantize(
     """Quantise an exported network to INT8, calibrate it, measure it and enter it into a manifest."""
     with training_extra("quantising a network"):
         from models.export.pipeline import quantize_run
-    err = screen(stderr=True)
     weights = out or weights_folder()
     place = records or records_folder(weights)
     entry = quantize_run(
@@ -408,10 +380,10 @@ def quantize(
         weights,
         records=place,
         stands_in_for=stands_in_for or None,
-        say=lambda text: err.print(text, style="dim", markup=False),
+        say=say,
     )
     if entry.target == "fine":
-        err.print("[dim]cutting its encoder off[/dim]")
+        say("cutting its encoder off")
         add_conv1([name], weights, Dataset.open(dataset, data), place)
     if json:
         print_json(entry.model_dump(mode="json"))

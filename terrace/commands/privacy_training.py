@@ -10,20 +10,8 @@ import typer
 from encryption.front import save_front, undominated
 from models.dataset import CIFAR100, Dataset
 from models.manifest import MANIFEST_NAME, records_folder, weights_folder
-from terrace.commands.processors import Processor
-from terrace.commands.training import (
-    BatchSize,
-    ConfigFile,
-    Device,
-    Display,
-    Minutes,
-    Steps,
-    TorchThreads,
-    chosen_config,
-    say,
-    tell_end,
-)
-from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
+from terrace.commands.training import TorchThreads, Training, say, training_command
+from terrace.console import Column, Listing, percent, print_json, screen
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
 
 __all__ = ["export", "front", "train"]
@@ -35,36 +23,29 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the configura
 Runs = Annotated[Path, typer.Option(help="Folder of the encoders' training runs, one folder each.", file_okay=False)]
 
 
+@training_command
 def train(
     name: Name,
-    config: ConfigFile = None,
-    data: Data = None,
-    dataset: DatasetName = CIFAR100,
     weights: Weights = None,
     runs: Runs = _RUNS,
     upper_runs: Annotated[
         Path, typer.Option(help="Runs of 'terrace models train', where a configuration starts from one.")
     ] = _UPPER_RUNS,
-    device: Device = Processor.CPU,
-    threads: TorchThreads = None,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    json: Json = False,
+    *,
+    training: Training,
 ) -> None:
     """Train an encoder and the network behind it against an adversary, or go on with an interrupted run."""
     with training_extra("training an encoder"):
-        from encryption.training.config import find_config
+        from encryption.training.config import find_encoder_config
         from encryption.training.run import train_encoder
-        from models.training.run import Sitting
 
-    chosen = chosen_config(find_config, name, config, batch_size)
-    with progress_bars("step") as progress:
-        report = Display(progress, name, lambda row: f"adversary's SSIM {row.adversary_ssim:.3f}")
-        sitting = Sitting(device=device, threads=threads, minutes=minutes, steps=steps, report=report, say=say)
-        source = Dataset.open(dataset, data)
-        record = train_encoder(chosen, source, runs, sitting, upper_runs=upper_runs, weights=weights)
-    tell_end(record, runs / name, json=json)
+    training.run(
+        runs / name,
+        find_encoder_config,
+        lambda config, data, options: train_encoder(
+            config, data, runs, options, upper_runs=upper_runs, weights=weights
+        ),
+    )
 
 
 def export(

@@ -2,98 +2,112 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel
-from rich.progress import Progress
 
+from models.dataset import CIFAR100, Dataset
 from terrace.commands.processors import Processor, within_cores
-from terrace.console import percent, print_json, screen
+from terrace.console import print_json, progress_bars, screen
+from terrace.options import Data, DatasetName, Json
+from terrace.stoppable import run_interruptible
 from tierkit.errors import InvalidInput, SetupError
 
-__all__ = [
-    "BatchSize",
-    "ConfigFile",
-    "Device",
-    "Display",
-    "Minutes",
-    "Steps",
-    "TorchThreads",
-    "chosen_config",
-    "say",
-    "tell_end",
-]
+if TYPE_CHECKING:
+    from models.training.record import TrainingRecord
+    from models.training.run import RunOptions
 
-ConfigFile = Annotated[
-    Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
-]
-Device = Annotated[Processor, typer.Option(help="What to train on.")]
+__all__ = ["TorchThreads", "Training", "say", "training_command"]
+
 TorchThreads = Annotated[
     int | None, typer.Option(min=1, callback=within_cores, help="CPU threads; torch's own choice unless given.")
 ]
-Minutes = Annotated[
-    float | None,
-    typer.Option(min=0, help="Stop after so long, at the end of a step; the same command goes on from there."),
-]
-Steps = Annotated[int | None, typer.Option(min=1, help="Stop when the run has done so many steps in all.")]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Images per step in place of the configuration's; small to try it out.")
-]
-
 Config = TypeVar("Config", bound=BaseModel)
 
 
-def chosen_config(
-    find: Callable[[str, Path | None], Config], name: str, path: Path | None, batch_size: int | None
-) -> Config:
-    """The configuration that the options name."""
-    try:
-        config = find(name, path)
-    except (InvalidInput, SetupError) as error:
-        raise typer.BadParameter(str(error)) from error
-    return config if batch_size is None else config.model_copy(update={"batch_size": batch_size})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The options of a command that trains."""
+
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
+    ] = None
+    data: Data = None
+    dataset: DatasetName = CIFAR100
+    device: Annotated[Processor, typer.Option(help="What to train on.")] = Processor.CPU
+    threads: TorchThreads = None
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Stop after this many minutes, at the end of a step; the same command goes on from there."
+        ),
+    ] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop when the run has done this many steps in all.")] = None
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images per step in place of the configuration's; small to try it out.")
+    ] = None
+    json: Json = False
+
+    def run(
+        self,
+        folder: Path,
+        find_config: Callable[[str, Path | None], Config],
+        train: Callable[[Config, Dataset, RunOptions], TrainingRecord],
+    ) -> None:
+        """Train the configuration of the run folder's name, and show what has come of it."""
+        from models.training.run import RunOptions
+
+        try:
+            config = find_config(folder.name, self.config)
+        except (InvalidInput, SetupError) as error:
+            raise typer.BadParameter(str(error)) from error
+        if self.batch_size is not None:
+            config = config.model_copy(update={"batch_size": self.batch_size})
+        with progress_bars("step") as progress:
+            bar = progress.add_task(folder.name, total=None)
+            options = RunOptions(
+                device=self.device,
+                threads=self.threads,
+                minutes=self.minutes,
+                steps=self.steps,
+                report=lambda step: progress.update(bar, completed=step.step, total=step.steps),
+                say=say,
+            )
+            record = run_interruptible(lambda: train(config, Dataset.open(self.dataset, self.data), options))
+        if self.json:
+            print_json(record.model_dump(mode="json"))
+            return
+        done = "finished" if record.steps == record.planned_steps else "stopped; the same command goes on"
+        screen().print(
+            f"{folder.name}: {done} after {record.steps:,} of {record.planned_steps:,} steps, "
+            f"{record.minutes:.1f} min; see {folder}",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+def training_command(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose last parameter is a `Training`, with the fields of that as options of its own."""
+    *own, last = inspect.signature(command, eval_str=True).parameters.values()
+    common = inspect.signature(Training, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        training = Training(**{name: given.pop(name) for name in common})
+        command(**given, **{last.name: training})
+
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *common.values())]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_options
 
 
 def say(text: str) -> None:
     """Tell what is going on."""
-    screen(stderr=True).print(text, style="dim", markup=False)
-
-
-class Display:
-    """A bar of steps, and a plain line for each finished epoch.
-
-    Args:
-        measured: what the line says of an epoch's row beside loss, fine accuracy and times.
-    """
-
-    def __init__(self, progress: Progress, name: str, measured: Callable[[Any], str]) -> None:
-        self._progress = progress
-        self._measured = measured
-        self._bar = progress.add_task(name, total=None)
-
-    def __call__(self, step: Any) -> None:
-        self._progress.update(self._bar, completed=step.step, total=step.steps)
-        if (row := step.row) is not None:
-            screen(stderr=True).print(
-                f"epoch {row.epoch}: loss {row.loss:.3f}, {self._measured(row)}, fine {percent(row.held_out_fine)}, "
-                f"{row.seconds:.0f} s, {step.seconds_left / 60:.0f} min left",
-                soft_wrap=True,
-                markup=False,
-            )
-
-
-def tell_end(record: Any, folder: Path, *, json: bool) -> None:
-    """Show what has come of a run in `folder`, or print its record."""
-    if json:
-        print_json(record.model_dump(mode="json"))
-        return
-    done = "finished" if record.steps == record.planned_steps else "stopped; the same command goes on"
-    screen().print(
-        f"{folder.name}: {done} after {record.steps:,} of {record.planned_steps:,} steps, {record.minutes:.1f} min; "
-        f"see {folder}",
-        soft_wrap=True,
-        markup=False,
-    )
+    screen(stderr=True).print(text, style="dim", markup=False, soft_wrap=True)

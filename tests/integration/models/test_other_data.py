@@ -157,7 +157,7 @@ def test_a_configuration_of_another_name_is_a_usage_error(
 ):
     arguments = ["--config", str(run_folder / "garden.toml"), "--dataset", str(garden), "--runs", str(run_folder)]
     assert run(["models", "train", "meadow-net", *arguments]) == 2
-    assert "of the network 'garden-net', not of 'meadow-net'" in capfd.readouterr().err
+    assert "is called 'garden-net', not 'meadow-net'" in capfd.readouterr().err
 
 
 def test_the_example_of_the_documentation_runs(

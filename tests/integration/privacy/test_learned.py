@@ -23,7 +23,7 @@ from encryption.audit.whitebox import Search
 from encryption.training.config import BottleneckConfig
 from encryption.training.export import export_encoder
 from encryption.training.run import train_encoder
-from models.training.run import Sitting
+from models.training.run import RunOptions
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
 
@@ -65,7 +65,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / file).symlink_to(weights_folder() / file)
     save_manifest(bundled.model_copy(update={"models": tuple(kept), "encoders": tuple(encoders)}), folder)
     runs = tmp_path_factory.mktemp("runs")
-    record = train_encoder(CONFIG, FEW, runs, Sitting(threads=1, steps=2), upper_runs=runs)
+    record = train_encoder(CONFIG, FEW, runs, RunOptions(threads=1, steps=2), upper_runs=runs)
     assert record.steps == 2
     export_encoder(runs / CONFIG.name, FEW, folder)
     return folder

@@ -14,12 +14,14 @@ from tierkit.errors import Conflict, InvalidInput, SetupError, WeightsError
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
-from encryption.training.config import BottleneckConfig, bundled_configs, find_config  # noqa: E402
-from encryption.training.loop import EncoderTrainer, build_parts  # noqa: E402
-from encryption.training.networks import Decoder, Head, front, transmit  # noqa: E402
+from encryption.training.config import CONFIGS, BottleneckConfig, find_encoder_config  # noqa: E402
+from encryption.training.learner import EncoderLearner, build_parts  # noqa: E402
+from encryption.training.networks import Decoder, Head, first_layers, transmit  # noqa: E402
 from encryption.training.upper import load_shipped, teacher_answers  # noqa: E402
 from models.training.batches import Statistics, normalise, statistics  # noqa: E402
+from models.training.data import TrainingData  # noqa: E402
 from models.training.networks import build_network  # noqa: E402
+from models.training.trainer import Trainer, resume  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -68,11 +70,13 @@ def data() -> ImageSet:
     )
 
 
-def make_trainer(data: ImageSet, folder: Path, config: BottleneckConfig | None = None, **changes) -> EncoderTrainer:
+def make_trainer(
+    data: ImageSet, folder: Path, config: BottleneckConfig | None = None, initial: dict[str, Any] | None = None
+) -> Trainer:
     config = config or make_config()
     torch.manual_seed(0)
     upper = build_network(config.network.kind, 3, config.network.options)
-    return EncoderTrainer(config, data, SHAPES, folder, upper=upper, **changes)
+    return resume(EncoderLearner(config, TrainingData(config, data, SHAPES), upper, initial), folder)
 
 
 def statistics_of_shipped() -> Any:
@@ -124,7 +128,7 @@ def test_a_head_of_kept_blocks_starts_as_the_upper_networks_layers():
     encoder = {"keep": [0, 3], "channels": 4, "levels": 8, "noise": 0.0, "cut": 4}
     whole, thin = (Head(upper, make_config(encoder=encoder | {"inner": inner}).encoder).eval() for inner in (1.0, 0.75))
     with torch.inference_mode():
-        expected = front(upper, (0, 3)).eval()(images)
+        expected = first_layers(upper, (0, 3)).eval()(images)
         torch.testing.assert_close(whole.body(images), expected)
         assert whole(images).shape == (8, 4, 8, 8)
         less = thin.body(images)
@@ -150,18 +154,18 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(data: ImageSet, tmp_path
     again = make_trainer(data, tmp_path / "broken")
     assert again.step == 5
     assert again.run()
-    for name, value in whole.weights().items():
-        assert torch.equal(value, again.weights()[name]), name
-    assert [row.held_out_fine is None for row in again.rows] == [True, False, False]
+    for name, value in whole.averaged.items():
+        assert torch.equal(value, again.averaged[name]), name
+    assert [row["held_out_fine"] is None for row in again.rows] == [True, False, False]
     with pytest.raises(Conflict, match="another configuration"):
         make_trainer(data, tmp_path / "broken", make_config(seed=1))
 
 
 def test_the_hint_trains_the_head_alone(data: ImageSet, tmp_path: Path):
     trainer = make_trainer(data, tmp_path, make_config(ema_decay=0.0))
-    before = {name: value.clone() for name, value in trainer.weights().items()}
+    before = {name: value.clone() for name, value in trainer.averaged.items()}
     trainer.run(last=trainer.steps_per_epoch)
-    changed = {name for name, value in trainer.weights().items() if not torch.equal(value, before[name])}
+    changed = {name for name, value in trainer.averaged.items() if not torch.equal(value, before[name])}
     weights = {name for name in changed if name.endswith("weight")}
     assert any(name.startswith("head.") for name in weights)
     assert {name.split(".")[1] for name in weights if name.startswith("tail.")} == {"restore"}
@@ -176,16 +180,16 @@ def test_the_adversary_makes_the_encoder_hide(data: ImageSet, tmp_path: Path):
         adversary = {"weight": weight, "width": 8, "ramp_epochs": 0, "rate": 1e-2}
         trainer = make_trainer(data, folder, make_config(hint_epochs=0, epochs=30, adversary=adversary, peak_rate=0.05))
         trainer.run()
-        alike.append(trainer.rows[-1].adversary_ssim)
+        alike.append(trainer.rows[-1]["adversary_ssim"])
     assert alike[1] < alike[0] - 0.03
 
 
 def test_a_run_can_start_from_one_with_another_number_of_features(data: ImageSet, tmp_path: Path):
-    earlier = make_trainer(data, tmp_path).weights()
+    earlier = make_trainer(data, tmp_path).averaged
     config = make_config()
     wider = config.model_copy(update={"encoder": config.encoder.model_copy(update={"channels": 3})})
     (tmp_path / "wider").mkdir()
-    later = make_trainer(data, tmp_path / "wider", wider, initial=earlier).weights()
+    later = make_trainer(data, tmp_path / "wider", wider, initial=earlier).averaged
     last = next(name for name, value in earlier.items() if name.startswith("head.") and value.shape[:1] == (2,))
     assert torch.equal(later[last][:2], earlier[last])
 
@@ -226,9 +230,9 @@ def test_a_teachers_answers_are_kept_for_the_next_run(tmp_path: Path):
     assert cache.stat().st_mtime_ns != stamp
 
 
-@pytest.mark.parametrize("name", bundled_configs())
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.toml")))
 def test_bundled_configurations_describe_encoders_that_can_be_built(name: str):
-    config = find_config(name, None)
+    config = find_encoder_config(name, None)
     with torch.device("meta"):
         upper = build_network(config.network.kind, 100, config.network.options)
         parts = build_parts(config, upper)
@@ -239,11 +243,11 @@ def test_bundled_configurations_describe_encoders_that_can_be_built(name: str):
 
 def test_a_configuration_says_what_is_wrong_with_it(tmp_path: Path):
     with pytest.raises(InvalidInput, match="no bundled configuration 'nothing'; there is: "):
-        find_config("nothing", None)
+        find_encoder_config("nothing", None)
     path = tmp_path / "x.toml"
     path.write_text("name = 'x'\nchanels = 3\n")
     with pytest.raises(SetupError, match="chanels is unknown"):
-        find_config("x", path)
+        find_encoder_config("x", path)
     encoder = make_config().encoder.model_dump()
     for change, fault in (
         ({"strides": [2]}, "2 widths need as many strides, not 1"),

@@ -22,15 +22,16 @@ torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from models.dataset import Dataset  # noqa: E402
 from models.training.batches import BatchSource, normalise, statistics  # noqa: E402
-from models.training.checkpoint import EpochRow, load_checkpoint, save_checkpoint  # noqa: E402
-from models.training.config import TrainConfig, bundled_config, bundled_configs, find_config, load_config  # noqa: E402
-from models.training.driver import Progress  # noqa: E402
-from models.training.loop import Trainer, averaged_network  # noqa: E402
+from models.training.checkpoint import Checkpoint, load_checkpoint, read_checkpoint, save_checkpoint  # noqa: E402
+from models.training.config import CONFIGS, TrainConfig, find_config  # noqa: E402
+from models.training.data import TrainingData  # noqa: E402
+from models.training.learner import NetworkLearner, averaged_network, served_weights  # noqa: E402
 from models.training.loss import Labels, training_loss  # noqa: E402
 from models.training.record import TrainingRecord  # noqa: E402
-from models.training.run import Sitting, train_run  # noqa: E402
+from models.training.run import RunOptions, train_run  # noqa: E402
 from models.training.schedule import learning_rate  # noqa: E402
 from models.training.teacher import teacher_probabilities  # noqa: E402
+from models.training.trainer import Progress, Trainer, resume  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -167,19 +168,29 @@ def test_a_student_that_agrees_with_its_teacher_has_no_distance(data: ImageSet):
 
 
 def test_a_run_learns_and_reports_each_epoch(data: ImageSet, tmp_path: Path):
-    trainer = Trainer(make_config(epochs=8, target="fine", auxiliary=0), data, SHAPES, tmp_path)
-    seen: list[Progress[EpochRow]] = []
+    trainer = started(make_config(epochs=8, target="fine", auxiliary=0), data, SHAPES, tmp_path)
+    seen: list[Progress] = []
     assert trainer.run(seen.append)
     assert seen[-1].step == trainer.steps
-    assert [row.epoch for row in trainer.rows] == list(range(1, 9))
-    assert trainer.rows[-1].loss < trainer.rows[0].loss
-    assert trainer.rows[-1].held_out_fine == 1.0
+    assert [row["epoch"] for row in trainer.rows] == list(range(1, 9))
+    assert trainer.rows[-1]["loss"] < trainer.rows[0]["loss"]
+    assert trainer.rows[-1]["held_out_fine"] == 1.0
+
+
+def started(config: TrainConfig, data: ImageSet, hierarchy: Hierarchy, folder: Path) -> Trainer:
+    return resume(NetworkLearner(config, TrainingData(config, data, hierarchy)), folder)
+
+
+def stored(folder: Path) -> Checkpoint:
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def unbroken(data: ImageSet, folder: Path, config: TrainConfig) -> dict[str, Any]:
-    trainer = Trainer(config, data, SHAPES, folder)
+    trainer = started(config, data, SHAPES, folder)
     trainer.run()
-    return trainer.weights()
+    return trainer.averaged
 
 
 def reached(trainer: Trainer, step: int) -> bool:
@@ -193,11 +204,11 @@ def test_a_stopped_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Pat
     config = make_config(**changes)
     expected = unbroken(data, tmp_path / "whole", config)
     for _ in range(3):
-        trainer = Trainer(config, data, SHAPES, tmp_path / "parts")
+        trainer = started(config, data, SHAPES, tmp_path / "parts")
         trainer.run(stop=partial(reached, trainer, trainer.step + 4))
     assert trainer.step == trainer.steps
     assert len(trainer.rows) == config.epochs
-    for name, value in trainer.weights().items():
+    for name, value in trainer.averaged.items():
         assert torch.equal(value, expected[name]), name
 
 
@@ -209,7 +220,9 @@ import torch
 from models.data import ImageSet
 from models.hierarchy import Hierarchy
 from models.training.config import TrainConfig
-from models.training.loop import Trainer
+from models.training.data import TrainingData
+from models.training.learner import NetworkLearner
+from models.training.trainer import resume
 
 torch.set_num_threads(int(sys.argv[5]))  # sums over another number of threads round otherwise
 stored = np.load(sys.argv[1])
@@ -222,7 +235,8 @@ def die(progress):
     if progress.step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Trainer(config, data, hierarchy, Path(sys.argv[4]), checkpoint_every_s=0).run(die)
+learner = NetworkLearner(config, TrainingData(config, data, hierarchy))
+resume(learner, Path(sys.argv[4]), checkpoint_every_s=0).run(die)
 """
 
 
@@ -239,25 +253,24 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Path
     files.append(str(torch.get_num_threads()))
     done = subprocess.run([sys.executable, "-c", KILLED, *files], timeout=50, check=False, env={**os.environ})
     assert done.returncode == -signal.SIGKILL
-    checkpoint = load_checkpoint(tmp_path / "killed" / "checkpoint.pt")
-    assert checkpoint is not None
+    checkpoint = stored(tmp_path / "killed")
     assert 0 < checkpoint.step <= 5
     for name, value in unbroken(data, tmp_path / "killed", config).items():
         assert torch.equal(value, expected[name]), name
 
 
 def test_a_truncated_checkpoint_is_named(data: ImageSet, tmp_path: Path):
-    Trainer(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
+    started(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(WeightsError, match=r"checkpoint\.pt is truncated"):
-        Trainer(make_config(), data, SHAPES, tmp_path)
+        started(make_config(), data, SHAPES, tmp_path)
 
 
 def test_a_run_folder_of_another_configuration_is_refused(data: ImageSet, tmp_path: Path):
-    Trainer(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
+    started(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
     with pytest.raises(Conflict, match="another configuration"):
-        Trainer(make_config(seed=1), data, SHAPES, tmp_path)
+        started(make_config(seed=1), data, SHAPES, tmp_path)
 
 
 # The same classes with the superclasses in another order: only the coarse labels differ.
@@ -274,35 +287,84 @@ MORE = Hierarchy.parse(
 )
 
 
+def test_a_checkpoint_of_the_first_format_goes_on(data: ImageSet, tmp_path: Path):
+    """Field by field, as runs have written it from the start: long ones wait to go on, or to be exported."""
+    config = make_config()
+    learner = NetworkLearner(config, TrainingData(config, data, SHAPES))
+    learner.learn(0)
+    weights, optimizer = learner.state()
+    row = {
+        "epoch": 1,
+        "loss": 1.5,
+        "held_out_coarse": 0.5,
+        "held_out_fine": None,
+        "rate": 0.1,
+        "seconds": 2.0,
+    }
+    content: dict[str, Any] = {
+        "step": 5,
+        "config": {**config.model_dump(mode="json")},
+        "hierarchy": {
+            "name": "shapes",
+            "fine": ["circle", "ellipse", "square"],
+            "superclasses": {"round": ["circle", "ellipse"], "angular": ["square"]},
+        },
+        "data_sha256": data.digest(),
+        "statistics": {"mean": 79, "std": 72.5},
+        "weights": weights,
+        "averaged": {name: value + 1 if value.is_floating_point() else value for name, value in weights.items()},
+        "optimizer": optimizer,
+        "epochs": [row],
+        "loss_sum": 3.0,
+        "epoch_seconds": 1.0,
+        "seconds": 3.0,
+    }
+    torch.save(content, tmp_path / "checkpoint.pt")
+    trainer = started(config, data, SHAPES, tmp_path)
+    assert (trainer.step, trainer.rows, trainer.seconds) == (5, [row], 3.0)
+    bias = "network.classifier.bias"
+    assert torch.equal(trainer.averaged[bias], content["averaged"][bias])
+    network, _, known = averaged_network(load_checkpoint(tmp_path, SHAPES))
+    assert torch.equal(network.classifier.bias, content["averaged"][bias])
+    assert (known.mean, known.std) == (79, 72.5)
+    assert trainer.run()
+    assert list(torch.load(tmp_path / "checkpoint.pt", weights_only=True)) == list(content)
+
+
+def test_a_run_starts_from_the_averaged_weights_of_another(data: ImageSet, tmp_path: Path):
+    started(make_config(), data, SHAPES, tmp_path).run(last=2)
+    initial = served_weights(stored(tmp_path))
+    config = make_config(seed=1)
+    later = Trainer(NetworkLearner(config, TrainingData(config, data, SHAPES), initial), tmp_path)
+    assert all(torch.equal(later.averaged[f"network.{name}"], value) for name, value in initial.items())
+
+
 @pytest.mark.parametrize("hierarchy", [TURNED, MORE], ids=["order", "count"])
 def test_a_run_for_another_hierarchy_is_refused(data: ImageSet, tmp_path: Path, hierarchy: Hierarchy):
-    Trainer(make_config(), data, SHAPES, tmp_path).run(last=1)
+    started(make_config(), data, SHAPES, tmp_path).run(last=1)
     with pytest.raises(Conflict, match="belongs to a run for another hierarchy"):
-        Trainer(make_config(), data, hierarchy, tmp_path)
-    checkpoint = load_checkpoint(tmp_path / "checkpoint.pt")
-    assert checkpoint is not None
+        started(make_config(), data, hierarchy, tmp_path)
     with pytest.raises(WeightsError, match=r"hierarchy 'shapes' \(3 classes in 2 superclasses\)") as caught:
-        averaged_network(checkpoint, hierarchy)
+        load_checkpoint(tmp_path, hierarchy)
     assert "\n" not in str(caught.value)
 
 
 def test_a_run_on_other_images_is_refused(data: ImageSet, tmp_path: Path):
-    Trainer(make_config(), data, SHAPES, tmp_path).run(last=1)
+    started(make_config(), data, SHAPES, tmp_path).run(last=1)
     fewer, relabelled = data.take(np.arange(33)), dataclasses.replace(data, fine=(fine_of(data) + 1) % 3)
     for other in (fewer, relabelled):
         with pytest.raises(Conflict, match="on other training images"):
-            Trainer(make_config(), other, SHAPES, tmp_path)
+            started(make_config(), other, SHAPES, tmp_path)
 
 
 def test_a_checkpoint_of_an_older_network_is_refused_in_one_line(data: ImageSet, tmp_path: Path):
-    Trainer(make_config(), data, SHAPES, tmp_path).run(last=1)
-    checkpoint = load_checkpoint(tmp_path / "checkpoint.pt")
-    assert checkpoint is not None
+    started(make_config(), data, SHAPES, tmp_path).run(last=1)
+    checkpoint = stored(tmp_path)
     gone = next(iter(checkpoint.weights))
     for weights in (checkpoint.weights, checkpoint.averaged):
         weights["old"] = weights.pop(gone)
-    save_checkpoint(tmp_path / "checkpoint.pt", checkpoint)
-    for use in (lambda: Trainer(make_config(), data, SHAPES, tmp_path), lambda: averaged_network(checkpoint, SHAPES)):
+    save_checkpoint(tmp_path, checkpoint)
+    for use in (lambda: started(make_config(), data, SHAPES, tmp_path), lambda: averaged_network(checkpoint)):
         with pytest.raises(WeightsError, match="does not fit the network") as caught:
             use()
         assert "\n" not in str(caught.value)
@@ -310,17 +372,16 @@ def test_a_checkpoint_of_an_older_network_is_refused_in_one_line(data: ImageSet,
 
 def test_a_run_stops_after_the_steps_asked_for(data: ImageSet, tmp_path: Path):
     for last, reached in ((5, 5), (3, 5), (7, 7)):
-        trainer = Trainer(make_config(), data, SHAPES, tmp_path)
+        trainer = started(make_config(), data, SHAPES, tmp_path)
         assert not trainer.run(last=last)
-        checkpoint = load_checkpoint(tmp_path / "checkpoint.pt")
-        assert checkpoint is not None
+        checkpoint = stored(tmp_path)
         assert checkpoint.step == trainer.step == reached
-    assert Trainer(make_config(), data, SHAPES, tmp_path).run(last=10_000)
+    assert started(make_config(), data, SHAPES, tmp_path).run(last=10_000)
 
 
 def test_the_answers_of_a_teacher_to_other_images_are_not_used(data: ImageSet, tmp_path: Path):
     config = make_config(name="big", target="fine", auxiliary=0)
-    Trainer(config, data, SHAPES, tmp_path / "big").run(last=2)
+    started(config, data, SHAPES, tmp_path / "big").run(last=2)
 
     def answers(images: ImageSet) -> Any:
         return teacher_probabilities([tmp_path / "big"], images, SHAPES, cache=tmp_path / "answers.pt")
@@ -343,12 +404,12 @@ def test_the_answers_of_a_teacher_to_other_images_are_not_used(data: ImageSet, t
 def test_a_run_cannot_start_from_another_network(tmp_path: Path, data: ImageSet, monkeypatch, changes, message: str):
     dataset = Dataset(name="shapes", hierarchy=SHAPES, source="test", folder=tmp_path, size=(8, 8))
     monkeypatch.setattr(Dataset, "read", lambda *_: data)
-    train_run(make_config(name="first", target="fine", auxiliary=0), dataset, tmp_path, Sitting(steps=1))
+    train_run(make_config(name="first", target="fine", auxiliary=0), dataset, tmp_path, RunOptions(steps=1))
     second = make_config(**{"name": "second", "target": "fine", "auxiliary": 0, "initial": "first", **changes})
     with pytest.raises(WeightsError, match=message):
-        train_run(second, dataset, tmp_path, Sitting())
+        train_run(second, dataset, tmp_path, RunOptions())
     with pytest.raises(WeightsError, match="trained for hierarchy 'shapes'"):
-        train_run(second, dataclasses.replace(dataset, hierarchy=TURNED), tmp_path, Sitting())
+        train_run(second, dataclasses.replace(dataset, hierarchy=TURNED), tmp_path, RunOptions())
 
 
 def test_the_summary_of_a_run_counts_those_before_it():
@@ -368,13 +429,13 @@ def test_the_summary_of_a_run_counts_those_before_it():
             source_sha256="",
         )
 
-    facts = record(1, 90).facts("late.json", [record(2, 60)])
+    facts = record(1, 90).facts([record(2, 60)])
     assert (facts.epochs, facts.minutes) == (1, 1.5)
     assert (facts.total_epochs, facts.total_minutes) == (3, 2.5)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_whole(data: ImageSet, tmp_path: Path, monkeypatch):
-    Trainer(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
+    started(make_config(), data, SHAPES, tmp_path).run(stop=lambda: True)
     before = (tmp_path / "checkpoint.pt").read_bytes()
 
     def fail(*_: object) -> None:
@@ -382,19 +443,20 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(data: ImageSet, tmp_path: P
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(SetupError, match="No space left"):
-        Trainer(make_config(), data, SHAPES, tmp_path).run()
+        started(make_config(), data, SHAPES, tmp_path).run()
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
 
 
 def test_labels_outside_the_hierarchy_are_refused(data: ImageSet, tmp_path: Path):
     with pytest.raises(DataError, match="label 9 is outside"):
-        Trainer(make_config(), dataclasses.replace(data, fine=fine_of(data) + 7), SHAPES, tmp_path)
+        started(make_config(), dataclasses.replace(data, fine=fine_of(data) + 7), SHAPES, tmp_path)
 
 
 def test_every_bundled_configuration_is_valid_and_named_as_its_file():
-    assert {"mobilenet-v1-0.5", "resnet-34", "wrn-16-2", "wrn-28-10"} <= set(bundled_configs())
-    for name in bundled_configs():
-        assert load_config(bundled_config(name)).name == name
+    names = {path.stem for path in CONFIGS.glob("*.toml")}
+    assert {"mobilenet-v1-0.5", "resnet-34", "wrn-16-2", "wrn-28-10"} <= names
+    for name in names:
+        assert find_config(name, None).name == name
 
 
 @pytest.mark.parametrize(
@@ -410,17 +472,18 @@ def test_every_bundled_configuration_is_valid_and_named_as_its_file():
 def test_a_wrong_configuration_says_what_is_wrong(tmp_path: Path, text: str, message: str):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(SetupError, match=message):
-        load_config(tmp_path / "bad.toml")
+        find_config("bad", tmp_path / "bad.toml")
 
 
 def test_a_configuration_that_is_not_there(tmp_path: Path):
-    with pytest.raises(InvalidInput, match="there is: "):
-        bundled_config("vgg")
+    with pytest.raises(InvalidInput, match="no bundled configuration 'vgg'; there is: "):
+        find_config("vgg", None)
     with pytest.raises(SetupError, match="cannot read"):
-        load_config(tmp_path / "absent.toml")
+        find_config("vgg", tmp_path / "absent.toml")
 
 
 def test_a_configuration_of_another_name_is_refused():
-    assert find_config("wrn-16-2", bundled_config("wrn-16-2")) == find_config("wrn-16-2", None)
-    with pytest.raises(InvalidInput, match="is of the network 'wrn-16-2', not of 'mine'"):
-        find_config("mine", bundled_config("wrn-16-2"))
+    file = CONFIGS / "wrn-16-2.toml"
+    assert find_config("wrn-16-2", file) == find_config("wrn-16-2", None)
+    with pytest.raises(InvalidInput, match="is called 'wrn-16-2', not 'mine'"):
+        find_config("mine", file)

@@ -1,4 +1,4 @@
-"""The training loop of a learned encoder.
+"""Head, tail and adversary of a learned encoder, as they are trained.
 
 Each step the adversary learns to reconstruct the images from what was sent, and head and tail learn to answer while
 the reconstruction gets worse.
@@ -6,8 +6,6 @@ the reconstruction gets worse.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,30 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from encryption.training.config import BottleneckConfig
-from encryption.training.networks import Decoder, Head, Tail, front, transmit
+from encryption.training.networks import Decoder, Head, Tail, first_layers, transmit
 from encryption.training.similarity import ssim
-from models.data import ImageSet
-from models.hierarchy import Hierarchy
 from models.training.batches import Batch, Statistics, normalise
-from models.training.checkpoint import Checkpoint, EpochRow
-from models.training.driver import Driver, autocast, load_weights
+from models.training.data import TrainingData
 from models.training.gemm_conv import use_matrix_products
+from models.training.learner import EVALUATION_BATCH, autocast, load_weights, make_optimizer, set_rate
 from models.training.loss import training_loss
 from models.training.schedule import learning_rate
 from tierkit.inference.model import Array
 
-__all__ = ["EncoderRow", "EncoderTrainer", "answer", "build_parts"]
-
-_EVALUATION_BATCH = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderRow(EpochRow):
-    """One line of the log. Epochs of the hint come first, and have no accuracies; their loss is the hint's, without
-    the adversary's part as in all others."""
-
-    adversary_ssim: float
-    """Mean SSIM of the adversary's reconstructions during the epoch."""
+__all__ = ["EncoderLearner", "answer", "build_parts"]
 
 
 def build_parts(config: BottleneckConfig, upper: nn.Module) -> nn.ModuleDict:
@@ -47,88 +32,65 @@ def build_parts(config: BottleneckConfig, upper: nn.Module) -> nn.ModuleDict:
     return nn.ModuleDict({"head": Head(upper, config.encoder), "tail": Tail(upper, config.encoder)})
 
 
-class EncoderTrainer(Driver[BottleneckConfig, EncoderRow]):
-    """Trains head, tail and adversary on one data set.
+class EncoderLearner:
+    """Head and tail against an adversary; see `models.training.trainer.Learner`. `network` is head and tail.
+
+    Epochs of the hint come first, and have no accuracies. The loss of an epoch is without the adversary's part.
 
     Args:
-        config, data, hierarchy, folder, teacher, device, checkpoint_every_s: as for `Driver`.
         upper: the upper network with its first weights; its last blocks become the tail.
         initial: averaged weights of an earlier run's head and tail, in the place of fresh ones. Where the numbers of
             features differ, those that both have are taken over.
-
-    Raises:
-        DataError: labels are missing or disagree with the hierarchy.
-        Conflict: the folder holds a run with another configuration, on other images or for another hierarchy.
-        WeightsError: the folder's checkpoint is damaged.
     """
 
     def __init__(
-        self,
-        config: BottleneckConfig,
-        data: ImageSet,
-        hierarchy: Hierarchy,
-        folder: Path,
-        *,
-        upper: nn.Module,
-        initial: dict[str, Tensor] | None = None,
-        teacher: Tensor | None = None,
-        device: str = "cpu",
-        checkpoint_every_s: float = 300.0,
+        self, config: BottleneckConfig, data: TrainingData, upper: nn.Module, initial: dict[str, Tensor] | None = None
     ) -> None:
-        super().__init__(
-            config,
-            data,
-            hierarchy,
-            folder,
-            row=EncoderRow,
-            epochs=config.hint_epochs + config.epochs,
-            teacher=teacher,
-            device=device,
-            checkpoint_every_s=checkpoint_every_s,
-        )
-        self._hint_steps = config.hint_epochs * self._source.steps_per_epoch
+        self.config = config
+        self.data = data
+        self._hint_steps = config.hint_epochs * data.batches.steps_per_epoch
         self._ssim_sum = 0.0
-        place: dict[str, Any] = {"device": self._device, "memory_format": torch.channels_last}
+        torch.manual_seed(config.seed)
+        place: dict[str, Any] = {"device": data.device, "memory_format": torch.channels_last}
         self._replaced = None
         if config.hint_epochs:
             # What the encoder takes the place of gives the hint.
-            self._replaced = front(upper, range(config.encoder.cut)).eval().requires_grad_(False).to(**place)
-        self._parts = build_parts(config, upper).to(**place)
+            self._replaced = first_layers(upper, range(config.encoder.cut)).eval().requires_grad_(False).to(**place)
+        self._parts = self.network = build_parts(config, upper).to(**place)
         if initial is not None:
             _take_over(self._parts, initial)
         with torch.no_grad():
-            side = data.images.shape[1]
-            smaller = self._parts["head"].eval()(torch.zeros(1, 3, side, side, device=self._device)).shape[2]
-        self._decoder = Decoder(config.encoder.channels, side // smaller, config.adversary.width).to(**place)
-        self._begin(self._parts)
+            smaller = self._parts["head"].eval()(torch.zeros(1, 3, data.side, data.side, device=data.device)).shape[2]
+        self._decoder = Decoder(config.encoder.channels, data.side // smaller, config.adversary.width).to(**place)
+        self._optimizer = make_optimizer(self._parts, config)
         self._adversary = torch.optim.AdamW(self._decoder.parameters(), lr=config.adversary.rate)
-        if self._device.type == "cpu" and config.precision == "bf16":
+        if data.device.type == "cpu" and config.precision == "bf16":
             use_matrix_products(self._parts)
             use_matrix_products(self._decoder)
-        self._restore()
 
-    def _rate(self, step: int) -> float:
+    def rate(self, step: int) -> float:
         if step < self._hint_steps:
             return learning_rate(step, self._hint_steps, self.config)
-        return learning_rate(step - self._hint_steps, self.steps - self._hint_steps, self.config)
+        steps = self.config.epochs * self.data.batches.steps_per_epoch
+        return learning_rate(step - self._hint_steps, steps, self.config)
 
-    def _advance(self) -> float:
-        """One step of adversary, head and tail; the loss without the adversary's part."""
-        batch = self._source.batch(self.step)
+    def learn(self, step: int) -> float:
+        batch = self.data.batches.batch(step)
         # Noise too depends on nothing but seed and step: a resumed run is an unbroken one.
-        torch.manual_seed(self.config.seed * 2_654_435_761 + self.step)
-        self._set_rate()
+        torch.manual_seed(self.config.seed * 2_654_435_761 + step)
+        set_rate(self._optimizer, self.rate(step))
         self._parts.train()
-        with autocast(self.config, self._device):
+        with autocast(self.config, self.data.device):
             features = self._parts["head"](batch.images)
             sent = transmit(features, self.config.encoder)
-            loss = self._hint_loss(batch, sent) if self.step < self._hint_steps else self._task_loss(batch, sent)
-        pixels = self._pixels(batch.images)
+            loss = self._hint_loss(batch, sent) if step < self._hint_steps else self._task_loss(batch, sent)
+        known = self.data.batches.statistics
+        pixels = (batch.images * known.std + known.mean) / 255.0
         self._ssim_sum += self._train_adversary(features.detach(), pixels)
         total = loss
-        if weight := self._adversary_weight():
+        if weight := self._adversary_weight(step):
             self._decoder.requires_grad_(False)
-            with autocast(self.config, self._device):
+            with autocast(self.config, self.data.device):
                 shown = self._decoder(sent)
             # A decoder that is fooled into the opposite of the image would learn that at once: zero is the aim.
             total = loss + weight * ssim(shown, pixels).clamp_min(0.0).mean()
@@ -139,14 +101,14 @@ class EncoderTrainer(Driver[BottleneckConfig, EncoderRow]):
         self._optimizer.zero_grad()
         return float(loss.detach())
 
-    def _adversary_weight(self) -> float:
+    def _adversary_weight(self, step: int) -> float:
         """None during the hint, then rising: an encoder that hides before it has anything to say learns nothing."""
-        rising = self.config.adversary.ramp_epochs * self._source.steps_per_epoch
-        done = self.step - self._hint_steps
+        rising = self.config.adversary.ramp_epochs * self.data.batches.steps_per_epoch
+        done = step - self._hint_steps
         return self.config.adversary.weight * min(1.0, max(0.0, done / rising if rising else float(done >= 0)))
 
     def _task_loss(self, batch: Batch, sent: Tensor) -> Tensor:
-        return training_loss(self._parts["tail"](sent), None, batch, self._labels, self.config)
+        return training_loss(self._parts["tail"](sent), None, batch, self.data.labels, self.config)
 
     def _hint_loss(self, batch: Batch, sent: Tensor) -> Tensor:
         assert self._replaced is not None
@@ -154,15 +116,11 @@ class EncoderTrainer(Driver[BottleneckConfig, EncoderRow]):
             wanted = self._replaced(batch.images).float()
         return F.mse_loss(self._parts["tail"].restore(sent).float(), wanted) / wanted.var()
 
-    def _pixels(self, images: Tensor) -> Tensor:
-        known = self.statistics
-        return (images * known.std + known.mean) / 255.0
-
     def _train_adversary(self, features: Tensor, pixels: Tensor) -> float:
         similarity = 0.0
         self._decoder.train()
         for _ in range(self.config.adversary.steps):
-            with autocast(self.config, self._device):
+            with autocast(self.config, self.data.device):
                 shown = self._decoder(transmit(features, self.config.encoder))
             alike = ssim(shown, pixels).mean()
             (1 - alike + F.mse_loss(shown, pixels)).backward()
@@ -171,30 +129,32 @@ class EncoderTrainer(Driver[BottleneckConfig, EncoderRow]):
             similarity = float(alike.detach())
         return similarity
 
-    def _more_of_epoch(self) -> dict[str, float]:
-        mean, self._ssim_sum = self._ssim_sum / self._source.steps_per_epoch, 0.0
-        return {"adversary_ssim": mean}
-
-    def _held_out_logits(self) -> Array | None:
-        if self.step <= self._hint_steps:
+    def held_out_logits(self, averaged: dict[str, Tensor], step: int) -> Array | None:
+        if step < self._hint_steps:
             return None
         kept = {name: value.clone() for name, value in self._parts.state_dict().items()}
-        self._parts.load_state_dict(self._averaged)
-        logits = answer(self._parts, self._held_out.images, self.statistics, self.config, self._device)
+        self._parts.load_state_dict(averaged)
+        logits = answer(
+            self._parts, self.data.held_out.images, self.data.batches.statistics, self.config, self.data.device
+        )
         self._parts.load_state_dict(kept)
         return logits
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def finish_epoch(self, steps: int) -> dict[str, float]:
+        mean, self._ssim_sum = self._ssim_sum / steps, 0.0
+        return {"adversary_ssim": mean}
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return (
             {"parts": self._parts.state_dict(), "decoder": self._decoder.state_dict()},
             {"parts": self._optimizer.state_dict(), "decoder": self._adversary.state_dict()},
         )
 
-    def _take_up(self, checkpoint: Checkpoint) -> None:
+    def restore(self, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
         for name, network in (("parts", self._parts), ("decoder", self._decoder)):
-            load_weights(network, checkpoint.weights[name], str(self._folder / "checkpoint.pt"))
-        self._optimizer.load_state_dict(checkpoint.optimizer["parts"])
-        self._adversary.load_state_dict(checkpoint.optimizer["decoder"])
+            load_weights(network, weights[name], f"the checkpoint of {self.config.name!r}")
+        self._optimizer.load_state_dict(optimizer["parts"])
+        self._adversary.load_state_dict(optimizer["decoder"])
 
 
 def answer(
@@ -205,8 +165,8 @@ def answer(
     torch.manual_seed(config.seed)
     logits = []
     with torch.inference_mode(), autocast(config, device):
-        for start in range(0, len(images), _EVALUATION_BATCH):
-            chunk = torch.from_numpy(images[start : start + _EVALUATION_BATCH]).to(device)
+        for start in range(0, len(images), EVALUATION_BATCH):
+            chunk = torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(device)
             sent = transmit(parts["head"](normalise(chunk, known)), config.encoder)
             logits.append(parts["tail"](sent).float().cpu())
     return torch.cat(logits).numpy()

@@ -1,0 +1,189 @@
+"""A network that is served, as it is trained, and as it answers after that."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.hierarchy import Hierarchy
+from models.training.batches import Statistics, normalise
+from models.training.checkpoint import Checkpoint
+from models.training.config import TrainConfig
+from models.training.data import TrainingData
+from models.training.gemm_conv import use_matrix_products
+from models.training.loss import training_loss
+from models.training.networks import build_network
+from models.training.schedule import learning_rate
+from tierkit.errors import WeightsError
+from tierkit.inference.model import Array
+
+__all__ = [
+    "EVALUATION_BATCH",
+    "NetworkLearner",
+    "autocast",
+    "averaged_network",
+    "load_weights",
+    "make_optimizer",
+    "predict",
+    "served_weights",
+    "set_rate",
+]
+
+EVALUATION_BATCH = 500
+
+
+class NetworkLearner:
+    """A network of one data set; see `models.training.trainer.Learner`.
+
+    Args:
+        initial: weights of the served network to start from (`served_weights`); random ones unless given.
+
+    Raises:
+        WeightsError: `initial` does not fit.
+    """
+
+    def __init__(self, config: TrainConfig, data: TrainingData, initial: dict[str, Tensor] | None = None) -> None:
+        self.config = config
+        self.data = data
+        torch.manual_seed(config.seed)
+        self.network: nn.Module = _Student(config, data.hierarchy).to(data.device, memory_format=torch.channels_last)
+        if initial is not None:
+            load_weights(self.network.network, initial, f"the weights that {config.name!r} is to start from")
+        self._optimizer = make_optimizer(self.network, config)
+        if data.device.type == "cpu" and config.precision == "bf16":
+            use_matrix_products(self.network)
+
+    def rate(self, step: int) -> float:
+        return learning_rate(step, self.config.epochs * self.data.batches.steps_per_epoch, self.config)
+
+    def learn(self, step: int) -> float:
+        batch = self.data.batches.batch(step)
+        set_rate(self._optimizer, self.rate(step))
+        self.network.train()
+        with autocast(self.config, self.data.device):
+            output, auxiliary = self.network(batch.images)
+        loss = training_loss(output, auxiliary, batch, self.data.labels, self.config)
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(loss.detach())
+
+    def held_out_logits(self, averaged: dict[str, Tensor], step: int) -> Array:
+        data = self.data
+        network = _load(self.config, data.hierarchy, _served(averaged))
+        network.to(data.device, memory_format=torch.channels_last)
+        return predict(network, data.held_out.images, data.batches.statistics, self.config, data.device)
+
+    def finish_epoch(self, steps: int) -> dict[str, float]:
+        return {}
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.network.state_dict(), self._optimizer.state_dict()
+
+    def restore(self, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        load_weights(self.network, weights, f"the checkpoint of {self.config.name!r}")
+        self._optimizer.load_state_dict(optimizer)
+
+
+class _Student(nn.Module):
+    """The served network, with the second classifier that a coarse one has during training."""
+
+    def __init__(self, config: TrainConfig, hierarchy: Hierarchy) -> None:
+        super().__init__()
+        self.network: Any = _build(config, hierarchy)
+        self.auxiliary = (
+            nn.Linear(self.network.feature_width, len(hierarchy.fine))
+            if config.target == "coarse" and config.auxiliary
+            else None
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        features = self.network.embed(images)
+        return self.network.classifier(features), None if self.auxiliary is None else self.auxiliary(features)
+
+
+def averaged_network(checkpoint: Checkpoint) -> tuple[nn.Module, TrainConfig, Statistics]:
+    """The network with a checkpoint's averaged weights in evaluation mode, its configuration and input statistics.
+
+    Raises:
+        WeightsError: the weights do not fit the configuration.
+    """
+    config = TrainConfig.model_validate(checkpoint.config)
+    network = _load(config, checkpoint.trained_for, served_weights(checkpoint))
+    return network, config, Statistics(**checkpoint.statistics)
+
+
+def served_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The averaged weights of the served network, without the classifier that it has during training only."""
+    return _served(checkpoint.averaged)
+
+
+def predict(
+    network: nn.Module, images: np.ndarray, known: Statistics, config: TrainConfig, device: torch.device
+) -> np.ndarray:
+    """Logits, FP32 `[n, classes]`, of UINT8 images `[n, h, w, 3]`, in the precision of `config`.
+
+    On a CPU in bf16 the convolutions of `network` change their form (`use_matrix_products`).
+    """
+    network.eval()
+    if device.type == "cpu" and config.precision == "bf16":
+        use_matrix_products(network)
+    with torch.inference_mode(), autocast(config, device):
+        parts = [
+            network(normalise(torch.from_numpy(images[start : start + EVALUATION_BATCH]).to(device), known))
+            for start in range(0, len(images), EVALUATION_BATCH)
+        ]
+    return torch.cat(parts).float().cpu().numpy()
+
+
+def make_optimizer(network: nn.Module, config: TrainConfig) -> torch.optim.SGD:
+    """SGD as the configuration says."""
+    # Decay on biases and normalisation only distorts scale (arXiv:1812.01187, section 3.1).
+    matrices = [value for value in network.parameters() if value.ndim > 1]
+    vectors = [value for value in network.parameters() if value.ndim <= 1]
+    return torch.optim.SGD(
+        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=config.peak_rate,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Let the next step have this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def load_weights(network: nn.Module, weights: dict[str, Tensor], what: str) -> None:
+    """Fill a network. Raises WeightsError, with `what` in it, for weights that do not fit."""
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:  # its text lists every tensor
+        raise WeightsError(
+            f"{what} does not fit the network that its configuration describes; train it afresh"
+        ) from error
+
+
+def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """In which forward passes are computed: bf16 where the configuration says so."""
+    return torch.autocast(device.type, torch.bfloat16) if config.precision == "bf16" else nullcontext()
+
+
+def _served(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    prefix = "network."
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def _build(config: TrainConfig, hierarchy: Hierarchy) -> nn.Module:
+    return build_network(config.network.kind, len(hierarchy.labels(config.target)), config.network.options)
+
+
+def _load(config: TrainConfig, hierarchy: Hierarchy, weights: dict[str, Tensor]) -> nn.Module:
+    network = _build(config, hierarchy)
+    load_weights(network, weights, f"the checkpoint of {config.name!r}")
+    return network.eval()

@@ -1,0 +1,210 @@
+"""The one training loop: steps and epochs, averaged weights, held-out accuracy, checkpoints.
+
+A run lives in a folder. Started again on the same folder it goes on from the last checkpoint and ends with the same
+weights as an unbroken run would have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.session import softmax
+from models.training.checkpoint import CHECKPOINT, Checkpoint, EpochRow, read_checkpoint, save_checkpoint
+from models.training.config import TrainConfig
+from models.training.data import TrainingData
+from tierkit.errors import Conflict
+from tierkit.inference.model import Array
+
+__all__ = ["Learner", "Progress", "Trainer", "resume"]
+
+
+class Learner(Protocol):
+    """What learns: a network that is served, or an encoder with the network behind it."""
+
+    data: TrainingData
+    network: nn.Module
+    """What is averaged."""
+
+    @property
+    def config(self) -> TrainConfig: ...
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step."""
+
+    def learn(self, step: int) -> float:
+        """Do a step; its loss."""
+
+    def held_out_logits(self, averaged: dict[str, Tensor], step: int) -> Array | None:
+        """Of averaged weights for the held-out images, `[n, classes]`; None where they have no answers after this
+        step."""
+
+    def finish_epoch(self, steps: int) -> dict[str, float]:
+        """What the row of an epoch of so many steps has besides what all rows have."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Weights, and state of the optimisers, for a checkpoint."""
+
+    def restore(self, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        """Undo `state`. Raises WeightsError for weights that do not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a display needs after each step."""
+
+    step: int
+    steps: int
+    seconds_left: float
+    row: EpochRow | None
+    """The finished epoch, after its last step."""
+
+
+class Trainer:
+    """A run from its first step; see `resume`.
+
+    Args:
+        checkpoint_every_s: seconds between checkpoints within an epoch; each epoch ends with one.
+    """
+
+    def __init__(self, learner: Learner, folder: Path, *, checkpoint_every_s: float = 300.0) -> None:
+        self.learner = learner
+        self.averaged = {name: value.clone() for name, value in learner.network.state_dict().items()}
+        self.steps_per_epoch = learner.data.batches.steps_per_epoch
+        self.steps = learner.config.all_epochs * self.steps_per_epoch
+        self.step = 0
+        self.rows: list[EpochRow] = []
+        self.seconds = 0.0
+        self._loss_sum = self._epoch_seconds = 0.0
+        self._folder = folder
+        self._checkpoint_every_s = checkpoint_every_s
+
+    def run(
+        self,
+        report: Callable[[Progress], None] = lambda _: None,
+        *,
+        last: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Train on, to the end or until `stop()` holds after a step; True when the run is complete.
+
+        Args:
+            last: stop also after this many steps of the run, those of earlier calls included.
+
+        Raises:
+            SetupError: a checkpoint could not be written; the previous one is whole.
+        """
+        saved_at = begun = time.monotonic()
+        first = self.step
+        last = self.steps if last is None else min(last, self.steps)
+        while self.step < last:
+            started = time.monotonic()
+            self._loss_sum += self.learner.learn(self.step)
+            self._average()
+            self.step += 1
+            spent = time.monotonic() - started
+            self._epoch_seconds += spent
+            self.seconds += spent
+            row = self._finish_epoch() if self.step % self.steps_per_epoch == 0 else None
+            done = self.step == last or stop()
+            if row is not None or done or time.monotonic() - saved_at > self._checkpoint_every_s:
+                self._save()
+                saved_at = time.monotonic()
+            left = (time.monotonic() - begun) / (self.step - first) * (self.steps - self.step)
+            report(Progress(step=self.step, steps=self.steps, seconds_left=left, row=row))
+            if done:
+                break
+        return self.step == self.steps
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of this run. Raises WeightsError for weights that do not fit."""
+        self.learner.restore(checkpoint.weights, checkpoint.optimizer)
+        for name, value in checkpoint.averaged.items():
+            self.averaged[name].copy_(value)
+        self.step, self.seconds, self.rows = checkpoint.step, checkpoint.seconds, list(checkpoint.epochs)
+        self._loss_sum, self._epoch_seconds = checkpoint.loss_sum, checkpoint.epoch_seconds
+
+    def _average(self) -> None:
+        # The decay grows with the step, so that the random first weights are forgotten early.
+        most = self.learner.config.ema_decay
+        decay = min(most, (1 + self.step) / (10 + self.step)) if most else 0.0
+        present = self.learner.network.state_dict()
+        floats = [name for name, value in present.items() if value.is_floating_point()]
+        torch._foreach_lerp_([self.averaged[name] for name in floats], [present[name] for name in floats], 1 - decay)
+        for name in present.keys() - set(floats):
+            self.averaged[name].copy_(present[name])
+
+    def _finish_epoch(self) -> EpochRow:
+        coarse, fine = self._held_out_accuracy()
+        row = EpochRow(
+            epoch=self.step // self.steps_per_epoch,
+            loss=self._loss_sum / self.steps_per_epoch,
+            held_out_coarse=coarse,
+            held_out_fine=fine,
+            rate=self.learner.rate(self.step - 1),
+            seconds=self._epoch_seconds,
+            **self.learner.finish_epoch(self.steps_per_epoch),  # type: ignore[typeddict-item]
+        )
+        self.rows.append(row)
+        self._loss_sum = self._epoch_seconds = 0.0
+        return row
+
+    def _held_out_accuracy(self) -> tuple[float | None, float | None]:
+        logits = self.learner.held_out_logits(self.averaged, self.step - 1)
+        if logits is None:
+            return None, None
+        held_out, fine = self.learner.data.held_out, None
+        if self.learner.config.target == "fine":
+            fine = float(np.mean(logits.argmax(1) == held_out.fine))
+            logits = self.learner.data.hierarchy.coarse_probabilities(softmax(logits))
+        return float(np.mean(logits.argmax(1) == held_out.coarse)), fine
+
+    def _save(self) -> None:
+        data = self.learner.data
+        weights, optimizer = self.learner.state()
+        save_checkpoint(
+            self._folder,
+            Checkpoint(
+                step=self.step,
+                config=self.learner.config.model_dump(mode="json"),
+                hierarchy=data.hierarchy.content(),
+                data_sha256=data.sha256,
+                statistics=asdict(data.batches.statistics),
+                weights=weights,
+                averaged=self.averaged,
+                optimizer=optimizer,
+                epochs=self.rows,
+                loss_sum=self._loss_sum,
+                epoch_seconds=self._epoch_seconds,
+                seconds=self.seconds,
+            ),
+        )
+
+
+def resume(learner: Learner, folder: Path, *, checkpoint_every_s: float = 300.0) -> Trainer:
+    """The run of a folder, from its last checkpoint, or from its first step where there is none.
+
+    Raises:
+        Conflict: the folder holds a run with another configuration, on other images or for another hierarchy.
+        WeightsError: its checkpoint is damaged.
+    """
+    trainer = Trainer(learner, folder, checkpoint_every_s=checkpoint_every_s)
+    checkpoint = read_checkpoint(folder, str(learner.data.device))
+    if checkpoint is None:
+        return trainer
+    for same, other in (
+        (checkpoint.config == learner.config.model_dump(mode="json"), "with another configuration"),
+        (checkpoint.trained_for == learner.data.hierarchy, "for another hierarchy"),
+        (checkpoint.data_sha256 == learner.data.sha256, "on other training images"),
+    ):
+        if not same:
+            raise Conflict(f"{folder / CHECKPOINT} belongs to a run {other}; use another folder of runs, or remove it")
+    trainer.restore(checkpoint)
+    return trainer
