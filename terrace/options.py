@@ -23,6 +23,7 @@ from tierkit.types import Tier
 __all__ = [
     "DEFAULT_PORT",
     "DEFAULT_URL",
+    "PATIENCE_S",
     "Data",
     "DatasetName",
     "Json",
@@ -42,7 +43,7 @@ __all__ = [
 DEFAULT_PORT = 8070
 """Where `terrace up` puts the scheduler, and so where the other commands look for it."""
 
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 
 TokenFile = Annotated[
     Path | None,
@@ -103,7 +104,7 @@ def connect(url: str, token_file: Path | None = None, tls_ca: Path | None = None
     bounded by other means."""
     return Client(
         url.rstrip("/").removesuffix("/v1"),  # as the routes in the documentation begin
-        timeout_s=_PATIENCE_S,
+        timeout_s=PATIENCE_S,
         backoff=Backoff(attempts=2),
         token=token_from(token_file),
         tls_ca=tls_ca,

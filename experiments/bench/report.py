@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from experiments.bench.levels import Closed, Level, Open
+from experiments.bench.server_stats import ServerTimes
 from experiments.bench.summary import SLICES
 from experiments.bench.targets import Target
 from experiments.record import host_facts
@@ -32,32 +34,18 @@ def as_row(level: Level, *, streams: bool = False) -> Row:
     `send_ms`, `network_ms`, `queue_ms` and the three `compute_*_ms` are means that add up to `mean_ms`: the wait in
     the load generator, everything between it and the model's queue, and what the server says of itself.
     """
-    summary = level.summary
-    row: dict[str, str | float | int | bool | None] = (
-        {"concurrency": level.load.concurrency}
-        if isinstance(level.load, Closed)
-        else {"request_rate": level.load.rate_per_s, "offered_per_s": summary.offered_per_s}
-    )
-    row |= {
-        "images_per_s": summary.images_per_s,
-        "requests_per_s": summary.requests_per_s,
-        "goodput_images_per_s": summary.goodput_images_per_s,
-    }
-    row |= {f"{name}_ms": value for name, value in summary.latency_ms.items()}
-    if streams:
-        row |= {f"first_{name}_ms": value for name, value in summary.first_ms.items()}
-    row["send_ms"] = summary.send_ms
-    row["network_ms"] = _network_ms(level)
-    for name in ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms", "batch_images"):
-        row[name] = getattr(level.server, name, None)
-    return row | {
-        "requests": summary.requests,
-        "answered": summary.answered,
-        "fallbacks": summary.fallbacks,
-        "errors": error_text(summary.errors),
-        "window_s": summary.window_s,
+    facts = asdict(level.summary)
+    latency_ms, first_ms, errors = facts.pop("latency_ms"), facts.pop("first_ms"), facts.pop("errors")
+    server = asdict(level.server) if level.server else {field.name: None for field in fields(ServerTimes)}
+    return {
+        "concurrency" if isinstance(level.load, Closed) else "request_rate": level.load.number,
+        **{f"{name}_ms": value for name, value in latency_ms.items()},
+        **({f"first_{name}_ms": value for name, value in first_ms.items()} if streams else {}),
+        **facts,
+        "network_ms": _network_ms(level),
+        **server,
+        "errors": error_text(errors),
         "generator_cpu": level.generator_cpu,
-        "unsteady": summary.unsteady,
         "interrupted": level.interrupted,
     }
 

@@ -1,11 +1,7 @@
 """A fleet that the acceptance tests share, all in one worker (`tests/conftest.py`), and a folder with pictures."""
 
 import io
-import os
 import re
-import select
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +12,7 @@ from PIL import Image
 
 from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
+from tests.acceptance.fleets import running
 
 PICTURES = ("apple", "ray", "bicycle")
 
@@ -25,38 +22,13 @@ def fleet_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the scheduler of a running `terrace up`. It ends with the tests of this folder, for six processes are a
     burden to those that come after, even while they rest."""
     folder = tmp_path_factory.mktemp("fleet")
-    log = folder / "log"
-    with log.open("w") as output:
-        command = [
-            sys.executable,
-            "-m",
-            "terrace",
-            "up",
-            "--port",
-            "0",
-            "--n-map",
-            "1",
-            "--state",
-            str(folder / "state"),
-        ]
-        up = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"})
-    try:
-        yield _announced_url(up, log)
-    finally:
-        up.terminate()
-        up.wait(timeout=30)
-
-
-def _announced_url(up: subprocess.Popen[bytes], log: Path) -> str:
-    process = os.pidfd_open(up.pid)
-    try:
-        for _ in range(1800):
-            if found := re.search(r"scheduler  (http://\S+)", log.read_text()):
-                return found[1]
-            assert not select.select([process], [], [], 0.05)[0], f"terrace up has ended:\n{log.read_text()}"
-    finally:
-        os.close(process)
-    raise AssertionError(f"terrace up did not come up:\n{log.read_text()}")
+    arguments = ("--port", "0", "--n-map", "1", "--state", str(folder / "state"))
+    with running(*arguments, log=folder / "log") as up:
+        found = re.search(r"scheduler  (http://\S+)", up.output)
+        assert found is not None
+        yield found[1]
+        up.process.terminate()
+        up.process.wait(timeout=30)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,16 @@ def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setitem(EXPERIMENTS, "table3", one)
         result = CliRunner().invoke(command.app, ["table3", "--out", str(tmp_path / made)])
         assert result.stdout.splitlines()[-2:] == ["n = 1 for each row (runs)", f"{made}: {tmp_path / made}"]
+
+
+@pytest.mark.parametrize("measure", [well, failing])
+def test_missing_plots_are_told_once_and_before_the_measurement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure: Callable[[Run, Any], Awaitable[None]]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # importing it raises ImportError
+    monkeypatch.setitem(EXPERIMENTS, "table3", experiment("table3", measure))
+    result = CliRunner().invoke(command.app, ["table3", "--out", str(tmp_path / "run")])
+    assert result.stderr.count("terrace[plots]") == 1
 
 
 def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

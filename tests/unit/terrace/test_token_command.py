@@ -107,8 +107,9 @@ def test_the_old_token_may_end_at_once(capsys: pytest.CaptureFixture[str]) -> No
     run(ALICE)
     first = capsys.readouterr().out.strip()
     assert run(["token", "rotate", "alice", "--grace", "0s", "--out", "new.token"]) == 0
-    said = "the new token of alice is in new.token; the old token of alice is worthless; services know within seconds\n"
-    assert capsys.readouterr().err == said
+    said = capsys.readouterr().err
+    assert "new.token" in said
+    assert "worthless" in said
     old = read_book(BOOK)[0]
     assert old.sha256 == digest_of(first.encode()).hex()
     assert old.expired(time.time())
