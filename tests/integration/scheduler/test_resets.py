@@ -35,8 +35,8 @@ async def reset_after(url: str, path: str, rounds: int) -> None:
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
     with socket.socket() as client:
+        client.connect((parts.hostname, parts.port))  # at once: the kernel accepts it
         client.setblocking(False)
-        await loop.sock_connect(client, (parts.hostname, parts.port))
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await loop.sock_sendall(client, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         for _ in range(rounds):
