@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "plain_table",
     "print_json",
     "progress_bars",
+    "results_table",
     "screen",
     "tier_text",
 ]
@@ -46,6 +48,9 @@ TIER_STYLES: dict[str, str] = {
 }
 
 _UNBOUNDED_WIDTH = 10_000
+_GAP = 2
+_WHOLE = 12
+"""Results of up to so many characters stay on one line."""
 
 _HEALTH_STYLES = {Health.ALIVE: "green", Health.SUSPECT: "yellow", Health.DEAD: "red", Health.DRAINING: "yellow"}
 
@@ -87,85 +92,120 @@ class Column:
     max_width: int | None = None
     """Longer texts end in an ellipsis, unless the width is unbounded."""
     least: int | None = None
-    """The column takes what the others leave, and so much at least; what is longer goes on below, for it is no id but
-    prose. One such column per listing."""
+    """Longer texts go on in the next line, in a column of at least this width. Without it they are never wrapped, so
+    that ids can be copied."""
 
 
 class Listing:
-    """A plain table with one line per row in any width.
-
-    Nothing in it but a column of prose (`Column.least`) is ever wrapped, so that ids can be copied: a terminal too
-    narrow for all columns gets fewer of them, and one too narrow for the last of them wraps the lines by itself.
-    """
+    """A plain table in any width: a terminal too narrow for all columns gets fewer of them, and one too narrow for the
+    last of them wraps the lines by itself."""
 
     def __init__(self, *columns: Column) -> None:
         self._columns = columns
-        self._rows: list[tuple[str | Text, ...]] = []
+        self._rows: list[list[Text]] = []
 
     def add_row(self, *cells: str | Text) -> None:
         """One cell per column."""
-        self._rows.append(cells)
+        self._rows.append([Text(one_line(cell)) if isinstance(cell, str) else cell for cell in cells])
+
+    def widths(self, width: int) -> dict[int, int]:
+        """The numbers of the columns that are shown in a terminal, and how wide they are."""
+        fitted = {number: self._narrowest(number, width) for number in range(len(self._columns))}
+        while True:
+            free = width - _total(fitted)
+            last = max(fitted, key=lambda number: self._columns[number].rank)
+            if free >= 0 or self._columns[last].rank == 0:
+                return self._widened(fitted, free)
+            del fitted[last]
+
+    def left_out(self, width: int) -> list[str]:
+        """The titles of the columns that are not shown in a terminal."""
+        shown = self.widths(width)
+        return [column.title for number, column in enumerate(self._columns) if number not in shown]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table, width = self._fitted(console, options)
-        yield from console.render(table, options.update_width(width))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        _, width = self._fitted(console, options)
-        return Measurement(width, width)
-
-    def _fitted(self, console: Console, options: ConsoleOptions) -> tuple[Table, int]:
-        """The table of as many columns as fit, and its width."""
-        wide = options.max_width >= _UNBOUNDED_WIDTH
-        shown = list(self._columns)
-        while True:
-            table = self._table(shown, wide=wide)
-            width = Measurement.get(console, options.update_width(_UNBOUNDED_WIDTH), table).maximum
-            last = max(shown, key=lambda column: column.rank)
-            if width <= options.max_width:
-                return table, width
-            for column in shown:
-                if column.least is not None:
-                    longest = max(cell_len(text) for text in self._texts(column))
-                    room = options.max_width - (width - longest)
-                    if room >= column.least or last.rank == 0:
-                        room = max(room, min(column.least, longest))
-                        return self._table(shown, wide=wide, room=room), width - longest + room
-            if last.rank == 0:
-                return table, width
-            shown.remove(last)
-
-    def _texts(self, column: Column) -> list[str]:
-        """The title of a column and all that stands below it."""
-        at = self._columns.index(column)
-        cells = (row[at] for row in self._rows)
-        return [column.title, *(one_line(cell) if isinstance(cell, str) else cell.plain for cell in cells)]
-
-    def _table(self, shown: list[Column], *, wide: bool, room: int | None = None) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False)
-        for column in shown:
+        table = _quiet_table()
+        table.padding = (0, _GAP - 1, 0, 0)
+        widths = self.widths(options.max_width)
+        for number, width in widths.items():
+            column = self._columns[number]
             table.add_column(
-                column.title,
+                Text(column.title),
                 justify="right" if column.right else "left",
-                min_width=column.min_width,
-                max_width=None if wide else column.max_width if column.least is None else room,
+                width=width,
                 no_wrap=column.least is None,
                 overflow="ellipsis" if column.least is None else "fold",
             )
         for row in self._rows:
-            table.add_row(
-                *(
-                    Text(one_line(cell)) if isinstance(cell, str) else cell
-                    for column, cell in zip(self._columns, row, strict=True)
-                    if column in shown
-                )
-            )
-        return table
+            table.add_row(*(row[number] for number in widths))
+        yield from console.render(table, options.update_width(_total(widths)))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        total = _total(self.widths(options.max_width))
+        return Measurement(total, total)
+
+    def _texts(self, number: int) -> list[str]:
+        """The title of a column and all that stands below it."""
+        return [self._columns[number].title, *(row[number].plain for row in self._rows)]
+
+    def _narrowest(self, number: int, width: int) -> int:
+        column, longest = self._columns[number], max(map(cell_len, self._texts(number)))
+        if column.least is not None:
+            return min(column.least, longest)
+        if column.max_width is not None and width < _UNBOUNDED_WIDTH:
+            longest = min(longest, column.max_width)
+        return max(longest, column.min_width or 0)
+
+    def _widened(self, widths: dict[int, int], free: int) -> dict[int, int]:
+        """Give what is left of the width to the columns whose texts take most lines."""
+
+        def lines(number: int, width: int) -> int:
+            return max(len(textwrap.wrap(text, width, break_on_hyphens=False)) for text in self._texts(number))
+
+        while True:
+            taken = {number: lines(number, widths[number]) for number in widths if self._columns[number].least}
+            for number, count in sorted(taken.items(), key=lambda item: -item[1]):
+                wider = (more for more in range(1, free + 1) if lines(number, widths[number] + more) < count)
+                if count > 1 and (more := next(wider, None)) is not None:
+                    free -= more
+                    widths[number] += more
+                    break
+            else:
+                return widths
+
+
+def _total(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
+
+
+def results_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()) -> Listing:
+    """Figures under headings that go on in the next line; no word is ever broken.
+
+    Args:
+        spare: headings of the columns to leave out first; after them go the last ones. The first column stays.
+    """
+    staying = [*(heading for heading in headings if heading not in spare), *reversed(spare)]
+    columns = []
+    for number, heading in enumerate(headings):
+        cells = [row[number] for row in rows]
+        whole = [cell for cell in cells if cell_len(cell) <= _WHOLE]
+        words = [word for text in (heading, *cells) for word in text.split()]
+        least = max(map(cell_len, (*whole, *words)), default=1)
+        rank = staying.index(heading) if number else 0
+        columns.append(Column(title=heading, rank=rank, right=number > 0, least=least))
+    listing = Listing(*columns)
+    for row in rows:
+        listing.add_row(*row)
+    return listing
+
+
+def _quiet_table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False)
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """A table with quiet headings and no frame; the columns named in `right` hold numbers."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False)
+    table = _quiet_table()
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table

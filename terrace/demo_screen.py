@@ -24,7 +24,7 @@ _BESIDE_BAR = 24
 _LABEL_WIDTH = (12, 31)
 """Of a short and of the longest superclass name with its mark, so that the columns stand still while they fill."""
 _FINE_WIDTH = 15
-_OTHER_COLUMNS = 62
+_OTHER_COLUMNS = 57
 
 
 class DemoScreen:

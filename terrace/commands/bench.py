@@ -17,9 +17,8 @@ from experiments.bench.schedule import Distribution, parse_range
 from experiments.bench.sweep import loop_factory, sweep
 from experiments.bench.targets import Target, classify_target, oip_target, tasks_target
 from terrace.cli import INTERRUPTED
-from terrace.console import print_json, screen
+from terrace.console import print_json, results_table, screen
 from terrace.options import Json, TlsCa, TokenFile, check_tls_ca, token_from
-from terrace.results_table import results_table
 from terrace.stoppable import run_stoppable
 from tierkit.errors import InvalidInput
 from tierkit.wire.oip import BINARY_HEADER
@@ -165,7 +164,7 @@ def bench(
         console = screen()
         headings, rows = as_cells(levels, streams=target.streams, with_goodput=deadline is not None)
         console.print(f"[bold]{escape(target.name)}[/bold], {target.images} per request; latencies in ms")
-        console.print(results_table(headings, rows, width=console.width, spare=_SPARE)[0])
+        console.print(results_table(headings, rows, spare=_SPARE))
     for caution in cautions(levels):
         progress.print(f"[yellow]note[/yellow]  {escape(caution)}")
     answered = any(level.summary.answered for level in levels)

@@ -20,9 +20,8 @@ from experiments.profile import read_profile
 from experiments.record import LARGEST_SEED
 from experiments.report import write_report
 from terrace.cli import INTERRUPTED
-from terrace.console import print_json, progress_bars, screen
+from terrace.console import print_json, progress_bars, results_table, screen
 from terrace.options import Json
-from terrace.results_table import results_table
 from terrace.stoppable import run_stoppable
 from tierkit.errors import MissingExtra, TerraceError
 
@@ -239,10 +238,10 @@ def _execute(experiment: Experiment, request: Request, options: Options | None, 
 
 def _show(experiment: Experiment, outcome: Outcome) -> None:
     console, table = screen(), outcome.table
-    shown, left_out = results_table(table.headings, table.rows, width=console.width, spare=table.spare)
+    shown = results_table(table.headings, table.rows, spare=table.spare)
     console.print(f"[bold]{experiment.name}[/bold]  {experiment.summary}")
     console.print(shown)
-    if left_out:
+    if left_out := shown.left_out(console.width):
         words = escape("; ".join(left_out))
         console.print(f"[dim]not shown for want of width, but in the table's file: {words}[/dim]")
     for note in outcome.record["notes"]:
