@@ -18,12 +18,12 @@ from statistics import median
 from typing import Any
 
 from experiments.bench.http import Connection, Origin, encode_http
+from experiments.durability import IDLE, null_node
 from experiments.harness import MOST_RUNS, Experiment, Record, Run, Table, grouped, option
 from experiments.peers.processes import Cores, ServerProcesses, check_cores, on_core, serving
 from experiments.record import ranged
 from tierkit.errors import ServiceFailed
 from tierkit.types import Tier
-from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
 
 __all__ = ["BEATS"]
 
@@ -31,7 +31,8 @@ _AT_A_TIME = 16
 _SPARE_CONNECTIONS = 64
 _ANSWER_S = 10.0
 _JSON = {"Content-Type": "application/json"}
-_INCARNATION = "12345678"
+_NOWHERE = 9
+"""The port of the nodes: nobody asks them."""
 _TIMES = ("--heartbeat-s", "2", "--suspect-s", "5", "--lease-s", "30")
 """As a large fleet has them: no node is suspect while the others register."""
 
@@ -42,29 +43,17 @@ async def _ask(connection: Connection, question: bytes, status: int) -> None:
         raise ServiceFailed(f"the scheduler answered {reply.status} where {status} was expected: {reply.body[:200]!r}")
 
 
-def _registration(node_id: str) -> bytes:
-    offer = ModelOffer(name="null", sha256="0" * 64, ms_per_image=1.0)
-    registration = Registration(
-        node_id=node_id,
-        incarnation=_INCARNATION,
-        tier=Tier.END,
-        url="http://127.0.0.1:9",
-        models=(offer,),
-        version="0",
-    )
-    return registration.model_dump_json().encode()
-
-
 async def _one(url: str, server: ServerProcesses, nodes: int, seconds: float) -> tuple[float, float]:
     """Heartbeats a second, and milliseconds of the scheduler's processor time for each."""
     origin = Origin.parse(url)
-    beat = Heartbeat(incarnation=_INCARNATION, in_flight=0, queued_images=0, images_done=0).model_dump_json().encode()
+    beat = IDLE.model_dump_json().encode()
     async with contextlib.AsyncExitStack() as stack:
         ways: list[tuple[Connection, bytes]] = []
         for number in range(nodes):
             node_id = f"end-{number}"
+            registration = null_node(node_id, Tier.END, _NOWHERE).model_dump_json().encode()
             connection = await stack.enter_async_context(Connection(origin))
-            await _ask(connection, encode_http("POST", origin, "/v1/devices", _JSON, _registration(node_id)), 200)
+            await _ask(connection, encode_http("POST", origin, "/v1/devices", _JSON, registration), 200)
             ways.append((connection, encode_http("POST", origin, f"/v1/devices/{node_id}/heartbeat", _JSON, beat)))
 
         async def beat_until(end: float, mine: Sequence[tuple[Connection, bytes]]) -> int:

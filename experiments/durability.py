@@ -42,7 +42,7 @@ from tierkit.wire.events import CoarseEvent, FineEvent, written
 from tierkit.wire.messages import UPSTREAM_HEADER, Heartbeat, ModelOffer, Registration
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
-__all__ = ["DURABILITY"]
+__all__ = ["DURABILITY", "IDLE", "null_node"]
 
 BATCH = 50
 _SCHEMES = (Scheme.END, Scheme.END_EDGE)
@@ -67,6 +67,16 @@ def _null_nodes(pipe: Connection, count: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
+
+
+IDLE = Heartbeat(incarnation="12345678", in_flight=0, queued_images=0, images_done=0)
+
+
+def null_node(node_id: str, tier: Tier, port: int) -> Registration:
+    """A node as it registers."""
+    offer = ModelOffer(name="null", sha256="0" * 64, ms_per_image=0.001)
+    url = f"http://127.0.0.1:{port}"
+    return Registration(node_id=node_id, incarnation=IDLE.incarnation, tier=tier, url=url, models=(offer,), version="0")
 
 
 class _Null:
@@ -145,22 +155,12 @@ async def _fleet(scheduler: Scheduler, ports: list[int]) -> AsyncIterator[None]:
     nodes = [(f"end-{number}", Tier.END, port) for number, port in enumerate(ports)]
     nodes.append(("edge-0", Tier.EDGE, ports[0]))
     for node_id, tier, port in nodes:
-        offer = ModelOffer(name="null", sha256="0" * 64, ms_per_image=0.001)
-        registration = Registration(
-            node_id=node_id,
-            incarnation="12345678",
-            tier=tier,
-            url=f"http://127.0.0.1:{port}",
-            models=(offer,),
-            version="0",
-        )
-        scheduler.devices.register(registration, time.monotonic())
+        scheduler.devices.register(null_node(node_id, tier, port), time.monotonic())
 
     async def beat() -> None:
-        load = Heartbeat(incarnation="12345678", in_flight=0, queued_images=0, images_done=0)
         while True:
             for node_id, _, _ in nodes:
-                scheduler.devices.heartbeat(node_id, load, time.monotonic())
+                scheduler.devices.heartbeat(node_id, IDLE, time.monotonic())
             await asyncio.sleep(scheduler.settings.heartbeat_s)
 
     beating = asyncio.create_task(beat(), name="heartbeats")

@@ -208,10 +208,7 @@ class Chosen(Options):
     """Which points are measured."""
 
     ends: NodeNumbers | None = option(
-        None,
-        "Numbers of end devices, up to the profile's. Default: 1 to all; half and all with --quick.",
-        metavar="N,N-N,...",
-        as_text=True,
+        None, "Numbers of end devices, up to the profile's. Default: 1 to all; half and all with --quick."
     )
     window: list[int] | None = option(
         None, "Tasks under way per end device; may be repeated. Default: 1, and enough.", min=1, max=64

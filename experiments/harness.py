@@ -127,8 +127,7 @@ def option(default: Any, help_text: str, *, quick: Any = None, **facts: Any) -> 
         default: None where the experiment chooses.
         help_text: what `--help` says of it, but for the two defaults where there are two.
         quick: the default of a quick run, where it is another one.
-        facts: what else `typer.Option` takes, such as `min`, `max` and `metavar`; `as_text` for a value that the field
-            reads from a text.
+        facts: what else `typer.Option` takes, such as `min`, `max` and `metavar`.
     """
     if quick is not None:
         help_text = f"{help_text} Default: {_in_words(default)}; {_in_words(quick)} with --quick."

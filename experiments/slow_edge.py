@@ -50,10 +50,7 @@ class Chosen(Options):
     """Which points are measured."""
 
     ends: NodeNumbers | None = option(
-        None,
-        "Numbers of end devices, up to the profile's. Default: half, three quarters, all; all with --quick.",
-        metavar="N,N-N,...",
-        as_text=True,
+        None, "Numbers of end devices, up to the profile's. Default: half, three quarters, all; all with --quick."
     )
     after: list[float] = option(
         [0.25, 0.5, 0.75], "Part of the job before; may be repeated.", quick=[0.5], min=0, max=1

@@ -16,14 +16,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 
 from experiments.harness import MOST_TASKS, Experiment, Options, Record, Run, Table, cell, option
 from experiments.plots import Figures, measured, paper
 from experiments.profile import Profile
 from experiments.record import spread
-from experiments.testbed import BATCH, check_fleet
+from experiments.testbed import BATCH, check_fleet, read_metrics
 from tierkit.client import AsyncClient
 from tierkit.errors import UpstreamError
 from tierkit.types import Scheme, Tier
@@ -47,7 +46,6 @@ _PAPERS_LINK_S = {Tier.EDGE: 0.5, Tier.CLOUD: 1.0}
 
 _SCHEMES = {Tier.END: Scheme.END, Tier.EDGE: Scheme.END_EDGE, Tier.CLOUD: Scheme.END_CLOUD}
 _JOB_BUDGET_S = 900.0
-_METRICS_BUDGET_S = 10.0
 _COMPUTED = re.compile(r"^terrace_(compute_duration_seconds|batch_size)_sum\{.*\} (\S+)$", re.MULTILINE)
 _INFERENCE = {**measured(1), "linestyle": "", "marker": "_", "markersize": 22, "markeredgewidth": 2}
 
@@ -105,10 +103,8 @@ async def _measure(run: Run, chosen: Chosen) -> None:
 
 async def _computed(url: str, before: Sequence[float] = (0.0, 0.0)) -> tuple[float, float]:
     """Seconds that a node's network has worked, and images that it has answered, since `before`."""
-    async with httpx.AsyncClient(trust_env=False) as http:
-        text = (await http.get(f"{url}/metrics", timeout=_METRICS_BUDGET_S)).text
     sums = dict.fromkeys(("compute_duration_seconds", "batch_size"), 0.0)
-    for name, value in _COMPUTED.findall(text):
+    for name, value in _COMPUTED.findall(await read_metrics(url)):
         sums[name] += float(value)
     seconds, images = (now - then for now, then in zip(sums.values(), before, strict=True))
     return seconds, images

@@ -26,13 +26,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import httpx
-
 from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, cell, grouped, option
 from experiments.plots import Figures, averaged, bound, draw_ranges, formula, measured, paper
 from experiments.profile import NodeNumbers
 from experiments.record import spread
-from experiments.testbed import BATCH, task_s
+from experiments.testbed import BATCH, read_metrics, task_s
 from models.data import ImageSet
 from tierkit.client import AsyncClient, Job, JobState
 from tierkit.errors import DeadlineExceeded, InvalidInput
@@ -80,9 +78,7 @@ class Chosen(Options):
     """Which cells are measured, and how often."""
 
     runs: int = option(5, "Runs of each cell.", quick=1, min=1, max=MOST_RUNS)
-    failures: NodeNumbers | None = option(
-        None, "How many devices fall silent. Default: 0 to 6.", metavar="N,N-N,...", as_text=True
-    )
+    failures: NodeNumbers | None = option(None, "How many devices fall silent. Default: 0 to 6.")
     method: list[Recovery] | None = option(None, "Only this method; may be repeated.")
 
 
@@ -188,9 +184,7 @@ async def _one_job(client: AsyncClient, images: ImageSet, method: Recovery) -> t
 
 async def _attempts(url: str) -> Counter[str]:
     """How many attempts the scheduler has made, by outcome."""
-    async with httpx.AsyncClient(trust_env=False) as http:
-        text = (await http.get(f"{url}/metrics", timeout=_READY_BUDGET_S)).text
-    return Counter({outcome: int(float(count)) for outcome, count in _ATTEMPTS.findall(text)})
+    return Counter({outcome: int(float(count)) for outcome, count in _ATTEMPTS.findall(await read_metrics(url))})
 
 
 async def _all_idle(client: AsyncClient, devices: int) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from encryption.serving import Head, Tail
@@ -38,6 +39,7 @@ __all__ = [
     "check_fleet",
     "measure_networks",
     "plan_fleet",
+    "read_metrics",
     "read_tasks",
     "task_s",
     "with_answers",
@@ -47,6 +49,7 @@ BATCH = 50
 """Images of a task, as in the paper."""
 
 _SPEED_RUNS = 5
+_METRICS_S = 60.0
 _THREADS = os.cpu_count() or 1
 _TAIL_IMAGES = 1000
 """Whose features are held in memory at once."""
@@ -163,6 +166,12 @@ def bare_labels(tier: Tier, images: Array) -> Array:
     model = load_model(load_manifest().default_for(tier), threads=_THREADS)
     batches = [images[at : at + BATCH] for at in range(0, len(images), BATCH)]
     return np.concatenate([model.run({"images": batch}, ["logits"])["logits"].argmax(axis=1) for batch in batches])
+
+
+async def read_metrics(url: str) -> str:
+    """What a service counts of itself."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        return (await http.get(f"{url}/metrics", timeout=_METRICS_S)).text
 
 
 def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:

@@ -15,21 +15,18 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from experiments.bench.summary import percentile
 from experiments.chaos.faults import Fault, Kind, plan_faults
-from experiments.chaos.verdict import tally
+from experiments.chaos.verdict import Truth, tally
 from experiments.chaos.world import Sight, World, behind_relays, small_disk
 from experiments.harness import MOST_TASKS, Experiment, Options, Point, Record, Run, Table, option
 from experiments.plots import Figures
-from experiments.testbed import BATCH, bare_labels, plan_fleet
+from experiments.testbed import BATCH, plan_fleet
 from tierkit.client import AsyncClient, CoarseResults, FallbackResults, FineResults, ImageResult, Job, StateChange
 from tierkit.errors import TerraceError
 from tierkit.fleet import SCHEDULER
@@ -44,19 +41,6 @@ _SCHEMES = (Scheme.MAPPING, Scheme.END_EDGE, Scheme.END_CLOUD)
 _JOB_BUDGET_S = 300.0
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Truth:
-    """What the bare networks answer to a job's images."""
-
-    coarse: NDArray[Any]
-    fine: Mapping[Tier, NDArray[Any]]
-
-
-def _truth(images: NDArray[np.uint8]) -> _Truth:
-    fine = {tier: bare_labels(tier, images) for tier in (Tier.EDGE, Tier.CLOUD)}
-    return _Truth(coarse=bare_labels(Tier.END, images), fine=fine)
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -79,7 +63,7 @@ async def _measure(run: Run, chosen: Chosen) -> None:
     networks = await run.networks(profile)
     state = run.folder / "disk"
     async with AsyncExitStack() as stack:
-        truth = await asyncio.to_thread(_truth, run.images.images)
+        truth = await asyncio.to_thread(Truth.of, run.images.images)
         disk = stack.enter_context(small_disk(state))
         if not disk:
             run.note("the disk was never full: a small disk of its own for the scheduler takes root")
@@ -138,7 +122,7 @@ async def _inflict(run: Run, world: World, plan: Sequence[Fault]) -> None:
 class _Load:
     """Jobs one after the other, for as long as there are faults, and so many at least."""
 
-    def __init__(self, run: Run, url: str, truth: _Truth, least: int) -> None:
+    def __init__(self, run: Run, url: str, truth: Truth, least: int) -> None:
         self.enough = False
         """No further job is begun."""
         self._run = run
@@ -181,7 +165,7 @@ class _Load:
             except TerraceError as exc:
                 self._run.add(**point, state="unfinished", reason=str(exc), refusals=dict(refusals))
                 return
-        counts = tally(len(images), results, told, self._truth.coarse, self._truth.fine)
+        counts = tally(len(images), results, told, self._truth)
         self._run.add(
             **point,
             job=job.id,

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
+from experiments.testbed import bare_labels
 from tierkit.client import ImageResult
+from tierkit.inference.model import Array
 from tierkit.types import Tier
 
-__all__ = ["Tally", "tally"]
+__all__ = ["Tally", "Truth", "tally"]
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What the bare networks answer to a job's images."""
+
+    coarse: Array
+    fine: Mapping[Tier, Array]
+
+    @classmethod
+    def of(cls, images: Array) -> Truth:
+        return cls(bare_labels(Tier.END, images), {tier: bare_labels(tier, images) for tier in (Tier.EDGE, Tier.CLOUD)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,28 +44,21 @@ class Tally:
     """Whose coarse answer stands without a word why."""
 
 
-def tally(
-    images: int,
-    results: Sequence[ImageResult],
-    told: Mapping[tuple[str, int], int],
-    coarse: NDArray[Any],
-    fine: Mapping[Tier, NDArray[Any]],
-) -> Tally:
+def tally(images: int, results: Sequence[ImageResult], told: Mapping[tuple[str, int], int], truth: Truth) -> Tally:
     """Count.
 
     Args:
         images: of the job.
         results: all of them, as the job API gave them after the end.
         told: how often the events told of a stage (coarse, or final) of an image.
-        coarse, fine: labels that the bare networks give, `[images]`, of each tier.
     """
     listed = Counter(result.index for result in results)
     answered = {result.index for result in results if result.coarse is not None}
     wrong = 0
     for result in results:
-        right = result.coarse is None or result.coarse.index == coarse[result.index]
+        right = result.coarse is None or result.coarse.index == truth.coarse[result.index]
         if result.fine is not None:
-            right &= result.fine.index == fine[result.fine.tier][result.index]
+            right &= result.fine.index == truth.fine[result.fine.tier][result.index]
         wrong += not right
     twice = {index for index, count in listed.items() if count > 1}
     twice |= {index for (_, index), count in told.items() if count > 1}

@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments.emulation.waiting import sleep_precisely
 from tierkit.errors import SetupError
-from tierkit.inference.model import Array, Model, TensorSpec
+from tierkit.inference.model import Array, Model
 
 __all__ = ["LATE", "SLOWER", "Answers", "EmulatedModel", "Slowdown", "emulate"]
 
@@ -146,6 +146,10 @@ class EmulatedModel:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = sleep_precisely,
     ) -> None:
+        self.name, self.version, self.platform, self.sha256 = model.name, model.version, model.platform, model.sha256
+        self.inputs, self.outputs, self.labels = model.inputs, model.outputs, model.labels
+        # Tells clients that its speed is not real.
+        self.parameters = {**model.parameters, "emulated_ms_per_image": ms_per_image}
         self._model = model
         self._ms_per_image = ms_per_image
         self._answers = answers
@@ -156,39 +160,6 @@ class EmulatedModel:
         self._slow = False
         self._clock = clock
         self._sleep = sleep
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def version(self) -> str:
-        return self._model.version
-
-    @property
-    def platform(self) -> str:
-        return self._model.platform
-
-    @property
-    def sha256(self) -> str:
-        return self._model.sha256
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        return self._model.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return self._model.outputs
-
-    @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
-        return self._model.labels
-
-    @property
-    def parameters(self) -> Mapping[str, str | int | float | bool]:
-        """Those of the model; `emulated_ms_per_image` (at first) tells clients that its speed is not real."""
-        return {**self._model.parameters, "emulated_ms_per_image": self._ms_per_image}
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """The model's answers, after exactly the emulated time.

@@ -17,14 +17,13 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from urllib.parse import urlsplit
 
-from experiments.chaos.verdict import Tally, tally
+from experiments.chaos.verdict import Truth, tally
 from experiments.fuzz.corpus import SCHEDULER
-from experiments.testbed import bare_labels
 from models.data import read_sample
 from tierkit.client import AsyncClient
 from tierkit.errors import TerraceError
 from tierkit.inference.model import Array
-from tierkit.types import Scheme, Tier, UpstreamLoss
+from tierkit.types import Scheme, UpstreamLoss
 
 __all__ = ["Seen"]
 
@@ -79,8 +78,7 @@ def _watch(url: str, seen: Seen, lock: threading.Lock, ended: threading.Event) -
 
 async def _ask(url: str, images: Array, seen: Seen, ended: threading.Event) -> None:
     """Jobs one after the other, at least one, each held against the bare networks."""
-    coarse = bare_labels(Tier.END, images)
-    fine = {tier: bare_labels(tier, images) for tier in (Tier.EDGE, Tier.CLOUD)}
+    truth = Truth.of(images)
     print("ready", flush=True)  # noqa: T201  # for the process that started this one
     async with AsyncClient(url) as client:
         while not (ended.is_set() and (seen.jobs or seen.refusals)):
@@ -88,9 +86,7 @@ async def _ask(url: str, images: Array, seen: Seen, ended: threading.Event) -> N
             try:
                 job = await client.submit(images, scheme=Scheme.END_EDGE, on_upstream_loss=UpstreamLoss.WAIT)
                 await client.wait(job, budget_s=_JOB_S)
-                found: Tally = tally(
-                    len(images), [result async for result in client.results(job)], Counter(), coarse, fine
-                )
+                found = tally(len(images), [result async for result in client.results(job)], {}, truth)
             except TerraceError as exc:
                 seen.refusals[type(exc).__name__] += 1
                 await asyncio.sleep(_PAUSE_S)

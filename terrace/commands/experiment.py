@@ -16,7 +16,7 @@ from experiments.bench.sweep import loop_factory
 from experiments.catalog import ALL, EXPERIMENTS
 from experiments.harness import MOST_TASKS, Experiment, Options, Outcome, Request, execute, extent, new_folder, option
 from experiments.plots import Figures
-from experiments.profile import read_profile
+from experiments.profile import NodeNumbers, read_profile
 from experiments.record import LARGEST_SEED
 from experiments.report import write_report
 from terrace.cli import INTERRUPTED
@@ -111,7 +111,9 @@ def _add(
         defaults["profile"] = "native"
     for field, about in fields.items():
         facts = dict(cast(dict[str, Any], about.json_schema_extra or {}))
-        kind: Any = str | None if facts.pop("as_text", False) else about.annotation
+        kind: Any = about.annotation
+        if kind == NodeNumbers | None:
+            kind, facts["metavar"] = str | None, "N,N-N,..."
         if facts.pop("quick", None) is not None:
             kind, defaults[field] = kind | None, None  # its help names the two
         names = [facts.pop("names")] if "names" in facts else []

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.chaos.faults import Direction, Kind, plan_faults
 from experiments.chaos.relay import Relay
-from experiments.chaos.verdict import tally
+from experiments.chaos.verdict import Truth, tally
 from tierkit.client import CoarseAnswer, FineAnswer, ImageResult
 from tierkit.types import Tier
 
@@ -231,7 +231,7 @@ def test_what_is_counted(
     results: list[ImageResult], told: dict[tuple[str, int], int], expected: dict[str, int]
 ) -> None:
     ones, twos = np.ones(2, int), np.full(2, 2)
-    counts = tally(2, results, told, ones, {Tier.EDGE: twos})
+    counts = tally(2, results, told, Truth(ones, {Tier.EDGE: twos}))
     found = {"images": 2, "fine": 2} | expected
     for name in ("images", "lost", "duplicated", "wrong", "fine", "fallback", "unmarked"):
         assert getattr(counts, name) == found.get(name, 0), name
