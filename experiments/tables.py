@@ -1,7 +1,7 @@
 """The tables and plots of the documentation that come from records of experiments.
 
-    python -m experiments.tables docs/fault-tolerance.md docs/scheduling.md
-    python -m experiments.tables --keep runs/table1 docs/experiments.md
+    python -m experiments.tables docs/results/*.md
+    python -m experiments.tables --keep runs/table1 docs/results/paper.md
 
 fills every place `<!-- table: RECORD -->` of these pages with table and plots, and with the command, commit and time of
 the measurement. RECORD is the name of a file in `experiments/records` without its ending, or that of an experiment for
@@ -10,6 +10,7 @@ its newest record there; several, with blanks between, are put together. The plo
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -47,7 +48,7 @@ class Place:
     """SVG files by name."""
 
 
-def places_of(page: str, records: Path = RECORDS) -> dict[str, Place]:
+def places_of(page: Path, records: Path = RECORDS) -> dict[str, Place]:
     """What a page asks for, by the words in which it does; places without records are left to others.
 
     Raises:
@@ -55,11 +56,12 @@ def places_of(page: str, records: Path = RECORDS) -> dict[str, Place]:
         MissingExtra: matplotlib is not installed.
     """
     found: dict[str, Place] = {}
-    for words in _PLACE.findall(page):
+    beside = Path(os.path.relpath(records, page.resolve().parent)).as_posix()
+    for words in _PLACE.findall(read_page(page)):
         paths = [_path(word, records) for word in words.split()]
         kept = {path.stem: read_record(path) for path in paths if path is not None}
         if len(kept) == len(paths) and {record["experiment"] for record in kept.values()} <= EXPERIMENTS.keys():
-            found[words] = _place(kept)
+            found[words] = _place(kept, beside)
     return found
 
 
@@ -69,7 +71,7 @@ def _path(word: str, records: Path) -> Path | None:
     return max([*named, *records.glob(f"{word}-[0-9][0-9][0-9][0-9]-*.json")], default=None)
 
 
-def _place(records: Mapping[str, Record]) -> Place:
+def _place(records: Mapping[str, Record], folder: str) -> Place:
     whole = joined(list(records.values()))
     experiment = EXPERIMENTS[whole["experiment"]]
     figures = Figures(whole["state"])
@@ -78,7 +80,7 @@ def _place(records: Mapping[str, Record]) -> Place:
     plots = {f"{'+'.join(records)}-{name}.svg": content for name, content in figures.render("svg").items()}
     images = [f"![{words}]({PLOTS}/{file})" for words, file in zip(shown.values(), plots, strict=True)]
     sources = [
-        f"Measured by {origin(record)}; {extent(experiment, record)} ([record](../experiments/records/{name}.json))."
+        f"Measured by {origin(record)}; {extent(experiment, record)} ([record]({folder}/{name}.json))."
         for name, record in records.items()
     ]
     blocks = [experiment.table(whole).markdown().strip(), "\n".join(sources), *images]
@@ -111,7 +113,7 @@ def run(
     for folder in runs or ():
         typer.echo(str(keep(folder)))
     for page in pages:
-        for words, place in places_of(read_page(page)).items():
+        for words, place in places_of(page).items():
             fill(page, words, place.markdown)
             for name, content in place.plots.items():
                 (page.parent / PLOTS).mkdir(exist_ok=True)

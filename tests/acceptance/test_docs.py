@@ -17,7 +17,7 @@ from tierkit.client import DEFAULT_URL
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/api.md", "docs/cli.md")
-DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").glob("*.md"))
+DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -92,6 +92,17 @@ def test_the_readme_leads_to_every_page() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *DOCS])
 def test_links_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
+    lost = []
+    for link in re.findall(r"\]\((?!https?:)([^)]+)", (ROOT / page).read_text(encoding="utf-8")):
+        file, _, place = link.partition("#")
+        target = (ROOT / page).parent / file if file else ROOT / page
+        if not target.exists() or (place and place not in headings(target)):
+            lost.append(link)
+    assert lost == []
+
+
+def headings(page: Path) -> set[str]:
+    """The places of a page that a link may name."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}

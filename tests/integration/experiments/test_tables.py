@@ -14,7 +14,8 @@ from tierkit.errors import InvalidInput
 pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = {path.name: text for path in DOCS.glob("*.md") if "<!-- table: " in (text := path.read_text("utf-8"))}
+RESULTS = DOCS / "results"
+PAGES = {path.name: path.read_text("utf-8") for path in RESULTS.glob("*.md")}
 
 
 def table3(at: str, parameters: int = 432, **changes: Any) -> dict[str, Any]:
@@ -43,6 +44,12 @@ def table3(at: str, parameters: int = 432, **changes: Any) -> dict[str, Any]:
     }
 
 
+def page(folder: Path, text: str) -> Path:
+    path = folder / "page.md"
+    path.write_text(text)
+    return path
+
+
 def write(folder: Path, *records: dict[str, Any]) -> None:
     for record in records:
         name = f"{record['experiment']}-{record['measured_at'][:10]}T010203Z.json"
@@ -51,11 +58,11 @@ def write(folder: Path, *records: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_tables_and_plots_are_those_of_the_records(name: str) -> None:
-    again = f"run: python -m experiments.tables docs/{name}"
-    for words, place in places_of(PAGES[name]).items():
+    again = f"run: python -m experiments.tables docs/results/{name}"
+    for words, place in places_of(RESULTS / name).items():
         assert f"<!-- table: {words} -->\n\n{place.markdown}\n\n<!-- end of table -->" in PAGES[name], again
         for file, content in place.plots.items():
-            assert in_the_picture((DOCS / PLOTS / file).read_text()) == in_the_picture(content.decode()), again
+            assert in_the_picture((RESULTS / PLOTS / file).read_text()) == in_the_picture(content.decode()), again
 
 
 def in_the_picture(svg: str) -> tuple[list[str], Counter[str]]:
@@ -65,40 +72,43 @@ def in_the_picture(svg: str) -> tuple[list[str], Counter[str]]:
 
 def test_every_plot_beside_the_pages_is_shown_on_one() -> None:
     shown = "".join(PAGES.values())
-    assert [path.name for path in (DOCS / PLOTS).iterdir() if f"({PLOTS}/{path.name})" not in shown] == []
+    assert [path.name for path in (RESULTS / PLOTS).iterdir() if f"({PLOTS}/{path.name})" not in shown] == []
 
 
 def test_every_record_is_shown_or_named_on_a_page() -> None:
-    shown = "".join(PAGES.values())
+    shown = "".join(path.read_text("utf-8") for path in DOCS.rglob("*.md"))
     assert [path.name for path in RECORDS.glob("*.json") if f"/records/{path.name})" not in shown] == []
 
 
 def test_a_place_for_another_table_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps(table3("01", experiment="other")))
-    assert places_of("<!-- table: other -->\n<!-- table: nothing -->\n<!-- table: table3 -->\n", tmp_path) == {}
+    assert (
+        places_of(page(tmp_path, "<!-- table: other -->\n<!-- table: nothing -->\n<!-- table: table3 -->\n"), tmp_path)
+        == {}
+    )
 
 
 def test_a_place_says_by_which_command_and_when_it_was_measured(tmp_path: Path) -> None:
     write(tmp_path, table3("01"))
     words = "table3-2030-01-01T010203Z"
-    place = places_of(f"<!-- table: {words} -->", tmp_path)[words]
+    place = places_of(page(tmp_path, f"<!-- table: {words} -->"), tmp_path)[words]
     assert place.markdown.endswith(
         "Measured by `terrace experiment table3`, commit 0123456789ab with changes, 2030-01-01 01:02 UTC, 2 cores "
         "(a processor), load 0.50 at its end; n = 1 for each row (readings of the files) "
-        f"([record](../experiments/records/{words}.json))."
+        f"([record](./{words}.json))."
     )
 
 
 def test_the_name_of_an_experiment_stands_for_its_newest_record(tmp_path: Path) -> None:
     write(tmp_path, table3("02", parameters=433), table3("01"))
     (tmp_path / "table3-other-2031.json").write_text("{}")
-    assert "| 433 |" in places_of("<!-- table: table3 -->", tmp_path)["table3"].markdown
+    assert "| 433 |" in places_of(page(tmp_path, "<!-- table: table3 -->"), tmp_path)["table3"].markdown
 
 
 def test_several_records_are_put_together(tmp_path: Path) -> None:
     write(tmp_path, table3("01"), table3("02", parameters=433))
     words = "table3-2030-01-02T010203Z table3-2030-01-01T010203Z"
-    text = places_of(f"<!-- table: {words} -->", tmp_path)[words].markdown
+    text = places_of(page(tmp_path, f"<!-- table: {words} -->"), tmp_path)[words].markdown
     assert text.index("| 433 |") < text.index("| 432 |")
     assert (text.count("Measured by"), text.count("2030-01-01 01:02")) == (2, 1)
 
@@ -110,7 +120,7 @@ def test_records_of_other_conditions_are_not_put_together(tmp_path: Path, change
     other = table3("02", **changes)
     write(tmp_path, table3("01"), other)
     with pytest.raises(InvalidInput, match="cannot be put together"):
-        places_of(f"<!-- table: table3-2030-01-01T010203Z {other['experiment']} -->", tmp_path)
+        places_of(page(tmp_path, f"<!-- table: table3-2030-01-01T010203Z {other['experiment']} -->"), tmp_path)
 
 
 def test_a_run_is_kept_under_its_experiment_and_time(tmp_path: Path) -> None:
