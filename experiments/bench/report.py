@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.bench.levels import Closed, Level, Open
 from experiments.bench.server_stats import ServerTimes
-from experiments.bench.summary import SLICES
+from experiments.bench.summary import PERCENTILES, SLICES
 from experiments.bench.targets import Target
 from experiments.record import host_facts
 from tierkit.errors import InvalidInput
@@ -23,7 +23,6 @@ _BUSY_GENERATOR = 0.85
 _UNSTEADY = 0.25
 _CHANCE = 4.0
 """So many standard errors are no chance any more."""
-_NEGLIGIBLE_MS = 0.005
 
 Row = Mapping[str, str | float | int | bool | None]
 
@@ -44,41 +43,20 @@ def as_row(level: Level, *, streams: bool = False) -> Row:
         **facts,
         "network_ms": _network_ms(level),
         **server,
+        "compute_ms": level.server.total_ms - level.server.queue_ms if level.server else None,
         "errors": error_text(errors),
         "generator_cpu": level.generator_cpu,
         "interrupted": level.interrupted,
     }
 
 
-def as_cells(
-    levels: Sequence[Level], *, streams: bool = False, with_goodput: bool = False
-) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of a table for people: columns that no level has anything for are left out."""
-    columns: list[tuple[str, Callable[[Level], str]]] = [
-        ("clients" if isinstance(levels[0].load, Closed) else "requests/s", lambda level: f"{level.load.number:g}"),
-        ("images/s", lambda level: _rate(level.summary.images_per_s)),
-    ]
-    if with_goodput:
-        columns.append(("in time/s", lambda level: _rate(level.summary.goodput_images_per_s)))
-    if streams:
-        columns.append(("first p50", lambda level: _ms(level.summary.first_ms["p50"])))
-    for name in levels[0].summary.latency_ms:
-        if name != "mean":
-            columns.append((name, lambda level, name=name: _ms(level.summary.latency_ms[name])))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-    if any((level.summary.send_ms or 0.0) > _NEGLIGIBLE_MS for level in levels):
-        columns.append(("send", lambda level: _ms(level.summary.send_ms)))
-    if any(level.server for level in levels):
-        columns += [
-            ("network", lambda level: _ms(_network_ms(level))),
-            ("queue", lambda level: _ms(level.server.queue_ms if level.server else None)),
-            ("compute", lambda level: _ms(level.server.total_ms - level.server.queue_ms if level.server else None)),
-            ("batch", lambda level: _number(level.server.batch_images if level.server else None)),
-        ]
-    if any(level.summary.fallbacks for level in levels):
-        columns.append(("fallback", lambda level: str(level.summary.fallbacks)))
-    if any(level.summary.errors for level in levels):
-        columns.append(("not answered", lambda level: error_text(level.summary.errors)))
-    return [heading for heading, _ in columns], [[cell(level) for _, cell in columns] for level in levels]
+def as_cells(rows: Sequence[Row], *, with_goodput: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of a table for people, from those of `as_row`: columns that hold nothing are left out."""
+    table = {heading: [form(row.get(name)) for row in rows] for heading, (name, form) in _COLUMNS.items()}
+    if not with_goodput:
+        del table["in time/s"]
+    shown = {heading: cells for heading, cells in table.items() if not set(cells) <= _NOTHING}
+    return list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)]
 
 
 def error_text(errors: Mapping[str, int]) -> str:
@@ -160,21 +138,43 @@ def _network_ms(level: Level) -> float | None:
     return max(0.0, mean_ms - send_ms - level.server.total_ms)
 
 
-def _ms(value: float | None) -> str:
+def _plain(value: str | float | int | bool | None) -> str | float | int | bool:
+    if value is None:
+        return ""
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _ms(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def _rate(value: float) -> str:
+def _rate(value: Any) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def _number(value: float | None) -> str:
+def _number(value: Any) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _plain(value: str | float | int | bool | None) -> str | float | int | bool:
-    if value is None:
-        return ""
-    return round(value, 4) if isinstance(value, float) else value
+def _plainly(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else value or ""
+
+
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "clients": ("concurrency", _plainly),
+    "requests/s": ("request_rate", _plainly),
+    "images/s": ("images_per_s", _rate),
+    "in time/s": ("goodput_images_per_s", _rate),
+    "first p50": ("first_p50_ms", _ms),
+    **{f"p{percent:g}": (f"p{percent:g}_ms", _ms) for percent in PERCENTILES},
+    "send": ("send_ms", _ms),
+    "network": ("network_ms", _ms),
+    "queue": ("queue_ms", _ms),
+    "compute": ("compute_ms", _ms),
+    "batch": ("batch_images", _number),
+    "fallback": ("fallbacks", _plainly),
+    "not answered": ("errors", _plainly),
+}
+_NOTHING = {"", "-", "0", "0.00"}

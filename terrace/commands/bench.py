@@ -156,15 +156,15 @@ def bench(
     if found is None:
         raise typer.Exit(INTERRUPTED)
     target, levels = found
+    rows = [as_row(level, streams=target.streams) for level in levels]
     if csv is not None:
-        write_csv(csv, [as_row(level, streams=target.streams) for level in levels])
+        write_csv(csv, rows)
     if json:
         print_json(document(target, levels))
     elif levels:
         console = screen()
-        headings, rows = as_cells(levels, streams=target.streams, with_goodput=deadline is not None)
         console.print(f"[bold]{escape(target.name)}[/bold], {target.images} per request; latencies in ms")
-        console.print(results_table(headings, rows, spare=_SPARE))
+        console.print(results_table(*as_cells(rows, with_goodput=deadline is not None), spare=_SPARE))
     for caution in cautions(levels):
         progress.print(f"[yellow]note[/yellow]  {escape(caution)}")
     answered = any(level.summary.answered for level in levels)

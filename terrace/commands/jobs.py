@@ -236,9 +236,6 @@ def _event_lines(event: Event) -> list[str]:
 
 
 def _answer(kind: str, result: ImageResult) -> str:
-    name = result.name or result.index
-    if kind == "fine" and result.fine:
-        return f"{name}  {result.fine.label}  {result.fine.confidence:.2f}  {result.fine.node}"
-    if kind == "coarse" and result.coarse:
-        return f"{name}  {result.coarse.label}  {result.coarse.confidence:.2f}  {result.coarse.node}"
-    return f"{name}  {result.error or result.fallback or ''}"
+    answer = {"coarse": result.coarse, "fine": result.fine}.get(kind)
+    told = f"{answer.label}  {answer.confidence:.2f}  {answer.node}" if answer else result.error or result.fallback
+    return f"{result.name or result.index}  {told or ''}"

@@ -116,13 +116,9 @@ def without_pixels(untrusted: Sequence[str]) -> dict[str, dict[str, Any]]:
 async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: Path | None) -> int:
     """Until every service has ended; exit code 1, since nobody asked for that."""
     console, notes = screen(), screen(stderr=True)
-    token = token_from(token_file)
     # What the user said to get in here, so that the command of the greeting works as it stands.
-    access = "".join(
-        f" {flag} {shlex.quote(str(file))}"
-        for flag, file in (("--token-file", token_file), ("--tls-ca", tls_ca))
-        if file
-    )
+    given = {"--token-file": token_file, "--tls-ca": tls_ca}
+    access = "".join(f" {flag} {shlex.quote(str(file))}" for flag, file in given.items() if file)
 
     kinds = {service.name: service.kind for service in plan.services}
     painter = LogPainter(kinds)
@@ -150,9 +146,7 @@ async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: P
     def show_ready(service: RunningService) -> None:
         if service.plan.kind == SCHEDULER:
             notes.print(
-                f"the scheduler is at {plan.scheduler_url or service.url}; nodes are joining",
-                soft_wrap=True,
-                markup=False,
+                Text(f"the scheduler is at {plan.scheduler_url or service.url}; nodes are joining"), soft_wrap=True
             )
 
     if plan.scheduler is None:
@@ -165,7 +159,7 @@ async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: P
                 on_line=show_line,
                 on_exit=show_exit,
                 on_ready=show_ready,
-                token=token,
+                token=token_from(token_file),
                 tls_ca=tls_ca,
             ) as fleet,
             asyncio.TaskGroup() as tasks,
@@ -204,11 +198,11 @@ async def _welcome(fleet: Fleet, notes: Console, access: str) -> None:
 
 
 def _greeting(fleet: Fleet, access: str) -> Text:
-    text = Text("\nTerrace is up: ", style="bold")
-    for position, service in enumerate(fleet.alive):
-        text.append(", " if position else "")
-        text.append_text(tier_text(service.name, service.plan.kind))
-    text.append(f"\nscheduler  {fleet.scheduler_url}   API pages {fleet.scheduler_url}/docs", style="not bold")
-    text.append("\ntry        ", style="not bold")
-    text.append(f"terrace classify sample --scheduler {fleet.scheduler_url}{access}", style="not bold")
-    return text.append("\nstop       Ctrl-C\n", style="not bold")
+    names = Text(", ").join(tier_text(service.name, service.plan.kind) for service in fleet.alive)
+    return Text.assemble(
+        ("\nTerrace is up: ", "bold"),
+        names,
+        f"\nscheduler  {fleet.scheduler_url}   API pages {fleet.scheduler_url}/docs",
+        f"\ntry        terrace classify sample --scheduler {fleet.scheduler_url}{access}",
+        "\nstop       Ctrl-C\n",
+    )

@@ -59,12 +59,12 @@ def test_without_server_statistics_their_columns_are_empty() -> None:
     row = as_row(level(Open(100.0), server=None))
     assert (row["queue_ms"], row["network_ms"], row["batch_images"]) == (None, None, None)
     assert row["offered_per_s"] == pytest.approx(1.0)
-    headings, _ = as_cells([level(Open(100.0), server=None)])
+    headings, _ = as_cells([row])
     assert headings == ["requests/s", "images/s", "p50", "p90", "p95", "p99", "p99.9", "send"]
 
 
 def test_cells_show_what_there_is() -> None:
-    headings, [cells] = as_cells([level(Closed(4), [OK, "503"])], streams=True, with_goodput=True)
+    headings, [cells] = as_cells([as_row(level(Closed(4), [OK, "503"]), streams=True)], with_goodput=True)
     shown = dict(zip(headings, cells, strict=True))
     assert shown == {
         "clients": "4",
