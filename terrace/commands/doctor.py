@@ -11,16 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from terrace.checks import (
-    Check,
-    Verdict,
-    check_data,
-    check_fleet,
-    check_installation,
-    check_port,
-    check_weights,
-    listens_here,
-)
+from terrace import checks
+from terrace.checks import Check, Verdict
 from terrace.console import print_json, screen
 from terrace.options import DEFAULT_PORT, DEFAULT_URL, Json, TlsCa, TokenFile, connect
 
@@ -50,27 +42,27 @@ def doctor(
     """Examine the installation, the models, the ports, the scheduler and each node; exit code 1 if anything failed."""
     url = scheduler or DEFAULT_URL
     with connect(url, token_file, tls_ca) as client:
-        fleet = list(check_fleet(client, asked_for=scheduler is not None, tls_ca=tls_ca))
+        fleet = list(checks.check_fleet(client, asked_for=scheduler is not None, tls_ca=tls_ca))
     # Only a scheduler that answers is followed by findings on its nodes.
     answers = any(check.name != "scheduler" for check in fleet)
-    running = answers and listens_here(url, DEFAULT_PORT)
-    checks = [
-        *chain(check_installation(), check_weights(), check_data(data)),
-        *check_port(DEFAULT_PORT, expect_scheduler=running),
+    running = answers and checks.listens_here(url, DEFAULT_PORT)
+    found = [
+        *chain(checks.check_installation(), checks.check_weights(), checks.check_data(data)),
+        *checks.check_port(DEFAULT_PORT, expect_scheduler=running),
         *fleet,
     ]
-    failed = [check for check in checks if check.verdict is Verdict.FAIL]
+    failed = [check for check in found if check.verdict is Verdict.FAIL]
     if json:
-        print_json({"ok": not failed, "checks": checks})
+        print_json({"ok": not failed, "checks": found})
     else:
-        _show(checks, len(failed))
+        _show(found, len(failed))
     if failed:
         raise typer.Exit(1)
 
 
-def _show(checks: list[Check], failed: int) -> None:
+def _show(found: list[Check], failed: int) -> None:
     console = screen()
-    for group, members in groupby(checks, key=lambda check: check.group):
+    for group, members in groupby(found, key=lambda check: check.group):
         console.print(Text(group, style="bold"))
         table = Table.grid(padding=(0, 1))
         table.add_column()
