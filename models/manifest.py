@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
 from models.split import Part
 from tierkit.documents import faults
-from tierkit.errors import DataError, NotFound, WeightsError
+from tierkit.errors import DataError, NotFound, SetupError, WeightsError
 from tierkit.types import EncoderKind
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Side",
     "TrainingFacts",
     "WeightsFile",
+    "begin_weights",
     "load_manifest",
     "merge_encoder",
     "merge_entry",
@@ -334,6 +336,25 @@ def records_folder(weights: Path) -> Path:
     """Where the training records of a weights folder lie: within it, or beside it for the bundled one."""
     bundled = weights.resolve() == weights_folder().resolve()
     return weights.parent / "records" if bundled else weights / "records"
+
+
+def begin_weights(folder: Path, like: Path) -> Manifest:
+    """The manifest of a weights folder that is to be written into; one without becomes a copy of `like`, records
+    included.
+
+    Raises:
+        WeightsError: as `load_manifest`.
+        SetupError: the folder could not be written.
+    """
+    if not (folder / MANIFEST_NAME).is_file():
+        load_manifest(like)
+        try:
+            shutil.copytree(like, folder, dirs_exist_ok=True)
+            if (records := records_folder(like)).is_dir():
+                shutil.copytree(records, records_folder(folder), dirs_exist_ok=True)
+        except OSError as error:  # copytree's own class is one, too
+            raise SetupError(f"cannot write {folder}: {error.strerror or error}") from error
+    return load_manifest(folder)
 
 
 def load_manifest(folder: Path | None = None) -> Manifest:

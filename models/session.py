@@ -18,7 +18,7 @@ from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 from tierkit.inference.model import Array, TensorSpec
 
-__all__ = ["OnnxModel", "check_threads", "load_encoder", "load_model", "softmax", "verify_file"]
+__all__ = ["OnnxModel", "check_threads", "import_runtime", "load_encoder", "load_model", "softmax", "verify_file"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DATATYPES = {"tensor(uint8)": "UINT8", "tensor(float)": "FP32"}
@@ -257,7 +257,7 @@ def _load(
     labels: Sequence[str] | None,
 ) -> OnnxModel:
     """`part`: what the loaded graph is; `cut`: what of the file it is."""
-    runtime = _import_runtime()
+    runtime = import_runtime()
     check_threads(threads)
     wanted = _PROVIDERS.get(provider)
     if wanted is None:
@@ -337,7 +337,12 @@ def _spec(tensor: Any) -> TensorSpec:
     return TensorSpec(name=tensor.name, datatype=_DATATYPES.get(tensor.type, tensor.type), shape=shape)
 
 
-def _import_runtime() -> Any:
+def import_runtime() -> Any:
+    """ONNX Runtime.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
     try:
         import onnxruntime
     except ImportError as error:

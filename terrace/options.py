@@ -178,6 +178,9 @@ def training_extra(purpose: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if (error.name or "").partition(".")[0] in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib"}:
+        name = (error.name or "").partition(".")[0]
+        if name == "onnxruntime":
+            raise MissingExtra("cpu", purpose) from error
+        if name in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib"}:
             raise MissingExtra("train", purpose) from error
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,12 +21,11 @@ from models.evaluate import score
 from models.export.quantize import calibration_images, quantize_head, quantize_tail
 from models.export.to_onnx import export_head, export_tail
 from models.manifest import (
-    MANIFEST_NAME,
     EncoderEntry,
     ModelEntry,
     PartFile,
     TrainingFacts,
-    load_manifest,
+    begin_weights,
     merge_encoder,
     records_folder,
     save_manifest,
@@ -82,9 +80,7 @@ def export_encoder(
     parts = build_parts(config, upper).eval()
     load_weights(parts, checkpoint.averaged, f"the checkpoint of {config.name!r}")
     statistics = Statistics(**checkpoint.statistics)
-    if not (into / MANIFEST_NAME).is_file():
-        shutil.copytree(weights_folder(), into, dirs_exist_ok=True)
-    manifest = load_manifest(into)
+    manifest = begin_weights(into, weights_folder())
     network = manifest.entry(config.upper)
     if manifest.hierarchy != dataset.hierarchy:
         raise WeightsError(f"{into} holds networks of hierarchy {manifest.hierarchy.name!r}; choose another folder")

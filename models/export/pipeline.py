@@ -17,7 +17,16 @@ from models.dataset import Dataset
 from models.evaluate import logits_of, score
 from models.export.quantize import calibration_images, quantize_onnx
 from models.export.to_onnx import export_onnx
-from models.manifest import MANIFEST_NAME, Manifest, ModelEntry, load_manifest, merge_entry, save_manifest
+from models.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ModelEntry,
+    begin_weights,
+    load_manifest,
+    merge_entry,
+    save_manifest,
+    weights_folder,
+)
 from models.session import OnnxModel, load_model
 from models.split import FEATURES, Part
 from models.training.checkpoint import load_checkpoint
@@ -63,7 +72,8 @@ def quantize_run(
     Args:
         folder: the run folder, after `export_run`.
         dataset: the data set that it was trained on.
-        weights: the weights folder; its manifest is updated, or begun.
+        weights: the weights folder, whose manifest is updated; a new one begins as a copy of the bundled one where
+            that is of the same hierarchy, else empty.
         records: folder that gets copies of the training records and their curves, of the run and of those that its
             weights come from.
         stands_in_for: the network that this one replaces for now, and why.
@@ -86,7 +96,9 @@ def quantize_run(
     say("quantising")
     content = quantize_onnx(floating, known, examples).SerializeToString()
     draft = _draft(network, made, dataset, content, floating, stands_in_for)
-    before = load_manifest(weights) if (weights / MANIFEST_NAME).is_file() else None
+    before = None
+    if (weights / MANIFEST_NAME).is_file() or dataset.hierarchy == load_manifest().hierarchy:
+        before = begin_weights(weights, weights_folder())
     if before is not None and before.hierarchy != dataset.hierarchy:
         raise WeightsError(f"{weights} holds networks of hierarchy {before.hierarchy.name!r}; choose another folder")
     # Measured in the run folder: what is being served from the weights folder changes only when all is known.

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,11 +28,12 @@ from models.manifest import (
     Manifest,
     ModelEntry,
     PlainName,
+    begin_weights,
     load_manifest,
     records_folder,
     weights_folder,
 )
-from models.session import load_model, verify_file
+from models.session import import_runtime, load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
 from models.tuning import Target, TuningReport, tune_weights
 from models.verify import verify_encoder, verify_entry
@@ -48,6 +49,14 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, check,
 
 Records = Annotated[
     Path | None, typer.Option(help="Folder of the training records; `records` in the weights folder unless given.")
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        help="Weights folder to write into; a new one begins as a copy of --weights, or of the bundled ones.",
+        file_okay=False,
+        show_default=False,
+    ),
 ]
 Runs = Annotated[Path, typer.Option(help="Folder of the training runs, one folder each.", file_okay=False)]
 
@@ -161,6 +170,7 @@ def evaluate_models(
     json: Json = False,
 ) -> None:
     """Accuracy, calibration and speed on the whole test set, measured now."""
+    import_runtime()
     folder = weights or weights_folder()
     manifest = load_manifest(folder)
     entries = _chosen(manifest, names or [], all_)
@@ -222,6 +232,9 @@ def speed(
     json: Json = False,
 ) -> None:
     """Milliseconds per image by batch size."""
+    if fp32:
+        with training_extra("the FP32 form of a network"):
+            import models.export.dequantize  # noqa: F401  # told before anything is measured
     folder = weights or weights_folder()
     manifest = load_manifest(folder)
     sizes = batches or [1, 50, 256]
@@ -250,6 +263,8 @@ def cut_encoder(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all with fine answers unless given.")
     ] = None,
+    *,
+    out: Out,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     weights: Weights = None,
@@ -258,16 +273,16 @@ def cut_encoder(
     json: Json = False,
 ) -> None:
     """Cut the first convolution off networks, measure its features and enter it into the manifest as an encoder."""
-    folder = weights or weights_folder()
-    manifest = load_manifest(folder)
+    import_runtime()
+    manifest = begin_weights(out, weights or weights_folder())
     wanted = names or [entry.name for entry in manifest.models if entry.target == "fine"]
     source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
     with progress_bars("image") as progress:
         made = add_conv1(
             wanted,
-            folder,
+            out,
             source,
-            records or records_folder(folder),
+            records or records_folder(out),
             threads=threads,
             report=_Bars(progress),
         )
@@ -275,10 +290,13 @@ def cut_encoder(
         print_json([encoder.model_dump(mode="json") for encoder in made])
         return
     _print_encoders(made)
+    _print_paths(out / name for name in (*(encoder.head.file for encoder in made), MANIFEST_NAME))
 
 
 @app.command("tune-escalation")
 def tune_escalation(
+    *,
+    out: Out,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     weights: Weights = None,
@@ -301,13 +319,13 @@ def tune_escalation(
         raise typer.BadParameter(
             "--relative-accuracy and --target-accuracy say one thing in two ways: give one of them."
         )
-    folder = weights or weights_folder()
-    size = load_manifest(folder).models[0].input_shape[:2]
+    import_runtime()
+    size = begin_weights(out, weights or weights_folder()).models[0].input_shape[:2]
     with progress_bars("image") as progress:
         report = tune_weights(
-            folder,
+            out,
             Dataset.open(dataset, data, size=size),
-            records or records_folder(folder),
+            records or records_folder(out),
             Target(
                 accuracy=target_accuracy or relative_accuracy or 0.99, relative=target_accuracy is None, budget=budget
             ),
@@ -358,13 +376,11 @@ def export(
 @app.command()
 def quantize(
     name: Name,
+    *,
+    out: Out,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     runs: Runs = _RUNS,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Weights folder to enter it into; the bundled one unless given.", file_okay=False),
-    ] = None,
     records: Records = None,
     stands_in_for: Annotated[str, typer.Option(help="The network that it replaces for now, and why.")] = "",
     json: Json = False,
@@ -372,19 +388,18 @@ def quantize(
     """Quantise an exported network to INT8, calibrate it, measure it and enter it into a manifest."""
     with training_extra("quantising a network"):
         from models.export.pipeline import quantize_run
-    weights = out or weights_folder()
-    place = records or records_folder(weights)
+    place = records or records_folder(out)
     entry = quantize_run(
         runs / name,
         Dataset.open(dataset, data),
-        weights,
+        out,
         records=place,
         stands_in_for=stands_in_for or None,
         say=say,
     )
     if entry.target == "fine":
         say("cutting its encoder off")
-        add_conv1([name], weights, Dataset.open(dataset, data), place)
+        add_conv1([name], out, Dataset.open(dataset, data), place)
     if json:
         print_json(entry.model_dump(mode="json"))
         return
@@ -395,8 +410,7 @@ def quantize(
         soft_wrap=True,
         markup=False,
     )
-    for path in (weights / entry.file, weights / MANIFEST_NAME, place / entry.training.record):
-        screen().print(str(path), style="dim", markup=False, soft_wrap=True)
+    _print_paths((out / entry.file, out / MANIFEST_NAME, place / entry.training.record))
 
 
 def _operating_points(tuning: Tuning) -> list[dict[str, Any]]:
@@ -450,8 +464,7 @@ def _print_tuning(report: TuningReport) -> None:
             )
         out.print(f"\n[bold]Measured on[/bold] {report.test[0].images:,} test images, which had no part in the choice")
         out.print(table)
-    for path in report.files:
-        out.print(str(path), style="dim", soft_wrap=True, markup=False)
+    _print_paths(report.files)
     if not report.plot:
         out.print("[dim]no plot: that needs the extra 'plots' (pip install 'terrace\\[plots]')[/dim]")
 
@@ -481,6 +494,11 @@ def _print_encoders(encoders: Sequence[EncoderEntry]) -> None:
     screen().print(table, crop=False)
 
 
+def _print_paths(paths: Iterable[Path]) -> None:
+    for path in paths:
+        screen().print(str(path), style="dim", markup=False, soft_wrap=True)
+
+
 class _Bars:
     """A bar for each thing that a command goes through; a `models.tuning` report."""
 
@@ -507,8 +525,8 @@ def _precisions(
 ) -> Iterator[tuple[ModelEntry, Path]]:
     yield entry, folder
     if scratch is not None and entry.precision == "int8":
-        with training_extra("the FP32 form of a network"):
-            from models.export.dequantize import dequantize_onnx
+        from models.export.dequantize import dequantize_onnx
+
         path = scratch / f"{entry.name}.fp32.onnx"
         path.write_bytes(dequantize_onnx(verify_file(entry, folder).read_bytes()))
         yield entry.with_file(path, precision="fp32"), scratch

@@ -9,7 +9,7 @@ import typer
 
 from encryption.front import save_front, undominated
 from models.dataset import CIFAR100, Dataset
-from models.manifest import MANIFEST_NAME, records_folder, weights_folder
+from models.manifest import MANIFEST_NAME
 from terrace.commands.training import TorchThreads, Training, say, training_command
 from terrace.console import Column, Listing, percent, print_json, screen
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
@@ -94,11 +94,10 @@ def front(
         list[Path],
         typer.Argument(metavar="FOLDER...", help="Weights folders, of 'terrace privacy export'.", show_default=False),
     ],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for JSON, CSV and plot.", file_okay=False, show_default=False)],
     network: Annotated[str, typer.Option(metavar="NAME", help="Whose encoders are compared.")] = "resnet-34",
     images: Annotated[int, typer.Option(min=8, max=10_000, help="Test images to attack.")] = 200,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for JSON, CSV and plot. Default: the bundled records.", file_okay=False)
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
     queries: Annotated[
         int, typer.Option(min=1000, help="Pictures that each attacker may send through the head.")
@@ -124,7 +123,7 @@ def front(
         seed=seed,
         say=say,
     )
-    written = save_front(found, out or records_folder(weights_folder()))
+    written = save_front(found, out)
     if json:
         print_json(found.model_dump(mode="json"))
         return

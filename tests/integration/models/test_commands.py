@@ -90,7 +90,10 @@ def test_speed_measures_the_fp32_form_beside_the_shipped_one(monkeypatch: pytest
         ("eval --all --threads 99999", "99999 threads are asked for, and this machine has"),
         ("speed --threads 99999", "take at most"),
         ("tune-escalation --threads 99999", "take at most"),
-        ("tune-escalation --relative-accuracy 0.9 --target-accuracy 0.9", "give one of them."),
+        ("tune-escalation --relative-accuracy 0.9 --target-accuracy 0.9 --out x", "give one of them."),
+        ("tune-escalation", "Missing option '--out'."),
+        ("cut-encoder", "Missing option '--out'."),
+        ("quantize wrn-16-2", "Missing option '--out'."),
         ("train wrn-16-2 --threads 99999", "take at most"),
         ("train wrn-16-2 --device tpu", "'tpu' is not one of 'cpu', 'cuda'."),
         ("train ../x", "'../x' is no name of a network"),
@@ -165,5 +168,20 @@ def test_without_torch_the_extra_is_named(command: str, monkeypatch: pytest.Monk
     for name in [name for name in sys.modules if name.startswith(("models.training", "models.export"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
+    out = ["--out", str(tmp_path)] if command == "quantize" else []
     with pytest.raises(MissingExtra, match=r"terrace\[train\]"):
-        invoke(command, names()[0], "--runs", str(tmp_path))
+        invoke(command, names()[0], "--runs", str(tmp_path), *out)
+
+
+@pytest.mark.parametrize("arguments", ["eval --all", "tune-escalation --out x", "cut-encoder --out x", "speed --fp32"])
+def test_a_missing_extra_is_told_before_anything_is_read(
+    arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    for name in [name for name in sys.modules if name.startswith("models.export")]:
+        monkeypatch.delitem(sys.modules, name)
+    for library in ("onnxruntime", "onnx"):
+        monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingExtra):
+        invoke(*arguments.split(), "--weights", str(tmp_path / "missing"))
+    assert not list(tmp_path.iterdir())

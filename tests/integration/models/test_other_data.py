@@ -144,6 +144,8 @@ def test_a_run_is_not_used_for_another_hierarchy(
         for split in ("train", "test"):
             shutil.copytree(garden / split / name, tmp_path / split / name)
     arguments = ["--dataset", str(tmp_path), "--runs", str(run_folder)]
+    if command == "quantize":
+        arguments += ["--out", str(tmp_path / "weights")]
     if command == "train":
         arguments += ["--config", str(run_folder / "garden.toml")]
     capfd.readouterr()

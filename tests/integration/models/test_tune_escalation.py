@@ -48,8 +48,9 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "weights"
 
 
-def tune(weights: Path, images: Path, *arguments: str):
-    command = ["tune-escalation", "--weights", str(weights), "--dataset", str(images), *arguments]
+def tune(weights: Path, images: Path, *arguments: str, out: Path | None = None):
+    folders = ["--weights", str(weights), "--out", str(out or weights)]
+    command = ["tune-escalation", *folders, "--dataset", str(images), *arguments]
     return CliRunner(env={"COLUMNS": "120"}).invoke(app, command, catch_exceptions=False)
 
 
@@ -75,7 +76,11 @@ def test_it_stores_thresholds_and_draws_the_curves(weights: Path, images: Path):
 
 
 def test_a_person_sees_what_was_chosen_and_what_it_comes_to(weights: Path, images: Path):
-    shown = tune(weights, images)
+    out = weights.parent / "tuned"
+    shown = tune(weights, images, out=out)
+    assert str(out / "escalation.json") in shown.output
+    load_tuning(out).check(load_manifest(out))
+    assert not (weights / "escalation.json").exists()
     assert "Chosen on" in shown.output
     assert "100 test images, which had no part in the choice" in shown.output
     assert all(len(line) <= 120 for line in shown.output.splitlines() if "/" not in line)
