@@ -432,7 +432,8 @@ class _HttpProtocol(asyncio.Protocol):
     # --- called by exchanges ---
 
     def write(self, *pieces: bytes) -> None:
-        self._transport.writelines(pieces)
+        # Not `writelines`: before Python 3.12.9 and 3.13.2 it does not heed what is full or lost (CVE-2024-12254).
+        self._transport.write(b"".join(pieces))
 
     async def drain(self) -> None:
         await self._drained.wait()
