@@ -332,10 +332,11 @@ class ModelRunner:
         )
 
     def _is_short(self) -> bool:
-        """Whether the next batch may be computed on the event loop."""
-        images = min(self._queued_images, self.max_batch_size)
-        fits = self._queue[0].images <= self.max_batch_size and 0 < images * self._s_per_image <= _LOOP_S
-        return fits and self._steady and not self.max_queue_delay_s
+        """Whether the next batch may be computed on the event loop; not if the thread has taken it."""
+        with self._thread.lock:
+            fits = bool(self._queue) and self._queue[0].images <= self.max_batch_size
+            images = min(self._queued_images, self.max_batch_size)
+        return fits and 0 < images * self._s_per_image <= _LOOP_S and self._steady and not self.max_queue_delay_s
 
     def _run_soon(self) -> None:
         """Compute a batch when the event loop has come around a few times and has read what else has come."""
