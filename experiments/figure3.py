@@ -19,9 +19,7 @@ neither formula nor bounds know of.
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +28,7 @@ from experiments.harness import MOST_RUNS, Experiment, Options, Point, Record, R
 from experiments.plots import Figures, averaged, bound, draw_ranges, formula, measured
 from experiments.profile import NodeNumbers, Profile, recorded_profile
 from experiments.record import spread
-from experiments.testbed import BATCH, Encoding, check_fleet, task_s
+from experiments.testbed import BATCH, Encoding, check_fleet, task_s, wait_for_devices
 from scheduler.placement.bound import NodeCounts, bound_of_scheme, least_bound
 from scheduler.placement.mapping import (
     FleetTimes,
@@ -42,8 +40,7 @@ from scheduler.placement.mapping import (
     time_end_edge,
     time_mapping,
 )
-from tierkit.client import AsyncClient, Job, JobState
-from tierkit.errors import DeadlineExceeded
+from tierkit.client import AsyncClient, Device, Job, JobState
 from tierkit.types import EncoderKind, Health, Privacy, Scheme, Tier
 
 __all__ = [
@@ -60,8 +57,6 @@ __all__ = [
 ]
 
 _JOB_BUDGET_S = 1800.0
-_READY_BUDGET_S = 60.0
-_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,14 +268,13 @@ async def _only(client: AsyncClient, number: int, most: int) -> None:
             await client.drain(name)
         elif known[name] is Health.DRAINING:
             await client.resume(name)
-    deadline = time.monotonic() + _READY_BUDGET_S
-    while True:
-        known = {device.node_id: device.health for device in await client.devices()}
-        if all(known[name] is health for name, health in wanted.items()):
-            return
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"the fleet did not shrink to {number} end devices within {_READY_BUDGET_S:g} s")
-        await asyncio.sleep(_POLL_S)
+
+    def lacking(devices: Sequence[Device]) -> str:
+        known = {device.node_id: device.health for device in devices}
+        reached = all(known[name] is health for name, health in wanted.items())
+        return "" if reached else f"the fleet has not shrunk to {number} end devices"
+
+    await wait_for_devices(client, lacking)
 
 
 def _encoder(privacy: Privacy) -> EncoderKind | None:

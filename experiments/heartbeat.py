@@ -31,10 +31,9 @@ from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Tab
 from experiments.peers.processes import cpu_s
 from experiments.plots import Figures, draw_ranges, measured
 from experiments.profile import Profile
-from experiments.testbed import Network
+from experiments.testbed import Network, wait_for_devices
 from scheduler.settings import SchedulerSettings
-from tierkit.client import AsyncClient
-from tierkit.errors import DeadlineExceeded
+from tierkit.client import AsyncClient, Device
 from tierkit.fleet import SCHEDULER, Fleet, RunningService
 from tierkit.types import Health
 
@@ -147,15 +146,14 @@ async def _end_one(fleet: Fleet, client: AsyncClient, node: RunningService, mode
 
 async def _until(client: AsyncClient, node_id: str, health: Health) -> None:
     """Until the node has this health; an alive one has been reached by the scheduler as well."""
-    deadline = time.monotonic() + _BUDGET_S
-    while True:
-        device = next((device for device in await client.devices() if device.node_id == node_id), None)
+
+    def lacking(devices: Sequence[Device]) -> str:
+        device = next((device for device in devices if device.node_id == node_id), None)
         if device is not None and device.health is health and (device.reached or health is Health.DEAD):
-            return
-        if time.monotonic() > deadline:
-            seen = device.health if device else "not in the device list"
-            raise DeadlineExceeded(f"{node_id} is {seen} and not {health} after {_BUDGET_S:g} s")
-        await asyncio.sleep(_READ_S)
+            return ""
+        return f"{node_id} is {device.health if device else 'not in the device list'} and not {health}"
+
+    await wait_for_devices(client, lacking, _READ_S)
 
 
 async def _cost(scheduler: RunningService, node: RunningService, while_s: float) -> dict[str, float]:

@@ -15,11 +15,9 @@ acknowledge, times the time to notice that.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import signal
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,10 +28,10 @@ from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Tab
 from experiments.plots import Figures, averaged, bound, draw_ranges, formula, measured, paper
 from experiments.profile import NodeNumbers
 from experiments.record import spread
-from experiments.testbed import BATCH, read_metrics, task_s
+from experiments.testbed import BATCH, read_metrics, task_s, wait_for_devices
 from models.data import ImageSet
-from tierkit.client import AsyncClient, Job, JobState
-from tierkit.errors import DeadlineExceeded, InvalidInput
+from tierkit.client import AsyncClient, Device, Job, JobState
+from tierkit.errors import InvalidInput
 from tierkit.fleet import SCHEDULER, Fleet
 from tierkit.types import Health, Recovery, Scheme, Tier
 
@@ -51,8 +49,6 @@ COMMUNICATION_S = 0.5
 
 _MOST_FAILURES = 6
 _JOB_BUDGET_S = 900.0
-_READY_BUDGET_S = 60.0
-_POLL_S = 0.02
 _LOG_FROM = 4.0
 """Times that lie closer together are drawn on a linear scale, where they can be read."""
 _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
@@ -189,18 +185,13 @@ async def _attempts(url: str) -> Counter[str]:
 
 async def _all_idle(client: AsyncClient, devices: int) -> None:
     """Until every device is alive and has nothing left of the job before."""
-    deadline = time.monotonic() + _READY_BUDGET_S
-    while True:
-        idle = [
-            device
-            for device in await client.devices()
-            if device.health is Health.ALIVE and device.reached and not device.outstanding + device.queued_images
-        ]
-        if len(idle) == devices:
-            return
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"only {len(idle)} of {devices} end devices were ready after {_READY_BUDGET_S:g} s")
-        await asyncio.sleep(_POLL_S)
+
+    def lacking(listed: Sequence[Device]) -> str:
+        alive = [device for device in listed if device.health is Health.ALIVE and device.reached]
+        idle = sum(not device.outstanding + device.queued_images for device in alive)
+        return "" if idle == devices else f"only {idle} of {devices} end devices are ready"
+
+    await wait_for_devices(client, lacking)
 
 
 # --- from the record ------------------------------------------------------------------------------------------------

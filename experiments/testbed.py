@@ -8,6 +8,7 @@ its own.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
@@ -26,7 +27,8 @@ from experiments.profile import Profile, address_of, write_links
 from models.data import ImageSet, read_cifar100, read_sample
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side, load_manifest
 from models.session import OnnxModel, load_encoder, load_model
-from tierkit.errors import InvalidInput
+from tierkit.client import AsyncClient, Device
+from tierkit.errors import DeadlineExceeded, InvalidInput
 from tierkit.fleet import SCHEDULER, FleetPlan, ServicePlan
 from tierkit.inference.model import Array, Model
 from tierkit.types import EncoderKind, FeatureForm, Tier
@@ -42,6 +44,7 @@ __all__ = [
     "read_metrics",
     "read_tasks",
     "task_s",
+    "wait_for_devices",
     "with_answers",
 ]
 
@@ -50,6 +53,7 @@ BATCH = 50
 
 _SPEED_RUNS = 5
 _METRICS_S = 60.0
+_DEVICES_S = 60.0
 _THREADS = os.cpu_count() or 1
 _TAIL_IMAGES = 1000
 """Whose features are held in memory at once."""
@@ -166,6 +170,24 @@ def bare_labels(tier: Tier, images: Array) -> Array:
     model = load_model(load_manifest().default_for(tier), threads=_THREADS)
     batches = [images[at : at + BATCH] for at in range(0, len(images), BATCH)]
     return np.concatenate([model.run({"images": batch}, ["logits"])["logits"].argmax(axis=1) for batch in batches])
+
+
+async def wait_for_devices(
+    client: AsyncClient, lacking: Callable[[Sequence[Device]], str], poll_s: float = 0.02
+) -> None:
+    """Read the device list until nothing is lacking.
+
+    Args:
+        lacking: what is, in words; "" for nothing.
+
+    Raises:
+        DeadlineExceeded: something still is after a minute.
+    """
+    deadline = time.monotonic() + _DEVICES_S
+    while words := lacking(await client.devices()):
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"{words} after {_DEVICES_S:g} s")
+        await asyncio.sleep(poll_s)
 
 
 async def read_metrics(url: str) -> str:
