@@ -60,6 +60,7 @@ __all__ = [
     "Run",
     "Table",
     "cell",
+    "circumstances",
     "execute",
     "extent",
     "grouped",
@@ -379,7 +380,7 @@ class Run:
 
         def on_exit(end: Exit) -> None:
             if not expects_exits and not self.invalid:
-                self.invalid = f"{end} during the measurement{_circumstances(end, datetime.now(UTC))}"
+                self.invalid = f"{end} during the measurement{circumstances(end, datetime.now(UTC))}"
                 body.cancel()
 
         def on_line(name: str, line: str) -> None:
@@ -400,7 +401,7 @@ class Run:
             raise
 
 
-def _circumstances(end: Exit, when: datetime) -> str:
+def circumstances(end: Exit, when: datetime) -> str:
     """Of the end of a service: when, and its last words. One that was killed did not speak of that."""
     said = f"; it said: {end.last_lines[-1]}" if end.code > 0 and end.last_lines else ""
     return f", at {when:%H:%M:%S} UTC{said}"

@@ -6,9 +6,9 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from experiments.peers.processes import on_core
 from tierkit.errors import SetupError
@@ -27,33 +27,16 @@ class Bare(NamedTuple):
     """Median time of one batch, request bytes to classes."""
 
 
-class BareLoop:
-    """Made by `bare_loop`; idle, it uses no time."""
-
-    def __init__(self, requests: IO[str], answers: IO[str]) -> None:
-        self._requests = requests
-        self._answers = answers
-
-    def measure(self, batch: int, seconds: float) -> Bare:
-        """Run the loop for about so long.
-
-        Raises:
-            SetupError: it has ended, for instance because the network cannot be loaded.
-        """
-        try:
-            self._requests.write(f"{batch} {seconds}\n")
-            self._requests.flush()
-            answer = self._answers.readline().split()
-        except OSError:
-            answer = []
-        if len(answer) != 2:
-            raise SetupError("the bare ONNX Runtime loop has ended; what it wrote is above")
-        return Bare(float(answer[0]), float(answer[1]))
+BareLoop = Callable[[int, float], Bare]
+"""Runs the loop with batches of so many images, for about so many seconds."""
 
 
 @contextlib.contextmanager
 def bare_loop(environment: Mapping[str, str], *, core: int) -> Iterator[BareLoop]:
-    """The loop for the network that `environment` names (see `servers/common.py`)."""
+    """The loop for the network that `environment` names (see `servers/common.py`); idle, it uses no time.
+
+    What it yields raises `SetupError` when the loop has ended, for instance because the network cannot be loaded.
+    """
     with on_core(core):
         process = subprocess.Popen(
             [sys.executable, str(_SCRIPT)],
@@ -63,14 +46,25 @@ def bare_loop(environment: Mapping[str, str], *, core: int) -> Iterator[BareLoop
             text=True,
             start_new_session=True,
         )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    requests, answers = process.stdin, process.stdout
+    assert requests is not None
+    assert answers is not None
+
+    def measure(batch: int, seconds: float) -> Bare:
+        try:
+            requests.write(f"{batch} {seconds}\n")
+            requests.flush()
+            images_per_s, batch_ms = map(float, answers.readline().split())
+        except (OSError, ValueError):
+            raise SetupError("the bare ONNX Runtime loop has ended; what it wrote is above") from None
+        return Bare(images_per_s, batch_ms)
+
     with process:
         try:
-            yield BareLoop(process.stdin, process.stdout)
+            yield measure
         finally:
             with contextlib.suppress(OSError):
-                process.stdin.close()  # the end of its input is its sign to stop
+                requests.close()  # the end of its input is its sign to stop
             try:
                 process.wait(_STOP_S)
             except subprocess.TimeoutExpired:

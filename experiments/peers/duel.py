@@ -93,7 +93,7 @@ async def duel(
         for batch, concurrency in loads:
             for number in range(rounds):
                 with run.step(f"{batch} images, {concurrency} requests at once"):
-                    alone = bare.measure(batch, plan.window_s / 2).images_per_s
+                    alone = bare(batch, plan.window_s / 2).images_per_s
                     for server in servers[:: 1 if number % 2 == 0 else -1]:
                         figures = await server.window(server.target(batch), concurrency, plan)
                         where = {"batch": batch, "concurrency": concurrency, "round": number}

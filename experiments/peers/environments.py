@@ -11,16 +11,11 @@ from pathlib import Path
 from experiments.peers.contenders import Contender
 from tierkit.errors import SetupError
 
-__all__ = ["default_folder", "installed_version", "interpreter_of"]
+__all__ = ["installed_version", "interpreter_of"]
 
 _READY = "terrace-peer.json"
 _INSTALL_S = 1200.0
 _SHORT_S = 120.0
-
-
-def default_folder() -> Path:
-    """Where the environments lie unless told otherwise."""
-    return Path.home() / ".cache" / "terrace" / "peers"
 
 
 def interpreter_of(contender: Contender, folder: Path) -> Path:

@@ -111,13 +111,13 @@ async def _under_loads(server: Serving, loads: Sequence[Load], timing: Timing, b
     found = []
     for batch, concurrency in loads:
         target = server.target(batch)
-        before = bare.measure(batch, timing.bare_s)
+        before = bare(batch, timing.bare_s)
         figures: Mapping[str, Any]
         try:
             figures = await server.window(target, concurrency, plan)
         except UpstreamError as exc:
             figures = {"failure": str(exc)}
-        after = bare.measure(batch, timing.bare_s)
+        after = bare(batch, timing.bare_s)
         found.append(
             {
                 "batch": batch,

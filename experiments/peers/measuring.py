@@ -17,7 +17,7 @@ from experiments.bench.report import error_text
 from experiments.bench.targets import Target
 from experiments.harness import Run, option
 from experiments.peers.contenders import Contender
-from experiments.peers.environments import default_folder, installed_version, interpreter_of
+from experiments.peers.environments import installed_version, interpreter_of
 from experiments.peers.processes import Cores, ServerProcesses, running
 from experiments.peers.requests import check_answer, make_target, random_images
 from models.manifest import ModelEntry
@@ -96,7 +96,7 @@ async def install(
     run: Run, contenders: Sequence[Contender], folder: Path | None
 ) -> dict[str, Installed | TerraceError]:
     """See that every contender has its environment; by name, or why it has none."""
-    home = (folder or default_folder()).resolve()
+    home = (folder or Path.home() / ".cache" / "terrace" / "peers").resolve()
     found: dict[str, Installed | TerraceError] = {}
     run.expect(len(contenders))
     for contender in contenders:

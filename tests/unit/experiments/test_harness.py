@@ -25,7 +25,7 @@ from experiments.harness import (
     Request,
     Run,
     Table,
-    _circumstances,
+    circumstances,
     execute,
     extent,
     new_folder,
@@ -120,7 +120,7 @@ def test_the_end_of_a_service_is_told_with_what_it_said_of_it(code: int, words: 
     end = Exit(name="end-1", code=code, last_lines=("started", "the port is taken"))
     said = "; it said: the port is taken" if code == 2 else ""
     moment = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert f"{end}{_circumstances(end, moment)}" == f"{words}, at 03:04:05 UTC{said}"
+    assert f"{end}{circumstances(end, moment)}" == f"{words}, at 03:04:05 UTC{said}"
 
 
 async def test_table_and_plots_come_from_the_record_alone(tmp_path: Path) -> None:
