@@ -132,6 +132,6 @@ BEATS = Experiment(
     table=_table,
     repeats=("n", "runs"),
     quick="{seconds:g} s each",
-    ignores=frozenset({"profile", "seed", "tasks", "data"}),
-    emulates=False,
+    ignores=frozenset({"seed", "tasks", "data"}),
+    profile=None,
 )

@@ -308,6 +308,6 @@ DURABILITY = Experiment(
     table=_table,
     repeats=("n", "runs"),
     quick="{tasks_per_run} tasks each",
-    ignores=frozenset({"profile", "seed", "data"}),
-    emulates=False,
+    ignores=frozenset({"seed", "data"}),
+    profile=None,
 )

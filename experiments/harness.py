@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -175,9 +175,9 @@ class Experiment:
     options: type[Options] = Options
     """What may be chosen."""
     ignores: frozenset[str] = frozenset()
-    """Which fields of `Request` have no part in it: profile, quick, seed, tasks or data."""
-    emulates: bool = True
-    """Whether its machines are those of the profile `paper` unless another is named; else this machine as it is."""
+    """Which fields of `Request` have no part in it: quick, seed, tasks or data."""
+    profile: Literal["paper", "native"] | None = "paper"
+    """Its machines unless another profile is named, `native` for this machine as it is; None where none has a part."""
     repeats: tuple[str, str] = ("runs", "runs")
     """The field of a row that counts what its figures were made of, and what that is; a row without it counts one."""
     quick: str = ""
@@ -442,7 +442,7 @@ async def execute(
         closing(Log(folder / _LOG)) as log,
     ):
         run = Run(request=request, folder=Path(scratch), tell=tell, log=log)
-        if experiment.emulates:
+        if experiment.profile == "paper":
             run.note(f"profile {request.profile_name}: {request.profile}")
         try:
             await experiment.measure(run, (options or experiment.options()).settled(quick=request.quick))

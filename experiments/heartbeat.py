@@ -274,5 +274,5 @@ HEARTBEAT = Experiment(
     draw=_draw,
     repeats=("n", "nodes"),
     quick="{times} times for each interval, fewer intervals unless chosen, costs over {cost_s:g} s",
-    emulates=False,
+    profile="native",
 )

@@ -252,7 +252,7 @@ MAIN_JOB = Experiment(
     rows=_rows,
     table=_table,
     quick="{share}",
-    ignores=frozenset({"profile", "seed"}),
-    emulates=False,
+    ignores=frozenset({"seed"}),
+    profile=None,
     one_row=True,
 )

@@ -241,6 +241,6 @@ OVERLOAD = Experiment(
     options=Chosen,
     rows=_rows,
     table=_table,
-    ignores=frozenset({"profile", "quick", "seed", "tasks", "data"}),
-    emulates=False,
+    ignores=frozenset({"quick", "seed", "tasks", "data"}),
+    profile=None,
 )

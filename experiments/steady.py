@@ -127,6 +127,6 @@ STEADY = Experiment(
     rows=_rows,
     table=_table,
     quick="{minutes:g} minutes",
-    emulates=False,
+    profile="native",
     one_row=True,
 )

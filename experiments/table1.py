@@ -225,8 +225,8 @@ TABLE1 = Experiment(
     draw=_draw,
     repeats=("runs", f"batches of {BATCH} images"),
     quick="{share}",
-    ignores=frozenset({"profile", "seed"}),
-    emulates=False,
+    ignores=frozenset({"seed"}),
+    profile=None,
 )
 
 
@@ -278,5 +278,5 @@ TABLE3 = replace(
     draw=lambda record, figures: None,
     repeats=("", "readings of the files"),
     quick="",
-    ignores=frozenset({"profile", "quick", "seed", "tasks", "data"}),
+    ignores=frozenset({"quick", "seed", "tasks", "data"}),
 )

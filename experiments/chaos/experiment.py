@@ -323,6 +323,6 @@ CHAOS = Experiment(
     table=_table,
     draw=_draw,
     quick="{faults} faults, at least {jobs} jobs",
-    emulates=False,
+    profile="native",
     one_row=True,
 )

@@ -277,6 +277,6 @@ FUZZ = Experiment(
     rows=_rows,
     table=_table,
     quick="{requests:,} requests",
-    emulates=False,
+    profile="native",
     one_row=True,
 )

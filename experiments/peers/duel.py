@@ -177,6 +177,6 @@ DUEL = Experiment(
     table=_table,
     repeats=("rounds", "windows of each server"),
     quick="{rounds} rounds",
-    ignores=frozenset({"profile", "seed", "tasks", "data"}),
-    emulates=False,
+    ignores=frozenset({"seed", "tasks", "data"}),
+    profile=None,
 )

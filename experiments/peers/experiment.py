@@ -235,6 +235,6 @@ PEERS = Experiment(
     table=_table,
     repeats=("rounds", "rounds"),
     quick="windows of {window_s:g} s",
-    ignores=frozenset({"profile", "seed", "tasks", "data"}),
-    emulates=False,
+    ignores=frozenset({"seed", "tasks", "data"}),
+    profile=None,
 )

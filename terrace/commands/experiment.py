@@ -79,7 +79,7 @@ def _all(options: Mapping[str, Any], common: dict[str, Any]) -> None:
 def _command(name: str) -> Callable[[Mapping[str, Any], dict[str, Any]], None]:
     def command(options: Mapping[str, Any], common: dict[str, Any]) -> None:
         experiment = EXPERIMENTS[name]
-        if "profile" in experiment.ignores and common["profile"] != "native":
+        if experiment.profile is None and common["profile"] != "native":
             read_profile(common["profile"])  # one that does not exist is refused all the same
             _note(
                 f"{experiment.name} measures this machine and these networks as they are: "
@@ -99,16 +99,15 @@ def _add(
     options: type[Options] = Options,
     *,
     ignores: Collection[str] = (),
-    emulates: bool = True,
+    profile: str = "paper",
 ) -> None:
     """A command with these options, and with those that all have."""
     own = options.model_fields
-    left_out = {field for field in ignores if field != "profile"} | own.keys()
+    left_out = {*ignores, *own}
     fields = {**own, **{field: about for field, about in _Common.model_fields.items() if field not in left_out}}
     kinds: dict[str, Any] = {}
     defaults = {field: about.default for field, about in {**_Common.model_fields, **fields}.items()} | {"json": False}
-    if not emulates:
-        defaults["profile"] = "native"
+    defaults["profile"] = profile
     for field, about in fields.items():
         facts = dict(cast(dict[str, Any], about.json_schema_extra or {}))
         kind: Any = about.annotation
@@ -156,7 +155,7 @@ for _experiment in EXPERIMENTS.values():
         _command(_experiment.name),
         _experiment.options,
         ignores=_experiment.ignores,
-        emulates=_experiment.emulates,
+        profile=_experiment.profile or "native",
     )
 
 
@@ -188,7 +187,7 @@ def _run(
         folder = whole / experiment.name if whole else out or Path("runs", f"{experiment.name}-{began}")
         title = f"{experiment.name} ({number} of {len(experiments)})" if whole else experiment.name
         try:
-            outcome = _execute(experiment, request if experiment.emulates else native, options, folder, title)
+            outcome = _execute(experiment, request if experiment.profile == "paper" else native, options, folder, title)
         except TerraceError as exc:
             if whole is None:
                 raise

@@ -163,7 +163,7 @@ def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.setitem(EXPERIMENTS, name, replace(experiment(name, well), ignores=frozenset({"profile"})))
+    monkeypatch.setitem(EXPERIMENTS, name, replace(experiment(name, well), profile=None))
     for profile in ("native", "paper"):
         out = tmp_path / profile
         result = CliRunner().invoke(command.app, [name, "--profile", profile, "--json", "--out", str(out)])
