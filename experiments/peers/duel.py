@@ -29,7 +29,7 @@ _PLAN = Plan(window_s=1.0, warmup_s=0.2, timeout_s=REQUEST_S)
 
 
 class Chosen(Servers):
-    """Who fights Terrace, and for how long."""
+    """The other server, and how often both are measured."""
 
     peer: str = option(
         "fastapi",
