@@ -184,6 +184,7 @@ def main() -> None:
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
         # A thread may still compute, and Python would wait for it.
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         os._exit(code)
     sys.exit(code)

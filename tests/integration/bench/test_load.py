@@ -4,15 +4,15 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from experiments.bench.http import Origin, encode_http
 from experiments.bench.inputs import InputPlan
-from experiments.bench.levels import Closed, Open, Plan, measure
-from experiments.bench.load import run_closed, run_open
+from experiments.bench.levels import Closed, Level, Load, Open, Plan, measure
+from experiments.bench.load import Record, run_closed, run_open
 from experiments.bench.summary import Sample
 from experiments.bench.sweep import loop_factory
 from experiments.bench.targets import Target, judge_status, oip_target
@@ -57,12 +57,35 @@ async def raw_target(server: RawServer) -> AsyncIterator[Target]:
 
 QUICK = Plan(window_s=0.3, warmup_s=0.05, timeout_s=5.0)
 
+Loop = Callable[[Target, Record, asyncio.Event], Coroutine[None, None, None]]
+
+
+async def measured(target: Target, load: Load, plan: Plan) -> Level:
+    level = await measure(target, load, plan, asyncio.Event())
+    assert level is not None  # nobody stops it
+    return level
+
+
+@asynccontextmanager
+async def under_load(server: RawServer, run: Loop) -> AsyncIterator[list[Sample]]:
+    """What the load has recorded so far; at the end it halts, and waits for the answers."""
+    samples: list[Sample] = []
+    halt = asyncio.Event()
+    async with raw_target(server) as target:
+        load = asyncio.create_task(run(target, samples.append, halt))
+        yield samples
+        halt.set()
+        await load
+
+
+def open_loop(schedule: Iterator[float], connections: int) -> Loop:
+    return lambda *given: run_open(given[0], schedule, *given[1:], timeout_s=5.0, max_connections=connections)
+
 
 async def test_counts_of_the_load_and_of_the_server_agree(node_url: str, model: SumModel) -> None:
     target = await oip_target(node_url, "sum", InputPlan(batch_size=5))
     before = model.images_seen
-    level = await measure(target, Closed(3), QUICK, asyncio.Event())
-    assert level is not None
+    level = await measured(target, Closed(3), QUICK)
     assert {sample.outcome for sample in level.samples} == {"ok"}
     assert model.images_seen - before == 5 * len(level.samples)
     assert level.summary.answered == sum(sample.done in level.window for sample in level.samples) > 0
@@ -71,8 +94,7 @@ async def test_counts_of_the_load_and_of_the_server_agree(node_url: str, model: 
 
 async def test_the_servers_own_times_are_part_of_what_clients_wait(node_url: str) -> None:
     target = await oip_target(node_url, "sum", InputPlan(batch_size=5))
-    level = await measure(target, Closed(2), QUICK, asyncio.Event())
-    assert level is not None
+    level = await measured(target, Closed(2), QUICK)
     assert level.server is not None
     assert level.server.compute_infer_ms > 0
     assert level.server.batch_images is not None
@@ -85,15 +107,12 @@ async def test_the_servers_own_times_are_part_of_what_clients_wait(node_url: str
 async def test_a_closed_loop_has_just_so_many_requests_under_way() -> None:
     server = RawServer()
     server.gate.clear()
-    async with raw_target(server) as target:
-        samples: list[Sample] = []
-        halt = asyncio.Event()
-        load = asyncio.create_task(run_closed(target, 4, samples.append, halt, timeout_s=5.0))
+    async with under_load(
+        server, lambda target, record, halt: run_closed(target, 4, record, halt, timeout_s=5.0)
+    ) as samples:
         await wait_for(lambda: server.held == 4)
         server.gate.set()
         await wait_for(lambda: len(samples) > 100)
-        halt.set()
-        await load
     assert server.most_held == 4
     assert server.connections == 4
     assert len(samples) == server.received
@@ -102,17 +121,12 @@ async def test_a_closed_loop_has_just_so_many_requests_under_way() -> None:
 async def test_an_open_loop_sends_when_requests_are_due_though_no_answer_comes() -> None:
     server = RawServer()
     server.gate.clear()
-    async with raw_target(server) as target:
-        samples: list[Sample] = []
-        halt = asyncio.Event()
-        start = time.perf_counter()
-        schedule = iter([number * 0.01 for number in range(20)] + [1e9])
-        load = asyncio.create_task(run_open(target, schedule, samples.append, halt, timeout_s=5.0, max_connections=64))
+    start = time.perf_counter()
+    schedule = iter([number * 0.01 for number in range(20)] + [1e9])
+    async with under_load(server, open_loop(schedule, 64)) as samples:
         await wait_for(lambda: server.held == 20)
         assert samples == []
         server.gate.set()
-        halt.set()
-        await load
     assert server.connections == 20
     due = sorted(sample.due for sample in samples)
     assert due[0] >= start
@@ -124,17 +138,11 @@ async def test_an_open_loop_sends_when_requests_are_due_though_no_answer_comes()
 async def test_waiting_for_a_connection_is_part_of_the_latency() -> None:
     server = RawServer()
     server.gate.clear()
-    async with raw_target(server) as target:
-        samples: list[Sample] = []
-        halt = asyncio.Event()
-        schedule = iter([0.0, 0.001, 0.002, 1e9])
-        load = asyncio.create_task(run_open(target, schedule, samples.append, halt, timeout_s=5.0, max_connections=1))
+    async with under_load(server, open_loop(iter([0.0, 0.001, 0.002, 1e9]), 1)) as samples:
         await wait_for(lambda: server.held == 1)
         opened = time.perf_counter()
         server.gate.set()
         await wait_for(lambda: len(samples) == 3)
-        halt.set()
-        await load
     assert server.connections == 1
     assert [sample.sent < opened for sample in samples] == [True, False, False]
     assert all(sample.done - sample.due > opened - sample.due > 0 for sample in samples)
@@ -142,8 +150,7 @@ async def test_waiting_for_a_connection_is_part_of_the_latency() -> None:
 
 async def test_a_poisson_load_offers_the_rate_that_was_asked_for(node_url: str) -> None:
     target = await oip_target(node_url, "sum", InputPlan())
-    level = await measure(target, Open(200.0), Plan(window_s=1.0, warmup_s=0.1), asyncio.Event())
-    assert level is not None
+    level = await measured(target, Open(200.0), Plan(window_s=1.0, warmup_s=0.1))
     # Arrivals of 200/s +- 4 standard deviations of a Poisson count; on a busy machine the window is longer.
     expected = 200 * level.window.length_s
     assert abs(level.summary.requests - expected) < 4 * math.sqrt(expected)
@@ -151,8 +158,7 @@ async def test_a_poisson_load_offers_the_rate_that_was_asked_for(node_url: str) 
 
 async def test_refusals_are_errors_by_status_and_no_latency() -> None:
     async with raw_target(RawServer(BUSY)) as target:
-        level = await measure(target, Closed(2), QUICK, asyncio.Event())
-    assert level is not None
+        level = await measured(target, Closed(2), QUICK)
     assert level.summary.errors == {"503": level.summary.requests}
     assert level.summary.requests > 0
     assert level.summary.latency_ms["p50"] is None
@@ -168,8 +174,7 @@ async def test_a_server_that_hangs_up_is_counted_and_not_hammered() -> None:
         target = Target(
             origin=origin, name="raw", requests=[encode_http("GET", origin, "/")], images=1, judge=judge_status
         )
-        level = await measure(target, Closed(2), QUICK, asyncio.Event())
-    assert level is not None
+        level = await measured(target, Closed(2), QUICK)
     assert set(level.summary.errors) == {"connection"}
     # Two clients with a pause of 50 ms each: some 14 tries in 0.35 s.
     assert 2 <= len(level.samples) <= 2 * (level.window.length_s + 0.1) / 0.05 + 2
@@ -178,8 +183,7 @@ async def test_a_server_that_hangs_up_is_counted_and_not_hammered() -> None:
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"])
 async def test_what_is_no_http_is_a_broken_connection(answer: bytes) -> None:
     async with raw_target(RawServer(answer)) as target:
-        level = await measure(target, Closed(1), QUICK, asyncio.Event())
-    assert level is not None
+        level = await measured(target, Closed(1), QUICK)
     assert set(level.summary.errors) == {"connection"}
 
 
@@ -188,8 +192,7 @@ async def test_silence_ends_with_the_timeout_and_a_new_connection() -> None:
     server.gate.clear()
     async with raw_target(server) as target:
         plan = Plan(window_s=0.5, warmup_s=0.0, timeout_s=0.1)
-        level = await measure(target, Closed(1), plan, asyncio.Event())
-    assert level is not None
+        level = await measured(target, Closed(1), plan)
     assert set(level.summary.errors) == {"timeout"}
     assert server.connections == len(level.samples) >= 2
     assert all(sample.done - sample.due >= 0.09 for sample in level.samples)
@@ -222,8 +225,7 @@ def test_a_connection_that_is_made_too_late_is_a_timeout(
 
 async def test_answers_on_a_connection_that_closes_each_time() -> None:
     async with raw_target(RawServer(ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) as target:
-        level = await measure(target, Closed(1), QUICK, asyncio.Event())
-    assert level is not None
+        level = await measured(target, Closed(1), QUICK)
     assert level.summary.errors == {}
     assert level.summary.answered > 1
 
@@ -231,8 +233,7 @@ async def test_answers_on_a_connection_that_closes_each_time() -> None:
 async def test_a_request_count_ends_the_window_early() -> None:
     async with raw_target(RawServer()) as target:
         plan = Plan(window_s=30.0, warmup_s=0.05, max_requests=50)
-        level = await measure(target, Closed(2), plan, asyncio.Event())
-    assert level is not None
+        level = await measured(target, Closed(2), plan)
     assert 50 <= level.summary.answered <= 60
     assert level.window.length_s < 5.0
     assert not level.interrupted
