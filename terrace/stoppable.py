@@ -34,8 +34,9 @@ def run_stoppable(
         task = asyncio.create_task(main(), name="main")
         loop = asyncio.get_running_loop()
         loop.set_default_executor(_Threads())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, task.cancel)
+        if threading.current_thread() is threading.main_thread():  # no other gets signals
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, task.cancel)
         try:
             return await task
         except asyncio.CancelledError:
