@@ -80,58 +80,52 @@ class Chosen(Cores):
     repeats: int = option(3, "Runs of each number of nodes.", min=1, max=MOST_RUNS)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    check_cores(chosen)
-    run.config |= {"seconds": chosen.seconds, "at_a_time": _AT_A_TIME}
-    run.expect(chosen.repeats * len(chosen.nodes))
-    for _, size in product(range(chosen.repeats), chosen.nodes):
-        with run.step(f"{size} nodes"), tempfile.TemporaryDirectory(prefix="terrace-beats-") as state:
-            flags = ["--state", state, "--max-connections", str(size + _SPARE_CONNECTIONS)]
-            command = ["terrace", "scheduler", *_TIMES, *flags]
-            with serving(command, core=chosen.server_core) as (url, server), on_core(chosen.load_core):
-                rate, cpu_ms = await _one(url, server, size, chosen.seconds)
-        run.add(nodes=size, beats_per_s=rate, cpu_ms_per_beat=cpu_ms)
+class Beats(Experiment):
+    """How many heartbeats a second one scheduler takes."""
+
+    name = "beats"
+    options = Chosen
+    repeats = ("n", "runs")
+    quick = "{seconds:g} s each"
+    ignores = frozenset({"seed", "tasks", "data"})
+    profile = None
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        check_cores(chosen)
+        run.config |= {"seconds": chosen.seconds, "at_a_time": _AT_A_TIME}
+        run.expect(chosen.repeats * len(chosen.nodes))
+        for _, size in product(range(chosen.repeats), chosen.nodes):
+            with run.step(f"{size} nodes"), tempfile.TemporaryDirectory(prefix="terrace-beats-") as state:
+                flags = ["--state", state, "--max-connections", str(size + _SPARE_CONNECTIONS)]
+                command = ["terrace", "scheduler", *_TIMES, *flags]
+                with serving(command, core=chosen.server_core) as (url, server), on_core(chosen.load_core):
+                    rate, cpu_ms = await _one(url, server, size, chosen.seconds)
+            run.add(nodes=size, beats_per_s=rate, cpu_ms_per_beat=cpu_ms)
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        return [
+            {
+                "nodes": nodes,
+                "n": len(points),
+                **ranged("beats_per_s", [point["beats_per_s"] for point in points], 1),
+                "cpu_ms_per_beat": round(median(point["cpu_ms_per_beat"] for point in points), 3),
+            }
+            for (nodes,), points in grouped(record["points"], "nodes").items()
+        ]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=("nodes", "heartbeats/s, median", "range", "ms of processor each"),
+            rows=[
+                [
+                    f"{row['nodes']:,}",
+                    f"{row['beats_per_s']:,.0f}",
+                    f"{row['min_beats_per_s']:,.0f} to {row['max_beats_per_s']:,.0f}",
+                    f"{row['cpu_ms_per_beat']:.2f}",
+                ]
+                for row in self.rows(record)
+            ],
+        )
 
 
-# --- from the record ------------------------------------------------------------------------------------------------
-
-
-def _rows(record: Record) -> list[dict[str, Any]]:
-    return [
-        {
-            "nodes": nodes,
-            "n": len(points),
-            **ranged("beats_per_s", [point["beats_per_s"] for point in points], 1),
-            "cpu_ms_per_beat": round(median(point["cpu_ms_per_beat"] for point in points), 3),
-        }
-        for (nodes,), points in grouped(record["points"], "nodes").items()
-    ]
-
-
-def _table(record: Record) -> Table:
-    return Table(
-        headings=("nodes", "heartbeats/s, median", "range", "ms of processor each"),
-        rows=[
-            [
-                f"{row['nodes']:,}",
-                f"{row['beats_per_s']:,.0f}",
-                f"{row['min_beats_per_s']:,.0f} to {row['max_beats_per_s']:,.0f}",
-                f"{row['cpu_ms_per_beat']:.2f}",
-            ]
-            for row in _rows(record)
-        ],
-    )
-
-
-BEATS = Experiment(
-    name="beats",
-    summary="how many heartbeats a second one scheduler takes",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    repeats=("n", "runs"),
-    quick="{seconds:g} s each",
-    ignores=frozenset({"seed", "tasks", "data"}),
-    profile=None,
-)
+BEATS = Beats()

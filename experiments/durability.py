@@ -231,27 +231,6 @@ class Chosen(Options):
     nodes: int = option(8, "Null end nodes.", min=1, max=1000)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    tasks = chosen.tasks
-    run.config |= {"tasks_per_run": tasks, "nodes": chosen.nodes, "batch": BATCH}
-    settings = SchedulerSettings(state=run.folder / "state", n_map=1)
-    pixels = np.zeros((tasks * BATCH, *load_manifest().models[0].input_shape), np.uint8)
-    # The first of each opens connections and compiles statements, and does not count.
-    turns = list(product(range(chosen.repeats + 1), _SCHEMES, (True, False)))
-    run.expect(len(turns))
-    async with (
-        _null_fleet(chosen.nodes) as ports,
-        open_scheduler(settings, Lifecycle()) as scheduler,
-        _fleet(scheduler, ports),
-    ):
-        for repeat, scheme, durable in turns:
-            with run.step(f"{scheme}, {'durable' if durable else 'without durability'}"):
-                seconds, cpu_s = await (_durable if durable else _volatile)(scheduler, scheme, pixels)
-            if repeat:
-                speed = {"tasks_per_s": tasks / seconds, "cpu_ms_per_task": 1000 * cpu_s / tasks}
-                run.add(scheme=scheme, durable=durable, **speed)
-
-
 @asynccontextmanager
 async def _null_fleet(nodes: int) -> AsyncIterator[list[int]]:
     """The ports of null nodes in a second process."""
@@ -267,47 +246,62 @@ async def _null_fleet(nodes: int) -> AsyncIterator[list[int]]:
         process.join()
 
 
-# --- from the record ------------------------------------------------------------------------------------------------
+class Durability(Experiment):
+    """How many tasks a second the scheduler dispatches, with and without durability."""
+
+    name = "durability"
+    options = Chosen
+    repeats = ("n", "runs")
+    quick = "{tasks_per_run} tasks each"
+    ignores = frozenset({"seed", "data"})
+    profile = None
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        tasks = chosen.tasks
+        run.config |= {"tasks_per_run": tasks, "nodes": chosen.nodes, "batch": BATCH}
+        settings = SchedulerSettings(state=run.folder / "state", n_map=1)
+        pixels = np.zeros((tasks * BATCH, *load_manifest().models[0].input_shape), np.uint8)
+        # The first of each opens connections and compiles statements, and does not count.
+        turns = list(product(range(chosen.repeats + 1), _SCHEMES, (True, False)))
+        run.expect(len(turns))
+        async with (
+            _null_fleet(chosen.nodes) as ports,
+            open_scheduler(settings, Lifecycle()) as scheduler,
+            _fleet(scheduler, ports),
+        ):
+            for repeat, scheme, durable in turns:
+                with run.step(f"{scheme}, {'durable' if durable else 'without durability'}"):
+                    seconds, cpu_s = await (_durable if durable else _volatile)(scheduler, scheme, pixels)
+                if repeat:
+                    speed = {"tasks_per_s": tasks / seconds, "cpu_ms_per_task": 1000 * cpu_s / tasks}
+                    run.add(scheme=scheme, durable=durable, **speed)
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        return [
+            {
+                "scheme": scheme,
+                "durable": durable,
+                "n": len(points),
+                **ranged("tasks_per_s", [point["tasks_per_s"] for point in points], 1),
+                "cpu_ms_per_task": round(median(point["cpu_ms_per_task"] for point in points), 3),
+            }
+            for (scheme, durable), points in grouped(record["points"], "scheme", "durable").items()
+        ]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=("scheme", "results", "tasks/s, median", "range", "ms of processor per task"),
+            rows=[
+                [
+                    row["scheme"],
+                    "durable" if row["durable"] else "not kept",
+                    f"{row['tasks_per_s']:,.0f}",
+                    f"{row['min_tasks_per_s']:,.0f} to {row['max_tasks_per_s']:,.0f}",
+                    f"{row['cpu_ms_per_task']:.2f}",
+                ]
+                for row in self.rows(record)
+            ],
+        )
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    return [
-        {
-            "scheme": scheme,
-            "durable": durable,
-            "n": len(points),
-            **ranged("tasks_per_s", [point["tasks_per_s"] for point in points], 1),
-            "cpu_ms_per_task": round(median(point["cpu_ms_per_task"] for point in points), 3),
-        }
-        for (scheme, durable), points in grouped(record["points"], "scheme", "durable").items()
-    ]
-
-
-def _table(record: Record) -> Table:
-    return Table(
-        headings=("scheme", "results", "tasks/s, median", "range", "ms of processor per task"),
-        rows=[
-            [
-                row["scheme"],
-                "durable" if row["durable"] else "not kept",
-                f"{row['tasks_per_s']:,.0f}",
-                f"{row['min_tasks_per_s']:,.0f} to {row['max_tasks_per_s']:,.0f}",
-                f"{row['cpu_ms_per_task']:.2f}",
-            ]
-            for row in _rows(record)
-        ],
-    )
-
-
-DURABILITY = Experiment(
-    name="durability",
-    summary="how many tasks a second the scheduler dispatches, with and without durability",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    repeats=("n", "runs"),
-    quick="{tasks_per_run} tasks each",
-    ignores=frozenset({"seed", "data"}),
-    profile=None,
-)
+DURABILITY = Durability()

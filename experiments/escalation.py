@@ -86,29 +86,6 @@ class Chosen(Options):
     )
 
 
-async def _measure(run: Run, chosen_aims: Chosen) -> None:
-    budgets: Sequence[float] | None = chosen_aims.budget or None
-    accuracies: Sequence[float] | None = chosen_aims.accuracy or None
-    if budgets is None and accuracies is None:
-        quick = run.request.quick
-        budgets, accuracies = (_QUICK_BUDGETS, _QUICK_ACCURACIES) if quick else (_BUDGETS, _ACCURACIES)
-    chosen = choices(budgets or (), accuracies or ())
-    check_fleet(run.profile)
-    emulated = all(run.profile.compute_ms_per_image.of(tier) for tier in Tier)
-    settings = {"window": busy_window(times_of(run.profile))} if emulated else {}
-    run.config |= {"promised": await asyncio.to_thread(_promised), **settings}
-    run.expect(len(chosen))
-    networks = await run.networks(run.profile)
-    images = await asyncio.to_thread(lambda: run.images)
-    async with run.fleet(run.profile, networks, settings) as (_, client):
-        for choice in chosen:
-            with run.step(str(choice)):
-                job = await _one_job(client, choice, images.images, images.fine)
-            if job.state is not JobState.COMPLETED or job.fallback:
-                run.note(f"{choice}: {job.state}, {job.fallback} images kept the answer below: {job.reason}")
-            run.add(**_facts(choice, job, int(images.images[0].nbytes)))
-
-
 async def _one_job(client: AsyncClient, choice: Choice, images: Any, labels: Any) -> Job:
     asked: dict[str, Any] = {}
     if choice.lowest is not None:
@@ -165,11 +142,6 @@ def _promised() -> dict[str, Any]:
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    top = next((point for point in record["points"] if point["scheme"] == Scheme.END_CLOUD), None)
-    return [_row(point, top, record["config"]["promised"]) for point in record["points"]]
-
-
 def _row(
     point: Mapping[str, Any], top: Mapping[str, Any] | None, promised: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
@@ -209,39 +181,6 @@ def _at(curve: Mapping[str, Sequence[float]], name: str, share: float) -> float:
     return round(float(np.interp(share, curve["share"], curve[name])), 4)
 
 
-def _table(record: Record) -> Table:
-    return Table(
-        headings=(
-            "which images go up",
-            "to edge, % (promised)",
-            "to cloud, % (promised)",
-            "upload, kB/image",
-            "images/s",
-            "fine accuracy (promised)",
-            "random / oracle",
-            "accuracy of superclasses",
-            "relative to all in the cloud",
-        ),
-        rows=[
-            [
-                row["choice"],
-                _percent(row["to_edge"], row["promised_to_edge"]),
-                _percent(row["to_cloud"], row["promised_to_cloud"]),
-                f"{row['upload_bytes_per_image'] / 1000:.2f}",
-                f"{row['images_per_s']:.0f}",
-                cell(row["fine_accuracy"], ".4f")
-                + (f" ({row['promised_fine_accuracy']:.4f})" if row["promised_fine_accuracy"] is not None else ""),
-                f"{row['random_fine_accuracy']:.4f} / {row['oracle_fine_accuracy']:.4f}"
-                if row["random_fine_accuracy"] is not None
-                else "-",
-                cell(row["coarse_accuracy"], ".4f"),
-                cell(row["relative_accuracy"], ".4f"),
-            ]
-            for row in _rows(record)
-        ],
-    )
-
-
 def _percent(share: float, promised: float | None) -> str:
     return f"{100 * share:.1f}" + (f" ({100 * promised:.1f})" if promised is not None else "")
 
@@ -253,69 +192,125 @@ _KINDS = (
 )
 
 
-def _draw(record: Record, figures: Figures) -> None:
-    rows, promised = _rows(record), record["config"]["promised"]
-    (axes,) = figures.panels(
-        "escalation",
-        [f"a fine answer for every image; measured: {rows[0]['images']:,} images each"],
-        xlabel="share of images that go to the cloud",
-        ylabel="fine accuracy",
-    )
-    axes.plot(promised["share"], promised["oracle"], label="oracle (held-out images)", **bound())
-    curve = {**formula(2), "marker": ""}
-    axes.plot(promised["share"], promised["accuracy"], label="margin, promised (held-out images)", **curve)
-    if "test_share" in promised:
-        kept = promised["test_share"], promised["test_accuracy"]
-        axes.plot(*kept, label="margin, whole test set, no services", color="#009E73", linewidth=1.0)
-    axes.plot(promised["share"], promised["random"], label="random", **{**formula(), "linestyle": ":"})
-    for kind, label, look in _KINDS:
-        shown = [row for row in rows if row["escalate"] == kind and row["fine_accuracy"] is not None]
-        if shown:
-            at = [row["to_cloud"] for row in shown], [row["fine_accuracy"] for row in shown]
-            axes.plot(*at, label=f"{label}, measured", **_dots(look))
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
-    panels = figures.panels(
-        "escalation-cost",
-        ["bytes", "speed on this profile"],
-        xlabel="upload (kB/image)",
-        ylabel="accuracy of the superclasses",
-    )
-    panels[1].set_xlabel("throughput (images/s)")
-    for kind, label, look in _KINDS:
-        for lowest in (None, Tier.EDGE, Tier.END):
-            shown = [row for row in rows if (row["escalate"], row["escalate_from"]) == (kind, lowest)]
-            if not shown:
-                continue
-            known = [row["coarse_accuracy"] for row in shown]
-            style = _dots(look) if lowest is not Tier.END else {**_dots(look), "markerfacecolor": "white"}
-            text = label if lowest is None else f"{label}, from {lowest}"
-            panels[0].plot([row["upload_bytes_per_image"] / 1000 for row in shown], known, label=text, **style)
-            panels[1].plot([row["images_per_s"] for row in shown], known, **style)
-            if lowest is None:
-                for row in shown:
-                    for axes, x in zip(
-                        panels, (row["upload_bytes_per_image"] / 1000, row["images_per_s"]), strict=True
-                    ):
-                        near = {"xytext": (4, 7), "textcoords": "offset points", "fontsize": 8}
-                        axes.annotate(row["choice"], (x, row["coarse_accuracy"]), **near)
-    for axes, name, unit in zip(panels, ("upload_bytes_per_image", "images_per_s"), (1000, 1), strict=True):
-        most = max(row[name] for row in rows) / unit
-        axes.set_xlim(-0.04 * most, 1.2 * most)
-    panels[0].margins(y=0.08)  # room for the words above the highest point
-    panels[0].legend(frameon=False, fontsize=8, loc="lower right")
-
-
 def _dots(number: int) -> dict[str, Any]:
     return {**measured(number), "linestyle": "", "markersize": 6}
 
 
-ESCALATION = Experiment(
-    name="escalation",
-    summary="accuracy against cost when only unsure images go up a tier",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    quick="{share}, fewer points unless chosen",
-)
+class Escalation(Experiment):
+    """Accuracy against cost when only unsure images go up a tier."""
+
+    name = "escalation"
+    options = Chosen
+    quick = "{share}, fewer points unless chosen"
+
+    async def measure(self, run: Run, chosen_aims: Chosen) -> None:
+        budgets: Sequence[float] | None = chosen_aims.budget or None
+        accuracies: Sequence[float] | None = chosen_aims.accuracy or None
+        if budgets is None and accuracies is None:
+            quick = run.request.quick
+            budgets, accuracies = (_QUICK_BUDGETS, _QUICK_ACCURACIES) if quick else (_BUDGETS, _ACCURACIES)
+        chosen = choices(budgets or (), accuracies or ())
+        check_fleet(run.profile)
+        emulated = all(run.profile.compute_ms_per_image.of(tier) for tier in Tier)
+        settings = {"window": busy_window(times_of(run.profile))} if emulated else {}
+        run.config |= {"promised": await asyncio.to_thread(_promised), **settings}
+        run.expect(len(chosen))
+        networks = await run.networks(run.profile)
+        images = await asyncio.to_thread(lambda: run.images)
+        async with run.fleet(run.profile, networks, settings) as (_, client):
+            for choice in chosen:
+                with run.step(str(choice)):
+                    job = await _one_job(client, choice, images.images, images.fine)
+                if job.state is not JobState.COMPLETED or job.fallback:
+                    run.note(f"{choice}: {job.state}, {job.fallback} images kept the answer below: {job.reason}")
+                run.add(**_facts(choice, job, int(images.images[0].nbytes)))
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        top = next((point for point in record["points"] if point["scheme"] == Scheme.END_CLOUD), None)
+        return [_row(point, top, record["config"]["promised"]) for point in record["points"]]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=(
+                "which images go up",
+                "to edge, % (promised)",
+                "to cloud, % (promised)",
+                "upload, kB/image",
+                "images/s",
+                "fine accuracy (promised)",
+                "random / oracle",
+                "accuracy of superclasses",
+                "relative to all in the cloud",
+            ),
+            rows=[
+                [
+                    row["choice"],
+                    _percent(row["to_edge"], row["promised_to_edge"]),
+                    _percent(row["to_cloud"], row["promised_to_cloud"]),
+                    f"{row['upload_bytes_per_image'] / 1000:.2f}",
+                    f"{row['images_per_s']:.0f}",
+                    cell(row["fine_accuracy"], ".4f")
+                    + (f" ({row['promised_fine_accuracy']:.4f})" if row["promised_fine_accuracy"] is not None else ""),
+                    f"{row['random_fine_accuracy']:.4f} / {row['oracle_fine_accuracy']:.4f}"
+                    if row["random_fine_accuracy"] is not None
+                    else "-",
+                    cell(row["coarse_accuracy"], ".4f"),
+                    cell(row["relative_accuracy"], ".4f"),
+                ]
+                for row in self.rows(record)
+            ],
+        )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        rows, promised = self.rows(record), record["config"]["promised"]
+        (axes,) = figures.panels(
+            "escalation",
+            [f"a fine answer for every image; measured: {rows[0]['images']:,} images each"],
+            xlabel="share of images that go to the cloud",
+            ylabel="fine accuracy",
+        )
+        axes.plot(promised["share"], promised["oracle"], label="oracle (held-out images)", **bound())
+        curve = {**formula(2), "marker": ""}
+        axes.plot(promised["share"], promised["accuracy"], label="margin, promised (held-out images)", **curve)
+        if "test_share" in promised:
+            kept = promised["test_share"], promised["test_accuracy"]
+            axes.plot(*kept, label="margin, whole test set, no services", color="#009E73", linewidth=1.0)
+        axes.plot(promised["share"], promised["random"], label="random", **{**formula(), "linestyle": ":"})
+        for kind, label, look in _KINDS:
+            shown = [row for row in rows if row["escalate"] == kind and row["fine_accuracy"] is not None]
+            if shown:
+                at = [row["to_cloud"] for row in shown], [row["fine_accuracy"] for row in shown]
+                axes.plot(*at, label=f"{label}, measured", **_dots(look))
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        panels = figures.panels(
+            "escalation-cost",
+            ["bytes", "speed on this profile"],
+            xlabel="upload (kB/image)",
+            ylabel="accuracy of the superclasses",
+        )
+        panels[1].set_xlabel("throughput (images/s)")
+        for kind, label, look in _KINDS:
+            for lowest in (None, Tier.EDGE, Tier.END):
+                shown = [row for row in rows if (row["escalate"], row["escalate_from"]) == (kind, lowest)]
+                if not shown:
+                    continue
+                known = [row["coarse_accuracy"] for row in shown]
+                style = _dots(look) if lowest is not Tier.END else {**_dots(look), "markerfacecolor": "white"}
+                text = label if lowest is None else f"{label}, from {lowest}"
+                panels[0].plot([row["upload_bytes_per_image"] / 1000 for row in shown], known, label=text, **style)
+                panels[1].plot([row["images_per_s"] for row in shown], known, **style)
+                if lowest is None:
+                    for row in shown:
+                        for axes, x in zip(
+                            panels, (row["upload_bytes_per_image"] / 1000, row["images_per_s"]), strict=True
+                        ):
+                            near = {"xytext": (4, 7), "textcoords": "offset points", "fontsize": 8}
+                            axes.annotate(row["choice"], (x, row["coarse_accuracy"]), **near)
+        for axes, name, unit in zip(panels, ("upload_bytes_per_image", "images_per_s"), (1000, 1), strict=True):
+            most = max(row[name] for row in rows) / unit
+            axes.set_xlim(-0.04 * most, 1.2 * most)
+        panels[0].margins(y=0.08)  # room for the words above the highest point
+        panels[0].legend(frameon=False, fontsize=8, loc="lower right")
+
+
+ESCALATION = Escalation()

@@ -213,52 +213,6 @@ class Chosen(Options):
     runs: int = option(1, "Runs of each point.", min=1, max=MOST_RUNS)
 
 
-async def _measure(run: Run, chosen_points: Chosen) -> None:
-    privacy, runs = chosen_points.privacy, chosen_points.runs
-    profile, most = run.profile, run.profile.nodes.end
-    ends = chosen_points.ends or (sorted({(most + 1) // 2, most}) if run.request.quick else range(1, most + 1))
-    check_fleet(profile, ends)
-    times = times_of(profile)
-    assert times.edge is not None
-    windows = chosen_points.window or (1, busy_window(times))
-    run.config |= {"ends": list(ends), "windows": list(windows), "runs": runs, "privacy": privacy}
-    kind = _encoder(privacy)
-    if kind is None:
-        run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
-    else:
-        run.note(f"the encoder is on: end devices send {kind} features, whose heads really run on this machine")
-    run.note_limits()
-    wanted = [series for series in SERIES if series.scheme in (chosen_points.scheme or Scheme)]
-    turns = [
-        (window, by_formula, [series for series in wanted if series.by_formula is by_formula])
-        for window in windows
-        for by_formula in (False, True)
-    ]
-
-    run.expect(sum(runs * len(chosen) * len(ends) for _, _, chosen in turns))
-    encoding = None if kind is None else Encoding(kind=kind)
-    networks = await run.networks(profile, None, encoding)
-    for window, by_formula, chosen in turns:
-        if not chosen:
-            continue
-        settings = {"window": window} if by_formula else {"window": window, "n_map": 1}
-        async with run.fleet(profile, networks, settings) as (_, client):
-            for number in ends:
-                await _only(client, number, most)
-                mapping = await client.mapping()
-                if by_formula and mapping["n_map"] != map_count(times.end, times.edge):
-                    run.note(
-                        f"with {number} end devices N_map was {mapping['n_map']}, {mapping['n_map_reason']}: not that "
-                        "of the profile's times, but of the speeds that the nodes measured at their start"
-                    )
-                for series in [series for series in chosen for _ in range(runs)]:
-                    label = f"{series}, window {window}, {number} end devices"
-                    with run.step(label):
-                        job = await _one_job(client, run, series, privacy)
-                    key = {"scheme": series.scheme, "by_formula": by_formula, "window": window, "ends": number}
-                    run.add(**key, n_map=mapping["n_map"], **_facts(job))
-
-
 async def _only(client: AsyncClient, number: int, most: int) -> None:
     """Drain the end devices beyond the first `number`, and let the others take tasks."""
     wanted = {f"end-{n}": Health.ALIVE if n <= number else Health.DRAINING for n in range(1, most + 1)}
@@ -316,14 +270,6 @@ def _facts(job: Job) -> dict[str, Any]:
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    cells = grouped(record["points"], "scheme", "by_formula", "window", "ends")
-    order = [(series.scheme, series.by_formula) for series in SERIES]
-    ranked = sorted(cells, key=lambda key: (key[2], order.index((Scheme(key[0]), key[1])), key[3]))
-    profile = recorded_profile(record["config"]["profile"])
-    return [_row(key, cells[key], profile, record["config"]["tasks"]) for key in ranked]
-
-
 def _row(key: tuple[Any, ...], points: Sequence[Point], profile: Profile, tasks: int) -> dict[str, Any]:
     scheme, by_formula, window, ends = key
     series, times = Series(scheme=Scheme(scheme), by_formula=by_formula), times_of(profile)
@@ -354,79 +300,133 @@ def _row(key: tuple[Any, ...], points: Sequence[Point], profile: Profile, tasks:
     }
 
 
-def _table(record: Record) -> Table:
-    return Table(
-        headings=(
-            "scheme",
-            "window",
-            "end devices",
-            "paper's formula, s",
-            "pipelined bound, s",
-            "bound with this window, s",
-            "measured, s",
-            "measured / pipelined bound",
-            "fine accuracy",
-        ),
-        spare=("bound with this window, s",),
-        rows=[
-            [
-                row["series"],
-                str(row["window"]),
-                str(row["ends"]),
-                cell(row["formula_seconds"], ".1f"),
-                f"{row['bound_seconds']:.1f}",
-                f"{row['window_bound_seconds']:.1f}",
-                "not whole" if row["seconds"] is None else f"{row['seconds']:.1f}",
-                cell(row["ratio"], ".2f"),
-                cell(row["fine_accuracy"], ".3f"),
-            ]
-            for row in _rows(record)
-        ],
-    )
-
-
-def _draw(record: Record, figures: Figures) -> None:
-    rows = _rows(record)
-    windows = sorted({row["window"] for row in rows})
-    panels = figures.panels(
-        "figure3",
-        [f"window {window}; {averaged(row['runs'] for row in rows if row['window'] == window)}" for window in windows],
-        xlabel="end devices",
-        ylabel=f"time to finish {record['config']['tasks']} tasks (s)",
-    )
-    names = list(dict.fromkeys(row["series"] for row in rows))
-    for axes, window in zip(panels, windows, strict=True):
-        for name in names:
-            number = LOOKS[name]
-            shown = [row for row in rows if (row["series"], row["window"]) == (name, window)]
-            ends = [row["ends"] for row in shown]
-            axes.plot(ends, [row["bound_seconds"] for row in shown], **bound(number))
-            if shown and shown[0]["formula_seconds"] is not None:
-                axes.plot(ends, [row["formula_seconds"] for row in shown], **{**formula(number), "linestyle": ":"})
-            draw_ranges(axes, shown, ("ends", "seconds", "min_seconds", "max_seconds"), label=name, **measured(number))
-        axes.set_yscale("log")
-        axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
-        axes.minorticks_off()
-        axes.set_xticks(sorted({row["ends"] for row in rows}))
-    low = min(min(row["bound_seconds"], row["seconds"] or math.inf) for row in rows)
-    high = max(max(row["formula_seconds"] or 0, row["seconds"] or 0) for row in rows)
-    panels[0].set_ylim(0.8 * low, 1.25 * high)
-    of_all = {"marker": "o", "markersize": 6}
-    panels[0].plot([], [], label="pipelined bound", **{**bound(), **of_all})
-    panels[0].plot([], [], label="paper's formula", **{**formula(), **of_all, "linestyle": ":"})
-    figures.legend("figure3", 3)
-
-
 _TICKS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
-FIGURE3 = Experiment(
-    name="figure3",
-    summary="time to finish against the number of end devices, for each scheme, beside formula and bound",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    quick="{share}, fewer points unless chosen",
-)
+class Figure3(Experiment):
+    """Time to finish against the number of end devices, for each scheme, beside formula and bound."""
+
+    name = "figure3"
+    options = Chosen
+    quick = "{share}, fewer points unless chosen"
+
+    async def measure(self, run: Run, chosen_points: Chosen) -> None:
+        privacy, runs = chosen_points.privacy, chosen_points.runs
+        profile, most = run.profile, run.profile.nodes.end
+        ends = chosen_points.ends or (sorted({(most + 1) // 2, most}) if run.request.quick else range(1, most + 1))
+        check_fleet(profile, ends)
+        times = times_of(profile)
+        assert times.edge is not None
+        windows = chosen_points.window or (1, busy_window(times))
+        run.config |= {"ends": list(ends), "windows": list(windows), "runs": runs, "privacy": privacy}
+        kind = _encoder(privacy)
+        if kind is None:
+            run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
+        else:
+            run.note(f"the encoder is on: end devices send {kind} features, whose heads really run on this machine")
+        run.note_limits()
+        wanted = [series for series in SERIES if series.scheme in (chosen_points.scheme or Scheme)]
+        turns = [
+            (window, by_formula, [series for series in wanted if series.by_formula is by_formula])
+            for window in windows
+            for by_formula in (False, True)
+        ]
+
+        run.expect(sum(runs * len(chosen) * len(ends) for _, _, chosen in turns))
+        encoding = None if kind is None else Encoding(kind=kind)
+        networks = await run.networks(profile, None, encoding)
+        for window, by_formula, chosen in turns:
+            if not chosen:
+                continue
+            settings = {"window": window} if by_formula else {"window": window, "n_map": 1}
+            async with run.fleet(profile, networks, settings) as (_, client):
+                for number in ends:
+                    await _only(client, number, most)
+                    mapping = await client.mapping()
+                    if by_formula and mapping["n_map"] != map_count(times.end, times.edge):
+                        run.note(
+                            f"with {number} end devices N_map was {mapping['n_map']}, {mapping['n_map_reason']}: not "
+                            "that of the profile's times, but of the speeds that the nodes measured at their start"
+                        )
+                    for series in [series for series in chosen for _ in range(runs)]:
+                        label = f"{series}, window {window}, {number} end devices"
+                        with run.step(label):
+                            job = await _one_job(client, run, series, privacy)
+                        key = {"scheme": series.scheme, "by_formula": by_formula, "window": window, "ends": number}
+                        run.add(**key, n_map=mapping["n_map"], **_facts(job))
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        cells = grouped(record["points"], "scheme", "by_formula", "window", "ends")
+        order = [(series.scheme, series.by_formula) for series in SERIES]
+        ranked = sorted(cells, key=lambda key: (key[2], order.index((Scheme(key[0]), key[1])), key[3]))
+        profile = recorded_profile(record["config"]["profile"])
+        return [_row(key, cells[key], profile, record["config"]["tasks"]) for key in ranked]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=(
+                "scheme",
+                "window",
+                "end devices",
+                "paper's formula, s",
+                "pipelined bound, s",
+                "bound with this window, s",
+                "measured, s",
+                "measured / pipelined bound",
+                "fine accuracy",
+            ),
+            spare=("bound with this window, s",),
+            rows=[
+                [
+                    row["series"],
+                    str(row["window"]),
+                    str(row["ends"]),
+                    cell(row["formula_seconds"], ".1f"),
+                    f"{row['bound_seconds']:.1f}",
+                    f"{row['window_bound_seconds']:.1f}",
+                    "not whole" if row["seconds"] is None else f"{row['seconds']:.1f}",
+                    cell(row["ratio"], ".2f"),
+                    cell(row["fine_accuracy"], ".3f"),
+                ]
+                for row in self.rows(record)
+            ],
+        )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        rows = self.rows(record)
+        windows = sorted({row["window"] for row in rows})
+        panels = figures.panels(
+            "figure3",
+            [
+                f"window {window}; {averaged(row['runs'] for row in rows if row['window'] == window)}"
+                for window in windows
+            ],
+            xlabel="end devices",
+            ylabel=f"time to finish {record['config']['tasks']} tasks (s)",
+        )
+        names = list(dict.fromkeys(row["series"] for row in rows))
+        for axes, window in zip(panels, windows, strict=True):
+            for name in names:
+                number = LOOKS[name]
+                shown = [row for row in rows if (row["series"], row["window"]) == (name, window)]
+                ends = [row["ends"] for row in shown]
+                axes.plot(ends, [row["bound_seconds"] for row in shown], **bound(number))
+                if shown and shown[0]["formula_seconds"] is not None:
+                    axes.plot(ends, [row["formula_seconds"] for row in shown], **{**formula(number), "linestyle": ":"})
+                draw_ranges(
+                    axes, shown, ("ends", "seconds", "min_seconds", "max_seconds"), label=name, **measured(number)
+                )
+            axes.set_yscale("log")
+            axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
+            axes.minorticks_off()
+            axes.set_xticks(sorted({row["ends"] for row in rows}))
+        low = min(min(row["bound_seconds"], row["seconds"] or math.inf) for row in rows)
+        high = max(max(row["formula_seconds"] or 0, row["seconds"] or 0) for row in rows)
+        panels[0].set_ylim(0.8 * low, 1.25 * high)
+        of_all = {"marker": "o", "markersize": 6}
+        panels[0].plot([], [], label="pipelined bound", **{**bound(), **of_all})
+        panels[0].plot([], [], label="paper's formula", **{**formula(), **of_all, "linestyle": ":"})
+        figures.legend("figure3", 3)
+
+
+FIGURE3 = Figure3()

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -156,22 +157,11 @@ class Options(BaseModel):
         return self.model_copy(update={name: facts[name]["quick"] for name in left if "quick" in facts[name]})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
-    """One experiment: how it is measured, and what is made of its record."""
+class Experiment(ABC):
+    """One experiment: how it is measured, and what is made of its record. The docstring of a subclass says in a line
+    what it shows."""
 
     name: str
-    summary: str
-    """What it shows, in a line."""
-    measure: Callable[[Run, Any], Awaitable[None]]
-    """Called with the run and `options`."""
-    rows: Callable[[Record], list[dict[str, Any]]]
-    """The results, from points and configuration: what `--json` prints. A row that misses targets names them in
-    `missed`, and the command ends with 1."""
-    table: Callable[[Record], Table]
-    """The rows in words."""
-    draw: Callable[[Record, Figures], None] = lambda record, figures: None
-    """Without one there are no plots."""
     options: type[Options] = Options
     """What may be chosen."""
     ignores: frozenset[str] = frozenset()
@@ -185,6 +175,28 @@ class Experiment:
     where quick and whole runs are the same."""
     one_row: bool = False
     """Whether there is a single row, which `--json` then prints bare."""
+
+    @property
+    def summary(self) -> str:
+        """What it shows, within a sentence."""
+        said = " ".join((self.__doc__ or "").split()).rstrip(".")
+        return said[:1].lower() + said[1:]
+
+    @abstractmethod
+    async def measure(self, run: Run, chosen: Any) -> None:
+        """Add the points of a run; `chosen` are its `options`."""
+
+    @abstractmethod
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        """The results, from points and configuration: what `--json` prints. A row that misses targets names them in
+        `missed`, and the command ends with 1."""
+
+    @abstractmethod
+    def table(self, record: Record) -> Table:
+        """The rows in words."""
+
+    def draw(self, record: Record, figures: Figures) -> None:  # noqa: B027 - most experiments have plots, some none
+        """The plots, if there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

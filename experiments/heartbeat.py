@@ -81,18 +81,6 @@ class Chosen(Options):
     mode: list[Mode] | None = option(None, "stop: SIGSTOP, it falls silent (default); kill: SIGKILL.")
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    cost_s = _QUICK_COST_S if run.request.quick else _COST_S
-    run.config |= {"times": chosen.times, "intervals_s": chosen.interval, "nodes": _NODES, "cost_s": cost_s}
-    turns = list(product(chosen.interval, chosen.mode or [Mode.STOP]))
-    run.expect(len(turns))
-    chance = random.Random(run.request.seed)
-    machines = run.profile.with_nodes(end=_NODES, edge=0, cloud=0)
-    networks = await run.networks(machines)
-    for heartbeat_s, mode in turns:
-        await _interval(run, machines, networks, mode, heartbeat_s, chance)
-
-
 async def _interval(
     run: Run, machines: Profile, networks: Sequence[Network], mode: Mode, heartbeat_s: float, chance: random.Random
 ) -> None:
@@ -176,10 +164,6 @@ def _spent(pid: int) -> tuple[float, int]:
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    return [_row(points) for _, points in sorted(grouped(record["points"], "mode", "heartbeat_s").items())]
-
-
 def _row(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seconds = sorted(point["seconds"] for point in points if point["kind"] == "detection")
     cost = next((point for point in points if point["kind"] == "cost"), {})
@@ -198,62 +182,6 @@ def _row(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _table(record: Record) -> Table:
-    nodes = record["config"]["nodes"]
-    return Table(
-        headings=(
-            "interval, s",
-            "node",
-            "n",
-            "median, s",
-            "p99, s",
-            "slowest, s",
-            "deaths nobody caused",
-            f"scheduler, % of a core for {nodes} nodes",
-            "node, % of a core",
-            "node, bytes/s",
-        ),
-        rows=[
-            [
-                f"{row['heartbeat_s']:g}",
-                {Mode.STOP: "silent", Mode.KILL: "killed"}[Mode(row["mode"])],
-                str(row["n"]),
-                *(cell(row[name], ".2f") for name in ("p50_s", "p99_s", "max_s")),
-                str(row["false_deaths"]),
-                *(cell(row[name], ".1f") for name in _CPU),
-                cell(row["node_bytes_per_s"], ",d"),
-            ]
-            for row in _rows(record)
-        ],
-    )
-
-
-def _draw(record: Record, figures: Figures) -> None:
-    rows = _rows(record)
-    intervals = sorted({row["heartbeat_s"] for row in rows})
-    n = max(row["n"] for row in rows)
-    title = f"median of {n}, and from the fastest to the slowest"
-    (axes,) = figures.panels("heartbeat", [title], xlabel="heartbeat interval (s)", ylabel="time until it is dead (s)")
-    for number, mode in enumerate(Mode):
-        shown = [row for row in rows if row["mode"] == mode and row["n"]]
-        if not shown:
-            continue
-        name = {Mode.STOP: "falls silent (SIGSTOP)", Mode.KILL: "killed (SIGKILL)"}[mode]
-        fields = ("heartbeat_s", "p50_s", "min_s", "max_s")
-        draw_ranges(axes, shown, fields, capsize=3, label=name, **measured(number))
-    _scale(axes, intervals)
-    (axes,) = figures.panels(
-        "heartbeat-cost",
-        [f"nothing but heartbeats, for {record['config']['cost_s']:g} s"],
-        xlabel="heartbeat interval (s)",
-        ylabel="processor time (% of a core)",
-    )
-    costs = list({row["heartbeat_s"]: row for row in rows if row["node_cpu_percent"] is not None}.values())
-    for number, (name, label) in enumerate(zip(_CPU, (f"scheduler of {_NODES} nodes", "one node"), strict=True)):
-        axes.plot([row["heartbeat_s"] for row in costs], [row[name] for row in costs], label=label, **measured(number))
-    _scale(axes, intervals)
-
-
 def _scale(axes: Any, intervals: Sequence[float]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(intervals, [f"{interval:g}" for interval in intervals])
@@ -263,16 +191,87 @@ def _scale(axes: Any, intervals: Sequence[float]) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-HEARTBEAT = Experiment(
-    name="heartbeat",
-    summary="the heartbeat interval against detection time and cost",
-    measure=_measure,
-    options=Chosen,
-    ignores=frozenset({"tasks", "data"}),
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    repeats=("n", "nodes"),
-    quick="{times} times for each interval, fewer intervals unless chosen, costs over {cost_s:g} s",
-    profile="native",
-)
+class Heartbeat(Experiment):
+    """The heartbeat interval against detection time and cost."""
+
+    name = "heartbeat"
+    options = Chosen
+    ignores = frozenset({"tasks", "data"})
+    repeats = ("n", "nodes")
+    quick = "{times} times for each interval, fewer intervals unless chosen, costs over {cost_s:g} s"
+    profile = "native"
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        cost_s = _QUICK_COST_S if run.request.quick else _COST_S
+        run.config |= {"times": chosen.times, "intervals_s": chosen.interval, "nodes": _NODES, "cost_s": cost_s}
+        turns = list(product(chosen.interval, chosen.mode or [Mode.STOP]))
+        run.expect(len(turns))
+        chance = random.Random(run.request.seed)
+        machines = run.profile.with_nodes(end=_NODES, edge=0, cloud=0)
+        networks = await run.networks(machines)
+        for heartbeat_s, mode in turns:
+            await _interval(run, machines, networks, mode, heartbeat_s, chance)
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        return [_row(points) for _, points in sorted(grouped(record["points"], "mode", "heartbeat_s").items())]
+
+    def table(self, record: Record) -> Table:
+        nodes = record["config"]["nodes"]
+        return Table(
+            headings=(
+                "interval, s",
+                "node",
+                "n",
+                "median, s",
+                "p99, s",
+                "slowest, s",
+                "deaths nobody caused",
+                f"scheduler, % of a core for {nodes} nodes",
+                "node, % of a core",
+                "node, bytes/s",
+            ),
+            rows=[
+                [
+                    f"{row['heartbeat_s']:g}",
+                    {Mode.STOP: "silent", Mode.KILL: "killed"}[Mode(row["mode"])],
+                    str(row["n"]),
+                    *(cell(row[name], ".2f") for name in ("p50_s", "p99_s", "max_s")),
+                    str(row["false_deaths"]),
+                    *(cell(row[name], ".1f") for name in _CPU),
+                    cell(row["node_bytes_per_s"], ",d"),
+                ]
+                for row in self.rows(record)
+            ],
+        )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        rows = self.rows(record)
+        intervals = sorted({row["heartbeat_s"] for row in rows})
+        n = max(row["n"] for row in rows)
+        title = f"median of {n}, and from the fastest to the slowest"
+        (axes,) = figures.panels(
+            "heartbeat", [title], xlabel="heartbeat interval (s)", ylabel="time until it is dead (s)"
+        )
+        for number, mode in enumerate(Mode):
+            shown = [row for row in rows if row["mode"] == mode and row["n"]]
+            if not shown:
+                continue
+            name = {Mode.STOP: "falls silent (SIGSTOP)", Mode.KILL: "killed (SIGKILL)"}[mode]
+            fields = ("heartbeat_s", "p50_s", "min_s", "max_s")
+            draw_ranges(axes, shown, fields, capsize=3, label=name, **measured(number))
+        _scale(axes, intervals)
+        (axes,) = figures.panels(
+            "heartbeat-cost",
+            [f"nothing but heartbeats, for {record['config']['cost_s']:g} s"],
+            xlabel="heartbeat interval (s)",
+            ylabel="processor time (% of a core)",
+        )
+        costs = list({row["heartbeat_s"]: row for row in rows if row["node_cpu_percent"] is not None}.values())
+        for number, (name, label) in enumerate(zip(_CPU, (f"scheduler of {_NODES} nodes", "one node"), strict=True)):
+            axes.plot(
+                [row["heartbeat_s"] for row in costs], [row[name] for row in costs], label=label, **measured(number)
+            )
+        _scale(axes, intervals)
+
+
+HEARTBEAT = Heartbeat()

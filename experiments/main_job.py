@@ -139,44 +139,6 @@ class Chosen(Options):
     cloud: int = option(1, "Cloud nodes.", min=1, max=MAX_NODES)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    repeats = chosen.repeats
-    counts = {Tier.END: chosen.end, Tier.EDGE: chosen.edge, Tier.CLOUD: chosen.cloud}
-    data = await asyncio.to_thread(lambda: run.images)
-    run.config |= {"images": len(data.images), "batch": BATCH, "scheme": Scheme.MAPPING, "nodes": counts}
-    run.expect(2 * repeats + max(3, repeats))
-    folder = run.folder / "fleet"
-    folder.mkdir()
-    plan = local_plan(counts, scheduler={"state": str(folder / "state"), "trusted": "end,edge,cloud"})
-    async with run.launched(plan, folder, command=TERRACE) as fleet:
-        routes: list[Route] = []
-        for repeat in range(repeats):
-            bare: _Bare | None = None
-            # The routes are known after the first fleet run only, so that one comes first.
-            if repeat % 2 and routes:
-                with run.step("bare"):
-                    bare = await asyncio.to_thread(_bare_best, data.images, routes)
-            with run.step("fleet"):
-                seconds, results, job = await _fleet_run(fleet.scheduler_url, data)
-            if routes_of(results) != routes:
-                routes, bare = routes_of(results), None
-            if bare is None:
-                with run.step("bare"):
-                    bare = await asyncio.to_thread(_bare_best, data.images, routes)
-            ways, coarse, fine = bare
-            run.add(
-                what="job",
-                fleet_s=seconds,
-                bare_s=min(ways.values()),
-                **{f"bare_{way}_s": value for way, value in ways.items()},
-                **compare(results, coarse, fine),
-                job=job,
-            )
-    for _ in range(max(3, repeats)):
-        with run.step("an end node that stands alone"):
-            run.add(what="end", **await asyncio.to_thread(_start_end_node))
-
-
 def _start_end_node() -> dict[str, float]:
     """Seconds from start to ready, and resident memory when idle, of an end node that stands alone."""
     with tempfile.TemporaryDirectory(prefix="terrace-end-") as folder:
@@ -211,48 +173,83 @@ _FIGURES = {
 }
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    """One row: of each figure median and range."""
-    points = [
-        {**point, "ratio": point["fleet_s"] / point["bare_s"]} if point["what"] == "job" else point
-        for point in record["points"]
-    ]
-    values = {name: [point[name] for point in points if name in point] for name in _FIGURES}
-    jobs = [point for point in points if point["what"] == "job"]
-    return [
-        {
-            **{name: asdict(spread(found)) for name, found in values.items() if found},
-            "runs": len(jobs),
-            **{name: sum(point[name] for point in jobs) for name in ("images", "coarse_equal", "fine_equal")},
-        }
-    ]
+class MainJob(Experiment):
+    """A whole fleet on this machine against the same inference in one bare process."""
+
+    name = "main-job"
+    options = Chosen
+    quick = "{share}"
+    ignores = frozenset({"seed"})
+    profile = None
+    one_row = True
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        repeats = chosen.repeats
+        counts = {Tier.END: chosen.end, Tier.EDGE: chosen.edge, Tier.CLOUD: chosen.cloud}
+        data = await asyncio.to_thread(lambda: run.images)
+        run.config |= {"images": len(data.images), "batch": BATCH, "scheme": Scheme.MAPPING, "nodes": counts}
+        run.expect(2 * repeats + max(3, repeats))
+        folder = run.folder / "fleet"
+        folder.mkdir()
+        plan = local_plan(counts, scheduler={"state": str(folder / "state"), "trusted": "end,edge,cloud"})
+        async with run.launched(plan, folder, command=TERRACE) as fleet:
+            routes: list[Route] = []
+            for repeat in range(repeats):
+                bare: _Bare | None = None
+                # The routes are known after the first fleet run only, so that one comes first.
+                if repeat % 2 and routes:
+                    with run.step("bare"):
+                        bare = await asyncio.to_thread(_bare_best, data.images, routes)
+                with run.step("fleet"):
+                    seconds, results, job = await _fleet_run(fleet.scheduler_url, data)
+                if routes_of(results) != routes:
+                    routes, bare = routes_of(results), None
+                if bare is None:
+                    with run.step("bare"):
+                        bare = await asyncio.to_thread(_bare_best, data.images, routes)
+                ways, coarse, fine = bare
+                run.add(
+                    what="job",
+                    fleet_s=seconds,
+                    bare_s=min(ways.values()),
+                    **{f"bare_{way}_s": value for way, value in ways.items()},
+                    **compare(results, coarse, fine),
+                    job=job,
+                )
+        for _ in range(max(3, repeats)):
+            with run.step("an end node that stands alone"):
+                run.add(what="end", **await asyncio.to_thread(_start_end_node))
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        """One row: of each figure median and range."""
+        points = [
+            {**point, "ratio": point["fleet_s"] / point["bare_s"]} if point["what"] == "job" else point
+            for point in record["points"]
+        ]
+        values = {name: [point[name] for point in points if name in point] for name in _FIGURES}
+        jobs = [point for point in points if point["what"] == "job"]
+        return [
+            {
+                **{name: asdict(spread(found)) for name, found in values.items() if found},
+                "runs": len(jobs),
+                **{name: sum(point[name] for point in jobs) for name in ("images", "coarse_equal", "fine_equal")},
+            }
+        ]
+
+    def table(self, record: Record) -> Table:
+        (row,) = self.rows(record)
+        figures = [(words, row[name]) for name, words in _FIGURES.items() if name in row]
+        return Table(
+            headings=("", "median", "range", "n"),
+            rows=[
+                *(
+                    [words, f"{of['median']:.2f}", f"{of['minimum']:.2f} to {of['maximum']:.2f}", str(of["n"])]
+                    for words, of in figures
+                ),
+                ["answers as bare: coarse", f"{row['coarse_equal']:,} of {row['images']:,}", "", ""],
+                ["answers as bare: fine", f"{row['fine_equal']:,} of {row['images']:,}", "", ""],
+            ],
+        )
 
 
-def _table(record: Record) -> Table:
-    (row,) = _rows(record)
-    figures = [(words, row[name]) for name, words in _FIGURES.items() if name in row]
-    return Table(
-        headings=("", "median", "range", "n"),
-        rows=[
-            *(
-                [words, f"{of['median']:.2f}", f"{of['minimum']:.2f} to {of['maximum']:.2f}", str(of["n"])]
-                for words, of in figures
-            ),
-            ["answers as bare: coarse", f"{row['coarse_equal']:,} of {row['images']:,}", "", ""],
-            ["answers as bare: fine", f"{row['fine_equal']:,} of {row['images']:,}", "", ""],
-        ],
-    )
-
-
-MAIN_JOB = Experiment(
-    name="main-job",
-    summary="a whole fleet on this machine against the same inference in one bare process",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    quick="{share}",
-    ignores=frozenset({"seed"}),
-    profile=None,
-    one_row=True,
-)
+MAIN_JOB = MainJob()

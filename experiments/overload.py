@@ -58,28 +58,6 @@ class Chosen(Cores):
     )
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    check_cores(chosen)
-    folder = chosen.weights or weights_folder()
-    manifest = load_manifest(folder)
-    cases = [read_case(text) for text in chosen.only or ()]
-    cases = cases or [(manifest.default_for(tier).name, factor) for tier, factor in _FACTORS.items()]
-    queue_bytes = {
-        model: NodeSettings().max_queue_images * math.prod(manifest.entry(model).input_shape) for model, _ in cases
-    }
-    run.config |= {"batch": BATCH, "seconds": chosen.seconds, "concurrency": _CONCURRENCY}
-    run.expect(len(cases))
-    for model, factor in cases:
-        command = ["edge_node", "--models", model, "--weights", str(folder)]
-        with (
-            run.step(f"{model} at {factor:g} times its capacity"),
-            serving(command, core=chosen.server_core) as (url, server),
-            on_core(chosen.load_core),
-        ):
-            point = await _one(url, server.process.pid, model, factor, chosen.seconds, queue_bytes[model])
-        run.add(model=model, factor=factor, **point)
-
-
 async def _one(url: str, pid: int, model: str, factor: float, seconds: float, queue_bytes: int) -> dict[str, Any]:
     target = await oip_target(url, model, InputPlan(batch_size=BATCH, outputs=("logits",)))
     calm, stormy = Plan(window_s=min(10.0, seconds)), Plan(window_s=seconds, warmup_s=2.0, timeout_s=_ANSWER_S)
@@ -194,13 +172,6 @@ def missed(point: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    return [
-        {**{name: value for name, value in point.items() if name != "samples"}, "missed": missed(point)}
-        for point in record["points"]
-    ]
-
-
 def _mebibytes(value: float) -> str:
     return f"{value / 2**20:.1f}"
 
@@ -223,24 +194,50 @@ _LINES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def _table(record: Record) -> Table:
-    rows = _rows(record)
-    return Table(
-        headings=("", *(f"{row['model']} at {row['factor']:g} times its capacity" for row in rows)),
-        rows=[
-            [words, *("none" if row[name] is None else show(row[name]) for row in rows)]
-            for name, (words, show) in _LINES.items()
-        ],
-    )
+class Overload(Experiment):
+    """What a node still gives when 2 times (end network) or 16 times (edge) its capacity is asked for."""
+
+    name = "overload"
+    options = Chosen
+    ignores = frozenset({"quick", "seed", "tasks", "data"})
+    profile = None
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        check_cores(chosen)
+        folder = chosen.weights or weights_folder()
+        manifest = load_manifest(folder)
+        cases = [read_case(text) for text in chosen.only or ()]
+        cases = cases or [(manifest.default_for(tier).name, factor) for tier, factor in _FACTORS.items()]
+        queue_bytes = {
+            model: NodeSettings().max_queue_images * math.prod(manifest.entry(model).input_shape) for model, _ in cases
+        }
+        run.config |= {"batch": BATCH, "seconds": chosen.seconds, "concurrency": _CONCURRENCY}
+        run.expect(len(cases))
+        for model, factor in cases:
+            command = ["edge_node", "--models", model, "--weights", str(folder)]
+            with (
+                run.step(f"{model} at {factor:g} times its capacity"),
+                serving(command, core=chosen.server_core) as (url, server),
+                on_core(chosen.load_core),
+            ):
+                point = await _one(url, server.process.pid, model, factor, chosen.seconds, queue_bytes[model])
+            run.add(model=model, factor=factor, **point)
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        return [
+            {**{name: value for name, value in point.items() if name != "samples"}, "missed": missed(point)}
+            for point in record["points"]
+        ]
+
+    def table(self, record: Record) -> Table:
+        rows = self.rows(record)
+        return Table(
+            headings=("", *(f"{row['model']} at {row['factor']:g} times its capacity" for row in rows)),
+            rows=[
+                [words, *("none" if row[name] is None else show(row[name]) for row in rows)]
+                for name, (words, show) in _LINES.items()
+            ],
+        )
 
 
-OVERLOAD = Experiment(
-    name="overload",
-    summary="what a node still gives when 2 times (end network) or 16 times (edge) its capacity is asked for",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    ignores=frozenset({"quick", "seed", "tasks", "data"}),
-    profile=None,
-)
+OVERLOAD = Overload()

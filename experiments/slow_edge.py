@@ -58,21 +58,6 @@ class Chosen(Options):
     runs: int = option(1, "Runs of each point.", min=1, max=MOST_RUNS)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    quick, most, runs = run.request.quick, run.profile.nodes.end, chosen.runs
-    # Without a choice half, three quarters and all of the end devices.
-    ends = chosen.ends or ((most,) if quick else sorted({(most + 1) // 2, (3 * most + 3) // 4, most}))
-    check_fleet(run.profile, ends)
-    run.config |= {"ends": list(ends), "parts": chosen.after, "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
-    run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
-    run.note_limits()
-    turns = list(product(ends, chosen.after, range(runs)))
-    run.expect(len(turns))
-    networks = await run.networks(run.profile)
-    for number, part, repeat in turns:
-        await _one(run, run.profile.with_nodes(end=number), networks, part, repeat)
-
-
 async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: float, repeat: int) -> None:
     slower_at: list[datetime] = []
 
@@ -111,12 +96,6 @@ async def _one(run: Run, profile: Profile, networks: Sequence[Network], part: fl
 
 
 # --- from the record ------------------------------------------------------------------------------------------------
-
-
-def _rows(record: Record) -> list[dict[str, Any]]:
-    cells = sorted(grouped(record["points"], "ends", "part").items())
-    profile = recorded_profile(record["config"]["profile"])
-    return [_row(points, profile, record["config"]) for _, points in cells]
 
 
 def _row(points: Sequence[Mapping[str, Any]], profile: Profile, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,30 +141,6 @@ def _row(points: Sequence[Mapping[str, Any]], profile: Profile, config: Mapping[
     }
 
 
-def _table(record: Record) -> Table:
-    return Table(
-        headings=(
-            "end devices",
-            "part of the job before",
-            "one edge node slower after, s",
-            "bound without that, s",
-            "bound of the changed fleet, s",
-            "measured, s",
-            "measured / bound",
-        ),
-        rows=[
-            [
-                str(row["ends"]),
-                f"{row['part']:g}",
-                _moment(row),
-                f"{row['unchanged_bound_seconds']:.1f}",
-                *_measured(row),
-            ]
-            for row in _rows(record)
-        ],
-    )
-
-
 def _moment(row: Mapping[str, Any]) -> str:
     if not row["runs"]:
         return "never"
@@ -202,32 +157,72 @@ def _measured(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return f"{row['bound_seconds']:.1f}", f"{row['seconds']:.1f}", f"{row['ratio']:.3f}"
 
 
-def _draw(record: Record, figures: Figures) -> None:
-    # Where nothing became slower there is nothing to show.
-    rows = [row for row in _rows(record) if row["seconds"] is not None]
-    if not rows:
-        return
-    config = record["config"]
-    n = counted(row["runs"] for row in rows)
-    title = f"{config['tasks']} tasks, one edge node {config['factor']:g} times slower; {n}"
-    (axes,) = figures.panels("slow-edge", [title], xlabel="part of the job before", ylabel="time to finish (s)")
-    for number, ends in enumerate(sorted({row["ends"] for row in rows})):
-        shown = [row for row in rows if row["ends"] == ends]
-        of_runs = ("part", "seconds", "min_seconds", "max_seconds")
-        draw_ranges(axes, shown, of_runs, capsize=3, label=f"{ends} end devices", **measured(number))
-        axes.plot([row["part"] for row in shown], [row["bound_seconds"] for row in shown], **bound(number))
-    axes.plot([], [], label="bound of the changed fleet", **bound())
-    axes.set_ylim(0, 1.1 * max(row["max_seconds"] for row in rows))
-    axes.legend(frameon=False, fontsize=8)
+class SlowEdge(Experiment):
+    """Time to finish with `adaptive` when an edge node becomes slower in mid-job."""
+
+    name = "slow-edge"
+    options = Chosen
+    quick = "{share}, fewer points unless chosen"
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        quick, most, runs = run.request.quick, run.profile.nodes.end, chosen.runs
+        # Without a choice half, three quarters and all of the end devices.
+        ends = chosen.ends or ((most,) if quick else sorted({(most + 1) // 2, (3 * most + 3) // 4, most}))
+        check_fleet(run.profile, ends)
+        run.config |= {"ends": list(ends), "parts": chosen.after, "runs": runs, "factor": FACTOR, "slow_node": _SLOW}
+        run.note("pixels are sent on, not encoded features: the encoder has no part in these figures")
+        run.note_limits()
+        turns = list(product(ends, chosen.after, range(runs)))
+        run.expect(len(turns))
+        networks = await run.networks(run.profile)
+        for number, part, repeat in turns:
+            await _one(run, run.profile.with_nodes(end=number), networks, part, repeat)
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        cells = sorted(grouped(record["points"], "ends", "part").items())
+        profile = recorded_profile(record["config"]["profile"])
+        return [_row(points, profile, record["config"]) for _, points in cells]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=(
+                "end devices",
+                "part of the job before",
+                "one edge node slower after, s",
+                "bound without that, s",
+                "bound of the changed fleet, s",
+                "measured, s",
+                "measured / bound",
+            ),
+            rows=[
+                [
+                    str(row["ends"]),
+                    f"{row['part']:g}",
+                    _moment(row),
+                    f"{row['unchanged_bound_seconds']:.1f}",
+                    *_measured(row),
+                ]
+                for row in self.rows(record)
+            ],
+        )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        # Where nothing became slower there is nothing to show.
+        rows = [row for row in self.rows(record) if row["seconds"] is not None]
+        if not rows:
+            return
+        config = record["config"]
+        n = counted(row["runs"] for row in rows)
+        title = f"{config['tasks']} tasks, one edge node {config['factor']:g} times slower; {n}"
+        (axes,) = figures.panels("slow-edge", [title], xlabel="part of the job before", ylabel="time to finish (s)")
+        for number, ends in enumerate(sorted({row["ends"] for row in rows})):
+            shown = [row for row in rows if row["ends"] == ends]
+            of_runs = ("part", "seconds", "min_seconds", "max_seconds")
+            draw_ranges(axes, shown, of_runs, capsize=3, label=f"{ends} end devices", **measured(number))
+            axes.plot([row["part"] for row in shown], [row["bound_seconds"] for row in shown], **bound(number))
+        axes.plot([], [], label="bound of the changed fleet", **bound())
+        axes.set_ylim(0, 1.1 * max(row["max_seconds"] for row in rows))
+        axes.legend(frameon=False, fontsize=8)
 
 
-SLOW_EDGE = Experiment(
-    name="slow-edge",
-    summary="time to finish with `adaptive` when an edge node becomes slower in mid-job",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    quick="{share}, fewer points unless chosen",
-)
+SLOW_EDGE = SlowEdge()

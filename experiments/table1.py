@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,21 +64,6 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
 _CORES = {Tier.END: 1, Tier.EDGE: 2}
 
 
-async def _measure(run: Run, _nothing: Options) -> None:
-    manifest = load_manifest()
-    data = await asyncio.to_thread(lambda: run.images)
-    turns = [(entry, tier) for entry in manifest.models for tier in Tier]
-    run.expect(len(turns))
-    stopped = threading.Event()
-    try:
-        for entry, tier in turns:
-            with run.step(f"{entry.name} as on the tier {tier}"):
-                point = await asyncio.to_thread(_try_one, entry, tier, manifest, data, stopped)
-            run.add(**point)
-    finally:
-        stopped.set()  # a thread goes on when nobody waits for it any more, and the process waits for the thread
-
-
 def _try_one(
     entry: ModelEntry, tier: Tier, manifest: Manifest, data: ImageSet, stopped: threading.Event
 ) -> dict[str, Any]:
@@ -120,163 +104,167 @@ def _load(entry: ModelEntry, tier: Tier) -> tuple[OnnxModel, str]:
     return load_model(entry, threads=cores), f"{cores} core{'s' if cores > 1 else ''}"
 
 
-# --- from the record ------------------------------------------------------------------------------------------------
+class Table1(Experiment):
+    """Inference time of each network on the hardware of each tier, accuracy and size."""
 
+    name = "table1"
+    repeats = ("runs", f"batches of {BATCH} images")
+    quick = "{share}"
+    ignores = frozenset({"seed"})
+    profile = None
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    for point in record["points"]:
-        row = rows.setdefault(
-            point["network"],
-            {
-                "network": point["network"],
-                "made_for": point["network_tier"],
-                "coarse_accuracy": None,
-                "fine_accuracy": None,
-                "parameters": point["parameters"],
-                "bytes": point["bytes"],
-                "ms_per_image": {},
-                "min_ms_per_image": {},
-                "runs": {},
-            },
-        )
-        if point["ms_per_image"]:
-            times = spread(point["ms_per_image"])
-            row["ms_per_image"][point["tier"]] = round(times.mean, 4)
-            row["min_ms_per_image"][point["tier"]] = round(times.minimum, 4)
-            row["runs"][point["tier"]] = times.n
-            row["coarse_accuracy"], row["fine_accuracy"] = point["coarse"], point["fine"]
-        else:
-            row["ms_per_image"][point["tier"]] = None
-    return list(rows.values())
+    async def measure(self, run: Run, chosen: Options) -> None:
+        manifest = load_manifest()
+        data = await asyncio.to_thread(lambda: run.images)
+        turns = [(entry, tier) for entry in manifest.models for tier in Tier]
+        run.expect(len(turns))
+        stopped = threading.Event()
+        try:
+            for entry, tier in turns:
+                with run.step(f"{entry.name} as on the tier {tier}"):
+                    point = await asyncio.to_thread(_try_one, entry, tier, manifest, data, stopped)
+                run.add(**point)
+        finally:
+            stopped.set()  # a thread goes on when nobody waits for it any more, and the process waits for the thread
 
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        rows: dict[str, dict[str, Any]] = {}
+        for point in record["points"]:
+            row = rows.setdefault(
+                point["network"],
+                {
+                    "network": point["network"],
+                    "made_for": point["network_tier"],
+                    "coarse_accuracy": None,
+                    "fine_accuracy": None,
+                    "parameters": point["parameters"],
+                    "bytes": point["bytes"],
+                    "ms_per_image": {},
+                    "min_ms_per_image": {},
+                    "runs": {},
+                },
+            )
+            if point["ms_per_image"]:
+                times = spread(point["ms_per_image"])
+                row["ms_per_image"][point["tier"]] = round(times.mean, 4)
+                row["min_ms_per_image"][point["tier"]] = round(times.minimum, 4)
+                row["runs"][point["tier"]] = times.n
+                row["coarse_accuracy"], row["fine_accuracy"] = point["coarse"], point["fine"]
+            else:
+                row["ms_per_image"][point["tier"]] = None
+        return list(rows.values())
 
-def _table(record: Record) -> Table:
-    rows = []
-    for row in _rows(record):
-        theirs = PAPER.get(row["made_for"])
-        speeds = row["ms_per_image"]
-        rows.append(
-            [
-                row["network"],
-                *("unmeasured" if speeds.get(tier) is None else f"{speeds[tier]:.3f}" for tier in Tier),
-                cell(row["coarse_accuracy"], ".3f"),
-                cell(row["fine_accuracy"], ".3f"),
-                f"{row['parameters'] / 1e6:.2f}",
-                f"{row['bytes'] / 1e6:.1f}",
-            ]
-        )
-        if theirs is not None:
+    def table(self, record: Record) -> Table:
+        rows = []
+        for row in self.rows(record):
+            theirs = PAPER.get(row["made_for"])
+            speeds = row["ms_per_image"]
             rows.append(
                 [
-                    f"{theirs['network']} (paper)",
-                    *(f"{theirs['ms'][tier]:g}" for tier in Tier),
-                    cell(theirs["coarse"], ".3f"),
-                    cell(theirs["fine"], ".3f"),
-                    f"{theirs['parameters'] / 1e6:.2f}",
-                    f"{theirs['bytes'] / 1e6:.1f}",
+                    row["network"],
+                    *("unmeasured" if speeds.get(tier) is None else f"{speeds[tier]:.3f}" for tier in Tier),
+                    cell(row["coarse_accuracy"], ".3f"),
+                    cell(row["fine_accuracy"], ".3f"),
+                    f"{row['parameters'] / 1e6:.2f}",
+                    f"{row['bytes'] / 1e6:.1f}",
                 ]
             )
-    return Table(
-        headings=(
-            "network",
-            "end: 1 core, ms/image",
-            "edge: 2 cores",
-            "cloud: GPU",
-            "20 classes",
-            "100 classes",
-            "M parameters",
-            "MB",
-        ),
-        rows=rows,
-    )
-
-
-def _draw(record: Record, figures: Figures) -> None:
-    (axes,) = figures.panels(
-        "table1",
-        [f"batches of {BATCH}; mean of {record['config']['tasks']}"],
-        xlabel="hardware of the tier",
-        ylabel="inference time (ms/image)",
-    )
-    for number, row in enumerate(_rows(record)):
-        shown = [tier for tier in Tier if row["ms_per_image"].get(tier) is not None]
-        axes.plot(
-            [list(Tier).index(tier) for tier in shown],
-            [row["ms_per_image"][tier] for tier in shown],
-            label=row["network"],
-            **measured(number),
+            if theirs is not None:
+                rows.append(
+                    [
+                        f"{theirs['network']} (paper)",
+                        *(f"{theirs['ms'][tier]:g}" for tier in Tier),
+                        cell(theirs["coarse"], ".3f"),
+                        cell(theirs["fine"], ".3f"),
+                        f"{theirs['parameters'] / 1e6:.2f}",
+                        f"{theirs['bytes'] / 1e6:.1f}",
+                    ]
+                )
+        return Table(
+            headings=(
+                "network",
+                "end: 1 core, ms/image",
+                "edge: 2 cores",
+                "cloud: GPU",
+                "20 classes",
+                "100 classes",
+                "M parameters",
+                "MB",
+            ),
+            rows=rows,
         )
-        if (theirs := PAPER.get(row["made_for"])) is not None:
-            times = [theirs["ms"][tier] for tier in Tier]
-            axes.plot(range(len(Tier)), times, label=f"{theirs['network']}, paper", **paper(number))
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xticks(range(len(Tier)), ["end (1 core)", "edge (2 cores; paper: 4)", "cloud (GPU)"])
-    axes.legend(frameon=False, fontsize=8)
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        (axes,) = figures.panels(
+            "table1",
+            [f"batches of {BATCH}; mean of {record['config']['tasks']}"],
+            xlabel="hardware of the tier",
+            ylabel="inference time (ms/image)",
+        )
+        for number, row in enumerate(self.rows(record)):
+            shown = [tier for tier in Tier if row["ms_per_image"].get(tier) is not None]
+            axes.plot(
+                [list(Tier).index(tier) for tier in shown],
+                [row["ms_per_image"][tier] for tier in shown],
+                label=row["network"],
+                **measured(number),
+            )
+            if (theirs := PAPER.get(row["made_for"])) is not None:
+                times = [theirs["ms"][tier] for tier in Tier]
+                axes.plot(range(len(Tier)), times, label=f"{theirs['network']}, paper", **paper(number))
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xticks(range(len(Tier)), ["end (1 core)", "edge (2 cores; paper: 4)", "cloud (GPU)"])
+        axes.legend(frameon=False, fontsize=8)
 
 
-TABLE1 = Experiment(
-    name="table1",
-    summary="inference time of each network on the hardware of each tier, accuracy and size",
-    measure=_measure,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    repeats=("runs", f"batches of {BATCH} images"),
-    quick="{share}",
-    ignores=frozenset({"seed"}),
-    profile=None,
-)
+TABLE1 = Table1()
 
 
 # --- table 3 --------------------------------------------------------------------------------------------------------
-
-
-async def _measure_encoders(run: Run, _nothing: Options) -> None:
-    with run.step("reading the networks"):
-        for entry in load_manifest().models:
-            if entry.tier == "end":
-                continue  # what goes up to an end device's network is the image itself
-            whole = (weights_folder() / entry.file).read_bytes()
-            channels, height, width = entry.feature_shape
-            run.add(
-                network=entry.name,
-                network_tier=entry.tier,
-                shape=[height, width, channels],
-                parameters=entry.head_parameters,
-                bytes=len(extract_part(whole, "head")),
-                precision=entry.precision,
-            )
-    run.note("the size is that of the ONNX file of the first convolution alone, in the precision that ships")
-
-
-def _encoder_rows(record: Record) -> list[dict[str, Any]]:
-    return [{**point, "paper": (PAPER.get(point["network_tier"]) or {}).get("encoder")} for point in record["points"]]
-
-
-def _encoder_table(record: Record) -> Table:
-    rows = []
-    for row in _encoder_rows(record):
-        rows.append([row["network"], *_encoder_cells(row)])
-        if row["paper"] is not None:
-            rows.append([f"{PAPER[row['network_tier']]['network']} (paper)", *_encoder_cells(row["paper"])])
-    return Table(headings=("network", "output", "parameters", "kB"), rows=rows)
 
 
 def _encoder_cells(facts: Mapping[str, Any]) -> list[str]:
     return ["x".join(map(str, facts["shape"])), f"{facts['parameters']:,}", f"{facts['bytes'] / 1000:.1f}"]
 
 
-TABLE3 = replace(
-    TABLE1,
-    name="table3",
-    summary="output, parameters and size of the encoders",
-    measure=_measure_encoders,
-    rows=_encoder_rows,
-    table=_encoder_table,
-    draw=lambda record, figures: None,
-    repeats=("", "readings of the files"),
-    quick="",
-    ignores=frozenset({"quick", "seed", "tasks", "data"}),
-)
+class Table3(Experiment):
+    """Output, parameters and size of the encoders."""
+
+    name = "table3"
+    repeats = ("", "readings of the files")
+    ignores = frozenset({"quick", "seed", "tasks", "data"})
+    profile = None
+
+    async def measure(self, run: Run, chosen: Options) -> None:
+        with run.step("reading the networks"):
+            for entry in load_manifest().models:
+                if entry.tier == "end":
+                    continue  # what goes up to an end device's network is the image itself
+                whole = (weights_folder() / entry.file).read_bytes()
+                channels, height, width = entry.feature_shape
+                run.add(
+                    network=entry.name,
+                    network_tier=entry.tier,
+                    shape=[height, width, channels],
+                    parameters=entry.head_parameters,
+                    bytes=len(extract_part(whole, "head")),
+                    precision=entry.precision,
+                )
+        run.note("the size is that of the ONNX file of the first convolution alone, in the precision that ships")
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        return [
+            {**point, "paper": (PAPER.get(point["network_tier"]) or {}).get("encoder")} for point in record["points"]
+        ]
+
+    def table(self, record: Record) -> Table:
+        rows = []
+        for row in self.rows(record):
+            rows.append([row["network"], *_encoder_cells(row)])
+            if row["paper"] is not None:
+                rows.append([f"{PAPER[row['network_tier']]['network']} (paper)", *_encoder_cells(row["paper"])])
+        return Table(headings=("network", "output", "parameters", "kB"), rows=rows)
+
+
+TABLE3 = Table3()

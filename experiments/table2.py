@@ -59,48 +59,6 @@ class Chosen(Options):
     tasks: int = option(50, "Tasks of each row.", quick=10, min=1, max=MOST_TASKS)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    tasks = chosen.tasks
-    run.config |= {"tasks_per_row": tasks}
-    check_fleet(run.profile)
-    run.takes(tasks)
-    near = run.profile.with_nodes(end=1, edge=1, cloud=1)
-    used = near.model_copy(update={"path": {name: near.path[name] for name in _LINKS if name in near.path}})
-    if limits := used.limits:
-        run.note(f"the overhead holds the time that the images take over links of a limited bandwidth ({limits})")
-    if any(spec.reset or spec.stall for spec in used.path.values()):
-        run.note("the overhead holds what links lose: the time until a task's images have been sent again")
-    fleets: list[tuple[Profile, list[Tier]]] = [
-        (near.model_copy(update={"path": {}}), list(Tier)),
-        (near, [tier for tier in (Tier.EDGE, Tier.CLOUD) if f"end-{tier}" in near.path]),
-    ]
-
-    run.expect(sum(len(tiers) for _, tiers in fleets))
-    networks = await run.networks(near)
-    for machines, tiers in fleets:
-        if not tiers:
-            continue
-        latency = bool(machines.path)
-        async with run.fleet(machines, networks, {"window": 1}) as (fleet, client):
-            for tier in tiers:
-                link_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}")
-                with run.step(f"{tier}, {link_s:g} s of latency"):
-                    node = fleet.services[f"{tier}-1"].url
-                    await _one_row(client, run, tier, 1)  # the first task opens the connections and allocates memory
-                    before = await _computed(node)
-                    stages_ms, between_ms = await _one_row(client, run, tier, tasks)
-                    seconds, images = await _computed(node, before)
-                run.add(
-                    tier=tier,
-                    latency=latency,
-                    inference_ms_per_image=machines.compute_ms_per_image.of(tier) or seconds * 1000 / images,
-                    link_s=link_s,
-                    stage_ms=stages_ms,
-                    images=images,
-                    between_ms=between_ms,
-                )
-
-
 async def _computed(url: str, before: Sequence[float] = (0.0, 0.0)) -> tuple[float, float]:
     """Seconds that a node's network has worked, and images that it has answered, since `before`."""
     sums = dict.fromkeys(("compute_duration_seconds", "batch_size"), 0.0)
@@ -135,10 +93,6 @@ async def _one_row(client: AsyncClient, run: Run, tier: Tier, tasks: int) -> tup
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    return [_row(point) for point in record["points"]]
-
-
 def _row(point: Mapping[str, Any]) -> dict[str, Any]:
     times = spread(point["stage_ms"])
     emulated_ms = point["inference_ms_per_image"] * BATCH + point["link_s"] * 1000
@@ -168,67 +122,113 @@ def _papers(point: Mapping[str, Any]) -> tuple[float, float] | None:
     return found if same else None
 
 
-def _table(record: Record) -> Table:
-    return Table(
-        headings=(
-            "tier",
-            "latency, s",
-            "inference, ms/image",
-            "processing, ms/image",
-            "paper",
-            "overhead, ms/task: mean",
-            "median",
-            "between two tasks, ms",
-            "tasks",
-        ),
-        spare=("tasks",),
-        rows=[
-            [
-                row["tier"],
-                "0, but a link" if row["over_link"] and not row["link_s"] else f"{row['link_s']:g}",
-                f"{row['inference_ms_per_image']:.4g}",
-                f"{row['processing_ms_per_image']:.3f}",
-                cell(row["paper_processing_ms_per_image"], "g"),
-                f"{row['overhead_ms_per_task']:.2f}",
-                f"{row['median_overhead_ms_per_task']:.2f}",
-                cell(row["between_ms"], ".2f"),
-                str(row["tasks"]),
-            ]
-            for row in _rows(record)
-        ],
-    )
+class Table2(Experiment):
+    """Inference and processing time on each tier, with and without the latency of the links."""
+
+    name = "table2"
+    options = Chosen
+    repeats = ("tasks", "tasks")
+    quick = "{tasks_per_row} tasks for each row"
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        tasks = chosen.tasks
+        run.config |= {"tasks_per_row": tasks}
+        check_fleet(run.profile)
+        run.takes(tasks)
+        near = run.profile.with_nodes(end=1, edge=1, cloud=1)
+        used = near.model_copy(update={"path": {name: near.path[name] for name in _LINKS if name in near.path}})
+        if limits := used.limits:
+            run.note(f"the overhead holds the time that the images take over links of a limited bandwidth ({limits})")
+        if any(spec.reset or spec.stall for spec in used.path.values()):
+            run.note("the overhead holds what links lose: the time until a task's images have been sent again")
+        fleets: list[tuple[Profile, list[Tier]]] = [
+            (near.model_copy(update={"path": {}}), list(Tier)),
+            (near, [tier for tier in (Tier.EDGE, Tier.CLOUD) if f"end-{tier}" in near.path]),
+        ]
+
+        run.expect(sum(len(tiers) for _, tiers in fleets))
+        networks = await run.networks(near)
+        for machines, tiers in fleets:
+            if not tiers:
+                continue
+            latency = bool(machines.path)
+            async with run.fleet(machines, networks, {"window": 1}) as (fleet, client):
+                for tier in tiers:
+                    link_s = 0.0 if tier is Tier.END else machines.round_trip_s(f"end-{tier}")
+                    with run.step(f"{tier}, {link_s:g} s of latency"):
+                        node = fleet.services[f"{tier}-1"].url
+                        await _one_row(
+                            client, run, tier, 1
+                        )  # the first task opens the connections and allocates memory
+                        before = await _computed(node)
+                        stages_ms, between_ms = await _one_row(client, run, tier, tasks)
+                        seconds, images = await _computed(node, before)
+                    run.add(
+                        tier=tier,
+                        latency=latency,
+                        inference_ms_per_image=machines.compute_ms_per_image.of(tier) or seconds * 1000 / images,
+                        link_s=link_s,
+                        stage_ms=stages_ms,
+                        images=images,
+                        between_ms=between_ms,
+                    )
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        return [_row(point) for point in record["points"]]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=(
+                "tier",
+                "latency, s",
+                "inference, ms/image",
+                "processing, ms/image",
+                "paper",
+                "overhead, ms/task: mean",
+                "median",
+                "between two tasks, ms",
+                "tasks",
+            ),
+            spare=("tasks",),
+            rows=[
+                [
+                    row["tier"],
+                    "0, but a link" if row["over_link"] and not row["link_s"] else f"{row['link_s']:g}",
+                    f"{row['inference_ms_per_image']:.4g}",
+                    f"{row['processing_ms_per_image']:.3f}",
+                    cell(row["paper_processing_ms_per_image"], "g"),
+                    f"{row['overhead_ms_per_task']:.2f}",
+                    f"{row['median_overhead_ms_per_task']:.2f}",
+                    cell(row["between_ms"], ".2f"),
+                    str(row["tasks"]),
+                ]
+                for row in self.rows(record)
+            ],
+        )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        rows = self.rows(record)
+        places = range(len(rows))
+        (axes,) = figures.panels(
+            "table2",
+            [f"one task of {BATCH} images at a time; mean of {rows[0]['tasks']}"],
+            xlabel="tier, and latency of its link",
+            ylabel="time (ms/image)",
+        )
+        papers = [(place, row["paper_processing_ms_per_image"]) for place, row in zip(places, rows, strict=True)]
+        known = [(place, ms) for place, ms in papers if ms is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), label="processing, paper", **{**paper(0), "linestyle": ""})
+        axes.plot(
+            places,
+            [row["processing_ms_per_image"] for row in rows],
+            label="processing",
+            **{**measured(0), "linestyle": ""},
+        )
+        axes.plot(places, [row["inference_ms_per_image"] for row in rows], label="inference", **_INFERENCE)
+        axes.set_xticks(places, [f"{row['tier']}, {row['link_s']:g} s" for row in rows])
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8)
 
 
-def _draw(record: Record, figures: Figures) -> None:
-    rows = _rows(record)
-    places = range(len(rows))
-    (axes,) = figures.panels(
-        "table2",
-        [f"one task of {BATCH} images at a time; mean of {rows[0]['tasks']}"],
-        xlabel="tier, and latency of its link",
-        ylabel="time (ms/image)",
-    )
-    papers = [(place, row["paper_processing_ms_per_image"]) for place, row in zip(places, rows, strict=True)]
-    known = [(place, ms) for place, ms in papers if ms is not None]
-    if known:
-        axes.plot(*zip(*known, strict=True), label="processing, paper", **{**paper(0), "linestyle": ""})
-    axes.plot(
-        places, [row["processing_ms_per_image"] for row in rows], label="processing", **{**measured(0), "linestyle": ""}
-    )
-    axes.plot(places, [row["inference_ms_per_image"] for row in rows], label="inference", **_INFERENCE)
-    axes.set_xticks(places, [f"{row['tier']}, {row['link_s']:g} s" for row in rows])
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
-
-
-TABLE2 = Experiment(
-    name="table2",
-    summary="inference and processing time on each tier, with and without the latency of the links",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    repeats=("tasks", "tasks"),
-    quick="{tasks_per_row} tasks for each row",
-)
+TABLE2 = Table2()

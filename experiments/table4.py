@@ -106,60 +106,6 @@ class Chosen(Options):
     tasks: int = option(5, "Tasks of each cell.", quick=2, min=1, max=MOST_TASKS)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    quick, kind, form, tasks = run.request.quick, chosen.encoder, chosen.form, chosen.tasks
-    for limit in chosen.bandwidth or ():
-        if 0 < limit < _LEAST_MBPS:  # a task would be on its way for minutes
-            raise InvalidInput(f"--bandwidth {limit:g} is too little: take {_LEAST_MBPS:g} at least, or 0")
-    encoders = encoders_of(kind, load_manifest())
-    links = links_of(chosen.latency, chosen.bandwidth and [mbps or None for mbps in chosen.bandwidth], quick=quick)
-    check_fleet(run.profile)
-    run.takes(tasks + 1)
-    run.config |= {"encoder": kind, "form": form, "tasks_per_cell": tasks}
-    turns = turns_of(run.profile, links, encoders)
-
-    run.expect(sum(len(_WAYS[upper]) for upper, _, _ in turns))
-    names = {tier: encoder.network for tier, encoder in encoders.items()}
-    machines = run.profile.with_nodes(end=1, edge=1, cloud=1)
-    networks = await run.networks(machines, names, Encoding(kind=kind, form=form))
-    run.config["slowness"] = {network.tier: _slowness(network) for network in networks}
-    run.note(
-        "the encoders' heads really run, at the speed of this machine; the links are emulated: of the latency and the "
-        "limit in the table, without jitter"
-    )
-    if any(spec.reset or spec.stall for spec in run.profile.path.values()):
-        run.note("links lose exchanges: the time of a task that was sent again holds both ways")
-    if any(run.config["slowness"].values()):
-        run.note(
-            "the emulated time of an upper network stands for that of its tail as well, so the upstream node gains "
-            "nothing from the head's work; scaled: as if the head were slower by as much as the network of its tier "
-            "is emulated to be"
-        )
-    for upper, latency_s, mbps in turns:
-        machines = machines_of(run.profile, upper, latency_s, mbps)
-        serving = [network for network in networks if machines.nodes.of(network.tier)]
-        where = f"{latency_s:g} s" + (f", {mbps:g} Mbit/s" if mbps else "")
-        async with run.fleet(machines, serving, {"window": 1}) as (_, client):
-            for way in _WAYS[upper]:
-                with run.step(f"{way}, {where}"):
-                    answers = await _one_job(client, run, way, kind, form, tasks)
-                run.add(
-                    upper=upper,
-                    encode_on=way.encode_on,
-                    network=names[upper],
-                    latency_s=latency_s,
-                    bandwidth_mbps=mbps,
-                    **answers,
-                )
-    for on, shown in ((Tier.END, "an end device"), (Tier.EDGE, "an edge node")):
-        if times := [ms for point in run.points if point["encode_on"] == on for ms in point["encode_ms"]]:
-            each = spread(times)
-            run.note(
-                f"encoding a task really took {each.mean:.2f} ms on {shown} ({each.minimum:.2f} to {each.maximum:.2f}, "
-                f"n = {each.n})"
-            )
-
-
 def encoders_of(kind: EncoderKind, manifest: Manifest) -> dict[Tier, EncoderEntry]:
     """The encoder of this kind for each upper tier's own network. Where the cloud's has none, the cloud serves the edge
     node's.
@@ -268,20 +214,6 @@ def _slowness(network: Network) -> float | None:
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    without = {_cell(point): point for point in record["points"] if point["encode_on"] is None}
-    ranked = sorted(
-        (point for point in record["points"] if point["encode_on"] is not None),
-        key=lambda point: (
-            point["upper"] != Tier.CLOUD,
-            point["encode_on"] != Tier.END,
-            -(point["bandwidth_mbps"] or math.inf),
-            point["latency_s"],
-        ),
-    )
-    return [_row(point, without[_cell(point)], record["config"]) for point in ranked]
-
-
 def _cell(point: Mapping[str, Any]) -> tuple[Any, ...]:
     return point["upper"], point["latency_s"], point["bandwidth_mbps"]
 
@@ -335,82 +267,145 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def _table(record: Record) -> Table:
-    return Table(
-        headings=(
-            "encoding on, for",
-            "network",
-            "limit",
-            "latency, s",
-            "without, ms",
-            "with, ms",
-            "overhead",
-            "of it encoding",
-            "communication",
-            "paper",
-            "scaled",
-            "kB sent",
-            "tasks",
-        ),
-        spare=("tasks", "network", "kB sent", "communication", "of it encoding", "scaled"),
-        rows=[
-            [
-                f"{row['encode_on']}, {row['upper']}",
-                row["network"],
-                _limit(row["bandwidth_mbps"]),
-                f"{row['latency_s']:g}",
-                f"{row['ms_without']:.0f}",
-                f"{row['ms_with']:.0f}",
-                _percent(row["overhead"]),
-                _percent(row["encoding"]),
-                _percent(row["communication"]),
-                _percent(row["paper_overhead"]),
-                _percent(row["scaled_overhead"]),
-                f"{row['upload_bytes_with'] / 1000:.0f} for {row['upload_bytes_without'] / 1000:.0f}",
-                str(row["tasks"]),
-            ]
-            for row in _rows(record)
-        ],
-    )
+class Table4(Experiment):
+    """What an encoder adds to a task against the latency, on an end device or an edge node, split as in Eq. 8."""
+
+    name = "table4"
+    options = Chosen
+    repeats = ("tasks", "tasks")
+    quick = "{tasks_per_cell} tasks for each cell, fewer links unless chosen"
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        quick, kind, form, tasks = run.request.quick, chosen.encoder, chosen.form, chosen.tasks
+        for limit in chosen.bandwidth or ():
+            if 0 < limit < _LEAST_MBPS:  # a task would be on its way for minutes
+                raise InvalidInput(f"--bandwidth {limit:g} is too little: take {_LEAST_MBPS:g} at least, or 0")
+        encoders = encoders_of(kind, load_manifest())
+        links = links_of(chosen.latency, chosen.bandwidth and [mbps or None for mbps in chosen.bandwidth], quick=quick)
+        check_fleet(run.profile)
+        run.takes(tasks + 1)
+        run.config |= {"encoder": kind, "form": form, "tasks_per_cell": tasks}
+        turns = turns_of(run.profile, links, encoders)
+
+        run.expect(sum(len(_WAYS[upper]) for upper, _, _ in turns))
+        names = {tier: encoder.network for tier, encoder in encoders.items()}
+        machines = run.profile.with_nodes(end=1, edge=1, cloud=1)
+        networks = await run.networks(machines, names, Encoding(kind=kind, form=form))
+        run.config["slowness"] = {network.tier: _slowness(network) for network in networks}
+        run.note(
+            "the encoders' heads really run, at the speed of this machine; the links are emulated: of the latency and "
+            "the limit in the table, without jitter"
+        )
+        if any(spec.reset or spec.stall for spec in run.profile.path.values()):
+            run.note("links lose exchanges: the time of a task that was sent again holds both ways")
+        if any(run.config["slowness"].values()):
+            run.note(
+                "the emulated time of an upper network stands for that of its tail as well, so the upstream node gains "
+                "nothing from the head's work; scaled: as if the head were slower by as much as the network of its "
+                "tier is emulated to be"
+            )
+        for upper, latency_s, mbps in turns:
+            machines = machines_of(run.profile, upper, latency_s, mbps)
+            serving = [network for network in networks if machines.nodes.of(network.tier)]
+            where = f"{latency_s:g} s" + (f", {mbps:g} Mbit/s" if mbps else "")
+            async with run.fleet(machines, serving, {"window": 1}) as (_, client):
+                for way in _WAYS[upper]:
+                    with run.step(f"{way}, {where}"):
+                        answers = await _one_job(client, run, way, kind, form, tasks)
+                    run.add(
+                        upper=upper,
+                        encode_on=way.encode_on,
+                        network=names[upper],
+                        latency_s=latency_s,
+                        bandwidth_mbps=mbps,
+                        **answers,
+                    )
+        for on, shown in ((Tier.END, "an end device"), (Tier.EDGE, "an edge node")):
+            if times := [ms for point in run.points if point["encode_on"] == on for ms in point["encode_ms"]]:
+                each = spread(times)
+                run.note(
+                    f"encoding a task really took {each.mean:.2f} ms on {shown} ({each.minimum:.2f} to "
+                    f"{each.maximum:.2f}, n = {each.n})"
+                )
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        without = {_cell(point): point for point in record["points"] if point["encode_on"] is None}
+        ranked = sorted(
+            (point for point in record["points"] if point["encode_on"] is not None),
+            key=lambda point: (
+                point["upper"] != Tier.CLOUD,
+                point["encode_on"] != Tier.END,
+                -(point["bandwidth_mbps"] or math.inf),
+                point["latency_s"],
+            ),
+        )
+        return [_row(point, without[_cell(point)], record["config"]) for point in ranked]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=(
+                "encoding on, for",
+                "network",
+                "limit",
+                "latency, s",
+                "without, ms",
+                "with, ms",
+                "overhead",
+                "of it encoding",
+                "communication",
+                "paper",
+                "scaled",
+                "kB sent",
+                "tasks",
+            ),
+            spare=("tasks", "network", "kB sent", "communication", "of it encoding", "scaled"),
+            rows=[
+                [
+                    f"{row['encode_on']}, {row['upper']}",
+                    row["network"],
+                    _limit(row["bandwidth_mbps"]),
+                    f"{row['latency_s']:g}",
+                    f"{row['ms_without']:.0f}",
+                    f"{row['ms_with']:.0f}",
+                    _percent(row["overhead"]),
+                    _percent(row["encoding"]),
+                    _percent(row["communication"]),
+                    _percent(row["paper_overhead"]),
+                    _percent(row["scaled_overhead"]),
+                    f"{row['upload_bytes_with'] / 1000:.0f} for {row['upload_bytes_without'] / 1000:.0f}",
+                    str(row["tasks"]),
+                ]
+                for row in self.rows(record)
+            ],
+        )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        rows = self.rows(record)
+        if not rows:
+            return  # it was stopped before the first task with an encoder
+        limits = sorted({row["bandwidth_mbps"] for row in rows}, key=lambda mbps: -(mbps or math.inf))
+        panels = figures.panels(
+            "table4",
+            ["no limit" if mbps is None else f"links of {mbps:g} Mbit/s" for mbps in limits],
+            xlabel="latency to the upstream node and back (s)",
+            ylabel="overhead of a task (% of its time without encoder)",
+        )
+        ways = list(dict.fromkeys((row["encode_on"], row["upper"]) for row in rows))
+        for axes, mbps in zip(panels, limits, strict=True):
+            for number, way in enumerate(ways):
+                shown = [row for row in rows if (row["encode_on"], row["upper"], row["bandwidth_mbps"]) == (*way, mbps)]
+                name = f"{way[0]} for {way[1]}"
+                for field, looks, label in (
+                    ("overhead", measured(number), name),
+                    ("paper_overhead", paper(number), f"{name}, paper"),
+                    ("scaled_overhead", formula(number), f"{name}, scaled"),
+                ):
+                    known = [(row["latency_s"], 100 * row[field]) for row in shown if row[field] is not None]
+                    if known:
+                        axes.plot(*zip(*known, strict=True), label=label, **looks)
+            axes.axhline(0, **bound())
+            axes.set_xticks(sorted({row["latency_s"] for row in rows}))
+        figures.legend("table4", 3)
 
 
-def _draw(record: Record, figures: Figures) -> None:
-    rows = _rows(record)
-    if not rows:
-        return  # it was stopped before the first task with an encoder
-    limits = sorted({row["bandwidth_mbps"] for row in rows}, key=lambda mbps: -(mbps or math.inf))
-    panels = figures.panels(
-        "table4",
-        ["no limit" if mbps is None else f"links of {mbps:g} Mbit/s" for mbps in limits],
-        xlabel="latency to the upstream node and back (s)",
-        ylabel="overhead of a task (% of its time without encoder)",
-    )
-    ways = list(dict.fromkeys((row["encode_on"], row["upper"]) for row in rows))
-    for axes, mbps in zip(panels, limits, strict=True):
-        for number, way in enumerate(ways):
-            shown = [row for row in rows if (row["encode_on"], row["upper"], row["bandwidth_mbps"]) == (*way, mbps)]
-            name = f"{way[0]} for {way[1]}"
-            for field, looks, label in (
-                ("overhead", measured(number), name),
-                ("paper_overhead", paper(number), f"{name}, paper"),
-                ("scaled_overhead", formula(number), f"{name}, scaled"),
-            ):
-                known = [(row["latency_s"], 100 * row[field]) for row in shown if row[field] is not None]
-                if known:
-                    axes.plot(*zip(*known, strict=True), label=label, **looks)
-        axes.axhline(0, **bound())
-        axes.set_xticks(sorted({row["latency_s"] for row in rows}))
-    figures.legend("table4", 3)
-
-
-TABLE4 = Experiment(
-    name="table4",
-    summary="what an encoder adds to a task against the latency, on an end device or an edge node, split as in Eq. 8",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    repeats=("tasks", "tasks"),
-    quick="{tasks_per_cell} tasks for each cell, fewer links unless chosen",
-)
+TABLE4 = Table4()

@@ -20,7 +20,6 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -76,63 +75,6 @@ class Chosen(Options):
     runs: int = option(5, "Runs of each cell.", quick=1, min=1, max=MOST_RUNS)
     failures: NodeNumbers | None = option(None, "How many devices fall silent. Default: 0 to 6.")
     method: list[Recovery] | None = option(None, "Only this method; may be repeated.")
-
-
-async def _measure(run: Run, chosen: Chosen) -> None:
-    runs, profile = chosen.runs, run.profile.with_nodes(edge=0, cloud=0)
-    devices, seconds = profile.nodes.end, task_s(profile, Tier.END)
-    failures = range(min(_MOST_FAILURES + 1, devices)) if chosen.failures is None else chosen.failures
-    if max(failures) >= devices:
-        raise InvalidInput(f"of {devices} end devices at most {devices - 1} can fail, not {max(failures)}")
-    given = run.tasks // devices // 2  # half of its share: 12 of 25
-    run.config |= {
-        "runs": runs,
-        "devices": devices,
-        "task_s": seconds,
-        "given": given,
-        "communication_s": COMMUNICATION_S,
-    }
-    turns = list(product(range(runs), failures, chosen.method or tuple(Recovery)))
-    run.expect(len(turns))
-    networks = await run.networks(profile)
-    silence, settings = _Silence(), {"acknowledge_s": COMMUNICATION_S}
-    async with run.fleet(profile, networks, settings, watch=silence.watch) as (fleet, client):
-        silence.fleet = fleet
-        ends = [node.name for node in fleet.plan.nodes]
-        for repeat, number, method in turns:
-            doomed = random.Random(f"{run.request.seed}/{repeat}/{number}").sample(ends, number)
-            with run.step(f"{method}, {number} failures, run {repeat + 1} of {runs}"):
-                silence.after(given, doomed)
-                try:
-                    job, attempts = await _one_job(client, run.images, method)
-                finally:
-                    silence.end()
-                await _all_idle(client, devices)
-            answered = {name: share.coarse_images for name, share in sorted(job.by_node.items())}
-            late = [name for name in doomed if answered.get(name, 0) != given * BATCH]
-            if late:
-                run.note(
-                    f"left out: {method}, {number} failures, run {repeat + 1}: {', '.join(late)} fell silent too late"
-                )
-            if silence.late_answers:
-                run.note(
-                    f"{method}, {number} failures, run {repeat + 1}: {silence.late_answers} times a device that lived "
-                    f"did not acknowledge a task within {COMMUNICATION_S:g} s, so this machine was too busy"
-                )
-            run.add(
-                method=method,
-                failures=number,
-                repeat=repeat,
-                doomed=doomed,
-                state=job.state,
-                reason=job.reason,
-                seconds=job.elapsed_s,
-                answered_images=job.answered_coarse,
-                images_by_node=answered,
-                valid=not late,
-                late_answers=silence.late_answers,
-                attempts=attempts,
-            )
 
 
 class _Silence:
@@ -197,13 +139,6 @@ async def _all_idle(client: AsyncClient, devices: int) -> None:
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    """Of the runs in which all happened as planned; the record's notes name the others."""
-    cells = grouped((point for point in record["points"] if point["valid"]), "method", "failures")
-    ranked = sorted(cells, key=lambda cell: (list(PAPER_S).index(cell[0]), cell[1]))
-    return [_row(cells[cell], record["config"]) for cell in ranked]
-
-
 def _row(points: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
     """One cell of the table; `seconds` is the mean of its runs, None where a job did not complete."""
     method, failures = points[0]["method"], points[0]["failures"]
@@ -229,40 +164,6 @@ def _row(points: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict
     }
 
 
-def _table(record: Record) -> Table:
-    config = record["config"]
-    theirs = " (paper)" if _is_papers(config) else ""
-    cells = {(row["method"], row["failures"]): row for row in _rows(record)}
-    rows = []
-    for failures in sorted({failures for _, failures in cells}):
-        none, reassign, monitor = (cells.get((method, failures)) for method in PAPER_S)
-        some = none or reassign or monitor
-        assert some is not None
-        rows.append(
-            [
-                str(failures),
-                _seconds(none, config),
-                _seconds(reassign, config),
-                "-" if reassign is None else f"{reassign['ideal_seconds'] + reassign['eq9_seconds']:.1f}",
-                _seconds(monitor, config),
-                f"{some['ideal_seconds']:.1f}",
-                cell(monitor["ratio"] if monitor else None, ".2f"),
-            ]
-        )
-    return Table(
-        headings=(
-            "failures",
-            f"none, s{theirs}",
-            f"reassign, s{theirs}",
-            "ideal + Eq. 9, s",
-            f"monitor, s{theirs}",
-            "ideal, s",
-            "monitor / ideal",
-        ),
-        rows=rows,
-    )
-
-
 def _is_papers(config: Mapping[str, Any]) -> bool:
     """Whether this is the paper's job on the paper's machines, so that the figures can be compared."""
     return (config["tasks"], config["devices"], config["task_s"]) == (200, 8, 0.3705)
@@ -278,48 +179,150 @@ def _seconds(row: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
     return f"{row['seconds']:.1f}{spread_text}{theirs}"
 
 
-def _draw(record: Record, figures: Figures) -> None:
-    rows, config = _rows(record), record["config"]
-    if not rows:  # every run was left out
-        return
-    n = averaged(row["runs"] for row in rows)
-    title = f"{config['tasks']} tasks on {config['devices']} end devices; {n}"
-    (axes,) = figures.panels("figure4", [title], xlabel="end devices that fall silent", ylabel="time to finish (s)")
-    for number, method in enumerate(PAPER_S):
-        shown = [row for row in rows if row["method"] == method and row["seconds"] is not None]
-        if shown:
-            of_runs = ("failures", "seconds", "min_seconds", "max_seconds")
-            draw_ranges(axes, shown, of_runs, capsize=3, label=method, **measured(number))
-        if _is_papers(config) and (known := [(f, s) for f, s in enumerate(PAPER_S[method]) if s is not None]):
-            axes.plot(*zip(*known, strict=True), label=f"{method}, paper", **paper(number))
-    if reassigned := [row for row in rows if row["method"] == Recovery.REASSIGN]:
-        sums = [row["ideal_seconds"] + row["eq9_seconds"] for row in reassigned]
-        axes.plot([row["failures"] for row in reassigned], sums, label="ideal + Eq. 9", **formula(1))
-    alone = {row["failures"]: row["ideal_seconds"] for row in rows}
-    # A line through one point would not be seen.
-    looks = bound() if len(alone) > 1 else {**bound(), "marker": "D", "markersize": 6}
-    axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **looks)
-    axes.set_xticks(sorted(alone | dict.fromkeys(range(len(PAPER_S["none"])) if _is_papers(config) else ())))
-    low, high = axes.dataLim.intervaly
-    if high > _LOG_FROM * low:
-        axes.set_yscale("log")
-        limits = axes.get_ylim()
-        axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
-        axes.minorticks_off()
-        axes.set_ylim(limits)
-    else:
-        axes.set_ylim(0, 1.1 * high)
-    axes.legend(frameon=False, fontsize=8)
+class Table5(Experiment):
+    """Time to finish against the number of end devices that fall silent, for three methods."""
+
+    name = "table5"
+    options = Chosen
+    quick = "{share}"
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        runs, profile = chosen.runs, run.profile.with_nodes(edge=0, cloud=0)
+        devices, seconds = profile.nodes.end, task_s(profile, Tier.END)
+        failures = range(min(_MOST_FAILURES + 1, devices)) if chosen.failures is None else chosen.failures
+        if max(failures) >= devices:
+            raise InvalidInput(f"of {devices} end devices at most {devices - 1} can fail, not {max(failures)}")
+        given = run.tasks // devices // 2  # half of its share: 12 of 25
+        run.config |= {
+            "runs": runs,
+            "devices": devices,
+            "task_s": seconds,
+            "given": given,
+            "communication_s": COMMUNICATION_S,
+        }
+        turns = list(product(range(runs), failures, chosen.method or tuple(Recovery)))
+        run.expect(len(turns))
+        networks = await run.networks(profile)
+        silence, settings = _Silence(), {"acknowledge_s": COMMUNICATION_S}
+        async with run.fleet(profile, networks, settings, watch=silence.watch) as (fleet, client):
+            silence.fleet = fleet
+            ends = [node.name for node in fleet.plan.nodes]
+            for repeat, number, method in turns:
+                doomed = random.Random(f"{run.request.seed}/{repeat}/{number}").sample(ends, number)
+                with run.step(f"{method}, {number} failures, run {repeat + 1} of {runs}"):
+                    silence.after(given, doomed)
+                    try:
+                        job, attempts = await _one_job(client, run.images, method)
+                    finally:
+                        silence.end()
+                    await _all_idle(client, devices)
+                answered = {name: share.coarse_images for name, share in sorted(job.by_node.items())}
+                late = [name for name in doomed if answered.get(name, 0) != given * BATCH]
+                if late:
+                    run.note(
+                        f"left out: {method}, {number} failures, run {repeat + 1}: {', '.join(late)} fell silent too "
+                        "late"
+                    )
+                if silence.late_answers:
+                    run.note(
+                        f"{method}, {number} failures, run {repeat + 1}: {silence.late_answers} times a device that "
+                        f"lived did not acknowledge a task within {COMMUNICATION_S:g} s, so this machine was too busy"
+                    )
+                run.add(
+                    method=method,
+                    failures=number,
+                    repeat=repeat,
+                    doomed=doomed,
+                    state=job.state,
+                    reason=job.reason,
+                    seconds=job.elapsed_s,
+                    answered_images=job.answered_coarse,
+                    images_by_node=answered,
+                    valid=not late,
+                    late_answers=silence.late_answers,
+                    attempts=attempts,
+                )
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        """Of the runs in which all happened as planned; the record's notes name the others."""
+        cells = grouped((point for point in record["points"] if point["valid"]), "method", "failures")
+        ranked = sorted(cells, key=lambda cell: (list(PAPER_S).index(cell[0]), cell[1]))
+        return [_row(cells[cell], record["config"]) for cell in ranked]
+
+    def table(self, record: Record) -> Table:
+        config = record["config"]
+        theirs = " (paper)" if _is_papers(config) else ""
+        cells = {(row["method"], row["failures"]): row for row in self.rows(record)}
+        rows = []
+        for failures in sorted({failures for _, failures in cells}):
+            none, reassign, monitor = (cells.get((method, failures)) for method in PAPER_S)
+            some = none or reassign or monitor
+            assert some is not None
+            rows.append(
+                [
+                    str(failures),
+                    _seconds(none, config),
+                    _seconds(reassign, config),
+                    "-" if reassign is None else f"{reassign['ideal_seconds'] + reassign['eq9_seconds']:.1f}",
+                    _seconds(monitor, config),
+                    f"{some['ideal_seconds']:.1f}",
+                    cell(monitor["ratio"] if monitor else None, ".2f"),
+                ]
+            )
+        return Table(
+            headings=(
+                "failures",
+                f"none, s{theirs}",
+                f"reassign, s{theirs}",
+                "ideal + Eq. 9, s",
+                f"monitor, s{theirs}",
+                "ideal, s",
+                "monitor / ideal",
+            ),
+            rows=rows,
+        )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        rows, config = self.rows(record), record["config"]
+        if not rows:  # every run was left out
+            return
+        n = averaged(row["runs"] for row in rows)
+        title = f"{config['tasks']} tasks on {config['devices']} end devices; {n}"
+        (axes,) = figures.panels("figure4", [title], xlabel="end devices that fall silent", ylabel="time to finish (s)")
+        for number, method in enumerate(PAPER_S):
+            shown = [row for row in rows if row["method"] == method and row["seconds"] is not None]
+            if shown:
+                of_runs = ("failures", "seconds", "min_seconds", "max_seconds")
+                draw_ranges(axes, shown, of_runs, capsize=3, label=method, **measured(number))
+            if _is_papers(config) and (known := [(f, s) for f, s in enumerate(PAPER_S[method]) if s is not None]):
+                axes.plot(*zip(*known, strict=True), label=f"{method}, paper", **paper(number))
+        if reassigned := [row for row in rows if row["method"] == Recovery.REASSIGN]:
+            sums = [row["ideal_seconds"] + row["eq9_seconds"] for row in reassigned]
+            axes.plot([row["failures"] for row in reassigned], sums, label="ideal + Eq. 9", **formula(1))
+        alone = {row["failures"]: row["ideal_seconds"] for row in rows}
+        # A line through one point would not be seen.
+        looks = bound() if len(alone) > 1 else {**bound(), "marker": "D", "markersize": 6}
+        axes.plot(sorted(alone), [alone[failures] for failures in sorted(alone)], label="ideal", **looks)
+        axes.set_xticks(sorted(alone | dict.fromkeys(range(len(PAPER_S["none"])) if _is_papers(config) else ())))
+        low, high = axes.dataLim.intervaly
+        if high > _LOG_FROM * low:
+            axes.set_yscale("log")
+            limits = axes.get_ylim()
+            axes.set_yticks(_TICKS_S, [f"{tick:g}" for tick in _TICKS_S])
+            axes.minorticks_off()
+            axes.set_ylim(limits)
+        else:
+            axes.set_ylim(0, 1.1 * high)
+        axes.legend(frameon=False, fontsize=8)
 
 
-TABLE5 = Experiment(
-    name="table5",
-    summary="time to finish against the number of end devices that fall silent, for three methods",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    quick="{share}",
-)
-FIGURE4 = replace(TABLE5, name="figure4")
+TABLE5 = Table5()
+
+
+class Figure4(Table5):
+    __doc__ = Table5.__doc__
+
+    name = "figure4"
+
+
+FIGURE4 = Figure4()

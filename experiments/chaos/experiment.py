@@ -54,34 +54,6 @@ class Chosen(Options):
     tasks: int = option(20, "Tasks of 50 images in each job.", min=1, max=MOST_TASKS)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    count, least = chosen.faults, chosen.jobs
-    run.takes(chosen.tasks)
-    profile = run.profile.with_nodes(**_NODES)
-    run.config |= {"faults": count, "jobs": least, "nodes": _NODES, "images_per_job": len(run.images)}
-    run.expect(1 + count)
-    networks = await run.networks(profile)
-    state = run.folder / "disk"
-    async with AsyncExitStack() as stack:
-        truth = await asyncio.to_thread(Truth.of, run.images.images)
-        disk = stack.enter_context(small_disk(state))
-        if not disk:
-            run.note("the disk was never full: a small disk of its own for the scheduler takes root")
-        folder = run.folder / "fleet"
-        folder.mkdir()
-        settings = {"state": str(state / "scheduler"), "n_map": "1", "max_unfinished_jobs": 10}
-        plan, relays = await stack.enter_async_context(behind_relays(plan_fleet(profile, networks, folder, settings)))
-        fleet = await stack.enter_async_context(run.launched(plan, folder, expects_exits=True))
-        sight = Sight(fleet.scheduler_url)
-        looking = asyncio.create_task(sight.run(), name="sight")
-        stack.callback(looking.cancel)
-        nodes = [[node.name for node in plan.nodes if node.kind == tier] for tier in Tier]
-        world = World(fleet, relays, sight, state / "scheduler")
-        plan_of_faults = plan_faults(run.request.seed, count, scheduler=SCHEDULER, nodes=nodes, disk=disk)
-        load = _Load(run, fleet.scheduler_url, truth, least)
-        await _run_both(run, world, plan_of_faults, load)
-
-
 async def _run_both(run: Run, world: World, plan: Sequence[Fault], load: _Load) -> None:
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
@@ -225,104 +197,129 @@ async def _insist(refusals: Counter[str], call: Any) -> Any:
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    points = record["points"]
-    faults = [point for point in points if point["what"] == "fault"]
-    jobs = [point for point in points if point["what"] == "job"]
-    ended = [point for point in jobs if "images" in point]
-    waited = [point for point in ended if point["on_upstream_loss"] == UpstreamLoss.WAIT]
-    lists = [point for point in points if point["what"] == "list"]
-    killed, silent = (_detected(points, kind) for kind in (Kind.KILL, Kind.STOP))
-    both = sorted([*killed, *silent])
-    images = sum(point["images"] for point in ended)
-    fallback = sum(point["fallback"] for point in ended)
-
-    def total(name: str) -> int:
-        return sum(point[name] for point in ended)
-
-    def p99(samples: Sequence[float]) -> float | None:
-        return round(percentile(samples, 99), 3) if samples else None
-
-    return [
-        {
-            "faults": len(faults),
-            "at_work": sum(point["at_work"] for point in faults),
-            "by_kind": dict(sorted(Counter(point["kind"] for point in faults).items())),
-            "jobs": len(jobs),
-            "images": images,
-            "lost": total("lost"),
-            "duplicated": total("duplicated"),
-            "wrong": total("wrong"),
-            "unmarked": total("unmarked"),
-            "unfinished_jobs": len(jobs) - len(ended) + sum(point["unfinished"] for point in lists),
-            "unknown_jobs": sum(point["unknown"] for point in lists),
-            "fallback": fallback,
-            "fallback_share": round(fallback / images, 4) if images else None,
-            "wait_images": sum(point["images"] for point in waited),
-            "wait_without_fine": sum(point["images"] - point["fine"] for point in waited),
-            "detection_p99_s": p99(both),
-            "detections": len(both),
-            "kill_p99_s": p99(killed),
-            "stop_p99_s": p99(silent),
-            "refusals": dict(sum((Counter(point["refusals"]) for point in jobs), Counter())),
-        }
-    ]
-
-
 def _detected(points: Sequence[Point], kind: Kind) -> list[float]:
     """Seconds until nodes were dead in the device list, in order."""
     faults = [point for point in points if point["what"] == "fault" and point["kind"] == kind]
     return sorted(fault["detection_s"] for fault in faults if fault.get("detection_s") is not None)
 
 
-def _table(record: Record) -> Table:
-    (row,) = _rows(record)
-    shown = {
-        "faults": f"{row['faults']:,}, {row['at_work']:,} of them on work under way",
-        "of each kind": ", ".join(f"{kind} {count}" for kind, count in row["by_kind"].items()),
-        "jobs / images": f"{row['jobs']:,} / {row['images']:,}",
-        "images lost": f"{row['lost']:,}",
-        "images answered twice": f"{row['duplicated']:,}",
-        "answers that differ from the bare network's": f"{row['wrong']:,}",
-        "jobs without an end": f"{row['unfinished_jobs']:,}",
-        "coarse answers that stand (marked)": f"{row['fallback']:,} ({row['fallback_share'] or 0:.1%})",
-        "with `wait`: images without a fine answer": f"{row['wait_without_fine']:,} of {row['wait_images']:,}",
-        "detection, p99": f"{_seconds(row['detection_p99_s'])} (n = {row['detections']})",
-        "of a killed node": _seconds(row["kill_p99_s"]),
-        "of a silent node": _seconds(row["stop_p99_s"]),
-    }
-    return Table(headings=("", "counted"), rows=list(shown.items()))
-
-
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
-def _draw(record: Record, figures: Figures) -> None:
-    """When each fault was noticed: how many of the killed and silent nodes were dead in the device list by then."""
-    (axes,) = figures.panels(
-        "detection", ["Time until a node is dead in the device list"], xlabel="seconds", ylabel="share of the nodes"
-    )
-    for kind, colour, style in ((Kind.KILL, "#0072B2", "-"), (Kind.STOP, "#D55E00", "--")):
-        if samples := _detected(record["points"], kind):
-            shares = [(rank + 1) / len(samples) for rank in range(len(samples))]
-            label = f"{'killed' if kind is Kind.KILL else 'silent'} (n = {len(samples)})"
-            axes.step(samples, shares, where="post", color=colour, linestyle=style, label=label)
-    axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.02)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+class Chaos(Experiment):
+    """What gets lost when services are killed, stopped and cut off under load."""
+
+    name = "chaos"
+    options = Chosen
+    quick = "{faults} faults, at least {jobs} jobs"
+    profile = "native"
+    one_row = True
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        count, least = chosen.faults, chosen.jobs
+        run.takes(chosen.tasks)
+        profile = run.profile.with_nodes(**_NODES)
+        run.config |= {"faults": count, "jobs": least, "nodes": _NODES, "images_per_job": len(run.images)}
+        run.expect(1 + count)
+        networks = await run.networks(profile)
+        state = run.folder / "disk"
+        async with AsyncExitStack() as stack:
+            truth = await asyncio.to_thread(Truth.of, run.images.images)
+            disk = stack.enter_context(small_disk(state))
+            if not disk:
+                run.note("the disk was never full: a small disk of its own for the scheduler takes root")
+            folder = run.folder / "fleet"
+            folder.mkdir()
+            settings = {"state": str(state / "scheduler"), "n_map": "1", "max_unfinished_jobs": 10}
+            plan, relays = await stack.enter_async_context(
+                behind_relays(plan_fleet(profile, networks, folder, settings))
+            )
+            fleet = await stack.enter_async_context(run.launched(plan, folder, expects_exits=True))
+            sight = Sight(fleet.scheduler_url)
+            looking = asyncio.create_task(sight.run(), name="sight")
+            stack.callback(looking.cancel)
+            nodes = [[node.name for node in plan.nodes if node.kind == tier] for tier in Tier]
+            world = World(fleet, relays, sight, state / "scheduler")
+            plan_of_faults = plan_faults(run.request.seed, count, scheduler=SCHEDULER, nodes=nodes, disk=disk)
+            load = _Load(run, fleet.scheduler_url, truth, least)
+            await _run_both(run, world, plan_of_faults, load)
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        points = record["points"]
+        faults = [point for point in points if point["what"] == "fault"]
+        jobs = [point for point in points if point["what"] == "job"]
+        ended = [point for point in jobs if "images" in point]
+        waited = [point for point in ended if point["on_upstream_loss"] == UpstreamLoss.WAIT]
+        lists = [point for point in points if point["what"] == "list"]
+        killed, silent = (_detected(points, kind) for kind in (Kind.KILL, Kind.STOP))
+        both = sorted([*killed, *silent])
+        images = sum(point["images"] for point in ended)
+        fallback = sum(point["fallback"] for point in ended)
+
+        def total(name: str) -> int:
+            return sum(point[name] for point in ended)
+
+        def p99(samples: Sequence[float]) -> float | None:
+            return round(percentile(samples, 99), 3) if samples else None
+
+        return [
+            {
+                "faults": len(faults),
+                "at_work": sum(point["at_work"] for point in faults),
+                "by_kind": dict(sorted(Counter(point["kind"] for point in faults).items())),
+                "jobs": len(jobs),
+                "images": images,
+                "lost": total("lost"),
+                "duplicated": total("duplicated"),
+                "wrong": total("wrong"),
+                "unmarked": total("unmarked"),
+                "unfinished_jobs": len(jobs) - len(ended) + sum(point["unfinished"] for point in lists),
+                "unknown_jobs": sum(point["unknown"] for point in lists),
+                "fallback": fallback,
+                "fallback_share": round(fallback / images, 4) if images else None,
+                "wait_images": sum(point["images"] for point in waited),
+                "wait_without_fine": sum(point["images"] - point["fine"] for point in waited),
+                "detection_p99_s": p99(both),
+                "detections": len(both),
+                "kill_p99_s": p99(killed),
+                "stop_p99_s": p99(silent),
+                "refusals": dict(sum((Counter(point["refusals"]) for point in jobs), Counter())),
+            }
+        ]
+
+    def table(self, record: Record) -> Table:
+        (row,) = self.rows(record)
+        shown = {
+            "faults": f"{row['faults']:,}, {row['at_work']:,} of them on work under way",
+            "of each kind": ", ".join(f"{kind} {count}" for kind, count in row["by_kind"].items()),
+            "jobs / images": f"{row['jobs']:,} / {row['images']:,}",
+            "images lost": f"{row['lost']:,}",
+            "images answered twice": f"{row['duplicated']:,}",
+            "answers that differ from the bare network's": f"{row['wrong']:,}",
+            "jobs without an end": f"{row['unfinished_jobs']:,}",
+            "coarse answers that stand (marked)": f"{row['fallback']:,} ({row['fallback_share'] or 0:.1%})",
+            "with `wait`: images without a fine answer": f"{row['wait_without_fine']:,} of {row['wait_images']:,}",
+            "detection, p99": f"{_seconds(row['detection_p99_s'])} (n = {row['detections']})",
+            "of a killed node": _seconds(row["kill_p99_s"]),
+            "of a silent node": _seconds(row["stop_p99_s"]),
+        }
+        return Table(headings=("", "counted"), rows=list(shown.items()))
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        """When each fault was noticed: how many of the killed and silent nodes were dead in the device list by then."""
+        (axes,) = figures.panels(
+            "detection", ["Time until a node is dead in the device list"], xlabel="seconds", ylabel="share of the nodes"
+        )
+        for kind, colour, style in ((Kind.KILL, "#0072B2", "-"), (Kind.STOP, "#D55E00", "--")):
+            if samples := _detected(record["points"], kind):
+                shares = [(rank + 1) / len(samples) for rank in range(len(samples))]
+                label = f"{'killed' if kind is Kind.KILL else 'silent'} (n = {len(samples)})"
+                axes.step(samples, shares, where="post", color=colour, linestyle=style, label=label)
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, 1.02)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
 
 
-CHAOS = Experiment(
-    name="chaos",
-    summary="what gets lost when services are killed, stopped and cut off under load",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    quick="{faults} faults, at least {jobs} jobs",
-    profile="native",
-    one_row=True,
-)
+CHAOS = Chaos()

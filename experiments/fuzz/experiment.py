@@ -49,48 +49,6 @@ class Chosen(Options):
     requests: int = option(1_000_000, "Number of requests.", quick=20_000, min=1, max=1_000_000_000)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    requests = chosen.requests
-    run.takes(1)
-    profile = run.profile.with_nodes(**_NODES)
-    run.config |= {"requests": requests, "connections": _CONNECTIONS, "nodes": _NODES}
-    run.expect(1)
-    trouble: Counter[str] = Counter()
-
-    def watch(name: str, line: str) -> None:
-        trouble.update(f"{name}: {text}" for text in _TROUBLE if text in line)
-
-    networks = await run.networks(profile)
-    async with (
-        run.fleet(profile, networks, {"window": 4}, expects_exits=True, watch=watch) as (fleet, _),
-        _bystander(urls := {service.plan.kind: service.url for service in fleet.services.values()}) as ended,
-    ):
-        fuzzer = _Fuzzer(run, fleet, urls, requests)
-        began = time.monotonic()
-        try:
-            with run.step(f"{requests:,} requests"):
-                await fuzzer.run()
-        finally:
-            seen = await ended()
-            run.add(
-                what="fuzz",
-                requests=fuzzer.done,
-                by_status=dict(sorted(fuzzer.by_status.items())),
-                by_delivery=dict(sorted(fuzzer.by_delivery.items())),
-                crashes=len(fuzzer.dead()),
-                seconds=round(time.monotonic() - began, 1),
-                trouble=dict(trouble),
-                peak_mib={
-                    name: round(peak_bytes(service.process.pid) / 2**20)
-                    for name, service in fleet.services.items()
-                    if service.alive
-                },
-                bystander=seen,
-            )
-        if dead := fuzzer.dead():
-            raise ServiceFailed(f"{', '.join(dead)} died after {fuzzer.done:,} requests")
-
-
 @asynccontextmanager
 async def _bystander(urls: Mapping[str, str]) -> AsyncIterator[Any]:
     """An honest client at work; yields a function that ends it and tells what it has seen."""
@@ -218,65 +176,101 @@ async def _answer(reader: asyncio.StreamReader, method: str) -> tuple[int, bool]
     return status, False
 
 
-# --- from the record ------------------------------------------------------------------------------------------------
+class Fuzz(Experiment):
+    """What requests that no honest client sends do to a fleet and its other clients."""
 
+    name = "fuzz"
+    options = Chosen
+    ignores = frozenset({"tasks", "data"})
+    quick = "{requests:,} requests"
+    profile = "native"
+    one_row = True
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    point = next((point for point in record["points"] if point["what"] == "fuzz"), None)
-    if point is None:  # stopped while the fleet was starting
-        return []
-    statuses: Mapping[str, int] = point["by_status"]
-    bystander = point["bystander"]
-    return [
-        {
-            "requests": point["requests"],
-            "by_status": statuses,
-            "crashes": point["crashes"],
-            "server_errors": sum(
-                count for status, count in statuses.items() if status.startswith("5") and int(status) not in _HONEST
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        requests = chosen.requests
+        run.takes(1)
+        profile = run.profile.with_nodes(**_NODES)
+        run.config |= {"requests": requests, "connections": _CONNECTIONS, "nodes": _NODES}
+        run.expect(1)
+        trouble: Counter[str] = Counter()
+
+        def watch(name: str, line: str) -> None:
+            trouble.update(f"{name}: {text}" for text in _TROUBLE if text in line)
+
+        networks = await run.networks(profile)
+        async with (
+            run.fleet(profile, networks, {"window": 4}, expects_exits=True, watch=watch) as (fleet, _),
+            _bystander(urls := {service.plan.kind: service.url for service in fleet.services.values()}) as ended,
+        ):
+            fuzzer = _Fuzzer(run, fleet, urls, requests)
+            began = time.monotonic()
+            try:
+                with run.step(f"{requests:,} requests"):
+                    await fuzzer.run()
+            finally:
+                seen = await ended()
+                run.add(
+                    what="fuzz",
+                    requests=fuzzer.done,
+                    by_status=dict(sorted(fuzzer.by_status.items())),
+                    by_delivery=dict(sorted(fuzzer.by_delivery.items())),
+                    crashes=len(fuzzer.dead()),
+                    seconds=round(time.monotonic() - began, 1),
+                    trouble=dict(trouble),
+                    peak_mib={
+                        name: round(peak_bytes(service.process.pid) / 2**20)
+                        for name, service in fleet.services.items()
+                        if service.alive
+                    },
+                    bystander=seen,
+                )
+            if dead := fuzzer.dead():
+                raise ServiceFailed(f"{', '.join(dead)} died after {fuzzer.done:,} requests")
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        point = next((point for point in record["points"] if point["what"] == "fuzz"), None)
+        if point is None:  # stopped while the fleet was starting
+            return []
+        statuses: Mapping[str, int] = point["by_status"]
+        bystander = point["bystander"]
+        return [
+            {
+                "requests": point["requests"],
+                "by_status": statuses,
+                "crashes": point["crashes"],
+                "server_errors": sum(
+                    count for status, count in statuses.items() if status.startswith("5") and int(status) not in _HONEST
+                ),
+                "slowest_health_check_s": round(bystander.get("slowest_health_check_s", 0.0), 3),
+                "failed_health_checks": bystander.get("failed_health_checks"),
+                "health_checks": bystander.get("health_checks"),
+                "answers_checked": bystander.get("answers"),
+                "answers_wrong": bystander.get("wrong_answers"),
+                "answers_missing": bystander.get("missing_answers"),
+                "refusals": bystander.get("refusals"),
+                "trouble": point["trouble"],
+                "peak_mib": point["peak_mib"],
+                "seconds": point["seconds"],
+            }
+        ]
+
+    def table(self, record: Record) -> Table:
+        if not (rows := self.rows(record)):
+            return Table(headings=("", "counted"), rows=[])
+        (row,) = rows
+        shown = {
+            "requests": f"{row['requests']:,} in {row['seconds']:,.0f} s",
+            "of each status": ", ".join(f"{status} {count:,}" for status, count in row["by_status"].items()),
+            "services that died": str(row["crashes"]),
+            "internal errors (5xx but 501, 503, 504)": f"{row['server_errors']:,}",
+            "slowest health check": f"{row['slowest_health_check_s']:.3f} s (n = {row['health_checks']:,})",
+            "health checks without an answer": str(row["failed_health_checks"]),
+            "another client's answers: wrong, missing": (
+                f"{row['answers_wrong']}, {row['answers_missing']} of {row['answers_checked']:,}"
             ),
-            "slowest_health_check_s": round(bystander.get("slowest_health_check_s", 0.0), 3),
-            "failed_health_checks": bystander.get("failed_health_checks"),
-            "health_checks": bystander.get("health_checks"),
-            "answers_checked": bystander.get("answers"),
-            "answers_wrong": bystander.get("wrong_answers"),
-            "answers_missing": bystander.get("missing_answers"),
-            "refusals": bystander.get("refusals"),
-            "trouble": point["trouble"],
-            "peak_mib": point["peak_mib"],
-            "seconds": point["seconds"],
+            "largest memory": ", ".join(f"{name} {mib} MiB" for name, mib in row["peak_mib"].items()),
         }
-    ]
+        return Table(headings=("", "counted"), rows=list(shown.items()))
 
 
-def _table(record: Record) -> Table:
-    if not (rows := _rows(record)):
-        return Table(headings=("", "counted"), rows=[])
-    (row,) = rows
-    shown = {
-        "requests": f"{row['requests']:,} in {row['seconds']:,.0f} s",
-        "of each status": ", ".join(f"{status} {count:,}" for status, count in row["by_status"].items()),
-        "services that died": str(row["crashes"]),
-        "internal errors (5xx but 501, 503, 504)": f"{row['server_errors']:,}",
-        "slowest health check": f"{row['slowest_health_check_s']:.3f} s (n = {row['health_checks']:,})",
-        "health checks without an answer": str(row["failed_health_checks"]),
-        "another client's answers: wrong, missing": (
-            f"{row['answers_wrong']}, {row['answers_missing']} of {row['answers_checked']:,}"
-        ),
-        "largest memory": ", ".join(f"{name} {mib} MiB" for name, mib in row["peak_mib"].items()),
-    }
-    return Table(headings=("", "counted"), rows=list(shown.items()))
-
-
-FUZZ = Experiment(
-    name="fuzz",
-    summary="what requests that no honest client sends do to a fleet and its other clients",
-    measure=_measure,
-    options=Chosen,
-    ignores=frozenset({"tasks", "data"}),
-    rows=_rows,
-    table=_table,
-    quick="{requests:,} requests",
-    profile="native",
-    one_row=True,
-)
+FUZZ = Fuzz()

@@ -39,22 +39,6 @@ class Chosen(Servers):
     rounds: int = option(40, "Windows of each server under each load.", quick=2, min=1, max=100)
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    (peer,) = choose([chosen.peer])
-    if peer is TERRACE:
-        raise InvalidInput(f"a duel is with another server than {chosen.peer!r}")
-    check_cores(chosen)
-    folder = chosen.weights or weights_folder()
-    network = Network(load_manifest(folder).default_for(Tier.END), folder)
-    run.config |= {"peer": peer.name, "title": peer.title}
-    pair: dict[str, Installed] = {}
-    for name, installed in (await install(run, [TERRACE, peer], chosen.venvs)).items():
-        if isinstance(installed, TerraceError):
-            raise installed
-        pair[name] = installed
-    await duel(run, network, pair, LOADS, chosen.rounds, chosen)
-
-
 async def duel(
     run: Run,
     network: Network,
@@ -103,19 +87,6 @@ async def duel(
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    return [
-        {
-            "network": record["config"]["network"],
-            "images_per_request": batch,
-            "concurrency": concurrency,
-            "other": record["config"]["peer"],
-            **_row(points),
-        }
-        for (batch, concurrency), points in grouped(record["points"], "batch", "concurrency").items()
-    ]
-
-
 def _row(points: Sequence[Point]) -> dict[str, Any]:
     """Of one load: the medians, of ratios within each round as well, and the share of rounds that Terrace won."""
     rounds = [window for window in grouped(points, "round").values() if len(window) == 2]
@@ -136,47 +107,73 @@ def _row(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _table(record: Record) -> Table:
-    return Table(
-        headings=(
-            "network",
-            "images",
-            "requests at once",
-            "Terrace, images/s",
-            "of bare",
-            f"{record['config']['title']}, images/s",
-            "ratio",
-            "rounds won",
-            "ratio by CPU time",
-            "rounds",
-        ),
-        rows=[
-            [
-                row["network"],
-                str(row["images_per_request"]),
-                str(row["concurrency"]),
-                cell(row["images_per_s"], ",.0f"),
-                cell(row["of_bare"], ".3f"),
-                cell(row["other_images_per_s"], ",.0f"),
-                cell(row["ratio"], ".3f"),
-                f"{row['won']:.0%}",
-                cell(row["cpu_ratio"], ".3f"),
-                str(row["rounds"]),
-            ]
-            for row in _rows(record)
-        ],
-    )
+class Duel(Experiment):
+    """Terrace's node and one other server in windows of a second that take turns."""
+
+    name = "duel"
+    options = Chosen
+    repeats = ("rounds", "windows of each server")
+    quick = "{rounds} rounds"
+    ignores = frozenset({"seed", "tasks", "data"})
+    profile = None
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        (peer,) = choose([chosen.peer])
+        if peer is TERRACE:
+            raise InvalidInput(f"a duel is with another server than {chosen.peer!r}")
+        check_cores(chosen)
+        folder = chosen.weights or weights_folder()
+        network = Network(load_manifest(folder).default_for(Tier.END), folder)
+        run.config |= {"peer": peer.name, "title": peer.title}
+        pair: dict[str, Installed] = {}
+        for name, installed in (await install(run, [TERRACE, peer], chosen.venvs)).items():
+            if isinstance(installed, TerraceError):
+                raise installed
+            pair[name] = installed
+        await duel(run, network, pair, LOADS, chosen.rounds, chosen)
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        return [
+            {
+                "network": record["config"]["network"],
+                "images_per_request": batch,
+                "concurrency": concurrency,
+                "other": record["config"]["peer"],
+                **_row(points),
+            }
+            for (batch, concurrency), points in grouped(record["points"], "batch", "concurrency").items()
+        ]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=(
+                "network",
+                "images",
+                "requests at once",
+                "Terrace, images/s",
+                "of bare",
+                f"{record['config']['title']}, images/s",
+                "ratio",
+                "rounds won",
+                "ratio by CPU time",
+                "rounds",
+            ),
+            rows=[
+                [
+                    row["network"],
+                    str(row["images_per_request"]),
+                    str(row["concurrency"]),
+                    cell(row["images_per_s"], ",.0f"),
+                    cell(row["of_bare"], ".3f"),
+                    cell(row["other_images_per_s"], ",.0f"),
+                    cell(row["ratio"], ".3f"),
+                    f"{row['won']:.0%}",
+                    cell(row["cpu_ratio"], ".3f"),
+                    str(row["rounds"]),
+                ]
+                for row in self.rows(record)
+            ],
+        )
 
 
-DUEL = Experiment(
-    name="duel",
-    summary="Terrace's node and one other server in windows of a second that take turns",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    repeats=("rounds", "windows of each server"),
-    quick="{rounds} rounds",
-    ignores=frozenset({"seed", "tasks", "data"}),
-    profile=None,
-)
+DUEL = Duel()

@@ -51,19 +51,6 @@ class Chosen(Servers):
     )
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    contenders = choose(chosen.only or [])
-    check_cores(chosen)
-    folder = chosen.weights or weights_folder()
-    manifest = load_manifest(folder)
-    turns: list[Turn] = [(Network(manifest.default_for(Tier.END), folder), contenders, LOADS)]
-    if TERRACE in contenders:
-        entry = manifest.entry(chosen.large) if chosen.large else manifest.default_for(Tier.EDGE)
-        turns.append((Network(entry, folder), [TERRACE], LOADS[:2]))  # single images show no more of a large network
-    timing = replace(_QUICK if run.request.quick else Timing(), rounds=chosen.rounds)
-    await compare(run, turns, timing, chosen, await install(run, contenders, chosen.venvs))
-
-
 async def compare(
     run: Run, turns: Sequence[Turn], timing: Timing, cores: Cores, installed: Mapping[str, Installed | TerraceError]
 ) -> None:
@@ -134,18 +121,6 @@ async def _under_loads(server: Serving, loads: Sequence[Load], timing: Timing, b
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    """One row for each server under each load, the fastest first; a single one for a server that never ran."""
-    visits = [{**point, **load} for point in record["points"] for load in point.get("loads", [_NO_LOAD])]
-    rows = []
-    for (network, batch, concurrency), of_all in grouped(visits, "network", "batch", "concurrency").items():
-        own = {visit["round"]: visit.get("images_per_s") for visit in of_all if visit["server"] == TERRACE.name}
-        load = {"network": network, "images_per_request": batch, "concurrency": concurrency}
-        found = [{**load, **_row(visits, own)} for visits in grouped(of_all, "server").values()]
-        rows += sorted(found, key=lambda row: -(row["images_per_s"] or 0.0))
-    return rows
-
-
 _NO_LOAD = {"batch": None, "concurrency": None}
 
 
@@ -186,27 +161,6 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _table(record: Record) -> Table:
-    return Table(
-        headings=(
-            "network, images x requests at once",
-            "server",
-            "images/s",
-            "of bare (range)",
-            "Terrace / it",
-            "p50 (p99) ms",
-            "p50 above bare ms",
-            "model ms",
-            "images/batch",
-            "CPU us/image",
-            "cold start s",
-            "peak MiB",
-        ),
-        spare=("peak MiB", "cold start s", "images/batch", "model ms", "p50 above bare ms", "p50 (p99) ms"),
-        rows=[_cells(row) for row in _rows(record)],
-    )
-
-
 def _cells(row: Mapping[str, Any]) -> list[str]:
     memory, rate = row["peak_memory_bytes"], row["images_per_s"]
     return [
@@ -226,15 +180,60 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-PEERS = Experiment(
-    name="peers",
-    summary="Terrace's node beside other servers and a bare ONNX Runtime loop, one core for each side",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    repeats=("rounds", "rounds"),
-    quick="windows of {window_s:g} s",
-    ignores=frozenset({"seed", "tasks", "data"}),
-    profile=None,
-)
+class Peers(Experiment):
+    """Terrace's node beside other servers and a bare ONNX Runtime loop, one core for each side."""
+
+    name = "peers"
+    options = Chosen
+    repeats = ("rounds", "rounds")
+    quick = "windows of {window_s:g} s"
+    ignores = frozenset({"seed", "tasks", "data"})
+    profile = None
+
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        contenders = choose(chosen.only or [])
+        check_cores(chosen)
+        folder = chosen.weights or weights_folder()
+        manifest = load_manifest(folder)
+        turns: list[Turn] = [(Network(manifest.default_for(Tier.END), folder), contenders, LOADS)]
+        if TERRACE in contenders:
+            entry = manifest.entry(chosen.large) if chosen.large else manifest.default_for(Tier.EDGE)
+            turns.append(
+                (Network(entry, folder), [TERRACE], LOADS[:2])
+            )  # single images show no more of a large network
+        timing = replace(_QUICK if run.request.quick else Timing(), rounds=chosen.rounds)
+        await compare(run, turns, timing, chosen, await install(run, contenders, chosen.venvs))
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        """One row for each server under each load, the fastest first; a single one for a server that never ran."""
+        visits = [{**point, **load} for point in record["points"] for load in point.get("loads", [_NO_LOAD])]
+        rows = []
+        for (network, batch, concurrency), of_all in grouped(visits, "network", "batch", "concurrency").items():
+            own = {visit["round"]: visit.get("images_per_s") for visit in of_all if visit["server"] == TERRACE.name}
+            load = {"network": network, "images_per_request": batch, "concurrency": concurrency}
+            found = [{**load, **_row(visits, own)} for visits in grouped(of_all, "server").values()]
+            rows += sorted(found, key=lambda row: -(row["images_per_s"] or 0.0))
+        return rows
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=(
+                "network, images x requests at once",
+                "server",
+                "images/s",
+                "of bare (range)",
+                "Terrace / it",
+                "p50 (p99) ms",
+                "p50 above bare ms",
+                "model ms",
+                "images/batch",
+                "CPU us/image",
+                "cold start s",
+                "peak MiB",
+            ),
+            spare=("peak MiB", "cold start s", "images/batch", "model ms", "p50 above bare ms", "p50 (p99) ms"),
+            rows=[_cells(row) for row in self.rows(record)],
+        )
+
+
+PEERS = Peers()

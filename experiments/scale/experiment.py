@@ -135,73 +135,6 @@ class Chosen(Options):
     )
 
 
-async def _measure(run: Run, chosen: Chosen) -> None:
-    against, validate, schemes = chosen.against, chosen.compare, chosen.scheme or _SCHEMES
-    sizes = [Size.read(text, chosen.tasks) for text in chosen.size] if chosen.size else None
-    check_fleet(run.profile)
-    if against is not None and not validate:
-        raise InvalidInput("--against asks for a comparison and --no-validate for none: leave one of them out")
-    usual = _QUICK_SIZES if run.request.quick else _SIZES
-    wanted = [(size, scheme) for size in sizes or usual for scheme in schemes]
-    if sizes is None:
-        wanted = [(replace(size, tasks=min(size.tasks, _MOST_OF[scheme])), scheme) for size, scheme in wanted]
-    cases = [case_of(size, scheme, run.profile, run.request.seed) for size, scheme in wanted]
-    run.expect(len(cases))
-    run.note(
-        "simulated: the scheduler's own code on virtual time, with nodes that serve first come, first served; messages "
-        "between machines cost no processor time"
-    )
-    run.note_limits()
-    if against is not None:
-        record = read_record(against)
-        try:
-            _check_comparable(record)
-            profile = recorded_profile(record["config"]["profile"])
-            run.config |= {
-                "compared_tasks": record["config"]["tasks"],
-                "compared_profile": profile.model_dump(mode="json"),
-                "compared_cores": record["host"]["cores"],
-            }
-            _check_points(record["points"])
-            for point in record["points"]:
-                run.add(**point)
-        except (KeyError, TypeError, AttributeError, ValueError) as exc:
-            raise InvalidInput(f"{against} is no whole record of figure3: {reason(exc):.200}") from exc
-        if record["config"].get("privacy") not in ("auto", "none"):
-            run.note("the measured points are with an encoder, whose time the simulation does not know")
-    elif validate:
-        run.config |= {
-            "compared_tasks": run.tasks,
-            "compared_profile": run.profile.model_dump(mode="json"),
-            "compared_cores": os.cpu_count() or 1,
-        }
-        quick = run.request.quick
-        few = (Scheme.END_EDGE, *_SCHEMES)
-        ends = sorted({1, run.profile.nodes.end // 2, run.profile.nodes.end} - {0})
-        shorter = figure3.Chosen(
-            ends=tuple(ends[-1:] if quick else ends),
-            window=[busy_window(times_of(run.profile))] if quick else None,
-            scheme=list(few) if quick else None,
-            privacy=Privacy.AUTO,  # pixels: the time of real heads is this machine's, not the profile's
-        )
-        await figure3.FIGURE3.measure(run, shorter)
-    real = [point for point in run.points if "part" not in point]
-    for key in dict.fromkeys(_key(point) for point in real):
-        n_maps = {point.get("n_map") for point in real if _key(point) == key}
-        case = simulated_point(
-            key,
-            run.config["compared_tasks"],
-            Profile.model_validate(run.config["compared_profile"]),
-            n_map=n_maps.pop() if len(n_maps) == 1 else None,
-            joins=max(1, _JOINED_IMAGES * run.config["compared_cores"] // BATCH),
-        )
-        run.add(part="validation", key=list(key), **await _simulate(case))
-    for case in cases:
-        label = f"{case.scheme}, {case.ends:,} end devices, {case.tasks:,} tasks"
-        with run.step(label):
-            run.add(part="scale", **await _simulate(case))
-
-
 def _check_points(points: Sequence[Mapping[str, Any]]) -> None:
     """Whether each has what a comparison needs."""
     for point in points:
@@ -279,10 +212,6 @@ async def _simulate(case: Case) -> dict[str, Any]:
 # --- from the record ------------------------------------------------------------------------------------------------
 
 
-def _rows(record: Record) -> list[dict[str, Any]]:
-    return [*_validated(record), *(_row(point) for point in record["points"] if point.get("part") == "scale")]
-
-
 def _validated(record: Record) -> list[dict[str, Any]]:
     """Of each point that was both measured and simulated."""
     real: dict[tuple[str, bool, int, int], list[float]] = {}
@@ -338,106 +267,172 @@ def _row(point: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _table(record: Record) -> Table:
-    return Table(
-        headings=(
-            "fleet: ends/edges/clouds",
-            "scheme",
-            "tasks",
-            "measured, s",
-            "simulated, s",
-            "bound, s",
-            "simulated / other",
-            "decisions per CPU s",
-            "cores",
-            "messages/s",
-            "memory, MiB",
-            "CPU, s",
-        ),
-        spare=("messages/s", "decisions per CPU s", "cores"),
-        rows=[
-            *(
-                [
-                    f"{row['ends']} end{'s' * (row['ends'] > 1)}, window {row['window']}",
-                    row["series"],
-                    str(record["config"]["compared_tasks"]),
-                    f"{row['seconds']:.2f}",
-                    f"{row['simulated_seconds']:.2f}",
-                    "-",
-                    f"{1 + row['difference']:.3f}",
-                    *["-"] * 5,
-                ]
-                for row in _validated(record)
-            ),
-            *(
-                [
-                    f"{row['ends']}/{row['edges']}/{row['clouds']}",
-                    row["scheme"],
-                    f"{row['tasks']:,}",
-                    "-",
-                    f"{row['seconds']:.1f}",
-                    f"{row['bound_seconds']:.1f}",
-                    f"{row['ratio']:.3f}",
-                    f"{row['decisions_per_cpu_s']:,.0f}",
-                    f"{row['cores']:.2f}",
-                    f"{row['messages_per_s']:,.0f}",
-                    f"{row['memory_bytes'] / 2**20:,.0f}",
-                    f"{row['cpu_s']:.1f}",
-                ]
-                for row in _rows(record)
-                if row["part"] == "scale"
-            ),
-        ],
-    )
+class Scale(Experiment):
+    """The scheduler's own code on virtual time, with fleets that grow to 100,000 nodes."""
 
+    name = "scale"
+    options = Chosen
+    quick = "fewer and smaller fleets unless chosen"
 
-def _draw(record: Record, figures: Figures) -> None:
-    grown = [row for row in _rows(record) if row["part"] == "scale"]
-    if grown:
-        for plot, title, field, unit in (
-            ("scale", "processor time", "cpu_ms_per_task", "processor time for a task (ms), nodes included"),
-            ("scale-makespan", "time to finish", "ratio", "simulated / pipelined bound"),
-        ):
-            (axes,) = figures.panels(plot, [f"{title}; one simulation of each fleet"], xlabel="nodes", ylabel=unit)
-            for scheme in dict.fromkeys(row["scheme"] for row in grown):
-                shown = [row for row in grown if row["scheme"] == scheme]
-                values = [row[field] for row in shown]
-                axes.plot([row["nodes"] for row in shown], values, label=scheme, **measured(figure3.LOOKS[scheme]))
-            axes.set_xscale("log")
-            nodes = sorted({row["nodes"] for row in grown})
-            axes.set_xticks(nodes, [f"{number:,}" for number in nodes])
-            axes.minorticks_off()
-            axes.set_ylim(0, 1.15 * max(row[field] for row in grown))
-            if field == "ratio":
-                axes.axhline(1.0, label="pipelined bound", **bound())
-            axes.legend(frameon=False, fontsize=8)
-    compared = _validated(record)
-    if compared:
-        (axes,) = figures.panels(
-            "scale-validation",
-            [f"{record['config']['compared_tasks']} tasks on real services and simulated"],
-            xlabel="measured (s)",
-            ylabel="simulated (s)",
+    async def measure(self, run: Run, chosen: Chosen) -> None:
+        against, validate, schemes = chosen.against, chosen.compare, chosen.scheme or _SCHEMES
+        sizes = [Size.read(text, chosen.tasks) for text in chosen.size] if chosen.size else None
+        check_fleet(run.profile)
+        if against is not None and not validate:
+            raise InvalidInput("--against asks for a comparison and --no-validate for none: leave one of them out")
+        usual = _QUICK_SIZES if run.request.quick else _SIZES
+        wanted = [(size, scheme) for size in sizes or usual for scheme in schemes]
+        if sizes is None:
+            wanted = [(replace(size, tasks=min(size.tasks, _MOST_OF[scheme])), scheme) for size, scheme in wanted]
+        cases = [case_of(size, scheme, run.profile, run.request.seed) for size, scheme in wanted]
+        run.expect(len(cases))
+        run.note(
+            "simulated: the scheduler's own code on virtual time, with nodes that serve first come, first served; "
+            "messages between machines cost no processor time"
         )
-        most = 1.1 * max(max(row["seconds"], row["simulated_seconds"]) for row in compared)
-        axes.plot([0, most], [0, most], label="equal", **bound())
-        axes.fill_between([0, most], [0, 0.95 * most], [0, 1.05 * most], color="#999999", alpha=0.3, label="5 %")
-        for name in dict.fromkeys(row["series"] for row in compared):
-            shown = [row for row in compared if row["series"] == name]
-            style = {**measured(figure3.LOOKS[name]), "linestyle": ""}
-            axes.plot(
-                [row["seconds"] for row in shown], [row["simulated_seconds"] for row in shown], label=name, **style
+        run.note_limits()
+        if against is not None:
+            record = read_record(against)
+            try:
+                _check_comparable(record)
+                profile = recorded_profile(record["config"]["profile"])
+                run.config |= {
+                    "compared_tasks": record["config"]["tasks"],
+                    "compared_profile": profile.model_dump(mode="json"),
+                    "compared_cores": record["host"]["cores"],
+                }
+                _check_points(record["points"])
+                for point in record["points"]:
+                    run.add(**point)
+            except (KeyError, TypeError, AttributeError, ValueError) as exc:
+                raise InvalidInput(f"{against} is no whole record of figure3: {reason(exc):.200}") from exc
+            if record["config"].get("privacy") not in ("auto", "none"):
+                run.note("the measured points are with an encoder, whose time the simulation does not know")
+        elif validate:
+            run.config |= {
+                "compared_tasks": run.tasks,
+                "compared_profile": run.profile.model_dump(mode="json"),
+                "compared_cores": os.cpu_count() or 1,
+            }
+            quick = run.request.quick
+            few = (Scheme.END_EDGE, *_SCHEMES)
+            ends = sorted({1, run.profile.nodes.end // 2, run.profile.nodes.end} - {0})
+            shorter = figure3.Chosen(
+                ends=tuple(ends[-1:] if quick else ends),
+                window=[busy_window(times_of(run.profile))] if quick else None,
+                scheme=list(few) if quick else None,
+                privacy=Privacy.AUTO,  # pixels: the time of real heads is this machine's, not the profile's
             )
-        axes.legend(frameon=False, fontsize=8)
+            await figure3.FIGURE3.measure(run, shorter)
+        real = [point for point in run.points if "part" not in point]
+        for key in dict.fromkeys(_key(point) for point in real):
+            n_maps = {point.get("n_map") for point in real if _key(point) == key}
+            case = simulated_point(
+                key,
+                run.config["compared_tasks"],
+                Profile.model_validate(run.config["compared_profile"]),
+                n_map=n_maps.pop() if len(n_maps) == 1 else None,
+                joins=max(1, _JOINED_IMAGES * run.config["compared_cores"] // BATCH),
+            )
+            run.add(part="validation", key=list(key), **await _simulate(case))
+        for case in cases:
+            label = f"{case.scheme}, {case.ends:,} end devices, {case.tasks:,} tasks"
+            with run.step(label):
+                run.add(part="scale", **await _simulate(case))
+
+    def rows(self, record: Record) -> list[dict[str, Any]]:
+        return [*_validated(record), *(_row(point) for point in record["points"] if point.get("part") == "scale")]
+
+    def table(self, record: Record) -> Table:
+        return Table(
+            headings=(
+                "fleet: ends/edges/clouds",
+                "scheme",
+                "tasks",
+                "measured, s",
+                "simulated, s",
+                "bound, s",
+                "simulated / other",
+                "decisions per CPU s",
+                "cores",
+                "messages/s",
+                "memory, MiB",
+                "CPU, s",
+            ),
+            spare=("messages/s", "decisions per CPU s", "cores"),
+            rows=[
+                *(
+                    [
+                        f"{row['ends']} end{'s' * (row['ends'] > 1)}, window {row['window']}",
+                        row["series"],
+                        str(record["config"]["compared_tasks"]),
+                        f"{row['seconds']:.2f}",
+                        f"{row['simulated_seconds']:.2f}",
+                        "-",
+                        f"{1 + row['difference']:.3f}",
+                        *["-"] * 5,
+                    ]
+                    for row in _validated(record)
+                ),
+                *(
+                    [
+                        f"{row['ends']}/{row['edges']}/{row['clouds']}",
+                        row["scheme"],
+                        f"{row['tasks']:,}",
+                        "-",
+                        f"{row['seconds']:.1f}",
+                        f"{row['bound_seconds']:.1f}",
+                        f"{row['ratio']:.3f}",
+                        f"{row['decisions_per_cpu_s']:,.0f}",
+                        f"{row['cores']:.2f}",
+                        f"{row['messages_per_s']:,.0f}",
+                        f"{row['memory_bytes'] / 2**20:,.0f}",
+                        f"{row['cpu_s']:.1f}",
+                    ]
+                    for row in self.rows(record)
+                    if row["part"] == "scale"
+                ),
+            ],
+        )
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        grown = [row for row in self.rows(record) if row["part"] == "scale"]
+        if grown:
+            for plot, title, field, unit in (
+                ("scale", "processor time", "cpu_ms_per_task", "processor time for a task (ms), nodes included"),
+                ("scale-makespan", "time to finish", "ratio", "simulated / pipelined bound"),
+            ):
+                (axes,) = figures.panels(plot, [f"{title}; one simulation of each fleet"], xlabel="nodes", ylabel=unit)
+                for scheme in dict.fromkeys(row["scheme"] for row in grown):
+                    shown = [row for row in grown if row["scheme"] == scheme]
+                    values = [row[field] for row in shown]
+                    axes.plot([row["nodes"] for row in shown], values, label=scheme, **measured(figure3.LOOKS[scheme]))
+                axes.set_xscale("log")
+                nodes = sorted({row["nodes"] for row in grown})
+                axes.set_xticks(nodes, [f"{number:,}" for number in nodes])
+                axes.minorticks_off()
+                axes.set_ylim(0, 1.15 * max(row[field] for row in grown))
+                if field == "ratio":
+                    axes.axhline(1.0, label="pipelined bound", **bound())
+                axes.legend(frameon=False, fontsize=8)
+        compared = _validated(record)
+        if compared:
+            (axes,) = figures.panels(
+                "scale-validation",
+                [f"{record['config']['compared_tasks']} tasks on real services and simulated"],
+                xlabel="measured (s)",
+                ylabel="simulated (s)",
+            )
+            most = 1.1 * max(max(row["seconds"], row["simulated_seconds"]) for row in compared)
+            axes.plot([0, most], [0, most], label="equal", **bound())
+            axes.fill_between([0, most], [0, 0.95 * most], [0, 1.05 * most], color="#999999", alpha=0.3, label="5 %")
+            for name in dict.fromkeys(row["series"] for row in compared):
+                shown = [row for row in compared if row["series"] == name]
+                style = {**measured(figure3.LOOKS[name]), "linestyle": ""}
+                axes.plot(
+                    [row["seconds"] for row in shown], [row["simulated_seconds"] for row in shown], label=name, **style
+                )
+            axes.legend(frameon=False, fontsize=8)
 
 
-SCALE = Experiment(
-    name="scale",
-    summary="the scheduler's own code on virtual time, with fleets that grow to 100,000 nodes",
-    measure=_measure,
-    options=Chosen,
-    rows=_rows,
-    table=_table,
-    draw=_draw,
-    quick="fewer and smaller fleets unless chosen",
-)
+SCALE = Scale()

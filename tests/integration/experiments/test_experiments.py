@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.harness import RECORD, Experiment, Record, Request, Run, Table, execute
-from experiments.plots import Figures
 from experiments.profile import read_profile
 from terrace.commands.experiment import app
 from tierkit.types import Tier
@@ -220,8 +219,12 @@ def test_heartbeat(tmp_path: Path) -> None:
     assert row["node_bytes_per_s"] > 0
 
 
-async def test_a_service_that_dies_makes_the_run_invalid(profile: str, tmp_path: Path) -> None:
-    async def measure(run: Run, _options: Any = None) -> None:
+class Dying(Experiment):
+    """A node dies."""
+
+    name = "dying"
+
+    async def measure(self, run: Run, chosen: Any) -> None:
         machines = run.profile.with_nodes(end=1, edge=0, cloud=0)
         async with run.fleet(machines, await run.networks(machines)) as (fleet, client):
             run.add(devices=len(await client.devices()))
@@ -230,21 +233,16 @@ async def test_a_service_that_dies_makes_the_run_invalid(profile: str, tmp_path:
             while True:  # the run is ended from outside
                 await client.devices()
 
-    def rows(record: Record) -> list[dict[str, Any]]:
+    def rows(self, record: Record) -> list[dict[str, Any]]:
         return list(record["points"])
 
-    def draw(record: Record, figures: Figures) -> None: ...
+    def table(self, record: Record) -> Table:
+        return Table(headings=("devices",), rows=[])
 
-    experiment = Experiment(
-        name="dying",
-        summary="a node dies",
-        measure=measure,
-        rows=rows,
-        table=lambda record: Table(headings=("devices",), rows=[]),
-        draw=draw,
-    )
+
+async def test_a_service_that_dies_makes_the_run_invalid(profile: str, tmp_path: Path) -> None:
     request = Request(profile_name="small", profile=read_profile(profile), tasks=8)
-    outcome = await execute(experiment, request, tmp_path / "run", lambda *words: None)
+    outcome = await execute(Dying(), request, tmp_path / "run", lambda *words: None)
     assert outcome.record["state"] == "invalid"
     assert outcome.record["points"] == [{"devices": 1}]
     # Who, how and when; what it said last has nothing to do with it.

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -50,40 +50,46 @@ from tierkit.fleet import Exit, FleetPlan
 REQUEST = Request(profile_name="paper", profile=read_profile("paper"), seed=3, quick=True)
 
 
-async def measure_two(run: Run, _options: Any = None) -> None:
-    run.config["note"] = "two points"
-    run.expect(2)
-    for value in (1.0, 2.0):
-        with run.step(f"point {value}"):
-            run.add(x=value, seconds=value)
+class TwoPoints(Experiment):
+    """Two points."""
+
+    name = "two"
+    quick = "{share}, fewer points"
+
+    async def measure(self, run: Run, chosen: Any) -> None:
+        run.config["note"] = "two points"
+        run.expect(2)
+        for value in (1.0, 2.0):
+            with run.step(f"point {value}"):
+                run.add(x=value, seconds=value)
+
+    def rows(self, record: Record) -> list[dict[str, float]]:
+        return [{"x": point["x"], "twice": 2 * point["seconds"]} for point in record["points"]]
+
+    def table(self, record: Record) -> Table:
+        rows = [[str(row["x"]), str(row["twice"])] for row in self.rows(record)]
+        return Table(headings=("x", "twice"), rows=rows)
+
+    def draw(self, record: Record, figures: Figures) -> None:
+        left, right = figures.panels("curve", ["left", "right"], xlabel="x", ylabel="time (s)")
+        xs = [point["x"] for point in record["points"]]
+        left.plot(xs, xs, label="ours", **measured(0))
+        left.plot(xs, xs, label="paper", **paper(0))
+        right.plot(xs, xs, label="bound", **bound())
+        right.plot(xs, xs, label="formula", **formula(1))
 
 
-def rows(record: Record) -> list[dict[str, float]]:
-    return [{"x": point["x"], "twice": 2 * point["seconds"]} for point in record["points"]]
+EXPERIMENT = TwoPoints()
 
 
-def table(record: Record) -> Table:
-    return Table(headings=("x", "twice"), rows=[[str(row["x"]), str(row["twice"])] for row in rows(record)])
+def measured_by(measure: Callable[[Run], Awaitable[None]]) -> Experiment:
+    """The same, measured in another way."""
 
+    class Other(TwoPoints):
+        async def measure(self, run: Run, chosen: Any) -> None:
+            await measure(run)
 
-def draw(record: Record, figures: Figures) -> None:
-    left, right = figures.panels("curve", ["left", "right"], xlabel="x", ylabel="time (s)")
-    xs = [point["x"] for point in record["points"]]
-    left.plot(xs, xs, label="ours", **measured(0))
-    left.plot(xs, xs, label="paper", **paper(0))
-    right.plot(xs, xs, label="bound", **bound())
-    right.plot(xs, xs, label="formula", **formula(1))
-
-
-EXPERIMENT = Experiment(
-    name="two",
-    summary="two points",
-    measure=measure_two,
-    rows=rows,
-    table=table,
-    draw=draw,
-    quick="{share}, fewer points",
-)
+    return Other()
 
 
 def ignore(label: str, done: int, steps: int) -> None: ...
@@ -135,12 +141,12 @@ async def test_table_and_plots_come_from_the_record_alone(tmp_path: Path) -> Non
 
 
 async def test_a_stopped_run_keeps_what_it_has_measured(tmp_path: Path) -> None:
-    async def stopped(run: Run, _options: Any = None) -> None:
+    async def stopped(run: Run) -> None:
         run.add(x=1.0, seconds=1.0)
         running.cancel()
         await asyncio.Event().wait()
 
-    running = asyncio.create_task(execute(replace(EXPERIMENT, measure=stopped), REQUEST, tmp_path / "run", ignore))
+    running = asyncio.create_task(execute(measured_by(stopped), REQUEST, tmp_path / "run", ignore))
     record = (await running).record
     assert (record["state"], len(record["points"])) == ("interrupted", 1)
     assert "**This run is interrupted.**" in (tmp_path / "run" / "table.md").read_text()
@@ -152,24 +158,24 @@ async def test_a_failure_after_the_first_point_marks_the_run_invalid(tmp_path: P
     async def late() -> None:
         raise DeadlineExceeded("the job was not done within 9 s")
 
-    async def failing(run: Run, _options: Any = None) -> None:
+    async def failing(run: Run) -> None:
         run.add(x=1.0, seconds=1.0)
         if not beside_other_work:
             await late()
         async with asyncio.TaskGroup() as group:
             group.create_task(late())
 
-    record = (await execute(replace(EXPERIMENT, measure=failing), REQUEST, tmp_path / "run", ignore)).record
+    record = (await execute(measured_by(failing), REQUEST, tmp_path / "run", ignore)).record
     assert (record["state"], record["notes"][1:]) == ("invalid", ["the job was not done within 9 s"])
     assert record["notes"][0].startswith("profile paper: The paper's testbed: 8 end, 4 edge, 1 cloud; links, one way: ")
 
 
 async def test_a_failure_before_the_first_point_is_an_error(tmp_path: Path) -> None:
-    async def failing(run: Run, _options: Any = None) -> None:
+    async def failing(run: Run) -> None:
         raise DeadlineExceeded("not ready")
 
     with pytest.raises(DeadlineExceeded, match="not ready"):
-        await execute(replace(EXPERIMENT, measure=failing), REQUEST, tmp_path / "run", ignore)
+        await execute(measured_by(failing), REQUEST, tmp_path / "run", ignore)
     assert os.listdir(tmp_path) == []
 
 
@@ -247,17 +253,17 @@ async def test_a_service_that_dies_before_the_first_point_leaves_an_invalid_reco
 
     monkeypatch.setattr("experiments.harness.launch", dying)
 
-    async def launching(run: Run, _options: Any = None) -> None:
+    async def launching(run: Run) -> None:
         async with run.launched(FleetPlan(services=()), tmp_path):
             run.add(x=1.0, seconds=1.0)
 
-    async def measure(run: Run, _options: Any = None) -> None:
+    async def measure(run: Run) -> None:
         if not beside_other_work:
             await launching(run)
         async with asyncio.TaskGroup() as group:
             group.create_task(launching(run))
 
-    record = (await execute(replace(EXPERIMENT, measure=measure), REQUEST, tmp_path / "run", ignore)).record
+    record = (await execute(measured_by(measure), REQUEST, tmp_path / "run", ignore)).record
     assert (record["state"], record["points"]) == ("invalid", [])
     assert record["notes"][-1].startswith("end-1 was killed by SIGKILL during the measurement, at ")
     assert "**This run is invalid.**" in (tmp_path / "run" / "table.md").read_text()
@@ -359,11 +365,11 @@ async def test_a_plot_that_has_no_room_leaves_a_whole_record_and_says_how_to_mak
 
 
 async def test_a_disk_that_fills_up_during_a_measurement_leaves_what_was_measured(tmp_path: Path) -> None:
-    async def measure(run: Run, _options: Any = None) -> None:
+    async def measure(run: Run) -> None:
         run.add(x=1.0, seconds=1.0)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    outcome = await execute(replace(EXPERIMENT, measure=measure), REQUEST, tmp_path / "run", ignore)
+    outcome = await execute(measured_by(measure), REQUEST, tmp_path / "run", ignore)
     assert (outcome.record["state"], len(outcome.record["points"])) == ("invalid", 1)
     assert "No space left on device" in outcome.record["notes"][-1]
 

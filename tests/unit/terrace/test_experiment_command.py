@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +25,37 @@ from terrace.commands import experiment as command
 from tierkit.errors import DeadlineExceeded, MissingExtra
 
 
-def experiment(name: str, measure: Callable[[Run, Any], Awaitable[None]]) -> Experiment:
-    return Experiment(
-        name=name,
-        summary=name,
-        measure=measure,
-        rows=lambda record: list(record["points"]),
-        table=lambda record: Table(headings=("points",), rows=[[str(len(record["points"]))]]),
-        draw=lambda record, figures: None,
-    )
+class Toy(Experiment):
+    """Points, measured in some way."""
+
+    def __init__(self, name: str, measure: Callable[[Run], Awaitable[None]]) -> None:
+        self.name = name
+        self._measure = measure
+
+    async def measure(self, run: Run, chosen: Any) -> None:
+        await self._measure(run)
+
+    def rows(self, record: Any) -> list[dict[str, Any]]:
+        return list(record["points"])
+
+    def table(self, record: Any) -> Table:
+        return Table(headings=("points",), rows=[[str(len(record["points"]))]])
 
 
-async def well(run: Run, _options: Any = None) -> None:
+async def well(run: Run) -> None:
     run.add(seconds=1)
 
 
-async def failing(run: Run, _options: Any = None) -> None:
+async def failing(run: Run) -> None:
     raise DeadlineExceeded("the fleet was not ready within 30 s")
 
 
-async def cut_off(run: Run, _options: Any = None) -> None:
+async def cut_off(run: Run) -> None:
     run.add(seconds=1)
     raise DeadlineExceeded("the job was not done within [9 s]")
 
 
-async def stopped(run: Run, _options: Any = None) -> None:
+async def stopped(run: Run) -> None:
     run.add(seconds=1)
     with run.step("waiting"):
         os.kill(os.getpid(), signal.SIGINT)
@@ -61,9 +66,9 @@ NEVER_SLOWER = {"ends": 8, "part": 0.5, "slower_after_s": None}
 
 
 def run_all(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *measures: Callable[[Run, Any], Awaitable[None]]
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *measures: Callable[[Run], Awaitable[None]]
 ) -> tuple[int, dict[str, Any], str]:
-    monkeypatch.setattr(command, "ALL", [experiment(measure.__name__, measure) for measure in measures])
+    monkeypatch.setattr(command, "ALL", [Toy(measure.__name__, measure) for measure in measures])
     result = CliRunner().invoke(command.app, ["all", "--json", "--out", str(folder)])
     return result.exit_code, json.loads(result.stdout), result.stderr
 
@@ -85,12 +90,12 @@ def test_one_that_fails_does_not_keep_the_others_from_being_measured(
 def test_a_run_of_which_nothing_could_be_used_is_invalid_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one: Experiment, point: dict[str, Any]
 ) -> None:
-    async def left_out(run: Run, _options: Any = None) -> None:
+    async def left_out(run: Run, chosen: Any) -> None:
         run.config |= {"devices": 8, "task_s": 0.3705}
         run.note("left out: the first and only run")
         run.add(**point)
 
-    monkeypatch.setitem(EXPERIMENTS, one.name, replace(one, measure=left_out))
+    monkeypatch.setattr(one, "measure", left_out)
     result = CliRunner().invoke(command.app, [one.name, "--json", "--out", str(tmp_path / "run")])
     assert result.exit_code == 1
     (said,) = result.stderr.splitlines()
@@ -104,20 +109,23 @@ def test_a_run_of_which_nothing_could_be_used_is_invalid_and_kept(
 def test_a_missed_target_ends_with_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missed: list[str], code: int
 ) -> None:
-    async def measured(run: Run, _options: Any = None) -> None:
+    async def measured(run: Run) -> None:
         run.add(missed=missed)
 
-    monkeypatch.setitem(EXPERIMENTS, "table3", experiment("table3", measured))
+    monkeypatch.setitem(EXPERIMENTS, "table3", Toy("table3", measured))
     result = CliRunner().invoke(command.app, ["table3", "--json", "--out", str(tmp_path / "run")])
     assert (result.exit_code, json.loads(result.stdout)) == (code, [{"missed": missed}])
 
 
 def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def draw(record: Any, figures: Figures) -> None:
-        figures.panels("one", ["title"], xlabel="x", ylabel="y")
+    class Drawn(Toy):
+        def draw(self, record: Any, figures: Figures) -> None:
+            figures.panels("one", ["title"], xlabel="x", ylabel="y")
 
-    plain = experiment("table3", well)
-    for one, made in ((plain, "record and table"), (replace(plain, draw=draw), "record, table and plots")):
+    for one, made in (
+        (Toy("table3", well), "record and table"),
+        (Drawn("table3", well), "record, table and plots"),
+    ):
         monkeypatch.setitem(EXPERIMENTS, "table3", one)
         result = CliRunner().invoke(command.app, ["table3", "--out", str(tmp_path / made)])
         assert result.stdout.splitlines()[-2:] == ["n = 1 for each row (runs)", f"{made}: {tmp_path / made}"]
@@ -125,24 +133,24 @@ def test_the_last_line_names_what_was_made(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.mark.parametrize("measure", [well, failing])
 def test_missing_plots_are_told_once_and_before_the_measurement(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure: Callable[[Run, Any], Awaitable[None]]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure: Callable[[Run], Awaitable[None]]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # importing it raises ImportError
-    monkeypatch.setitem(EXPERIMENTS, "table3", experiment("table3", measure))
+    monkeypatch.setitem(EXPERIMENTS, "table3", Toy("table3", measure))
     result = CliRunner().invoke(command.app, ["table3", "--out", str(tmp_path / "run")])
     assert result.stderr.count("terrace[plots]") == 1
 
 
 def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def noting(run: Run, _options: Any = None) -> None:
+    async def noting(run: Run) -> None:
         run.add(seconds=1)
         run.note("read from [red]here[/b] :cloud:")
 
-    def draw(record: Any, figures: Figures) -> None:
-        raise MissingExtra("plots", "drawing plots")
+    class Undrawn(Toy):
+        def draw(self, record: Any, figures: Figures) -> None:
+            raise MissingExtra("plots", "drawing plots")
 
-    noted = replace(experiment("table3", noting), draw=draw)
-    monkeypatch.setitem(EXPERIMENTS, "table3", noted)
+    monkeypatch.setitem(EXPERIMENTS, "table3", Undrawn("table3", noting))
     folder = tmp_path / "[red]a[" / "b] :cloud:"
     result = CliRunner().invoke(command.app, ["table3", "--out", str(folder)])
     assert result.exit_code == 0
@@ -163,7 +171,9 @@ def test_notes_and_folders_are_no_markup(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.setitem(EXPERIMENTS, name, replace(experiment(name, well), profile=None))
+    toy = Toy(name, well)
+    toy.profile = None
+    monkeypatch.setitem(EXPERIMENTS, name, toy)
     for profile in ("native", "paper"):
         out = tmp_path / profile
         result = CliRunner().invoke(command.app, [name, "--profile", profile, "--json", "--out", str(out)])
