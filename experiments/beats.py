@@ -115,7 +115,7 @@ class Beats(Experiment):
 
     def table(self, record: Record) -> Table:
         return Table(
-            headings=("nodes", "heartbeats/s, median", "range", "ms of processor each"),
+            headings="nodes | heartbeats/s, median | range | ms of processor each",
             rows=[
                 [
                     f"{row['nodes']:,}",

@@ -290,7 +290,7 @@ class Durability(Experiment):
 
     def table(self, record: Record) -> Table:
         return Table(
-            headings=("scheme", "results", "tasks/s, median", "range", "ms of processor per task"),
+            headings="scheme | results | tasks/s, median | range | ms of processor per task",
             rows=[
                 [
                     row["scheme"],

@@ -232,15 +232,9 @@ class Escalation(Experiment):
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
-                "which images go up",
-                "to edge, % (promised)",
-                "to cloud, % (promised)",
-                "upload, kB/image",
-                "images/s",
-                "fine accuracy (promised)",
-                "random / oracle",
-                "accuracy of superclasses",
-                "relative to all in the cloud",
+                "which images go up | to edge, % (promised) | to cloud, % (promised) | upload, kB/image | "
+                "images/s | fine accuracy (promised) | random / oracle | accuracy of superclasses | "
+                "relative to all in the cloud"
             ),
             rows=[
                 [

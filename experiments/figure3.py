@@ -365,15 +365,8 @@ class Figure3(Experiment):
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
-                "scheme",
-                "window",
-                "end devices",
-                "paper's formula, s",
-                "pipelined bound, s",
-                "bound with this window, s",
-                "measured, s",
-                "measured / pipelined bound",
-                "fine accuracy",
+                "scheme | window | end devices | paper's formula, s | pipelined bound, s | "
+                "bound with this window, s | measured, s | measured / pipelined bound | fine accuracy"
             ),
             spare=("bound with this window, s",),
             rows=[

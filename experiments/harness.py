@@ -94,13 +94,19 @@ Point = Mapping[str, Any]
 class Table:
     """Rows as text, for Markdown and for the terminal."""
 
-    headings: Sequence[str]
+    headings: str
+    """With ` | ` between them, as in Markdown."""
     rows: Sequence[Sequence[str]]
     spare: Sequence[str] = ()
     """Headings of the columns that a narrow terminal can do without, the first to go first; after them go the last."""
 
+    @property
+    def columns(self) -> list[str]:
+        """The headings one by one."""
+        return self.headings.split(" | ")
+
     def markdown(self) -> str:
-        lines = [self.headings, ["---"] * len(self.headings), *self.rows]
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
         return "\n".join(f"| {' | '.join(_escaped(text) for text in line)} |" for line in lines) + "\n"
 
 

@@ -218,18 +218,8 @@ class Heartbeat(Experiment):
     def table(self, record: Record) -> Table:
         nodes = record["config"]["nodes"]
         return Table(
-            headings=(
-                "interval, s",
-                "node",
-                "n",
-                "median, s",
-                "p99, s",
-                "slowest, s",
-                "deaths nobody caused",
-                f"scheduler, % of a core for {nodes} nodes",
-                "node, % of a core",
-                "node, bytes/s",
-            ),
+            headings="interval, s | node | n | median, s | p99, s | slowest, s | deaths nobody caused | "
+            f"scheduler, % of a core for {nodes} nodes | node, % of a core | node, bytes/s",
             rows=[
                 [
                     f"{row['heartbeat_s']:g}",

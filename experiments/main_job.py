@@ -240,7 +240,7 @@ class MainJob(Experiment):
         (row,) = self.rows(record)
         figures = [(words, row[name]) for name, words in _FIGURES.items() if name in row]
         return Table(
-            headings=("", "median", "range", "n"),
+            headings=" | median | range | n",
             rows=[
                 *(
                     [words, f"{of['median']:.2f}", f"{of['minimum']:.2f} to {of['maximum']:.2f}", str(of["n"])]

@@ -232,7 +232,7 @@ class Overload(Experiment):
     def table(self, record: Record) -> Table:
         rows = self.rows(record)
         return Table(
-            headings=("", *(f"{row['model']} at {row['factor']:g} times its capacity" for row in rows)),
+            headings=" | ".join(["", *(f"{row['model']} at {row['factor']:g} times its capacity" for row in rows)]),
             rows=[
                 [words, *("none" if row[name] is None else show(row[name]) for row in rows)]
                 for name, (words, show) in _LINES.items()

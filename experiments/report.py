@@ -156,7 +156,7 @@ def _page(sections: Sequence[tuple[str, str]], left_out: Sequence[str]) -> str:
 
 def _section(outcome: Outcome) -> str:
     table, record = outcome.table, outcome.record
-    heading = "".join(f'<th scope="col">{_marked(text)}</th>' for text in table.headings)
+    heading = "".join(f'<th scope="col">{_marked(text)}</th>' for text in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{_marked(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
     state = "" if record["state"] == "complete" else f'<p class="bad">This run is {html.escape(record["state"])}.</p>\n'
     notes = "".join(f"<li>{_marked(note)}</li>" for note in record["notes"])

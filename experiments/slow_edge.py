@@ -186,13 +186,8 @@ class SlowEdge(Experiment):
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
-                "end devices",
-                "part of the job before",
-                "one edge node slower after, s",
-                "bound without that, s",
-                "bound of the changed fleet, s",
-                "measured, s",
-                "measured / bound",
+                "end devices | part of the job before | one edge node slower after, s | "
+                "bound without that, s | bound of the changed fleet, s | measured, s | measured / bound"
             ),
             rows=[
                 [

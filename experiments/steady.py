@@ -113,7 +113,7 @@ class Steady(Experiment):
     def table(self, record: Record) -> Table:
         (row,) = self.rows(record)
         return Table(
-            headings=("minutes", "nodes", "images", "false deaths", "suspicions"),
+            headings="minutes | nodes | images | false deaths | suspicions",
             rows=[
                 [
                     f"{row['minutes']:.1f}",

@@ -182,14 +182,8 @@ class Table1(Experiment):
                 )
         return Table(
             headings=(
-                "network",
-                "end: 1 core, ms/image",
-                "edge: 2 cores",
-                "cloud: GPU",
-                "20 classes",
-                "100 classes",
-                "M parameters",
-                "MB",
+                "network | end: 1 core, ms/image | edge: 2 cores | cloud: GPU | 20 classes | 100 classes | "
+                "M parameters | MB"
             ),
             rows=rows,
         )
@@ -264,7 +258,7 @@ class Table3(Experiment):
             rows.append([row["network"], *_encoder_cells(row)])
             if row["paper"] is not None:
                 rows.append([f"{PAPER[row['network_tier']]['network']} (paper)", *_encoder_cells(row["paper"])])
-        return Table(headings=("network", "output", "parameters", "kB"), rows=rows)
+        return Table(headings="network | output | parameters | kB", rows=rows)
 
 
 TABLE3 = Table3()

@@ -179,15 +179,8 @@ class Table2(Experiment):
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
-                "tier",
-                "latency, s",
-                "inference, ms/image",
-                "processing, ms/image",
-                "paper",
-                "overhead, ms/task: mean",
-                "median",
-                "between two tasks, ms",
-                "tasks",
+                "tier | latency, s | inference, ms/image | processing, ms/image | paper | "
+                "overhead, ms/task: mean | median | between two tasks, ms | tasks"
             ),
             spare=("tasks",),
             rows=[

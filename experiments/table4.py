@@ -344,19 +344,8 @@ class Table4(Experiment):
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
-                "encoding on, for",
-                "network",
-                "limit",
-                "latency, s",
-                "without, ms",
-                "with, ms",
-                "overhead",
-                "of it encoding",
-                "communication",
-                "paper",
-                "scaled",
-                "kB sent",
-                "tasks",
+                "encoding on, for | network | limit | latency, s | without, ms | with, ms | overhead | "
+                "of it encoding | communication | paper | scaled | kB sent | tasks"
             ),
             spare=("tasks", "network", "kB sent", "communication", "of it encoding", "scaled"),
             rows=[

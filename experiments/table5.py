@@ -270,15 +270,8 @@ class Table5(Experiment):
                 ]
             )
         return Table(
-            headings=(
-                "failures",
-                f"none, s{theirs}",
-                f"reassign, s{theirs}",
-                "ideal + Eq. 9, s",
-                f"monitor, s{theirs}",
-                "ideal, s",
-                "monitor / ideal",
-            ),
+            headings=f"failures | none, s{theirs} | reassign, s{theirs} | ideal + Eq. 9, s | monitor, s{theirs} | "
+            "ideal, s | monitor / ideal",
             rows=rows,
         )
 

@@ -304,7 +304,7 @@ class Chaos(Experiment):
             "of a killed node": _seconds(row["kill_p99_s"]),
             "of a silent node": _seconds(row["stop_p99_s"]),
         }
-        return Table(headings=("", "counted"), rows=list(shown.items()))
+        return Table(headings=" | counted", rows=list(shown.items()))
 
     def draw(self, record: Record, figures: Figures) -> None:
         """When each fault was noticed: how many of the killed and silent nodes were dead in the device list by then."""

@@ -256,7 +256,7 @@ class Fuzz(Experiment):
 
     def table(self, record: Record) -> Table:
         if not (rows := self.rows(record)):
-            return Table(headings=("", "counted"), rows=[])
+            return Table(headings=" | counted", rows=[])
         (row,) = rows
         shown = {
             "requests": f"{row['requests']:,} in {row['seconds']:,.0f} s",
@@ -270,7 +270,7 @@ class Fuzz(Experiment):
             ),
             "largest memory": ", ".join(f"{name} {mib} MiB" for name, mib in row["peak_mib"].items()),
         }
-        return Table(headings=("", "counted"), rows=list(shown.items()))
+        return Table(headings=" | counted", rows=list(shown.items()))
 
 
 FUZZ = Fuzz()

@@ -146,18 +146,8 @@ class Duel(Experiment):
 
     def table(self, record: Record) -> Table:
         return Table(
-            headings=(
-                "network",
-                "images",
-                "requests at once",
-                "Terrace, images/s",
-                "of bare",
-                f"{record['config']['title']}, images/s",
-                "ratio",
-                "rounds won",
-                "ratio by CPU time",
-                "rounds",
-            ),
+            headings="network | images | requests at once | Terrace, images/s | of bare | "
+            f"{record['config']['title']}, images/s | ratio | rounds won | ratio by CPU time | rounds",
             rows=[
                 [
                     row["network"],

@@ -218,18 +218,9 @@ class Peers(Experiment):
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
-                "network, images x requests at once",
-                "server",
-                "images/s",
-                "of bare (range)",
-                "Terrace / it",
-                "p50 (p99) ms",
-                "p50 above bare ms",
-                "model ms",
-                "images/batch",
-                "CPU us/image",
-                "cold start s",
-                "peak MiB",
+                "network, images x requests at once | server | images/s | of bare (range) | Terrace / it | "
+                "p50 (p99) ms | p50 above bare ms | model ms | images/batch | CPU us/image | "
+                "cold start s | peak MiB"
             ),
             spare=("peak MiB", "cold start s", "images/batch", "model ms", "p50 above bare ms", "p50 (p99) ms"),
             rows=[_cells(row) for row in self.rows(record)],

@@ -346,18 +346,8 @@ class Scale(Experiment):
     def table(self, record: Record) -> Table:
         return Table(
             headings=(
-                "fleet: ends/edges/clouds",
-                "scheme",
-                "tasks",
-                "measured, s",
-                "simulated, s",
-                "bound, s",
-                "simulated / other",
-                "decisions per CPU s",
-                "cores",
-                "messages/s",
-                "memory, MiB",
-                "CPU, s",
+                "fleet: ends/edges/clouds | scheme | tasks | measured, s | simulated, s | bound, s | "
+                "simulated / other | decisions per CPU s | cores | messages/s | memory, MiB | CPU, s"
             ),
             spare=("messages/s", "decisions per CPU s", "cores"),
             rows=[

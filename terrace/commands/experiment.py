@@ -239,7 +239,7 @@ def _execute(experiment: Experiment, request: Request, options: Options | None, 
 
 def _show(experiment: Experiment, outcome: Outcome) -> None:
     console, table = screen(), outcome.table
-    shown = results_table(table.headings, table.rows, spare=table.spare)
+    shown = results_table(table.columns, table.rows, spare=table.spare)
     console.print(f"[bold]{experiment.name}[/bold]  {experiment.summary}")
     console.print(shown)
     if left_out := shown.left_out(console.width):

@@ -187,11 +187,9 @@ def _network(manifest: Manifest, kind: EncoderKind | None, name: str | None) -> 
 def _table(rows: Sequence[Row]) -> Table:
     """The rows for a page, the strongest attack of each encoder in bold."""
     return Table(
-        headings=(
-            "encoder", "network", "form", "attack", "SSIM", "PSNR", "recognised", "fine", "bytes", "ms", "counts",
-        ),
+        headings="encoder | network | form | attack | SSIM | PSNR | recognised | fine | bytes | ms | counts",
         rows=[_cells(row, rows) for row in rows],
-    )  # fmt: skip
+    )
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
@@ -219,7 +217,7 @@ def _show(rows: Sequence[Row]) -> None:
     ranks = {"network": 3, "form": 2, "PSNR": 4, "recognised": 5, "fine": 6, "ms": 7, "bytes": 6, "counts": 1}
     words = ("encoder", "network", "form", "attack", "counts")
     listing = Listing(
-        *(Column(title=title, rank=ranks.get(title, 0), right=title not in words) for title in table.headings)
+        *(Column(title=title, rank=ranks.get(title, 0), right=title not in words) for title in table.columns)
     )
     for cells in table.rows:
         listing.add_row(*cells)

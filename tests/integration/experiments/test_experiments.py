@@ -237,7 +237,7 @@ class Dying(Experiment):
         return list(record["points"])
 
     def table(self, record: Record) -> Table:
-        return Table(headings=("devices",), rows=[])
+        return Table(headings="devices", rows=[])
 
 
 async def test_a_service_that_dies_makes_the_run_invalid(profile: str, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class TwoPoints(Experiment):
 
     def table(self, record: Record) -> Table:
         rows = [[str(row["x"]), str(row["twice"])] for row in self.rows(record)]
-        return Table(headings=("x", "twice"), rows=rows)
+        return Table(headings="x | twice", rows=rows)
 
     def draw(self, record: Record, figures: Figures) -> None:
         left, right = figures.panels("curve", ["left", "right"], xlabel="x", ylabel="time (s)")

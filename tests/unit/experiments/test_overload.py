@@ -61,7 +61,7 @@ def test_the_table_has_a_column_for_each_case() -> None:
     record = {"config": {}, "points": [GOOD | {"samples": {}}, other]}
     table = OVERLOAD.table(record)
     cells = {row[0]: row[1:] for row in table.rows}
-    assert table.headings == ("", "net at 2 times its capacity", "other at 2 times its capacity")
+    assert table.columns == ["", "net at 2 times its capacity", "other at 2 times its capacity"]
     assert cells["goodput / saturation"] == ["0.95", "0.95"]
     assert cells["p99 of a 503, ms"] == ["5.0", "none"]
     assert cells["targets"] == ["all reached", "nothing was refused: this was no overload"]

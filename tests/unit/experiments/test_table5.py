@@ -72,7 +72,7 @@ def test_the_table_has_the_papers_figures_beside_ours() -> None:
 
 def test_another_job_than_the_papers_stands_alone() -> None:
     table = TABLE5.table({**RECORD, "config": {**CONFIG, "tasks": 40, "given": 2}})
-    assert "(paper)" not in table.headings[1]
+    assert "(paper)" not in table.columns[1]
     assert "(" not in table.rows[1][2]
 
 

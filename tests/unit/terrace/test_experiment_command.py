@@ -39,7 +39,7 @@ class Toy(Experiment):
         return list(record["points"])
 
     def table(self, record: Any) -> Table:
-        return Table(headings=("points",), rows=[[str(len(record["points"]))]])
+        return Table(headings="points", rows=[[str(len(record["points"]))]])
 
 
 async def well(run: Run) -> None:

@@ -44,16 +44,16 @@ def test_no_word_of_a_table_is_broken(path: Path, width: int) -> None:
     record = json.loads(path.read_text())
     table = EXPERIMENTS[record["experiment"]].table(record)
     console = Console(width=width)
-    shown = results_table(table.headings, table.rows, spare=table.spare)
+    shown = results_table(table.columns, table.rows, spare=table.spare)
     left_out = shown.left_out(width)
     with console.capture() as capture:
         console.print(shown)
     words = capture.get().split()
-    missing = {word for heading in table.headings if heading not in left_out for word in heading.split()} - set(words)
+    missing = {word for heading in table.columns if heading not in left_out for word in heading.split()} - set(words)
     assert not missing
     # The first column tells rows apart.
-    assert table.headings[0] not in left_out
-    assert len(left_out) <= len(table.headings) // 2
+    assert table.columns[0] not in left_out
+    assert len(left_out) <= len(table.columns) // 2
 
 
 @pytest.mark.parametrize("columns", [80, 110, 120])

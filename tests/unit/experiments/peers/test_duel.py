@@ -30,7 +30,7 @@ def test_each_window_is_compared_with_its_neighbour_alone() -> None:
     assert (row["images_per_request"], row["concurrency"], row["other"], row["rounds"]) == (50, 4, "fastapi", 3)
     assert (row["of_bare"], row["ratio"], row["won"]) == (1.0, pytest.approx(1.1), pytest.approx(2 / 3))
     assert (row["cpu_ratio"], row["images_per_s"], row["other_images_per_s"]) == (1.0, 110.0, 100.0)
-    assert "naive FastAPI, images/s" in DUEL.table(record).headings
+    assert "naive FastAPI, images/s" in DUEL.table(record).columns
 
 
 def test_a_load_without_a_whole_round_has_no_figures() -> None:

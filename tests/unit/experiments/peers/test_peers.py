@@ -66,4 +66,4 @@ def test_what_was_not_measured_stands_there_with_its_reason() -> None:
         ["net, 50 x 4", "Bentoml 1.0", "unmeasured: not answered: 4 x 500"],
         ["net", "Ray", "unmeasured: no wheel | no luck"],
     ]
-    assert {len(row) for row in table.rows} == {len(table.headings)}
+    assert {len(row) for row in table.rows} == {len(table.columns)}
