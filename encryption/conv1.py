@@ -55,11 +55,7 @@ def add_conv1(
         SetupError: a file could not be written.
     """
     manifest = load_manifest(folder)
-    if dataset.hierarchy != manifest.hierarchy:
-        raise InvalidInput(
-            f"{folder} holds networks of hierarchy {manifest.hierarchy.name!r}, the data set is "
-            f"{dataset.hierarchy.name!r}"
-        )
+    manifest.check_hierarchy(dataset.hierarchy)
     networks = [manifest.entry(name) for name in names]
     for network in networks:
         if network.target != "fine":

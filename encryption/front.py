@@ -8,22 +8,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from models.atomic import write_atomically
-from tierkit.errors import MissingExtra, WeightsError
+from tierkit.documents import Frozen
 
-__all__ = ["FRONT_NAME", "Front", "Setting", "load_front", "save_front", "undominated"]
+__all__ = ["Front", "Setting", "save_front", "undominated"]
 
-FRONT_NAME = "bottleneck"
+_NAME = "bottleneck"
 """Stem of the files among the training records."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Setting(_Frozen):
+class Setting(Frozen):
     """One encoder, trained and measured."""
 
     name: str
@@ -45,8 +39,8 @@ class Setting(_Frozen):
     """Of training, those of the run that it started from included."""
 
 
-class Front(_Frozen):
-    """All settings of one upper network, measured in one go."""
+class Front(Frozen):
+    """All settings of one upper network, measured in one go, to find the Pareto front of them."""
 
     network: str
     plain_accuracy: float
@@ -77,7 +71,7 @@ def undominated(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 def save_front(front: Front, folder: Path) -> list[Path]:
-    """Write `bottleneck.json` and `.csv` into `folder`, and `.png` where matplotlib is installed; what was written.
+    """Write `bottleneck.json`, `.csv` and `.png` into `folder`; what was written.
 
     Raises:
         SetupError: a file could not be written; the old ones are whole.
@@ -88,40 +82,18 @@ def save_front(front: Front, folder: Path) -> list[Path]:
     writer.writeheader()
     best = {one.name for one in undominated(front.settings)}
     writer.writerows({**one.model_dump(), "on_front": int(one.name in best)} for one in front.settings)
-    paths = [folder / f"{FRONT_NAME}.json", folder / f"{FRONT_NAME}.csv"]
+    paths = [folder / f"{_NAME}.json", folder / f"{_NAME}.csv"]
     for path, text in zip(paths, (content, table.getvalue()), strict=True):
         write_atomically(path, text.encode())
-    try:
-        picture = _draw(front)
-    except MissingExtra:
-        return paths
-    write_atomically(folder / f"{FRONT_NAME}.png", picture)
-    return [*paths, folder / f"{FRONT_NAME}.png"]
-
-
-def load_front(folder: Path) -> Front:
-    """Read `bottleneck.json` of a folder of records.
-
-    Raises:
-        WeightsError: it is missing or damaged.
-    """
-    path = folder / f"{FRONT_NAME}.json"
-    try:
-        return Front.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise WeightsError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise WeightsError(f"{path} is damaged: {error}") from error
+    paths.append(folder / f"{_NAME}.png")
+    write_atomically(paths[-1], _draw(front))
+    return paths
 
 
 def _draw(front: Front) -> bytes:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("plots", "drawing the front") from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     best = undominated(front.settings)
     axes.plot([one.ssim for one in best], [100 * one.fine_accuracy for one in best], "-", color="0.7", zorder=1)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from models.atomic import write_atomically
 from models.manifest import Manifest, ModelEntry, weights_folder
-from tierkit.documents import faults
+from tierkit.documents import Frozen, read_json
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.inference.model import Array
 from tierkit.types import Tier
@@ -62,11 +62,7 @@ def unsure(probabilities: Array, below: float) -> Array:
     return np.asarray(margin(probabilities).astype(np.float64) < below)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Network(_Frozen):
+class Network(Frozen):
     """One side of a gate."""
 
     tier: Tier
@@ -78,7 +74,7 @@ class Network(_Frozen):
         return cls(tier=Tier(entry.tier), name=entry.name, sha256=entry.sha256)
 
 
-class Point(_Frozen):
+class Point(Frozen):
     """A threshold, and what came of it on the held-out images."""
 
     below: Threshold
@@ -89,7 +85,7 @@ class Point(_Frozen):
     """Of the answers that then stand, those from above included."""
 
 
-class Gate(_Frozen):
+class Gate(Frozen):
     """Between two networks: accuracy against the share of images that go up, as measured on held-out images."""
 
     lower: Network
@@ -147,7 +143,7 @@ class Gate(_Frozen):
         )
 
 
-class Tuning(_Frozen):
+class Tuning(Frozen):
     """All gates, and the operating point that a job gets which does not name its own."""
 
     format: Literal[1] = 1
@@ -237,14 +233,9 @@ def load_tuning(folder: Path | None = None) -> Tuning:
         WeightsError: what is wrong with the file.
     """
     path = (folder or weights_folder()) / TUNING_NAME
-    try:
-        return Tuning.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise NotFound(f"there is no {path}: 'terrace models tune-escalation' makes it") from error
-    except OSError as error:
-        raise WeightsError(f"cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise WeightsError(f"{path} is wrong: {faults(error, Tuning)}") from error
+    if not path.exists():
+        raise NotFound(f"there is no {path}: 'terrace models tune-escalation' makes it")
+    return read_json(path, Tuning, what="file of thresholds", error=WeightsError)
 
 
 def save_tuning(tuning: Tuning, folder: Path) -> Path:

@@ -13,23 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from models.atomic import write_atomically
 from models.hierarchy import Hierarchy
 from models.split import Part
-from tierkit.documents import faults
-from tierkit.errors import DataError, NotFound, SetupError, WeightsError
+from tierkit.documents import Frozen, read_json
+from tierkit.errors import DataError, InvalidInput, NotFound, SetupError, WeightsError
 from tierkit.types import EncoderKind
 
 __all__ = [
@@ -64,10 +54,6 @@ Side = Literal["head", "tail"]
 _SIDES: tuple[Side, ...] = ("head", "tail")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class WeightsFile(Protocol):
     """A file of weights, and the name to ask for it by."""
 
@@ -84,7 +70,7 @@ class WeightsFile(Protocol):
     def size_bytes(self) -> int: ...
 
 
-class TrainingFacts(_Frozen):
+class TrainingFacts(Frozen):
     """How a network was trained; the whole record lies in `models/records/`."""
 
     record: str
@@ -106,7 +92,7 @@ class TrainingFacts(_Frozen):
     """Data set, and how much of it was trained on."""
 
 
-class ModelEntry(_Frozen):
+class ModelEntry(Frozen):
     """One network as it is shipped."""
 
     name: PlainName
@@ -160,7 +146,7 @@ class ModelEntry(_Frozen):
         return self.model_copy(update={**facts, "precision": precision})
 
 
-class NamedFile(_Frozen):
+class NamedFile(Frozen):
     """A `WeightsFile` and no more."""
 
     name: PlainName
@@ -169,7 +155,7 @@ class NamedFile(_Frozen):
     size_bytes: PositiveInt
 
 
-class PartFile(_Frozen):
+class PartFile(Frozen):
     """Where the head or the tail of an encoder lies."""
 
     file: PlainName
@@ -180,7 +166,7 @@ class PartFile(_Frozen):
     """What of the file it is: all of it, or one side of the network's cut (`models.split`)."""
 
 
-class EncoderEntry(_Frozen):
+class EncoderEntry(Frozen):
     """What a device may send to an upper network in place of pixels: a head that runs below, how its output is packed,
     and the tail that answers to it.
 
@@ -256,7 +242,7 @@ class EncoderEntry(_Frozen):
         return self
 
 
-class Manifest(_Frozen):
+class Manifest(Frozen):
     """All shipped networks and their label hierarchy."""
 
     format: Literal[1] = 1
@@ -271,6 +257,18 @@ class Manifest(_Frozen):
     def hierarchy(self) -> Hierarchy:
         """The label hierarchy of every network here."""
         return Hierarchy.parse(self.hierarchy_content, source=MANIFEST_NAME)
+
+    def check_hierarchy(self, hierarchy: Hierarchy) -> None:
+        """Refuse a data set with another hierarchy.
+
+        Raises:
+            InvalidInput: it has one.
+        """
+        if hierarchy != self.hierarchy:
+            raise InvalidInput(
+                f"the networks are of hierarchy {self.hierarchy.name!r}, the data set is {hierarchy.name!r}: choose "
+                "another weights folder"
+            )
 
     def listing(self) -> dict[str, Any]:
         """All networks and encoders as JSON: `models` and `encoders`."""
@@ -296,10 +294,10 @@ class Manifest(_Frozen):
         Raises:
             NotFound: no network serves this tier.
         """
-        for model in self.models:
-            if model.tier == tier:
-                return model
-        raise NotFound(f"no model for the tier {tier!r} in the manifest")
+        model = next((model for model in self.models if model.tier == tier), None)
+        if model is None:
+            raise NotFound(f"no model for the tier {tier!r} in the manifest")
+        return model
 
     def encoder(self, name: str) -> EncoderEntry:
         """The encoder called `name` ("NETWORK.KIND").
@@ -364,13 +362,9 @@ def load_manifest(folder: Path | None = None) -> Manifest:
         WeightsError: there is no manifest, or what is wrong with it.
     """
     path = (folder or weights_folder()) / MANIFEST_NAME
+    manifest = read_json(path, Manifest, what="manifest", error=WeightsError)
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
         hierarchy = manifest.hierarchy
-    except OSError as error:
-        raise WeightsError(f"cannot read the manifest {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise WeightsError(f"the manifest {path} is wrong: {faults(error, Manifest)}") from error
     except DataError as error:
         raise WeightsError(f"the manifest {path} is wrong: {error}") from error
     _check_consistency(manifest, hierarchy, path)

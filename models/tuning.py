@@ -242,11 +242,7 @@ def tune_weights(
         SetupError: a file could not be written.
     """
     manifest = load_manifest(folder)
-    if dataset.hierarchy != manifest.hierarchy:
-        raise InvalidInput(
-            f"{folder} holds networks of hierarchy {manifest.hierarchy.name!r}, the data set is "
-            f"{dataset.hierarchy.name!r}"
-        )
+    manifest.check_hierarchy(dataset.hierarchy)
     per_class = held_out_per_class(_served(manifest).values(), records)
     train = dataset.read("train")
     if train.fine is None:

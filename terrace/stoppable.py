@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import os
 import signal
 import threading
@@ -12,8 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from models.atomic import finish_writing
+from terrace.console import screen
 
-__all__ = ["run_interruptible", "run_stoppable"]
+__all__ = ["interruptible", "run_stoppable"]
 
 T = TypeVar("T")
 
@@ -46,21 +48,28 @@ def run_stoppable(
         return runner.run(supervised())
 
 
-def run_interruptible(work: Callable[[], T]) -> T:
-    """What `work` returns, computed in a thread: Ctrl-C waits for a file that is being written, but for no library in
-    whose code the thread is."""
-    result: Future[T] = Future()
+def interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that computes, in a thread: Ctrl-C waits for a file that is being written, but for no library in whose
+    code the thread is."""
 
-    def body() -> None:
+    @functools.wraps(command)
+    def in_thread(**given: Any) -> None:
+        result: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                command(**given)
+                result.set_result(None)
+            except BaseException as exc:  # handed on to the caller
+                result.set_exception(exc)
+
         try:
-            result.set_result(work())
-        except BaseException as exc:  # handed on to the caller
-            result.set_exception(exc)
+            threading.Thread(target=work, name="work", daemon=True).start()
+            result.result()
+        except KeyboardInterrupt:
+            atexit.register(os._exit, 130)  # the first thing that Python does when it ends: the thread still computes
+            screen(stderr=True).show_cursor()  # a progress bar has hidden it
+            finish_writing()
+            raise
 
-    threading.Thread(target=body, name="work", daemon=True).start()
-    try:
-        return result.result()
-    except KeyboardInterrupt:
-        finish_writing()
-        atexit.register(os._exit, 130)  # the first thing that Python does when it ends: the thread still computes
-        raise
+    return in_thread

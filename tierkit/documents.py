@@ -1,4 +1,4 @@
-"""TOML files that people write, checked against a pydantic model. Errors are sentences that name the place."""
+"""TOML and JSON files, checked against a pydantic model. Errors are sentences that name the place."""
 
 from __future__ import annotations
 
@@ -9,17 +9,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tierkit.errors import SetupError
 
-__all__ = ["faults", "read_document", "read_toml", "sentence"]
+__all__ = ["Frozen", "faults", "read_document", "read_json", "read_toml", "sentence"]
 
 _TABLE = re.compile(r"a valid dictionary( or instance of \w+)?")
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class Frozen(BaseModel):
+    """Cannot be changed, and takes no field that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def read_json(path: Path, kind: type[M], *, what: str, error: type[SetupError]) -> M:
+    """The content of a JSON file as `kind`.
+
+    Args:
+        what: how messages call the file, such as "manifest".
+
+    Raises:
+        error: it cannot be read, is no JSON, or does not fit.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as exc:
+        raise error(f"cannot read the {what} {path}: {exc.strerror}") from exc
+    except ValidationError as exc:
+        raise error(f"the {what} {path} is wrong: {faults(exc, kind)}") from exc
 
 
 def read_document(path: Path, kind: type[M], *, what: str, content: bytes | None = None) -> M:

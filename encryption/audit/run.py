@@ -20,7 +20,7 @@ import numpy as np
 from encryption.audit.decoder import Lessons, Trained, reconstruct, train_decoder
 from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Row, Subject, counts
-from encryption.audit.surrogate import Imitation, train_surrogate
+from encryption.audit.surrogate import train_surrogate
 from encryption.audit.target import Target
 from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
 from encryption.training.similarity import mean_ssim, psnr_db
@@ -55,7 +55,8 @@ class Budget:
     """Steps of the conjugate gradient method."""
     search: Search
     lessons: Lessons
-    imitation: Imitation
+    imitation_steps: int
+    """For which the query-free attacker trains a head of its own."""
     overheard: int
     """Images of others, features of which the query-free attacker has seen."""
     test_images: int
@@ -70,7 +71,7 @@ class Budget:
             equations=60,
             search=Search(steps=400, own_images=8),
             lessons=Lessons(images=queries, enough=0.95),
-            imitation=Imitation(steps=300),
+            imitation_steps=300,
             overheard=10_000,
             test_images=10_000,
         )
@@ -84,7 +85,7 @@ class Budget:
             equations=60,
             search=Search(steps=100, own_images=8),
             lessons=Lessons(images=15_000, enough=0.93),
-            imitation=Imitation(steps=50),
+            imitation_steps=50,
             overheard=500,
             test_images=1000,
         )
@@ -330,7 +331,7 @@ def _without_queries(bench: _Bench, target: Target, tail: OnnxModel, sent: Array
         own.fine,
         overheard,
         means,
-        budget.imitation,
+        budget.imitation_steps,
         bench.seed,
         lambda done, of: tell("query-free: a head of its own", done, of),
     )
@@ -342,7 +343,7 @@ def _without_queries(bench: _Bench, target: Target, tail: OnnxModel, sent: Array
         lambda done, of: tell("query-free: its decoder", done, of),
     )
     effort = (
-        f"{budget.imitation.steps} steps for a head of its own, features of {budget.overheard:,} images of others; "
+        f"{budget.imitation_steps} steps for a head of its own, features of {budget.overheard:,} images of others; "
         f"{taught.shown:,} pictures for its decoder"
     )
     return _Found(attack="query-free", images=reconstruct(taught.decoder, sent), effort=effort)

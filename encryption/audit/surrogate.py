@@ -9,7 +9,6 @@ behind them nor any answer of the head are needed for that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 from encryption.audit.onnx_torch import OnnxNetwork
 from tierkit.inference.model import Array
 
-__all__ = ["Imitation", "train_surrogate"]
+__all__ = ["train_surrogate"]
 
 _CLASSES, _OF_EACH = 8, 16
 """Each step sees pictures of so many classes."""
@@ -34,13 +33,6 @@ _RATE = 0.1
 Imitate = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imitation:
-    """How long the attacker's own head is trained."""
-
-    steps: int
-
-
 def train_surrogate(
     surrogate: OnnxNetwork,
     imitate: Imitate,
@@ -48,7 +40,7 @@ def train_surrogate(
     labels: Array,
     overheard: Array,
     means: Array,
-    imitation: Imitation,
+    steps: int,
     seed: int,
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
@@ -61,6 +53,7 @@ def train_surrogate(
         labels: fine labels of them, int64 `[n]`.
         overheard: some of what arrived from others, FP32 `[m, c, h, w]`.
         means: of what arrived for each class, FP32 `[classes, c, h, w]`.
+        steps: of the training.
     """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -73,8 +66,8 @@ def train_surrogate(
         groups.append({"params": [part.requires_grad_()], "lr": _RATE * max(float(part.detach().std()), 1e-3)})
     optimizer = torch.optim.Adam(groups)
     rates = [group["lr"] for group in groups]
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=imitation.steps + 1, pct_start=0.1)
-    for step in range(imitation.steps):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps + 1, pct_start=0.1)
+    for step in range(steps):
         classes = rng.choice(list(members), size=min(_CLASSES, len(members)), replace=False)
         drawn = np.stack([rng.choice(members[int(label)], size=_OF_EACH) for label in classes])
         own = imitate(surrogate(torch.from_numpy(images[drawn.ravel()]).float())) / spread
@@ -87,7 +80,7 @@ def train_surrogate(
         loss.backward()
         optimizer.step()
         schedule.step()
-        tell(step + 1, imitation.steps)
+        tell(step + 1, steps)
     surrogate.requires_grad_(False)
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,6 +15,7 @@ from pydantic import (
 )
 
 from models.training.config import TrainConfig, read_config
+from tierkit.documents import Frozen
 
 __all__ = ["CONFIGS", "AdversaryConfig", "BottleneckConfig", "EncoderConfig", "find_encoder_config"]
 
@@ -24,11 +23,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 """Folder of the configurations that ship with Terrace."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class EncoderConfig(_Frozen):
+class EncoderConfig(Frozen):
     """The part that runs on the device, and what it sends.
 
     It consists either of convolutions of its own (`widths`, `strides`), or of the upper network's first convolution and
@@ -63,7 +58,7 @@ class EncoderConfig(_Frozen):
         return self
 
 
-class AdversaryConfig(_Frozen):
+class AdversaryConfig(Frozen):
     """The decoder that learns alongside to reconstruct the images, and how much the encoder minds."""
 
     weight: NonNegativeFloat

@@ -38,7 +38,6 @@ from models.training.checkpoint import load_checkpoint
 from models.training.learner import load_weights
 from models.training.networks import build_network, count_parameters
 from models.training.record import read_records, save_record
-from tierkit.errors import WeightsError
 from tierkit.inference.model import Array
 from tierkit.types import EncoderKind
 
@@ -82,8 +81,7 @@ def export_encoder(
     statistics = Statistics(**checkpoint.statistics)
     manifest = begin_weights(into, weights_folder())
     network = manifest.entry(config.upper)
-    if manifest.hierarchy != dataset.hierarchy:
-        raise WeightsError(f"{into} holds networks of hierarchy {manifest.hierarchy.name!r}; choose another folder")
+    manifest.check_hierarchy(dataset.hierarchy)
     train, test = dataset.read("train"), dataset.read("test")
     examples, held_out = calibration_images(train, config.held_out_per_class)
     levels = config.encoder.levels

@@ -99,8 +99,8 @@ def quantize_run(
     before = None
     if (weights / MANIFEST_NAME).is_file() or dataset.hierarchy == load_manifest().hierarchy:
         before = begin_weights(weights, weights_folder())
-    if before is not None and before.hierarchy != dataset.hierarchy:
-        raise WeightsError(f"{weights} holds networks of hierarchy {before.hierarchy.name!r}; choose another folder")
+    if before is not None:
+        before.check_hierarchy(dataset.hierarchy)
     # Measured in the run folder: what is being served from the weights folder changes only when all is known.
     write_atomically(folder / draft.file, content)
     say("fitting the temperature on held-out training images")

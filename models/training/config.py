@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from models.manifest import PlainName
-from tierkit.documents import read_document
+from tierkit.documents import Frozen, read_document
 from tierkit.errors import InvalidInput
 
 __all__ = ["CONFIGS", "NetworkConfig", "TeacherConfig", "TrainConfig", "find_config", "read_config"]
@@ -17,11 +17,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 """Folder of the configurations that ship with Terrace."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NetworkConfig(_Frozen):
+class NetworkConfig(Frozen):
     """Which architecture, and its options."""
 
     kind: str
@@ -30,7 +26,7 @@ class NetworkConfig(_Frozen):
     """Keyword arguments of the network's class."""
 
 
-class TeacherConfig(_Frozen):
+class TeacherConfig(Frozen):
     """Knowledge distillation (Hinton et al. 2015, arXiv:1503.02531)."""
 
     runs: tuple[PlainName, ...] = Field(min_length=1)
@@ -41,7 +37,7 @@ class TeacherConfig(_Frozen):
     """Softens both sides of the teacher's term, which is scaled by its square."""
 
 
-class TrainConfig(_Frozen):
+class TrainConfig(Frozen):
     """Everything that determines a training run, together with the data and the code."""
 
     name: PlainName

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from models.atomic import write_atomically
 from models.manifest import TrainingFacts
 from models.training.config import TrainConfig
 from models.training.trainer import Trainer
+from tierkit.documents import Frozen, read_json
 from tierkit.errors import WeightsError
 
 __all__ = ["TrainingRecord", "hardware", "make_record", "read_record", "read_records", "save_record"]
@@ -25,10 +25,8 @@ __all__ = ["TrainingRecord", "hardware", "make_record", "read_record", "read_rec
 _FILE = "record.json"
 
 
-class TrainingRecord(BaseModel):
+class TrainingRecord(Frozen):
     """One run, as it is kept beside the weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: TrainConfig
     data: str
@@ -112,13 +110,7 @@ def read_record(kind: type[Record], folder: Path, file_name: str = _FILE) -> Rec
     Raises:
         WeightsError: there is none, or it is damaged.
     """
-    path = folder / file_name
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise WeightsError(f"cannot read the training record {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise WeightsError(f"the training record {path} is damaged: {error}") from error
+    return read_json(folder / file_name, kind, what="training record", error=WeightsError)
 
 
 def read_records(kind: type[Record], folder: Path) -> list[Record]:

@@ -41,7 +41,7 @@ from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
-from tierkit.errors import InvalidInput
+from terrace.stoppable import interruptible
 
 __all__ = ["app"]
 
@@ -132,6 +132,7 @@ def show(name: Name, weights: Weights = None, json: Json = False) -> None:
 
 
 @app.command()
+@interruptible
 def verify(weights: Weights = None, provider: Provider = Processor.CPU, json: Json = False) -> None:
     """Check digest, loading, answers and the cut into head and tail of every network, and every encoder."""
     folder = weights or weights_folder()
@@ -158,6 +159,7 @@ def verify(weights: Weights = None, provider: Provider = Processor.CPU, json: Js
 
 
 @app.command("eval")
+@interruptible
 def evaluate_models(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks to measure.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Measure every network of the manifest.")] = False,
@@ -175,11 +177,7 @@ def evaluate_models(
     manifest = load_manifest(folder)
     entries = _chosen(manifest, names or [], all_)
     source = Dataset.open(dataset, data, size=entries[0].input_shape[:2])
-    if source.hierarchy != manifest.hierarchy:
-        raise InvalidInput(
-            f"{folder} holds networks of hierarchy {manifest.hierarchy.name!r}, the data set is "
-            f"{source.hierarchy.name!r}"
-        )
+    manifest.check_hierarchy(source.hierarchy)
     test = source.read("test")
     found: list[dict[str, Any]] = []
     with progress_bars("image") as progress:
@@ -217,6 +215,7 @@ def evaluate_models(
 
 
 @app.command()
+@interruptible
 def speed(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all unless given.")] = None,
     batches: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Batch size; give several.")] = None,
@@ -259,6 +258,7 @@ def speed(
 
 
 @app.command("cut-encoder")
+@interruptible
 def cut_encoder(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all with fine answers unless given.")
@@ -294,6 +294,7 @@ def cut_encoder(
 
 
 @app.command("tune-escalation")
+@interruptible
 def tune_escalation(
     *,
     out: Out,
@@ -359,6 +360,7 @@ def train(name: Name, runs: Runs = _RUNS, *, training: Training) -> None:
 
 
 @app.command()
+@interruptible
 def export(
     name: Name, data: Data = None, dataset: DatasetName = CIFAR100, runs: Runs = _RUNS, json: Json = False
 ) -> None:
@@ -374,6 +376,7 @@ def export(
 
 
 @app.command()
+@interruptible
 def quantize(
     name: Name,
     *,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,9 +19,10 @@ from experiments.record import RunRecord
 from models.dataset import CIFAR100, Dataset
 from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
 from terrace.commands.privacy_training import export, front, train
+from terrace.commands.training import TorchThreads
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
-from tierkit.errors import InvalidInput
+from terrace.stoppable import interruptible
 from tierkit.types import EncoderKind, Privacy
 
 __all__ = ["app"]
@@ -54,6 +54,7 @@ def _one_of(names: Iterable[str], what: str, given: str) -> str:
 
 
 @app.command()
+@interruptible
 def audit(
     encoder: Annotated[
         str | None, typer.Option(metavar="KIND", help="none (pixels), conv1 or bottleneck.", show_default=False)
@@ -79,9 +80,7 @@ def audit(
     ] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by chance.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Weak attackers: to see that it works.")] = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=os.cpu_count() or 1, help="CPU threads; torch's own choice unless given.")
-    ] = None,
+    threads: TorchThreads = None,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     weights: Weights = None,
@@ -98,11 +97,7 @@ def audit(
         from encryption.audit.sheet import draw_sheet
 
     source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
-    if source.hierarchy != manifest.hierarchy:
-        raise InvalidInput(
-            f"{folder} holds networks of hierarchy {manifest.hierarchy.name!r}, the data set is "
-            f"{source.hierarchy.name!r}"
-        )
+    manifest.check_hierarchy(source.hierarchy)
     train, test = source.read("train"), source.read("test")
     if threads is not None:
         torch.set_num_threads(threads)

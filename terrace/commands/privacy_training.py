@@ -13,6 +13,7 @@ from models.manifest import MANIFEST_NAME
 from terrace.commands.training import TorchThreads, Training, say, training_command
 from terrace.console import Column, Listing, percent, print_json, screen
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
+from terrace.stoppable import interruptible
 
 __all__ = ["export", "front", "train"]
 
@@ -48,6 +49,7 @@ def train(
     )
 
 
+@interruptible
 def export(
     name: Name,
     data: Data = None,
@@ -89,6 +91,7 @@ def export(
         screen().print(str(place / file), style="dim", markup=False, soft_wrap=True)
 
 
+@interruptible
 def front(
     places: Annotated[
         list[Path],

@@ -16,7 +16,7 @@ from models.dataset import CIFAR100, Dataset
 from terrace.commands.processors import Processor, within_cores
 from terrace.console import print_json, progress_bars, screen
 from terrace.options import Data, DatasetName, Json
-from terrace.stoppable import run_interruptible
+from terrace.stoppable import interruptible
 from tierkit.errors import InvalidInput, SetupError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Training:
                 report=lambda step: progress.update(bar, completed=step.step, total=step.steps),
                 say=say,
             )
-            record = run_interruptible(lambda: train(config, Dataset.open(self.dataset, self.data), options))
+            record = train(config, Dataset.open(self.dataset, self.data), options)
         if self.json:
             print_json(record.model_dump(mode="json"))
             return
@@ -105,7 +105,7 @@ def training_command(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *common.values())]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_options
+    return interruptible(with_options)
 
 
 def say(text: str) -> None:

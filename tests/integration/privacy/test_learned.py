@@ -18,7 +18,6 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 from encryption.audit.decoder import Lessons
 from encryption.audit.run import Budget, run_audit
-from encryption.audit.surrogate import Imitation
 from encryption.audit.whitebox import Search
 from encryption.training.config import BottleneckConfig
 from encryption.training.export import export_encoder
@@ -104,7 +103,7 @@ def test_the_audit_attacks_it_as_the_first_convolution(weights: Path):
         equations=2,
         search=Search(steps=2, own_images=2),
         lessons=Lessons(images=256, enough=1.0),
-        imitation=Imitation(steps=2),
+        imitation_steps=2,
         overheard=20,
         test_images=50,
     )

@@ -15,7 +15,7 @@ from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Subject
 from encryption.audit.run import Budget, run_audit
 from encryption.audit.sheet import draw_sheet
-from encryption.audit.surrogate import Imitation, train_surrogate
+from encryption.audit.surrogate import train_surrogate
 from encryption.audit.target import Target
 from encryption.audit.whitebox import Search, is_linear, least_squares, optimise
 from encryption.training.similarity import mean_ssim, psnr_db
@@ -175,7 +175,7 @@ def test_a_head_of_ones_own_comes_to_spread_its_values_as_the_other_does(sample:
 
     first = apart()
     means = np.zeros((100, *overheard.shape[1:]), np.float32) + overheard.mean(axis=0)
-    train_surrogate(surrogate, target.imitate, own, sample.fine[500:], overheard, means, Imitation(steps=10), 0)
+    train_surrogate(surrogate, target.imitate, own, sample.fine[500:], overheard, means, 10, 0)
     assert apart() < 0.5 * first
 
 
@@ -186,7 +186,7 @@ def test_the_audit_runs_each_attack_and_says_whether_it_counts(sample: ImageSet,
         equations=60,
         search=Search(steps=2, own_images=2),
         lessons=Lessons(images=256, enough=1.0),
-        imitation=Imitation(steps=2),
+        imitation_steps=2,
         overheard=20,
         test_images=50,
     )

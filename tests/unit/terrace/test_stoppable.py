@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +76,36 @@ def test_nobody_waits_for_a_thread_that_still_computes() -> None:
         assert run_stoppable(main) is None  # it would hang here
     finally:
         go_on.set()
+
+
+COMPUTES = """
+import ctypes, os, sys
+from pathlib import Path
+from models import atomic
+from terrace.stoppable import interruptible
+
+sync = os.fsync
+
+def interrupt_and_sync(handle):
+    os.fsync = sync
+    os.kill(os.getpid(), 2)
+    ctypes.CDLL(None).usleep(200_000)  # the main thread has seen it
+    sync(handle)
+
+def command(path):
+    os.fsync = interrupt_and_sync
+    atomic.write_atomically(Path(path), b"whole")
+    ctypes.CDLL(None).sleep(3600)
+
+interruptible(command)(path=sys.argv[1])
+"""
+
+
+def test_a_computation_ends_at_once_and_a_file_is_finished_before(tmp_path: Path):
+    """At once: before the library's hour is over."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPUTES, str(tmp_path / "file")], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 130
+    assert (tmp_path / "file").read_bytes() == b"whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
