@@ -53,8 +53,7 @@ class Encoders:
         self, heads: Sequence[Head], settings: NodeSettings, substitute: Callable[[Model], Model] | None = None
     ) -> None:
         self._substitute = substitute
-        self._heads = {head.name: head for head in heads}
-        self._by_encoder = {head.encoder.name: head for head in heads}
+        self._heads = {head.encoder.name: head for head in heads}
         self._settings = settings
         self._runners: dict[str, ModelRunner] = {}
         self._noise_key = secrets.token_bytes(KEY_BYTES)
@@ -92,7 +91,7 @@ class Encoders:
             EncoderMismatch: it is here in another version.
             TerraceError: as `ModelRunner.infer`.
         """
-        head = self._by_encoder.get(encoding.name)
+        head = self._heads.get(encoding.name)
         if head is None:
             raise NotFound(f"this node has no encoder '{encoding.name}', and sends no pixels in its place")
         encoder = head.encoder

@@ -38,7 +38,7 @@ async def load_heads(settings: NodeSettings) -> list[Head]:
             log.warning("an encoder is not at hand", extra={"encoder": encoder.name, "why": str(exc)})
             continue
         network = manifest.entry(encoder.network)
-        heads.append(Head(encoder, network, _loader(encoder, manifest, "head", path, settings, threads=settings.cores)))
+        heads.append(Head(encoder, network, _loader(encoder, manifest, "head", path, settings)))
     return heads
 
 
@@ -70,7 +70,7 @@ async def load_served(settings: UpperSettings, tier: Tier) -> ServedModels:
 async def _tail(encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings) -> Tail:
     path = await obtain_weights(open_store(settings), encoder.weights("tail"), settings)
     network = manifest.entry(encoder.network)
-    load = _loader(encoder, manifest, "tail", path, settings, threads=settings.cores)
+    load = _loader(encoder, manifest, "tail", path, settings)
     return Tail(encoder, network, load, manifest.labels(network))
 
 
@@ -81,7 +81,7 @@ async def _guard(tail: Tail, request: InferRequest) -> None:
 
 
 def _loader(
-    encoder: EncoderEntry, manifest: Manifest, side: Side, path: Path, settings: NodeSettings, *, threads: int
+    encoder: EncoderEntry, manifest: Manifest, side: Side, path: Path, settings: NodeSettings
 ) -> partial[OnnxModel]:
     network = manifest.entry(encoder.network)
     return partial(
@@ -91,6 +91,6 @@ def _loader(
         side,
         path.parent,
         provider=settings.provider,
-        threads=threads,
+        threads=settings.cores,
         labels=manifest.labels(network),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from models.manifest import EncoderEntry, Manifest, ModelEntry
 from models.session import load_encoder, load_model, verify_file
 from models.speed import probe_images
-from tierkit.errors import MissingExtra, ProviderUnavailable, WeightsError
+from tierkit.errors import WeightsError
 
 __all__ = ["Verdict", "verify_encoder", "verify_entry"]
 
@@ -37,8 +37,6 @@ def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provide
     try:
         verify_file(entry, folder)
         detail = _run_parts(entry, manifest, folder, provider)
-    except (MissingExtra, ProviderUnavailable):
-        raise
     except WeightsError as error:
         return Verdict(name=entry.name, file=entry.file, ok=False, detail=str(error))
     return Verdict(name=entry.name, file=entry.file, ok=True, detail=detail)
@@ -55,8 +53,6 @@ def verify_encoder(encoder: EncoderEntry, manifest: Manifest, folder: Path, *, p
         features = head.run({"images": probe_images(network.input_shape)[:_IMAGES]}, ["features"])
         if not np.isfinite(tail.run(features, ["logits"])["logits"]).all():
             raise WeightsError(f"{encoder.tail.file} gives values that are not finite")
-    except (MissingExtra, ProviderUnavailable):
-        raise
     except WeightsError as error:
         return Verdict(name=encoder.name, file=file, ok=False, detail=str(error))
     return Verdict(name=encoder.name, file=file, ok=True, detail="sha256 of head and tail match; both run")

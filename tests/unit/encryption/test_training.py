@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from models.data import ImageSet, read_sample
-from models.hierarchy import Hierarchy
 from models.manifest import load_manifest, weights_folder
 from models.session import load_model
+from tests.shapes import SHAPES, shape_images
 from tierkit.errors import Conflict, InvalidInput, SetupError, WeightsError
 
 torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
@@ -25,14 +25,6 @@ from models.training.trainer import Trainer, resume  # noqa: E402
 
 pytestmark = pytest.mark.train
 
-SHAPES = Hierarchy.parse(
-    {
-        "name": "shapes",
-        "fine": ["circle", "ellipse", "square"],
-        "superclasses": {"round": ["circle", "ellipse"], "angular": ["square"]},
-    },
-    source="test",
-)
 NETWORK: dict[str, Any] = {"kind": "wide-resnet", "options": {"depth": 10, "width": 1}}
 
 
@@ -58,16 +50,7 @@ def make_config(**changes) -> BottleneckConfig:
 
 @pytest.fixture
 def data() -> ImageSet:
-    fine = np.arange(36) % 3
-    images = np.random.default_rng(0).integers(0, 60, (36, 16, 16, 3), dtype=np.uint8)
-    images[np.arange(36), :, :, fine] += 150  # the colour tells the class
-    return ImageSet(
-        images=images,
-        fine=fine,
-        coarse=SHAPES.coarse_labels(fine),
-        names=tuple(map(str, range(36))),
-        hierarchy_name="shapes",
-    )
+    return shape_images(16)
 
 
 def make_trainer(

@@ -15,6 +15,7 @@ import pytest
 from models.data import ImageSet
 from models.held_out import hold_out
 from models.hierarchy import Hierarchy
+from tests.shapes import SHAPES, shape_images
 from tierkit.errors import Conflict, DataError, InvalidInput, SetupError, WeightsError
 from tierkit.inference.model import Array
 
@@ -35,15 +36,6 @@ from models.training.trainer import Progress, Trainer, resume  # noqa: E402
 
 pytestmark = pytest.mark.train
 
-SHAPES = Hierarchy.parse(
-    {
-        "name": "shapes",
-        "fine": ["circle", "ellipse", "square"],
-        "superclasses": {"round": ["circle", "ellipse"], "angular": ["square"]},
-    },
-    source="test",
-)
-
 
 def make_config(**changes) -> TrainConfig:
     fields = {
@@ -63,16 +55,7 @@ def make_config(**changes) -> TrainConfig:
 
 @pytest.fixture
 def data() -> ImageSet:
-    fine = np.arange(36) % 3
-    images = np.random.default_rng(0).integers(0, 60, (36, 8, 8, 3), dtype=np.uint8)
-    images[np.arange(36), :, :, fine] += 150  # the colour tells the class
-    return ImageSet(
-        images=images,
-        fine=fine,
-        coarse=SHAPES.coarse_labels(fine),
-        names=tuple(map(str, range(36))),
-        hierarchy_name="shapes",
-    )
+    return shape_images(8)
 
 
 def fine_of(data: ImageSet) -> Array:
