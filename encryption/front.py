@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from models.atomic import write_atomically
 from tierkit.documents import Frozen
 
@@ -91,8 +93,6 @@ def save_front(front: Front, folder: Path) -> list[Path]:
 
 
 def _draw(front: Front) -> bytes:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     best = undominated(front.settings)

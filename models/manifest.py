@@ -220,10 +220,8 @@ class EncoderEntry(Frozen):
     def weights(self, side: Side) -> WeightsFile:
         """The file of a side; that of a tail which is a part of its network has the network's name."""
         part = self.head if side == "head" else self.tail
-        if part.part != "whole":
-            return NamedFile(name=self.network, file=part.file, sha256=part.sha256, size_bytes=part.size_bytes)
-        name = self.head_name if side == "head" else self.name
-        return NamedFile(name=name, file=part.file, sha256=part.sha256, size_bytes=part.size_bytes)
+        own = self.head_name if side == "head" else self.name
+        return NamedFile(name=own if part.part == "whole" else self.network, **part.model_dump(exclude={"part"}))
 
     @property
     def is_cut(self) -> bool:

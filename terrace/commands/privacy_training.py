@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from encryption.front import save_front, undominated
 from models.dataset import CIFAR100, Dataset
 from models.manifest import MANIFEST_NAME
 from terrace.commands.training import TorchThreads, Training, say, training_command
@@ -114,6 +113,7 @@ def front(
     with training_extra("attacking an encoder"):
         import torch
 
+        from encryption.front import save_front, undominated
         from encryption.training.compare import compare_encoders
     if threads is not None:
         torch.set_num_threads(threads)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("matplotlib")
+
 from encryption.front import Front, Setting, save_front, undominated
 
 
@@ -40,7 +42,6 @@ def test_a_setting_is_on_the_front_unless_another_is_as_good_in_both_and_better_
 
 
 def test_a_front_is_written_as_json_csv_and_picture(tmp_path: Path):
-    pytest.importorskip("matplotlib")
     front = Front(
         network="resnet-34",
         plain_accuracy=0.608,
