@@ -102,7 +102,7 @@ async def check_features(encoder: EncoderEntry, request: InferRequest) -> None:
 
 def pack(encoder: EncoderEntry, features: Array, form: FeatureForm) -> Array:
     """What is sent of features FP32 `[n, channels, h, w]`, the encoder's noise added. An encoder that hides by its few
-    levels sends nothing but these, whatever type they are written in.
+    levels sends nothing but these, in any type.
 
     Raises:
         InvalidInput: NaN or infinity among features that are rounded.

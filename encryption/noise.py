@@ -2,7 +2,7 @@
 
 Features are often sent more than once, by retries, hedges and other devices that take a task over. Noise that is drawn
 afresh for each copy goes away when the copies are averaged; this one stays, for all copies are equal. It is a function
-of a secret key, the encoder and the image: SHAKE-128 (FIPS 202) gives the numbers, which nobody without the key can
+of a secret key, the encoder and the image: SHAKE-128 (FIPS 202) gives the numbers, which no one without the key can
 tell from chance, and the transformation of Box and Muller (1958) makes them Gaussian.
 
 The key is the job's own. The scheduler makes it from a secret that it keeps and sends it with each task, to those nodes

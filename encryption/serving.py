@@ -1,7 +1,7 @@
 """Heads and tails as models that a node runs. Each is loaded when the first request needs it, or at once by `load`.
 
 A device knows many upper networks and sends to one or two; upstream nodes mostly get pixels. So neither pays memory
-and start-up time for parts that nobody uses.
+and start-up time for parts that are not used.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _SPARE_CONNECTIONS = 64
 _ANSWER_S = 10.0
 _JSON = {"Content-Type": "application/json"}
 _NOWHERE = 9
-"""The port of the nodes: nobody asks them."""
+"""The port of the nodes, to which no request is sent."""
 _TIMES = ("--heartbeat-s", "2", "--suspect-s", "5", "--lease-s", "30")
 """As a large fleet has them: no node is suspect while the others register."""
 

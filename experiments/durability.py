@@ -57,7 +57,7 @@ _UPSTREAM = UPSTREAM_HEADER.lower().encode()
 
 
 def _null_nodes(pipe: Connection, count: int) -> None:
-    """The second process: so many servers; their ports go through the pipe."""
+    """The second process: the servers, whose ports go through the pipe."""
 
     async def run() -> None:
         servers = [await asyncio.start_server(_Null(number).serve, "127.0.0.1", 0) for number in range(count)]

@@ -293,7 +293,7 @@ class Run:
         return self._images
 
     def takes(self, tasks: int) -> None:
-        """It has no use for more images than those of so many tasks. To be called before any of them is read."""
+        """Use at most the images of this many tasks. To be called before any of them is read."""
         self.request = replace(self.request, tasks=tasks)
 
     def note(self, text: str) -> None:

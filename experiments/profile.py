@@ -63,7 +63,7 @@ MAX_NODES = 254
 
 
 _NUMBERS = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
-"""Of so many digits, which are too many for a fleet, but not for a sentence that says so."""
+"""Most digits of a number: too many for a fleet, but not for an error message."""
 
 
 def _read_numbers(value: Any) -> Any:

@@ -35,7 +35,7 @@ _JOB_BUDGET_S = 900.0
 
 
 def images_until(part: float, tasks: int, counts: NodeCounts, profile: Profile) -> int:
-    """Images after which the edge node becomes slower, so that this happens at about such a part of the job.
+    """Images after which the edge node becomes slower, so that this happens at about this part of the job.
 
     Of the tasks that edge nodes get, in the split with the least bound, it has its share by then.
     """

@@ -1,4 +1,4 @@
-"""False deaths: a fleet works under full load of the processor for a while, and nobody touches it.
+"""False deaths: a fleet works under full load of the processor for a while, without faults.
 
 Jobs run without a pause, two at a time, beside one process per core that does nothing but compute. Every node that the
 scheduler's log calls dead has been given up for no reason; every suspect one was left out of the dispatch for a moment.

@@ -78,7 +78,7 @@ class Chosen(Options):
 
 
 class _Silence:
-    """Stops end devices (SIGSTOP) as soon as their logs say that they have answered so many tasks."""
+    """Stops end devices (SIGSTOP) as soon as their logs say that they have answered a number of tasks."""
 
     def __init__(self) -> None:
         self.fleet: Fleet | None = None
@@ -87,7 +87,7 @@ class _Silence:
         self._left: dict[str, int] = {}
 
     def after(self, given: int, doomed: Sequence[str]) -> None:
-        """Silence these devices after so many tasks each."""
+        """Silence these devices after `given` tasks each."""
         self.late_answers = 0
         self._left = dict.fromkeys(doomed, given)
 

@@ -197,10 +197,10 @@ async def read_metrics(url: str) -> str:
 
 
 def check_fleet(profile: Profile, ends: Sequence[int] = ()) -> None:
-    """Whether all schemes can run on a profile, and with so many end devices of it.
+    """Whether all schemes can run on a profile, and with `ends` of its end devices.
 
     Raises:
-        InvalidInput: an upper tier has no node, or it has not so many end devices.
+        InvalidInput: an upper tier has no node, or it has fewer end devices.
     """
     for tier in (Tier.EDGE, Tier.CLOUD):
         if not profile.nodes.of(tier):

@@ -133,7 +133,7 @@ class ModelEntry(Frozen):
     licence: str = "Apache-2.0"
 
     def with_file(self, path: Path, *, precision: Literal["int8", "fp32"]) -> ModelEntry:
-        """This entry for another file of the same network, whatever that file holds.
+        """This entry for another file of the same network; the file is not checked.
 
         Raises:
             WeightsError: the file cannot be read.

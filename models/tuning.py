@@ -125,7 +125,7 @@ def tune(answers: Answers, target: Target, *, data: str) -> Tuning:
 
 
 def _gate(lower: Side, upper: Side) -> Gate:
-    # An end device gives coarse answers, whatever its network could say.
+    # An end device gives coarse answers, even if its network knows more.
     fine = lower.entry.tier != "end" and "fine" in lower.right and "fine" in upper.right
     answers: Answered = "fine" if fine else "coarse"
     return make_gate(
@@ -308,7 +308,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
 def curve_rows(held_out: Answers, tuning: Tuning, test: Answers | None) -> list[dict[str, Any]]:
     """Accuracy against the share of images that go up, per gate: rows for CSV and plot.
 
-    `random` sends up images whatever their margin, `oracle` those first that only the upper network answers rightly and
+    `random` sends up images of any margin, `oracle` those first that only the upper network answers rightly and
     those last that only the lower one does: no rule can be better. `test_share` and `test_accuracy` are of the test
     images at the same threshold; they were not used to choose it.
     """

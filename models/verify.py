@@ -29,7 +29,7 @@ class Verdict:
 
 
 def verify_entry(entry: ModelEntry, manifest: Manifest, folder: Path, *, provider: str = "cpu") -> Verdict:
-    """Check one network of a weights folder; whatever is wrong with its file is in the verdict.
+    """Check one network of a weights folder; what is wrong with its file is in the verdict.
 
     Raises:
         MissingExtra, ProviderUnavailable: nothing can be checked on this installation.

@@ -172,7 +172,7 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
     except UpstreamUnavailable:
         verdict = Verdict.FAIL if asked_for else Verdict.NOTE
         advice = "start a fleet with 'terrace up', or name another scheduler with --scheduler"
-        yield Check(_FLEET, "scheduler", verdict, f"nobody answers at {client.url}", advice)
+        yield Check(_FLEET, "scheduler", verdict, f"no service answers at {client.url}", advice)
         return
     except (Unauthenticated, Forbidden) as exc:
         advice = "show the token of a user with --token-file FILE or in TERRACE_TOKEN; 'terrace token create' makes one"

@@ -65,7 +65,7 @@ _COMMANDS = {
 _HINTS: dict[type[TerraceError], str] = {
     UpstreamUnavailable: "start a fleet with 'terrace up', or name another scheduler with --scheduler or"
     " TERRACE_SCHEDULER",
-    Unauthenticated: "show your token with --token-file FILE or in TERRACE_TOKEN; whoever runs the scheduler makes one"
+    Unauthenticated: "show your token with --token-file FILE or in TERRACE_TOKEN; the scheduler's operator makes one"
     " with 'terrace token create'",
     UpstreamTimeout: "it hangs or has too much to do: look at its log, or restart it (no job is lost)",
 }
@@ -138,7 +138,7 @@ def run(arguments: Sequence[str]) -> int:
         typer.echo(harmless(f"terrace: {as_sentence(f'{exc}{hint}')}"), err=True)
         return 2 if asked_wrongly(exc) else 1
     except BrokenPipeError:
-        _drop_output()  # nobody reads it any more, which is no news to whoever closed the pipe
+        _drop_output()  # the reader has closed the pipe and knows it
         return 1
     except OSError as exc:
         if exc.errno not in NO_ROOM:

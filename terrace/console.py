@@ -50,7 +50,7 @@ TIER_STYLES: dict[str, str] = {
 _UNBOUNDED_WIDTH = 10_000
 _GAP = 2
 _WHOLE = 12
-"""Results of up to so many characters stay on one line."""
+"""Results of up to this many characters stay on one line."""
 
 _HEALTH_STYLES = {Health.ALIVE: "green", Health.SUSPECT: "yellow", Health.DEAD: "red", Health.DRAINING: "yellow"}
 

@@ -33,7 +33,7 @@ _REACH = 5
 _RIDGE = 1e-4
 """Of the linear map: positions across that it sees, and the pull of its weights to zero."""
 _GRAIN = 2
-"""The last layer paints blocks of so many pixels across at each position."""
+"""Width in pixels of the block that the last layer paints at each position."""
 
 Send = Callable[[Array], Array]
 """Images UINT8 `[n, h, w, 3]` to what arrives, FP32 `[n, channels, H, W]`."""

@@ -32,7 +32,7 @@ def round_through(values: Tensor) -> Tensor:
 class OnnxNetwork(nn.Module):
     """An ONNX file with one input, read as floats, and one output. UINT8 images become floats of 0 to 255.
 
-    Stored values are parameters without a gradient until somebody asks for one.
+    Stored values are parameters without a gradient until one is asked for.
 
     Args:
         content: the file.

@@ -50,7 +50,7 @@ class Budget:
     images: int
     """Test images that the learned attacks and least squares reconstruct."""
     searched_images: int
-    """The first so many of them are also searched for by optimisation, which costs per image."""
+    """This many of them are also searched for by optimisation, which costs per image."""
     equations: int
     """Steps of the conjugate gradient method."""
     search: Search

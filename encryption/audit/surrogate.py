@@ -1,4 +1,4 @@
-"""The attack of whoever neither holds the head's weights nor can query it: a head of one's own in its place.
+"""The attack by someone who neither holds the head's weights nor can query it: a head of one's own in its place.
 
 He et al., Model inversion attacks against collaborative inference, 2019, section 4.3: an attacker who holds the tail
 trains a head on pictures of its own and inverts that one. Here it is trained to give, for the pictures of each class,
@@ -21,7 +21,7 @@ from tierkit.inference.model import Array
 __all__ = ["train_surrogate"]
 
 _CLASSES, _OF_EACH = 8, 16
-"""Each step sees pictures of so many classes."""
+"""Classes of the pictures of each step, and pictures of each class."""
 _WEIGHT = 20.0
 """Of the classes' means; their differences are small beside the spread within a class."""
 _SPREAD_IMAGES = 64

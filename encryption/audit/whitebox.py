@@ -1,4 +1,4 @@
-"""Attacks of whoever holds the head's weights."""
+"""Attacks by someone who holds the head's weights."""
 
 from __future__ import annotations
 

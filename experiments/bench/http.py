@@ -147,8 +147,8 @@ class Connection(asyncio.Protocol):
         """Open the connection if it is not open.
 
         Raises:
-            ConnectionBroken: nobody answers there.
-            TimeoutError: nobody did within `timeout_s`, which was short.
+            ConnectionBroken: no server answers there.
+            TimeoutError: none did within `timeout_s`, which was short.
         """
         if self._transport is not None:
             return

@@ -18,7 +18,7 @@ __all__ = ["InputPlan", "make_inputs"]
 
 _PAYLOADS = 16
 _PAYLOAD_BYTES = 64 * 2**20
-"""Different requests to take turns, so that nobody is measured on one cached answer; fewer when they are large."""
+"""Different requests to take turns, so that no server is measured on one cached answer; fewer when they are large."""
 
 _REQUEST_BYTES = 256 * 2**20
 _REQUEST_BYTES_AS_JSON = 16 * 2**20

@@ -67,7 +67,7 @@ class Plan:
     warmup_s: float = 0.5
     """Load before the window that no figure counts."""
     max_requests: int | None = None
-    """Ends the window early, when so many requests have finished in it."""
+    """Ends the window early, when this many requests have finished in it."""
     timeout_s: float = 30.0
     """For each request, from when it was due."""
     max_connections: int = 512

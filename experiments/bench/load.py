@@ -1,7 +1,7 @@
 """The two ways to put load on a server.
 
 A *closed loop* keeps a number of requests under way: the next one is sent when one is answered, so a slow server slows
-its clients. An *open loop* sends at given times whatever the server does, as independent users would, and counts
+its clients. An *open loop* sends at given times, independent of the server, as independent users would, and counts
 latency from the time at which a request was due: a server that stalls for a second is then charged for every request
 that waited, and not only for the one that saw it (coordinated omission).
 """
@@ -88,7 +88,7 @@ async def run_open(
                 await woken
 
     def engage() -> None:
-        """See that somebody takes the request that has just become due."""
+        """Have a worker take the request that has just become due."""
         nonlocal workers
         while idle:
             # The last one to become idle: its connection is the least likely to have been closed by the server.

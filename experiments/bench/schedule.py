@@ -43,7 +43,7 @@ def parse_range(text: str, *, whole: bool, most: float) -> list[float]:
         most: highest level that can be measured.
 
     Raises:
-        InvalidInput: not such a range, or one without end.
+        InvalidInput: no range of this form, or one without end.
     """
     try:
         numbers = [float(part) for part in text.split(":")]

@@ -92,7 +92,7 @@ async def _inflict(run: Run, world: World, plan: Sequence[Fault]) -> None:
 
 
 class _Load:
-    """Jobs one after the other, for as long as there are faults, and so many at least."""
+    """Jobs one after the other while there are faults, and at least `least` of them."""
 
     def __init__(self, run: Run, url: str, truth: Truth, least: int) -> None:
         self.enough = False

@@ -20,7 +20,7 @@ _CHUNK_BYTES = 64 * 1024
 _HELD_BYTES = 1 << 20
 _CONNECT_S = 2.0
 _SECOND_S = 10.0
-"""How long the answer to a duplicate may take; nobody waits for it."""
+"""How long the answer to a duplicate may take; no client waits for it."""
 
 
 @dataclass(slots=True)

@@ -133,7 +133,7 @@ class EmulatedModel:
         answers: of this model, computed beforehand; images that are not among them are really run.
         slowdown: what happens to its speed; None for nothing.
         clock: seconds, never backwards.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(

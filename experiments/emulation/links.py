@@ -57,7 +57,7 @@ class LinkSpec(BaseModel):
     delay_s: DelayS = 0.0
     """Seconds from one side to the other, an hour at most; a question and its answer take twice that."""
     jitter_s: NonNegativeFloat = 0.0
-    """Each way of each exchange differs from `delay_s` by up to so many seconds, uniformly; at most `delay_s`."""
+    """Each way of each exchange differs from `delay_s` by up to this many seconds, uniformly; at most `delay_s`."""
     bandwidth_bps: Annotated[float, Field(ge=1.0)] | None = None
     """Bits per second, each way, 1 at least; None for no limit."""
     reset: Share = 0.0

@@ -25,7 +25,7 @@ from experiments.emulation.waiting import wait_until
 __all__ = ["Clock", "LinkMiddleware", "WallClock"]
 
 _MAX_PIECES = 256
-"""Pieces of an answer under way, some 64 kB each: the flow control of a real connection has such a bound as well."""
+"""Pieces of an answer under way, some 64 kB each: the flow control of a real connection has a similar bound."""
 
 
 class Clock(Protocol):
@@ -155,7 +155,7 @@ class _LateBody(aiohttp.StreamReader):
                 due = self._link.back.send(len(piece), self._clock.now()) + self._fate.back_s
                 await self._due.put((due, piece))
         except Exception as exc:
-            last = exc  # whatever it is, the reader waits for it
+            last = exc  # any error: the reader waits for it
         await self._due.put((self._clock.now() + self._fate.back_s, last))
 
 

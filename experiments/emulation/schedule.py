@@ -42,7 +42,7 @@ class Fate:
 
 
 def draw_fate(spec: LinkSpec, random: Random) -> Fate:
-    """The fate of the next exchange. Draws four numbers whatever the link is like, so that a link with another loss
+    """The fate of the next exchange. Draws four numbers for any link, so that a link with another loss
     still has the same jitter."""
     there, back, loss, where = (random.random() for _ in range(4))
     fault = Fault.RESET if loss < spec.reset else Fault.STALL if loss < spec.reset + spec.stall else None

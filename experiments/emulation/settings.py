@@ -46,10 +46,10 @@ class EmulatedNode(EmulatedLinks, NodeSettings):
     """What an emulated node can be told besides."""
 
     emulate_ms_per_image: EmulatedMs | None = None
-    """Milliseconds that the models take for an image, whatever they really need; an hour at most. Default: none."""
+    """Milliseconds that the models take for an image in place of their real time; an hour at most. Default: none."""
 
     emulate_encode_ms_per_image: EmulatedMs | None = None
-    """Milliseconds that encoding an image takes, whatever it really needs; an hour at most. Default: none."""
+    """Milliseconds that encoding an image takes in place of its real time; an hour at most. Default: none."""
 
     emulate_answers: UserPath | None = None
     """File of answers computed beforehand, for a model that is slower here than `emulate_ms_per_image`."""

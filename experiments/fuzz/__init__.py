@@ -1,1 +1,1 @@
-"""Requests that no honest client sends, by the million, and whether everybody else is served meanwhile."""
+"""Requests that no honest client sends, by the million, and whether other clients are served meanwhile."""

@@ -28,7 +28,7 @@ class Bare(NamedTuple):
 
 
 BareLoop = Callable[[int, float], Bare]
-"""Runs the loop with batches of so many images, for about so many seconds."""
+"""Runs the loop with batches of a size, for about a number of seconds."""
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 The rounds of the comparison lie a minute apart, and a shared machine drifts by several percent in that time: more than
 separates two servers whose time is nearly all inference. Here both run at once on the server's core, one of them idle
 while the other is asked, and windows of a second follow one another, the order turned round each time. So this suits
-servers that use no processor time while nobody asks them. The bare loop has its turn in each round as well.
+servers that use no processor time while no request comes. The bare loop has its turn in each round as well.
 """
 
 from __future__ import annotations

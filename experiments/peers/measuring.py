@@ -121,7 +121,7 @@ class Serving:
     """From the start of its process to its first answer."""
 
     def target(self, batch: int) -> Target:
-        """Requests of so many images each."""
+        """Requests of `batch` images each."""
         images = random_images(batch, self.network.shape)
         return make_target(self.origin, self.contender.protocol, self.network.name, images)
 
@@ -152,7 +152,7 @@ class Serving:
 async def loaded(target: Target, load: levels.Load, plan: Plan) -> Level:
     """One level of load to its end."""
     level = await levels.measure(target, load, plan, asyncio.Event())
-    assert level is not None  # nobody sets the event that stops it
+    assert level is not None  # the event that stops it is never set
     return level
 
 

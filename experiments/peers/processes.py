@@ -1,4 +1,4 @@
-"""Processes of a contender: started on one core, found again whatever they fork, measured, and all of them ended.
+"""Processes of a contender: started on one core, found again even if they fork, measured, and all of them ended.
 
 Some servers start their workers through daemons of their own, outside of any process group. All of them inherit the
 environment, so a variable with an unguessable value tells which processes are whose. Linux only (/proc).

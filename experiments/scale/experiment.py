@@ -42,7 +42,7 @@ _SCHEMES = (Scheme.MAPPING, Scheme.ADAPTIVE)
 _SPREAD = 0.3
 _CHURN_PER_MINUTE = 0.02
 _AGGREGATED = 20_000
-"""Above so many nodes heartbeats come together, `_TOGETHER` nodes at a time, and less often."""
+"""Above this many nodes heartbeats come together, `_TOGETHER` nodes at a time, and less often."""
 _TOGETHER, _SLOW_BEAT_S = 100, 2.0
 
 

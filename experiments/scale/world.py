@@ -85,7 +85,7 @@ class Case:
     hop_s: float = 0.004
     """Between scheduler and end device, and what the services take for themselves."""
     joins: int = 1
-    """Tasks that an edge node or a cloud computes in one batch, where so many wait."""
+    """Tasks that an edge node or a cloud computes in one batch, if as many wait."""
     window: int = 3
     n_map: int | None = None
     heartbeat_s: float = 0.2
@@ -263,7 +263,7 @@ class World:
         ):
             network = manifest.default_for(tier)
             for number in range(1, count + 1):
-                # Of mean 1, whatever the spread.
+                # Of mean 1 for any spread.
                 factor = self._chance.lognormvariate(-(case.spread**2) / 2, case.spread) if case.spread else 1.0
                 yield _Node(f"{tier}-{number}", tier, seconds * factor, network.name)
 
@@ -391,7 +391,7 @@ class World:
         """Wait for something that needs the node.
 
         Raises:
-            UpstreamUnavailable: it was killed; of one that is silent nobody ever hears again.
+            UpstreamUnavailable: it was killed; from one that is silent nothing ever comes again.
         """
         if node.down == "killed":
             raise UpstreamUnavailable(f"{node.node_id} refused the connection")

@@ -1,6 +1,6 @@
 """The FP32 form of a shipped INT8 network: the same operators over floats, to time the two side by side.
 
-The FP32 files of the shipped networks are large and serve nobody; their speed does not depend on the weights' values.
+The FP32 files of the shipped networks are large and not shipped; their speed does not depend on the weights' values.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _export(network: nn.Module, example: Tensor, takes: str, gives: str) -> onnx
         )
     model = onnx.load_from_string(buffer.getvalue())
     _normalisation_to_convolution(model.graph)
-    # The exporter notes the source file of every node; those paths are nobody's business.
+    # The exporter notes the source file of every node; those paths are private.
     for node in model.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""

@@ -47,7 +47,7 @@ class Learner(Protocol):
         step."""
 
     def finish_epoch(self, steps: int) -> dict[str, float]:
-        """What the row of an epoch of so many steps has besides what all rows have."""
+        """What the row of an epoch of `steps` steps has besides what all rows have."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Weights, and state of the optimisers, for a checkpoint."""

@@ -55,11 +55,11 @@ def bench(
     batch_size: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Images per request.")] = 1,
     concurrency_range: Annotated[
         str | None,
-        typer.Option(metavar="START:END:STEP", help="Closed loop: so many requests under way. Default: 1."),
+        typer.Option(metavar="START:END:STEP", help="Closed loop: number of requests under way. Default: 1."),
     ] = None,
     request_rate_range: Annotated[
         str | None,
-        typer.Option(metavar="START:END:STEP", help="Open loop: so many requests a second, whatever the server does."),
+        typer.Option(metavar="START:END:STEP", help="Open loop: requests per second, independent of the server."),
     ] = None,
     request_distribution: Annotated[
         Distribution, typer.Option(help="Times between the requests of an open loop.")
@@ -71,10 +71,10 @@ def bench(
         int, typer.Option(min=0, max=600_000, help="Load before each measurement that is not counted, ms.")
     ] = 500,
     request_count: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="End a measurement early, after so many requests.")
+        int | None, typer.Option(min=1, max=10_000_000, help="End a measurement early, after this many requests.")
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(min=0.001, help="Answers within so many ms count as goodput.")
+        float | None, typer.Option(min=0.001, help="Answers within this time (ms) count as goodput.")
     ] = None,
     input_data: Annotated[
         Literal["random", "sample"], typer.Option(help="random values, or the bundled sample of CIFAR-100 test images.")

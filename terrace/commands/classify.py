@@ -22,7 +22,7 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 _LISTED_IMAGES = 20
-"""Up to so many images, each answer is shown; beyond, only what they come to."""
+"""Each answer is shown for up to this many images, only sums for more."""
 
 _NAME_WIDTH = 32
 

@@ -71,7 +71,7 @@ _INVALID = 1
 def _all(options: Mapping[str, Any], common: dict[str, Any]) -> None:
     """All of them, one after the other; one that fails does not stop the others.
 
-    Those that emulate nothing run at this machine's speed whatever the profile.
+    Those that emulate nothing run at this machine's speed with any profile.
     """
     _run(ALL, None, **common)
 

@@ -171,7 +171,7 @@ def _scope(entry: TokenEntry) -> str:
 
 
 def _hand_over(token: str, out: Path | None) -> None:
-    """Before its hash is kept: a token that nobody has got is of no use."""
+    """Before its hash is kept: a token that was never handed out is of no use."""
     if out is None:
         sys.stdout.write(f"{token}\n")
         sys.stdout.flush()

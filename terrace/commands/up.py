@@ -114,7 +114,7 @@ def without_pixels(untrusted: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: Path | None) -> int:
-    """Until every service has ended; exit code 1, since nobody asked for that."""
+    """Until every service has ended; exit code 1, since that is a failure."""
     console, notes = screen(), screen(stderr=True)
     # What the user said to get in here, so that the command of the greeting works as it stands.
     given = {"--token-file": token_file, "--tls-ca": tls_ca}
@@ -137,7 +137,7 @@ async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: P
             else:
                 console.print(painter.paint(name, line), soft_wrap=True)
         except SystemExit:
-            # So rich says that nobody reads our output any more (`terrace up | head`): as good as Ctrl-C.
+            # Rich's way to say that our output has no reader any more (`terrace up | head`): the same as Ctrl-C.
             task.cancel()
 
     def show_exit(end: Exit) -> None:

@@ -56,7 +56,7 @@ def infer_many(session: Any, requests: Sequence[Any]) -> list[Any]:
 
 
 def free_port() -> int:
-    """For listeners that a server insists on and nobody uses."""
+    """For listeners that a server insists on and that no client uses."""
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         port: int = sock.getsockname()[1]

@@ -31,7 +31,7 @@ class Classifier(ls.LitAPI):
 
 
 if __name__ == "__main__":
-    # batch_timeout 0: what waits is merged, nobody waits for company.
+    # batch_timeout 0: what waits is merged, no request waits for others.
     api = Classifier(max_batch_size=MAX_BATCH_REQUESTS, batch_timeout=0.0)
     server = ls.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True, timeout=60)
     server.run(host=HOST, port=PORT, num_api_servers=1, generate_client_file=False, log_level="warning")

@@ -101,7 +101,7 @@ async def test_answers_before_the_body_and_closed_connections(
         (("127.0.0.1",), timedelta(days=-1), True, "has expired: renew it there"),
         (("other.example",), timedelta(days=1), True, "is for another host"),
         (("10.1.2.3",), timedelta(days=1), True, "is for another host"),
-        (("127.0.0.1",), timedelta(days=1), False, "no authority that is trusted here"),
+        (("127.0.0.1",), timedelta(days=1), False, "is signed by no authority that is trusted here"),
     ],
     ids=["expired", "other name", "other address", "foreign authority"],
 )
