@@ -141,4 +141,4 @@ def test_the_kept_record_holds_what_the_page_shows() -> None:
     (newest,) = sorted((root / "experiments/records").glob("privacy-audit-*.json"))[-1:]
     record = json.loads(newest.read_text(encoding="utf-8"))
     rows = [Row(**row) for row in record["results"]["rows"]]
-    assert _table(rows).markdown() in (root / "docs/privacy.md").read_text(encoding="utf-8")
+    assert _table(rows).markdown() in (root / "docs/results/privacy.md").read_text(encoding="utf-8")
