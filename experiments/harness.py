@@ -608,7 +608,8 @@ def publish(experiment: Experiment, folder: Path, *, plots: bool = True) -> Outc
     notes = [f"- {note}" for note in record["notes"]]
     heading = f"# {experiment.name}: {experiment.summary}"
     state = "" if record["state"] == "complete" else f"**This run is {record['state']}.**\n\n"
-    text = "\n".join([heading, "", state + shown.table.markdown(), *notes, "", shown.source, ""])
+    parts = [heading, state + shown.table.markdown(), "\n".join(notes), shown.source]
+    text = "\n\n".join(part.strip() for part in parts if part) + "\n"
     write_atomically(folder / "table.md", text.encode(errors="backslashreplace"))
     if shown.figures is not None:
         shown.figures.save(folder)

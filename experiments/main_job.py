@@ -191,7 +191,7 @@ class MainJob(Experiment):
         run.expect(2 * repeats + max(3, repeats))
         folder = run.folder / "fleet"
         folder.mkdir()
-        plan = local_plan(counts, scheduler={"state": str(folder / "state"), "trusted": "end,edge,cloud"})
+        plan = local_plan(counts, scheduler={"port": 0, "state": str(folder / "state"), "trusted": "end,edge,cloud"})
         async with run.launched(plan, folder, command=TERRACE) as fleet:
             routes: list[Route] = []
             for repeat in range(repeats):

@@ -335,16 +335,18 @@ def records_folder(weights: Path) -> Path:
 
 
 def begin_weights(folder: Path, like: Path) -> Manifest:
-    """The manifest of a weights folder that is to be written into; one without becomes a copy of `like`, records
-    included.
+    """The manifest of a weights folder that is to be written into; a new one becomes a copy of `like` with its records.
 
     Raises:
+        InvalidInput: the folder holds something else.
         WeightsError: as `load_manifest`.
         SetupError: the folder could not be written.
     """
     if not (folder / MANIFEST_NAME).is_file():
         load_manifest(like)
         try:
+            if folder.exists() and any(folder.iterdir()):
+                raise InvalidInput(f"{folder} holds files but no {MANIFEST_NAME}: name a weights folder, or a new one")
             shutil.copytree(like, folder, dirs_exist_ok=True)
             if (records := records_folder(like)).is_dir():
                 shutil.copytree(records, records_folder(folder), dirs_exist_ok=True)

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +82,9 @@ class _LazyGroup(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
+        # As a path it would be the current folder. A service has settings that may be empty, such as --trusted.
+        if name and _COMMANDS[name].panel != _SERVE and any(re.fullmatch("(--[a-z-]+=)?", word) for word in rest):
+            raise UsageError("an empty value stands where one is needed: give it, or leave the option out")
         return name, _load(name) if name else listed, rest
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tierkit.errors import DataError, InvalidInput, SetupError
+from tierkit.errors import DataError, InvalidInput, SetupError, WeightsError
 
 __all__ = ["NO_ROOM", "Json", "UsageError", "as_sentence", "asked_wrongly"]
 
@@ -29,4 +29,4 @@ def asked_wrongly(error: BaseException) -> bool:
     would have helped."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM:
         return False
-    return isinstance(error, InvalidInput | DataError) or type(error) is SetupError
+    return isinstance(error, InvalidInput | DataError | WeightsError) or type(error) is SetupError

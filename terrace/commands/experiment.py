@@ -36,8 +36,6 @@ app = typer.Typer(
 
 
 def _run_folder(text: str) -> Path:
-    if not text:  # as a path it would be the current folder
-        raise typer.BadParameter("an empty name is none for a folder")
     if os.path.exists(text) and not os.path.isdir(text):
         raise typer.BadParameter(f"{text!r} is a file; a folder is expected")
     return Path(text)
@@ -60,7 +58,7 @@ class _Common(Options):
         metavar="DIRECTORY",
     )
     quick: bool = option(False, "A short run, to see that it works: the smaller defaults.", names="--quick")
-    seed: int = option(0, "Of all that is drawn by chance.", min=0, max=LARGEST_SEED)
+    seed: int = option(0, "Seed of all that is drawn by chance.", min=0, max=LARGEST_SEED)
     tasks: int | None = option(None, "Tasks of 50 images. Default: 200; 40 with --quick.", min=8, max=MOST_TASKS)
     data: Path | None = option(None, "Folder with CIFAR-100; without it, the bundled sample.", envvar="TERRACE_DATA")
 

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +44,7 @@ from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
 from terrace.options import Data, DatasetName, Json, Weights, training_extra
 from terrace.stoppable import interruptible
+from tierkit.errors import NotFound
 
 __all__ = ["app"]
 
@@ -119,7 +122,7 @@ def list_models(weights: Weights = None, json: Json = False) -> None:
 @app.command()
 def show(name: Name, weights: Weights = None, json: Json = False) -> None:
     """All that the manifest says of one network."""
-    entry = load_manifest(weights).entry(name)
+    entry = _entry(load_manifest(weights), name)
     content = entry.model_dump(mode="json")
     if json:
         print_json(content)
@@ -218,7 +221,9 @@ def evaluate_models(
 @interruptible
 def speed(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks; all unless given.")] = None,
-    batches: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Batch size; give several.")] = None,
+    batches: Annotated[
+        list[int] | None, typer.Option("--batch", min=1, max=10_000, help="Batch size; give several.")
+    ] = None,
     weights: Weights = None,
     runs: Annotated[
         Path | None, typer.Option(help="Folder of training runs: their FP32 files are measured beside the INT8 ones.")
@@ -257,6 +262,19 @@ def speed(
     screen().print("[dim]milliseconds per image[/dim]")
 
 
+@contextmanager
+def _writing(out: Path, weights: Path | None) -> Iterator[Manifest]:
+    """The manifest of the folder that is written into; a new one goes again if the command fails."""
+    new = not (out / MANIFEST_NAME).is_file()
+    manifest = begin_weights(out, weights or weights_folder())
+    try:
+        yield manifest
+    except BaseException:
+        if new:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
 @app.command("cut-encoder")
 @interruptible
 def cut_encoder(
@@ -274,10 +292,9 @@ def cut_encoder(
 ) -> None:
     """Cut the first convolution off networks, measure its features and enter it into the manifest as an encoder."""
     import_runtime()
-    manifest = begin_weights(out, weights or weights_folder())
-    wanted = names or [entry.name for entry in manifest.models if entry.target == "fine"]
-    source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
-    with progress_bars("image") as progress:
+    with _writing(out, weights) as manifest, progress_bars("image") as progress:
+        wanted = names or [entry.name for entry in manifest.models if entry.target == "fine"]
+        source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
         made = add_conv1(
             wanted,
             out,
@@ -321,11 +338,10 @@ def tune_escalation(
             "--relative-accuracy and --target-accuracy say one thing in two ways: give one of them."
         )
     import_runtime()
-    size = begin_weights(out, weights or weights_folder()).models[0].input_shape[:2]
-    with progress_bars("image") as progress:
+    with _writing(out, weights) as manifest, progress_bars("image") as progress:
         report = tune_weights(
             out,
-            Dataset.open(dataset, data, size=size),
+            Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2]),
             records or records_folder(out),
             Target(
                 accuracy=target_accuracy or relative_accuracy or 0.99, relative=target_accuracy is None, budget=budget
@@ -380,7 +396,14 @@ def export(
 def quantize(
     name: Name,
     *,
-    out: Out,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Weights folder to write into; a new one begins as a copy of the bundled ones.",
+            file_okay=False,
+            show_default=False,
+        ),
+    ],
     data: Data = None,
     dataset: DatasetName = CIFAR100,
     runs: Runs = _RUNS,
@@ -520,7 +543,14 @@ def _chosen(manifest: Manifest, names: list[str], everything: bool) -> list[Mode
         raise typer.BadParameter("name the networks to measure or say --all, not both.")
     if not everything and not names:
         raise typer.BadParameter("name the networks to measure, or say --all.")
-    return list(manifest.models) if everything else [manifest.entry(name) for name in names]
+    return list(manifest.models) if everything else [_entry(manifest, name) for name in names]
+
+
+def _entry(manifest: Manifest, name: str) -> ModelEntry:
+    try:
+        return manifest.entry(name)
+    except NotFound as exc:
+        raise typer.BadParameter(f"{exc}.") from exc
 
 
 def _precisions(

@@ -49,8 +49,9 @@ def _one_of(names: Iterable[str], what: str, given: str) -> str:
     names = list(names)
     if given in names:
         return given
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.0)
-    raise typer.BadParameter(f"there is no {what} {given!r}: did you mean '{near[0]}'? There is: {', '.join(names)}.")
+    near = difflib.get_close_matches(given, names, n=1)
+    guess = f" did you mean '{near[0]}'?" if near else ""
+    raise typer.BadParameter(f"there is no {what} {given!r}:{guess} There is: {', '.join(names)}.")
 
 
 @app.command()

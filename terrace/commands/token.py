@@ -192,9 +192,11 @@ def _now() -> datetime:
 
 def _span(text: str, *, zero: bool = False) -> timedelta:
     """ "30d", "12h", "90m", "45s" or "2w" as a span of time; "0s" only with `zero`."""
-    found = re.fullmatch(r"([0-9]{1,10})([smhdw])", text)
+    found = re.fullmatch(r"([0-9]{1,20})([smhdw])", text)
     seconds = int(found[1]) * _UNITS[found[2]] if found else -1
-    if not -zero < seconds <= _LONGEST_S:
+    if seconds > _LONGEST_S:
+        raise typer.BadParameter(f"{text!r} is longer than {_LONGEST_S // 86400} days")
+    if not -zero < seconds:
         raise typer.BadParameter(f"{text!r} is no span of time: write a number and s, m, h, d or w, such as 30d")
     return timedelta(seconds=seconds)
 
@@ -202,4 +204,8 @@ def _span(text: str, *, zero: bool = False) -> timedelta:
 def _sentence(exc: ValidationError) -> str:
     error = exc.errors(include_url=False, include_input=False)[0]
     reason = error["msg"].removeprefix("Value error, ")
-    return f"--{str(error['loc'][0]).rstrip('s')}: {reason}" if error["loc"] else reason
+    if not error["loc"]:  # a sentence that begins with the name of a field
+        field, rest = reason.split(" ", 1)
+        flag = {"nodes": "node", "tiers": "tier"}.get(field, field.replace("_", "-"))
+        return f"--{flag} {rest}"
+    return f"--{str(error['loc'][0]).rstrip('s')}: {reason}"

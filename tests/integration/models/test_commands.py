@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from models.manifest import load_manifest, records_folder, weights_folder
 from terrace.cli import run
 from terrace.commands.models import app
-from tierkit.errors import DataError, MissingExtra, NotFound
+from tierkit.errors import DataError, InvalidInput, MissingExtra
 
 
 def names() -> list[str]:
@@ -46,8 +46,7 @@ def test_show_tells_how_a_network_was_trained():
     shown = invoke("show", names()[0])
     assert "training epochs" in shown.output
     assert json.loads(invoke("show", names()[0], "--json").stdout)["training"]["record"] == f"{names()[0]}.json"
-    with pytest.raises(NotFound, match=names()[0]):
-        invoke("show", "vgg")
+    assert run(["models", "show", "vgg"]) == 2
 
 
 def test_verify_passes_on_the_shipped_networks():
@@ -122,7 +121,7 @@ def test_an_error_into_a_pipe_is_one_line(tmp_path: Path, capfd: pytest.CaptureF
         Image.new("RGB", (32, 32)).save(picture)
     (tmp_path / "data" / "hierarchy.json").write_text(json.dumps(load_manifest().hierarchy.content()))
     arguments = ["--dataset", str(tmp_path / "data"), "--weights", str(tmp_path / "weights")]
-    assert run(["models", "eval", "--all", *arguments]) == 1
+    assert run(["models", "eval", "--all", *arguments]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "is not the file of the manifest" in line
 
@@ -171,6 +170,20 @@ def test_without_torch_the_extra_is_named(command: str, monkeypatch: pytest.Monk
     out = ["--out", str(tmp_path)] if command == "quantize" else []
     with pytest.raises(MissingExtra, match=r"terrace\[train\]"):
         invoke(command, names()[0], "--runs", str(tmp_path), *out)
+
+
+@pytest.mark.parametrize("command", ["cut-encoder", "tune-escalation"])
+def test_a_command_that_fails_leaves_no_new_folder_and_an_old_one_alone(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("TERRACE_DATA", raising=False)
+    with pytest.raises(DataError, match="TERRACE_DATA"):
+        invoke(command, "--out", str(tmp_path / "new"))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidInput, match="holds files"):
+        invoke(command, "--out", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("arguments", ["eval --all", "tune-escalation --out x", "cut-encoder --out x", "speed --fp32"])

@@ -73,6 +73,7 @@ def test_nothing_that_was_measured_lies_outside_its_plot_or_on_its_edge(path: Pa
     figures = Figures()
     EXPERIMENTS[record["experiment"]].draw(record, figures)
     for axes in (axes for figure in figures.by_name.values() for axes in figure.axes):
+        axes.autoscale_view()  # it is put off until something is drawn
         low, high = sorted(axes.transAxes.transform([(0, 0.01), (0, 0.99)])[:, 1])
         for line in axes.get_lines():
             if line.get_marker() not in ("None", "_"):

@@ -97,6 +97,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["classify", "sample", "--out", "/proc/results.csv"], "/proc"),
         (["jobs", "shw"], "'show'"),
         (["devices", "list", "--tls-ca", "ca.pem"], "--tls-ca"),
+        (["classify", ""], "empty"),
+        (["sample", "photos", "--count="], "empty"),
+        (["experiment", "report", ""], "empty"),
+        (["models", "show", "nope"], "'nope'"),
+        (["models", "list", "--weights", "absent"], "absent"),
+        (["models", "speed", "--batch", "99999999"], "'--batch'"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(

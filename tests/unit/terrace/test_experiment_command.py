@@ -212,7 +212,7 @@ def test_what_has_nothing_to_emulate_takes_any_profile_and_says_so(
         ("table2 --out {tmp}/damaged.json/run", "cannot make the folder"),
         ("report {tmp}/damaged", "there is no record of an experiment in"),
         ("table3 --out /", "/ is no folder for a run, and none can stand beside it"),
-        ("table3 --out=", "an empty name is none for a folder"),
+        ("table3 --out=", "an empty value"),
         ("table3 --out {tmp}/damaged.json", "is a file; a folder is expected"),
         ("table5 --runs 1000000000000000000000 --out {tmp}/run", "Invalid value for '--runs': "),
         ("table5 --failures 1000000000000000000000 --out {tmp}/run", "0': a fleet has at most 254 end devices"),
@@ -250,11 +250,6 @@ def test_what_is_asked_for_wrongly_ends_with_two_and_a_sentence(
     (line,) = capfd.readouterr().err.splitlines()
     assert message in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "damaged.json"]
-
-
-def test_an_empty_name_is_not_the_current_folder(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_terrace(["experiment", "report", ""]) == 2
-    assert "an empty name is none for a folder" in capfd.readouterr().err
 
 
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -83,9 +83,7 @@ def test_spans_of_time(text: str, span: timedelta) -> None:
     assert entry.expires - entry.created == span
 
 
-@pytest.mark.parametrize(
-    "text", ["", "30", "d", "0d", "-1d", "1.5h", "30 d", "1y", "1d2h", "9999999999w", "٣d", "1d\n"]
-)
+@pytest.mark.parametrize("text", ["30", "d", "0d", "-1d", "1.5h", "30 d", "1y", "1d2h", "٣d", "1d\n"])
 def test_other_texts_are_no_spans(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*ALICE, f"--expires={text}"]) == 2
     assert "is no span of time" in capsys.readouterr().err
@@ -129,10 +127,15 @@ def test_a_wrong_token_in_the_environment_is_named(
     ("arguments", "code", "words"),
     [
         (["create", "--name", "../x", "--role", "user"], 2, "--name: must be 1 to 63 lower-case letters"),
-        (["create", "--name", "pi", "--role", "user", "--node", "x"], 2, "nodes is not for tokens of the role user"),
+        (["create", "--name", "pi", "--role", "user", "--node", "x"], 2, "--node is not for tokens of the role user"),
         (["create", "--name", "pi", "--role", "node", "--node", "A"], 2, "--node: String should match pattern"),
-        (["create", "--name", "a", "--role", "node", "--unfinished-jobs", "1"], 2, "unfinished_jobs is not for tokens"),
+        (
+            ["create", "--name", "a", "--role", "node", "--unfinished-jobs", "1"],
+            2,
+            "--unfinished-jobs is not for tokens",
+        ),
         (["create", "--name", "a", "--role", "user", "--expires", "soon"], 2, "'soon' is no span of time"),
+        (["create", "--name", "a", "--role", "user", "--expires", "99999999999d"], 2, "is longer than 36600 days"),
         (["rotate", "alice", "--grace", "soon"], 2, "'soon' is no span of time"),
         (["rotate", "alice", "--expires", "soon"], 2, "'soon' is no span of time"),
         (["create", "--name", "alice", "--role", "user"], 1, "'alice' has a token: 'terrace token rotate alice'"),
