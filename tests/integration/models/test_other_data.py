@@ -149,7 +149,7 @@ def test_a_run_is_not_used_for_another_hierarchy(
     if command == "train":
         arguments += ["--config", str(run_folder / "garden.toml")]
     capfd.readouterr()
-    assert run(["models", command, "garden-net", *arguments]) == 1
+    assert run(["models", command, "garden-net", *arguments]) == 2
     *_, last = capfd.readouterr().err.splitlines()
     assert re.match("terrace: .* (for another hierarchy|was trained for hierarchy 'garden')", last)
 

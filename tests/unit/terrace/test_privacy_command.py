@@ -103,7 +103,7 @@ def test_without_the_training_images_it_says_where_they_are_looked_for(
     pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
     monkeypatch.delenv("TERRACE_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert run(["privacy", "audit", "--encoder", "conv1"]) == 1
+    assert run(["privacy", "audit", "--encoder", "conv1"]) == 2
     assert "set TERRACE_DATA" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
