@@ -50,9 +50,7 @@ def classify(
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per task. Default: 50.")] = None,
-    deadline_s: Annotated[
-        float | None, typer.Option("--deadline", min=0.001, help="Seconds until the job must be done.")
-    ] = None,
+    deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until the job must be done.")] = None,
     task_deadline_s: Annotated[
         float | None,
         typer.Option("--task-deadline", help="Seconds until a task's fine answer; then the coarse stands."),

@@ -96,7 +96,7 @@ def test_a_plot_without_its_extra_is_refused_before_the_measurement(
         ("--concurrency-range 0", "'0'"),
         ("--concurrency-range a:b", "'a:b'"),
         ("--concurrency-range 1.5", "'1.5'"),
-        ("--concurrency-range=", "''"),
+        ("--concurrency-range=", "empty"),
         ("--concurrency-range 20001", "20,000"),
         ("--request-rate-range 1e9", "'1e9'"),
         ("--shape images", "'images'"),
