@@ -98,7 +98,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An upstream node's answer, and in which form the images went there."""
+    """The answer of an upstream node, and the form in which it got the images."""
 
     response: InferResponse
     sent: Sent

@@ -121,7 +121,7 @@ def cell(value: float | None, form: str) -> str:
 
 
 def grouped(points: Iterable[Point], *fields: str) -> dict[tuple[Any, ...], list[Point]]:
-    """Points by what they have in these fields, in the order in which each group first came."""
+    """Points grouped by the values of these fields; groups stand in the order of their first points."""
     groups: dict[tuple[Any, ...], list[Point]] = {}
     for point in points:
         groups.setdefault(tuple(point[field] for field in fields), []).append(point)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
-import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from models.atomic import finish_writing
@@ -49,25 +47,14 @@ def run_stoppable(
 
 
 def interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that computes, in a thread: Ctrl-C waits for a file that is being written, but for no library in whose
-    code the thread is."""
+    """A command that computes, in a thread. Ctrl-C waits for a file that is being written, but not for the thread; the
+    command line ends the process under it."""
 
     @functools.wraps(command)
     def in_thread(**given: Any) -> None:
-        result: Future[None] = Future()
-
-        def work() -> None:
-            try:
-                command(**given)
-                result.set_result(None)
-            except BaseException as exc:  # handed on to the caller
-                result.set_exception(exc)
-
         try:
-            threading.Thread(target=work, name="work", daemon=True).start()
-            result.result()
+            _Threads(1).submit(command, **given).result()
         except KeyboardInterrupt:
-            atexit.register(os._exit, 130)  # the first thing that Python does when it ends: the thread still computes
             screen(stderr=True).show_cursor()  # a progress bar has hidden it
             finish_writing()
             raise

@@ -45,11 +45,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """As `call_at`, for what is never cancelled: a simulation has millions of these."""
         heapq.heappush(self._due, (when, next(self._number), None, callback, args))
 
-    async def sleep_until(self, when: float) -> None:
-        """Wait until then; not at all if it is over."""
-        if when > self._now:
-            await self.until(when)
-
     def until(self, when: float) -> asyncio.Future[None]:
         """A future that is done then, unless it is ended before."""
         future: asyncio.Future[None] = asyncio.Future(loop=self)

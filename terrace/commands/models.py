@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -267,12 +267,11 @@ def _writing(out: Path, weights: Path | None) -> Iterator[Manifest]:
     """The manifest of the folder that is written into; a new one goes again if the command fails."""
     new = not (out / MANIFEST_NAME).is_file()
     manifest = begin_weights(out, weights or weights_folder())
-    try:
-        yield manifest
-    except BaseException:
+    with ExitStack() as undo:
         if new:
-            shutil.rmtree(out, ignore_errors=True)
-        raise
+            undo.callback(shutil.rmtree, out, ignore_errors=True)
+        yield manifest
+        undo.pop_all()
 
 
 @app.command("cut-encoder")

@@ -97,7 +97,10 @@ def command(path):
     atomic.write_atomically(Path(path), b"whole")
     ctypes.CDLL(None).sleep(3600)
 
-interruptible(command)(path=sys.argv[1])
+try:
+    interruptible(command)(path=sys.argv[1])
+except KeyboardInterrupt:
+    os._exit(130)  # as the command line does
 """
 
 

@@ -50,7 +50,7 @@ def test_what_is_due_comes_in_the_order_of_time_and_then_of_asking() -> None:
             ("b", 1.0001, 1.0001),
         ):
             clock.at(when, note, name, then)
-        await clock.sleep_until(2.0)
+        await clock.until(2.0)
 
     clock.run(main())
     assert [name for name, _ in seen] == ["a", "b", "b, then", "a, then", "d", "e", "e, then", "d, then", "f"]

@@ -33,7 +33,7 @@ def oip_routes(
         infer: answers the inference requests.
         ready: whether the node takes requests now.
         version: of the server, as its metadata shows it.
-        server_name: as `server_version`.
+        server_name: of the server, as its metadata shows it.
     """
     found = Models(models)
 
