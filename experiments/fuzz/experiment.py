@@ -160,18 +160,22 @@ async def _answer(reader: asyncio.StreamReader, method: str) -> tuple[int, bool]
         EOFError: the connection was closed before.
         ValueError: it is no HTTP.
     """
-    head = await reader.readuntil(b"\r\n\r\n")
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError as exc:
+        raise ValueError("no end of a head") from exc
     first, *lines = head.split(b"\r\n")
     status = int(first.split(b" ", 2)[1])
     if status < 200:  # go on: the answer is still to come
         return await _answer(reader, method)
     fields = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    reusable = fields.get(b"connection", b"").lower() != b"close"
     if method == "HEAD" or status in (204, 304):
-        return status, True
+        return status, reusable
     length = fields.get(b"content-length", b"")
     if length.isdigit() and int(length) <= _MOST_BYTES:
         await reader.readexactly(int(length))
-        return status, fields.get(b"connection", b"").lower() != b"close"
+        return status, reusable
     await reader.read(_MOST_BYTES)
     return status, False
 
