@@ -6,6 +6,7 @@ from starlette.applications import Starlette
 
 from cloud_node.settings import CloudSettings
 from encryption.loading import load_served
+from models.serving import obtain_manifest
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
@@ -19,7 +20,7 @@ def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) ->
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = await load_served(settings, Tier.CLOUD)
+        models = await load_served(settings, Tier.CLOUD, await obtain_manifest(settings))
         return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)

@@ -8,6 +8,7 @@ from edge_node.app import EdgeNode, create_app
 from edge_node.settings import EdgeSettings
 from encryption.heads import Encoders
 from encryption.loading import load_heads, load_served
+from models.serving import obtain_manifest
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
@@ -21,8 +22,9 @@ def start(settings: EdgeSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> 
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = await load_served(settings, Tier.EDGE)
-        encoders = Encoders(await load_heads(settings), settings, substitutes.head)
+        manifest = await obtain_manifest(settings)
+        models = await load_served(settings, Tier.EDGE, manifest)
+        encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
         return create_app(EdgeNode(settings, models, lifecycle, encoders, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)

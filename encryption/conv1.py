@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from encryption.packing import Quantiser
 from models.atomic import write_atomically
-from models.data import ImageSet
 from models.dataset import Dataset
 from models.evaluate import score
-from models.held_out import held_out_per_class, hold_out
+from models.folders import Images, Labelled
+from models.held_out import Unseen
 from models.manifest import EncoderEntry, Manifest, ModelEntry, PartFile, load_manifest, merge_encoder, save_manifest
 from models.session import OnnxModel, load_model, verify_file
 from models.split import FEATURES, extract_part
-from tierkit.errors import DataError, InvalidInput
+from tierkit.errors import InvalidInput
 from tierkit.inference.model import Array
 from tierkit.types import EncoderKind
 
@@ -39,8 +39,9 @@ def add_conv1(
 ) -> list[EncoderEntry]:
     """Cut the first convolution off these networks of a weights folder, and enter it into its manifest as an encoder.
 
-    The range of the UINT8 form is that of the features of the training images that were held out; accuracies are those
-    of the whole test set.
+    The range of the UINT8 form is that of the features of images that the network has not seen: of the training images
+    that were held out or, for an imported network, of half of the labelled ones. Accuracies are those of the test set,
+    or of the other half.
 
     Args:
         names: of networks that give fine answers.
@@ -51,7 +52,7 @@ def add_conv1(
         NotFound: a network that the manifest does not have.
         InvalidInput: one without fine answers, or of another hierarchy than the data set.
         DataError: the images have no labels.
-        WeightsError: a file is missing or damaged, or nothing was held out.
+        WeightsError: a network cannot be cut, a file is missing or damaged, or nothing was held out.
         SetupError: a file could not be written.
     """
     manifest = load_manifest(folder)
@@ -60,13 +61,12 @@ def add_conv1(
     for network in networks:
         if network.target != "fine":
             raise InvalidInput(f"{network.name!r} gives no fine answers: nothing is sent up to it")
-    train, test = dataset.read("train"), dataset.read("test")
-    if train.fine is None:
-        raise DataError("which images were held out is known of labelled ones alone")
+        _ = network.cut
     made = []
     for network in networks:
-        held_out = train.take(hold_out(train.fine, held_out_per_class([network], records)).held_out)
-        encoder = _make(network, manifest, folder, held_out.images, test, threads, report)
+        unseen = Unseen(dataset, [network], records)
+        held_out = unseen.to_choose(network)
+        encoder = _make(network, manifest, folder, held_out.images, unseen.to_judge(network), threads, report)
         manifest = manifest.model_copy(update={"encoders": merge_encoder(manifest.encoders, encoder)})
         save_manifest(manifest, folder)
         made.append(encoder)
@@ -77,8 +77,8 @@ def _make(
     network: ModelEntry,
     manifest: Manifest,
     folder: Path,
-    held_out: Array,
-    test: ImageSet,
+    held_out: Images,
+    test: Labelled,
     threads: int,
     report: Report,
 ) -> EncoderEntry:
@@ -107,7 +107,7 @@ def _make(
         network=network.name,
         head=PartFile(file=file, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content), part="whole"),
         tail=PartFile(file=network.file, sha256=network.sha256, size_bytes=network.size_bytes, part="tail"),
-        feature_shape=network.feature_shape,
+        feature_shape=network.cut.shape,
         scale=quantiser.scale,
         zero_point=quantiser.zero_point,
         temperature=network.temperature,
@@ -115,12 +115,12 @@ def _make(
         coarse_accuracy=coarse,
         fp32_fine_accuracy=fp32_fine,
         test_images=len(test),
-        head_parameters=network.head_parameters,
+        head_parameters=network.cut.head_parameters,
         parameters=network.parameters,
     )
 
 
-def _measure_range(head: OnnxModel, tail: OnnxModel, images: Array, report: Callable[[int], None]) -> Quantiser:
+def _measure_range(head: OnnxModel, tail: OnnxModel, images: Images, report: Callable[[int], None]) -> Quantiser:
     low = high = 0.0
     rectified = True
     for batch in _batches(images):
@@ -136,5 +136,5 @@ def _measure_range(head: OnnxModel, tail: OnnxModel, images: Array, report: Call
     return Quantiser.for_range(0.0 if rectified else low, high)
 
 
-def _batches(images: Array) -> list[Array]:
-    return [images[start : start + _BATCH] for start in range(0, len(images), _BATCH)]
+def _batches(images: Images) -> Iterator[Array]:
+    return (images[start : start + _BATCH] for start in range(0, len(images), _BATCH))

@@ -14,7 +14,8 @@ from prometheus_client import Counter
 from encryption.features import Features
 from encryption.noise import KEY_BYTES
 from encryption.serving import NOISE_KEYS, Head
-from tierkit.errors import EncoderMismatch, NotFound
+from tierkit.errors import EncoderMismatch, InvalidInput, NotFound
+from tierkit.inference.files import FileDecoder, are_files
 from tierkit.inference.model import Array, Model
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
@@ -66,8 +67,8 @@ class Encoders:
         )
 
     @asynccontextmanager
-    async def running(self, thread: InferenceThread) -> AsyncIterator[None]:
-        settings = self._settings
+    async def running(self, thread: InferenceThread, files: FileDecoder) -> AsyncIterator[None]:
+        settings, self._files = self._settings, files
         async with AsyncExitStack() as stack:
             for head in self._heads.values():
                 runner = ModelRunner(
@@ -80,8 +81,8 @@ class Encoders:
             yield
 
     async def encode(self, images: Array, encoding: Encoding, *, budget_s: float | None) -> Encoded:
-        """Features of some images, UINT8 `[n, h, w, 3]`. Their noise, where the encoder adds some, is keyed as the task
-        says, else with a key that this process has drawn.
+        """Features of some images, UINT8 `[n, h, w, 3]` or files `[n]`. Their noise, where the encoder adds some, is
+        keyed as the task says, else with a key that this process has drawn.
 
         Heads go before all other work of the node's inference thread: they are short, and while one waits for the
         coarse answers of the tasks behind it, the upstream node has nothing to do.
@@ -89,6 +90,7 @@ class Encoders:
         Raises:
             NotFound: there is no such encoder here.
             EncoderMismatch: it is here in another version.
+            InvalidInput: a file cannot be read.
             TerraceError: as `ModelRunner.infer`.
         """
         head = self._heads.get(encoding.name)
@@ -102,6 +104,12 @@ class Encoders:
             )
         if not head.loaded:
             await asyncio.to_thread(head.load)
+        spec = head.inputs[0]
+        if are_files(spec, images):
+            decoded = await self._files.decode(spec, images)
+            if decoded.damaged:
+                raise InvalidInput(f"picture {next(iter(decoded.damaged))} cannot be read")
+            images = decoded.rows
         inputs = {"images": images}
         if encoder.noise:
             key = bytes.fromhex(encoding.noise_key) or self._noise_key

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from encryption.features import check_features
 from encryption.serving import Head, Tail
-from models.manifest import EncoderEntry, Manifest, Side, load_manifest
-from models.serving import chosen_entries, load_models, obtain_weights, open_store
+from models.manifest import EncoderEntry, Manifest, ModelEntry, Side, load_manifest
+from models.serving import chosen_entries, decode_of, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
 from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
 from tierkit.inference.endpoints import Guard
@@ -20,15 +21,19 @@ from tierkit.settings import NodeSettings, UpperSettings
 from tierkit.types import Tier
 from tierkit.wire.oip import InferRequest
 
-__all__ = ["load_heads", "load_served"]
+__all__ = ["encoders_of", "load_heads", "load_served"]
 
 log = logging.getLogger(__name__)
 
 
-async def load_heads(settings: NodeSettings) -> list[Head]:
+async def load_heads(settings: NodeSettings, manifest: Manifest | None = None) -> list[Head]:
     """The heads of all encoders of the manifest, ready to load. One whose file is neither here nor with the scheduler
-    is left out: the scheduler then sends this node nothing that needs it."""
-    manifest = load_manifest(settings.weights)
+    is left out: the scheduler then sends this node nothing that needs it.
+
+    Args:
+        manifest: that of `settings.models` unless given.
+    """
+    manifest = manifest or load_manifest(settings.models)
     store = open_store(settings)
     heads = []
     for encoder in manifest.encoders:
@@ -38,33 +43,47 @@ async def load_heads(settings: NodeSettings) -> list[Head]:
             log.warning("an encoder is not at hand", extra={"encoder": encoder.name, "why": str(exc)})
             continue
         network = manifest.entry(encoder.network)
-        heads.append(Head(encoder, network, _loader(encoder, manifest, "head", path, settings)))
+        load = _loader(encoder, manifest, "head", path, settings)
+        heads.append(Head(encoder, network, load, decode_of(manifest, network)))
     return heads
 
 
-async def load_served(settings: UpperSettings, tier: Tier) -> ServedModels:
+async def load_served(settings: UpperSettings, tier: Tier, manifest: Manifest | None = None) -> ServedModels:
     """What an upstream node serves: whole networks, with the tails of their encoders on standby; or the tails alone.
+
+    Args:
+        manifest: that of `settings.models` unless given.
 
     Raises:
         SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.
     """
-    manifest = load_manifest(settings.weights)
-    networks = chosen_entries(manifest, settings.models, tier)
+    manifest = manifest or load_manifest(settings.models)
+    networks = chosen_entries(manifest, settings.model, tier)
     tails: dict[str, list[Model]] = {}
     guards: dict[str, Guard] = {}
-    for network in networks:
-        for encoder in manifest.encoders:
-            if encoder.network == network.name:
-                tail = await _tail(encoder, manifest, settings)
-                tails.setdefault(network.name, []).append(tail)
-                guards[tail.name] = partial(_guard, tail)
+    for encoder in encoders_of(networks, manifest, required=settings.only_features):
+        tail = await _tail(encoder, manifest, settings)
+        tails.setdefault(encoder.network, []).append(tail)
+        guards[tail.name] = partial(_guard, tail)
     if not settings.only_features:
-        return ServedModels(ready=await load_models(settings, tier), standby=tails, guards=guards)
-    ready = [tail for own in tails.values() for tail in own]
-    if not ready:
-        names = ", ".join(network.name for network in networks)
-        raise SetupError(f"the manifest has no encoder for {names}: there are no features to serve")
-    return ServedModels(ready=ready, guards=guards)
+        return ServedModels(ready=await load_models(settings, tier, manifest), standby=tails, guards=guards)
+    return ServedModels(ready=[tail for own in tails.values() for tail in own], guards=guards)
+
+
+def encoders_of(networks: Sequence[ModelEntry], manifest: Manifest, *, required: bool) -> list[EncoderEntry]:
+    """The encoders of these networks, network by network.
+
+    Raises:
+        SetupError: they are required, and there is none.
+    """
+    found = [encoder for network in networks for encoder in manifest.encoders if encoder.network == network.name]
+    if required and not found:
+        names = " ".join(network.name for network in networks)
+        raise SetupError(
+            f"the model set has no encoder for {names}, so there are no features to serve: 'terrace models cut-encoder "
+            f"{names} --models SET --out SET' makes one"
+        )
+    return found
 
 
 async def _tail(encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings) -> Tail:

@@ -14,7 +14,7 @@ from encryption.noise import KEY_BYTES, draw_noise
 from models.manifest import EncoderEntry, ModelEntry
 from models.session import OnnxModel
 from models.split import FEATURES
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.inference.model import Array, Decode, TensorSpec
 from tierkit.types import FeatureForm
 
 __all__ = ["NOISE_KEYS", "Head", "Tail"]
@@ -66,7 +66,21 @@ class _Part:
 class Head(_Part):
     """`images` UINT8 `[n, h, w, 3]` to features as they go over the wire: the outputs `uint8`, `float16` and `float32`,
     each `[n, channels, h, w]`. One that adds noise also takes `noise_keys` UINT8 `[n, KEY_BYTES]`: the tasks of a batch
-    have their own. Implements `tierkit.inference.model.Model`."""
+    have their own. Implements `tierkit.inference.model.Model`.
+
+    Args:
+        decode: of images that come as files.
+    """
+
+    def __init__(
+        self,
+        encoder: EncoderEntry,
+        network: ModelEntry,
+        load: Callable[[], OnnxModel],
+        decode: Decode | None = None,
+    ) -> None:
+        super().__init__(encoder, network, load)
+        self._decode = decode
 
     @property
     def name(self) -> str:
@@ -78,7 +92,7 @@ class Head(_Part):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        images = TensorSpec(name="images", datatype="UINT8", shape=(-1, *self.network.input_shape))
+        images = TensorSpec(name="images", datatype="UINT8", shape=(-1, *self.network.input_shape), decode=self._decode)
         keys = TensorSpec(name=NOISE_KEYS, datatype="UINT8", shape=(-1, KEY_BYTES))
         return (images, keys) if self.encoder.noise else (images,)
 

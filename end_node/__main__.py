@@ -9,8 +9,7 @@ from encryption.loading import load_heads
 from end_node.app import create_app
 from end_node.node import EndNode
 from end_node.settings import EndSettings
-from models.manifest import load_manifest
-from models.serving import load_models
+from models.serving import load_models, obtain_manifest
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
@@ -24,10 +23,10 @@ def start(settings: EndSettings, substitutes: Substitutes = NO_SUBSTITUTES) -> i
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        hierarchy = load_manifest(settings.weights).hierarchy
-        models = await load_models(settings, Tier.END)
-        encoders = Encoders(await load_heads(settings), settings, substitutes.head)
-        return create_app(EndNode(settings, models, lifecycle, hierarchy, encoders, substitutes=substitutes))
+        manifest = await obtain_manifest(settings)
+        models = await load_models(settings, Tier.END, manifest)
+        encoders = Encoders(await load_heads(settings, manifest), settings, substitutes.head)
+        return create_app(EndNode(settings, models, lifecycle, manifest.hierarchy, encoders, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)
 

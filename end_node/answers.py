@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from models.escalation import unsure
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.inference.model import Array
 from tierkit.inference.runner import RunResult
-from tierkit.wire.events import CoarseEvent, FineEvent, Sent, StageAnswer, UpperTiming, WrongAnswer
+from tierkit.wire.events import (
+    CoarseEvent,
+    Damage,
+    FallbackEvent,
+    FineEvent,
+    RoutedEvent,
+    Sent,
+    StageAnswer,
+    StageLoss,
+    UpperTiming,
+    WrongAnswer,
+)
 from tierkit.wire.messages import Upstream
 from tierkit.wire.oip import InferResponse, Timing
 
-__all__ = ["UpperAnswer", "check_probabilities", "coarse_event", "fine_event", "stage_answer"]
+__all__ = [
+    "UpperAnswer",
+    "check_probabilities",
+    "coarse_event",
+    "fine_event",
+    "finer_in_place",
+    "in_place",
+    "nothing_to_answer",
+    "stage_answer",
+]
+
+P = TypeVar("P", StageAnswer, StageLoss)
+T = TypeVar("T")
+
+_MOST_SAID = 200
+"""Characters of what is wrong with an image."""
 
 _SUM_TOLERANCE = 1e-3
 """A float32 softmax over 100 classes is within 1e-5 of 1; half precision would be within 1e-3."""
@@ -48,6 +76,63 @@ def coarse_event(
         batch_images=cost.batch_images,
         unsure=None if below is None else tuple(np.flatnonzero(unsure(probabilities, below)).tolist()),
     )
+
+
+def nothing_to_answer(task_id: str, node_id: str, model: str) -> CoarseEvent:
+    """The first line where no image can be read; `in_place` makes it one for all images."""
+    return CoarseEvent(
+        task_id=task_id, node_id=node_id, model=model, labels=(), confidences=(), queue_ms=0.0, compute_ms=0.0
+    )
+
+
+def in_place(event: CoarseEvent, positions: Sequence[int], damaged: Mapping[int, str]) -> CoarseEvent:
+    """The answers of the readable images at their positions in the task, with what is wrong with the others.
+
+    Args:
+        positions: of the readable images, rising.
+        damaged: why not, by the positions of the others.
+    """
+    images = len(positions) + len(damaged)
+    return replace(
+        event,
+        labels=_spread(event.labels, positions, images, 0),
+        confidences=_spread(event.confidences, positions, images, 0.0),
+        unsure=None if event.unsure is None else tuple(positions[index] for index in event.unsure),
+        damaged=tuple(Damage(index=index, reason=reason[:_MOST_SAID]) for index, reason in damaged.items()),
+    )
+
+
+def finer_in_place(
+    event: FineEvent | RoutedEvent | FallbackEvent, positions: Sequence[int], images: int
+) -> FineEvent | RoutedEvent | FallbackEvent:
+    """The same for what follows the coarse answer."""
+    match event:
+        case FineEvent():
+            return replace(
+                event,
+                labels=_spread(event.labels, positions, images, 0),
+                confidences=_spread(event.confidences, positions, images, 0.0),
+                coarse_labels=_spread(event.coarse_labels, positions, images, 0),
+                coarse_confidences=_spread(event.coarse_confidences, positions, images, 0.0),
+            )
+        case RoutedEvent():
+            return replace(
+                event,
+                answers=tuple(_at(answer, positions) for answer in event.answers),
+                losses=tuple(_at(loss, positions) for loss in event.losses),
+            )
+    return event
+
+
+def _at(part: P, positions: Sequence[int]) -> P:
+    return replace(part, indices=tuple(positions[index] for index in part.indices))
+
+
+def _spread(values: Sequence[T], positions: Sequence[int], images: int, blank: T) -> tuple[T, ...]:
+    spread = [blank] * images
+    for position, value in zip(positions, values, strict=True):
+        spread[position] = value
+    return tuple(spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from tierkit.inference.node import node_app
 from tierkit.inference.upstreams import read_upstreams
 from tierkit.logs import current_request_id
 from tierkit.wire.events import ErrorEvent, TaskEvent, written
-from tierkit.wire.messages import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Upstream
+from tierkit.wire.messages import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Stage, Upstream
 from tierkit.wire.oip import InferRequest, Limits
 
 __all__ = ["create_app"]
@@ -72,11 +72,21 @@ class _TaskEndpoint:
             check_room = runner.check_room if wants_coarse else None
             request = await self._reader.read(headers, body, raw_input=images_input, check_room=check_room)
             budget = budget_s(headers, request)
+            images = _images(request)
+            if wants_coarse:
+                runner.check_room(len(images))
+            with cancelled_on_disconnect(scope):
+                found = await node.read(images)
+            positions: Sequence[int] = range(len(images))
+            if found.damaged:
+                positions = [place for place in positions if place not in found.damaged]
             task = Task(
                 task_id=task_id,
-                images=_images(request),
+                images=images[positions] if found.damaged else images,
+                read=found,
+                positions=positions,
                 upstreams=upstreams,
-                stages=stages,
+                stages=_stages_for(stages, positions, len(images)),
                 deadline=started + (node.settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
                 urgent=urgent,
@@ -84,12 +94,6 @@ class _TaskEndpoint:
             if wants_coarse:
                 with cancelled_on_disconnect(scope):
                     coarse, probabilities = await node.coarse(task)
-            else:
-                runner.check_request({images_input.name: task.images})
-                if stages and stages[0].only and stages[0].only[-1] >= len(task.images):
-                    raise InvalidInput(
-                        f"{ESCALATION_HEADER} asks about image {stages[0].only[-1]} of a task of {len(task.images)}"
-                    )
         except BaseException as exc:
             self._metrics.observe_request(node.clock() - started, len(body), exc)
             raise
@@ -108,13 +112,11 @@ class _TaskEndpoint:
             await _send_line(send, event, more=False)
             answered = event.event
         elapsed_ms = round((node.clock() - started) * 1000, 2)
-        log.info("task done", extra={"task": task_id, "images": len(task.images), "answer": answered, "ms": elapsed_ms})
+        log.info("task done", extra={"task": task_id, "images": len(images), "answer": answered, "ms": elapsed_ms})
 
     async def _fine(self, task: Task, coarse: Array | None) -> TaskEvent:
         try:
-            if task.stages:
-                return await self._node.escalated(task, coarse)
-            return await self._node.fine(task)
+            return await self._node.finer(task, coarse)
         except Exception:
             # The status has been sent; the stream itself must say that it does not end as it should.
             log.exception("the fine answer failed", extra={"task_id": task.task_id})
@@ -129,6 +131,22 @@ def _images(request: InferRequest) -> Array:
     if [tensor.name for tensor in request.inputs] != ["images"]:
         raise InvalidInput(f"a task has one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
     return request.inputs[0].data
+
+
+def _stages_for(stages: tuple[Stage, ...], positions: Sequence[int], images: int) -> tuple[Stage, ...]:
+    """The stages for the images that can be read, by their places among these.
+
+    Raises:
+        InvalidInput: they ask about an image that the task does not have.
+    """
+    only = stages[0].only if stages else None
+    if not only:
+        return stages
+    if only[-1] >= images:
+        raise InvalidInput(f"{ESCALATION_HEADER} asks about image {only[-1]} of a task of {images}")
+    places = {position: place for place, position in enumerate(positions)}
+    asked = tuple(places[index] for index in only if index in places)
+    return (stages[0].model_copy(update={"only": asked}), *stages[1:])
 
 
 def _check_stage(stage: str | None, upstreams: Sequence[Upstream]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 from prometheus_client import Histogram
 
 from encryption.heads import Encoded, Encoders
@@ -21,12 +22,22 @@ from encryption.sending import (
     ThroughRelay,
     destination,
 )
-from end_node.answers import UpperAnswer, check_probabilities, coarse_event, fine_event, stage_answer
+from end_node.answers import (
+    UpperAnswer,
+    check_probabilities,
+    coarse_event,
+    fine_event,
+    finer_in_place,
+    in_place,
+    nothing_to_answer,
+    stage_answer,
+)
 from end_node.escalation import Below, going_up
 from end_node.settings import EndSettings
 from models.hierarchy import Hierarchy
 from tierkit.errors import SetupError, TerraceError, UpstreamTimeout, UpstreamUnavailable
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.files import Decoded, are_files
 from tierkit.inference.model import Array, Model
 from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, ServedModels, Substitutes
 from tierkit.inference.oip_client import OipClient
@@ -47,6 +58,8 @@ __all__ = ["EndNode", "Task"]
 log = logging.getLogger(__name__)
 
 _OUTPUT = "probabilities"
+_NONE: Array = np.zeros((0, 1), np.float32)
+"""Probabilities of no images."""
 
 _MOST_SAID = 2000
 """Characters of what went wrong with upstream nodes that are passed on."""
@@ -71,7 +84,11 @@ class Task:
 
     task_id: str
     images: Array
-    """UINT8 `[n, h, w, 3]`."""
+    """As they go up: UINT8 `[n, h, w, 3]`, or files `[n]`."""
+    read: Decoded
+    """As the node's own model takes them: UINT8 `[n, h, w, 3]`; and what is wrong with those that cannot be read."""
+    positions: Sequence[int]
+    """Of the images in the task as it came, rising; those that cannot be read are left out."""
     upstreams: tuple[Upstream, ...]
     """Upstream nodes to ask for the fine answer, in this order; none where the coarse answer is all that is wanted."""
     stages: tuple[Stage, ...] = ()
@@ -131,6 +148,18 @@ class EndNode(InferenceNode):
             self._pixels, self._features = PixelClient(client), FeatureClient(client, self.settings.node_id)
             yield
 
+    async def read(self, images: Array) -> Decoded:
+        """The pixels of a task's images as the node's own model takes them, but for images that cannot be read.
+
+        Raises:
+            InvalidInput: it is no tensor of pixels that the model takes, nor of files where it takes these.
+        """
+        (spec,) = self.default_runner.model.inputs
+        if are_files(spec, images):
+            return await self.files.decode(spec, images)
+        self.default_runner.check_request({spec.name: images})
+        return Decoded(images, {})
+
     async def coarse(self, task: Task) -> tuple[CoarseEvent, Array]:
         """The coarse answer, from the node's own model, and the probabilities that it comes from, `[n, superclasses]`.
 
@@ -138,9 +167,13 @@ class EndNode(InferenceNode):
             TerraceError: as `ModelRunner.infer`.
         """
         model = self.default_runner.model
+        if not task.positions:
+            return in_place(
+                nothing_to_answer(task.task_id, self.settings.node_id, model.name), (), task.read.damaged
+            ), _NONE
         (images,) = model.inputs
         result = await self.default_runner.infer(
-            {images.name: task.images}, [_OUTPUT], budget_s=task.deadline - self.clock(), urgent=task.urgent
+            {images.name: task.read.rows}, [_OUTPUT], budget_s=task.deadline - self.clock(), urgent=task.urgent
         )
         probabilities = result.outputs[_OUTPUT]
         if self._sums_up:
@@ -150,10 +183,24 @@ class EndNode(InferenceNode):
             self.settings.node_id,
             model.name,
             probabilities,
-            result,
+            task.read.charged(result),
             below=task.stages[0].below if task.stages else None,
         )
-        return event, probabilities
+        return in_place(event, task.positions, task.read.damaged) if task.read.damaged else event, probabilities
+
+    async def finer(self, task: Task, coarse: Array | None) -> FineEvent | FallbackEvent | RoutedEvent:
+        """What upstream nodes answer, for the images at their positions in the task as it came.
+
+        Args:
+            coarse: as for `escalated`.
+        """
+        if not task.positions:
+            if task.stages:
+                return RoutedEvent(task_id=task.task_id, answers=(), losses=())
+            return FallbackEvent(task_id=task.task_id, reason="damaged", detail="no image can be read", tried=())
+        event = await (self.escalated(task, coarse) if task.stages else self.fine(task))
+        images = len(task.positions) + len(task.read.damaged)
+        return finer_in_place(event, task.positions, images) if task.read.damaged else event
 
     async def fine(self, task: Task) -> FineEvent | FallbackEvent:
         """The fine answer of the first upstream node that gives one, or why the coarse one has to stand.

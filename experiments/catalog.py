@@ -14,6 +14,7 @@ from experiments.main_job import MAIN_JOB
 from experiments.overload import OVERLOAD
 from experiments.peers.duel import DUEL
 from experiments.peers.experiment import PEERS
+from experiments.photographs import PHOTOGRAPHS
 from experiments.scale.experiment import SCALE
 from experiments.slow_edge import SLOW_EDGE
 from experiments.steady import STEADY
@@ -42,8 +43,9 @@ ALL = (
     BEATS,
     MAIN_JOB,
 )
-"""`figure4` is drawn by `table5`; the last three of `EXPERIMENTS` need a core each for server and load."""
+"""`figure4` is drawn by `table5`; `photographs` needs a model set; the last three of `EXPERIMENTS` need a core
+each for server and load."""
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*ALL, FIGURE4, PEERS, DUEL, OVERLOAD)
+    experiment.name: experiment for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD)
 }

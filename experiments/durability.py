@@ -198,7 +198,7 @@ async def _volatile(scheduler: Scheduler, scheme: Scheme, pixels: Any) -> tuple[
     job = ActiveJob(
         job_id="volatile",
         policy=JobPolicy(scheme=scheme, deadline_s=_DEADLINE_S, task_deadline_s=_DEADLINE_S),
-        pixels=pixels,
+        images=pixels,
         content="",
         tasks=[
             ActiveTask(index=index, first_image=first, images=BATCH)

@@ -53,9 +53,7 @@ class Chosen(Cores):
 
     seconds: float = option(60.0, "Length of the overload.", min=1, max=3600)
     only: list[str] | None = option(None, "This case in place of the two; may be repeated.", metavar="MODEL=FACTOR")
-    weights: Path | None = option(
-        None, "Folder of the networks. Default: those that come with Terrace.", file_okay=False
-    )
+    models: Path | None = option(None, "Model set. Default: the networks that come with Terrace.", file_okay=False)
 
 
 async def _one(url: str, pid: int, model: str, factor: float, seconds: float, queue_bytes: int) -> dict[str, Any]:
@@ -204,7 +202,7 @@ class Overload(Experiment):
 
     async def measure(self, run: Run, chosen: Chosen) -> None:
         check_cores(chosen)
-        folder = chosen.weights or weights_folder()
+        folder = chosen.models or weights_folder()
         manifest = load_manifest(folder)
         cases = [read_case(text) for text in chosen.only or ()]
         cases = cases or [(manifest.default_for(tier).name, factor) for tier, factor in _FACTORS.items()]
@@ -214,7 +212,7 @@ class Overload(Experiment):
         run.config |= {"batch": BATCH, "seconds": chosen.seconds, "concurrency": _CONCURRENCY}
         run.expect(len(cases))
         for model, factor in cases:
-            command = ["edge_node", "--models", model, "--weights", str(folder)]
+            command = ["edge_node", "--model", model, "--models", str(folder)]
             with (
                 run.step(f"{model} at {factor:g} times its capacity"),
                 serving(command, core=chosen.server_core) as (url, server),

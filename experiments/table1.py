@@ -236,12 +236,12 @@ class Table3(Experiment):
                 if entry.tier == "end":
                     continue  # what goes up to an end device's network is the image itself
                 whole = (weights_folder() / entry.file).read_bytes()
-                channels, height, width = entry.feature_shape
+                (channels, height, width), parameters = entry.cut
                 run.add(
                     network=entry.name,
                     network_tier=entry.tier,
                     shape=[height, width, channels],
-                    parameters=entry.head_parameters,
+                    parameters=parameters,
                     bytes=len(extract_part(whole, "head")),
                     precision=entry.precision,
                 )

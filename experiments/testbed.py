@@ -268,7 +268,7 @@ def plan_fleet(
         for number in range(1, profile.nodes.of(network.tier) + 1):
             node = {
                 "host": address_of(network.tier, number),
-                "models": network.name,
+                "model": network.name,
                 **_links(profile, network.tier, folder, number),
             }
             if network.emulated_ms_per_image is not None:

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from models.atomic import write_atomically
+from models.folders import Pictures, find_pictures
 from models.hierarchy import Hierarchy, bundled_hierarchy
+from models.manifest import Fit
 from tierkit.errors import DataError
 from tierkit.inference.model import Array
 
@@ -34,7 +36,6 @@ _CIFAR100_MD5 = {
 }
 _SAMPLES = Path(__file__).parent / "samples"
 _SAMPLE = "cifar-100-test-1000"
-_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,45 +183,19 @@ def read_folder(path: Path, hierarchy: Hierarchy, *, size: tuple[int, int] = (32
     Args:
         path: the folder; images may lie at any depth below a class's sub-folder.
         hierarchy: gives the labels.
-        size: `(height, width)` in pixels; images of another size are resized (bilinear).
+        size: `(height, width)` in pixels; images of another size are resized.
 
     Raises:
         DataError: a sub-folder is no class of the hierarchy, a class has no images, or a file is no readable image.
     """
-    if not path.is_dir():
-        raise DataError(f"{path} is not a folder")
-    label = {name: index for index, name in enumerate(hierarchy.fine)}
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if stray := [folder.name for folder in folders if folder.name not in label]:
-        raise DataError(f"{path} has folders that are no class of hierarchy {hierarchy.name!r}: {stray}")
-    images: list[Array] = []
-    fine: list[int] = []
-    names: list[str] = []
-    for folder in folders:
-        for file in sorted(folder.rglob("*")):
-            if file.suffix.lower() in _SUFFIXES:
-                images.append(_decode(file, size))
-                fine.append(label[folder.name])
-                names.append(file.relative_to(path).as_posix())
-    if empty := sorted(set(label) - {hierarchy.fine[index] for index in fine}):
+    found = find_pictures(path, {name: label for label, name in enumerate(hierarchy.fine)})
+    labels = np.array([label for _, label in found], np.int64)
+    if empty := sorted(set(hierarchy.fine) - {hierarchy.fine[label] for label in labels}):
         raise DataError(f"{path} has no images of {empty}")
-    labels = np.asarray(fine, dtype=np.int64)
     return ImageSet(
-        images=np.stack(images),
+        images=Pictures(paths=tuple(file for file, _ in found), fit=Fit(*size))[:],
         fine=labels,
         coarse=hierarchy.coarse_labels(labels),
-        names=tuple(names),
+        names=tuple(file.relative_to(path).as_posix() for file, _ in found),
         hierarchy_name=hierarchy.name,
     )
-
-
-def _decode(file: Path, size: tuple[int, int]) -> Array:
-    height, width = size
-    try:
-        with Image.open(file) as picture:
-            image = picture.convert("RGB")
-            if image.size != (width, height):
-                image = image.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(image, dtype=np.uint8)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
-        raise DataError(f"{file} is no readable image: {error}") from error

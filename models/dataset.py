@@ -6,15 +6,20 @@ A folder data set looks like this; class folders are named as the classes in `hi
         hierarchy.toml          or hierarchy.json
         train/circle/*.png      train/square/*.png
         test/circle/*.png       test/square/*.png
+
+For networks whose classes are known, pictures in folders that are called like these will do, `shapes/circle/*.png`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from models.data import ImageSet, Split, read_cifar100, read_folder
+from models.folders import FolderImages, read_labelled
 from models.hierarchy import Hierarchy, bundled_hierarchy
+from models.manifest import ModelEntry
 from tierkit.errors import DataError
 
 __all__ = ["CIFAR100", "Dataset"]
@@ -36,13 +41,16 @@ class Dataset:
     """Height and width that images are brought to."""
 
     @classmethod
-    def open(cls, name: str, root: Path | None, *, size: tuple[int, int] = (32, 32)) -> Dataset:
+    def open(
+        cls, name: str, root: Path | None, *, size: tuple[int, int] = (32, 32), hierarchy: Hierarchy | None = None
+    ) -> Dataset:
         """A data set by name or folder; images are read by `read`.
 
         Args:
             name: "cifar100", or the path of a folder data set.
             root: folder that holds `cifar-100-python/`, for "cifar100".
             size: height and width of the images of a folder data set.
+            hierarchy: of a folder that has no file for it.
 
         Raises:
             DataError: no such folder, or no usable hierarchy in it.
@@ -60,6 +68,8 @@ class Dataset:
             )
         folder = Path(name)
         files = [path for path in (folder / "hierarchy.toml", folder / "hierarchy.json") if path.is_file()]
+        if not files and hierarchy is not None:
+            return cls(name=folder.name, hierarchy=hierarchy, source=folder.name, folder=folder, size=size)
         if not files:
             raise DataError(f"{name!r} is neither {CIFAR100!r} nor a folder with a hierarchy.toml or hierarchy.json")
         hierarchy = Hierarchy.load(files[0])
@@ -75,3 +85,19 @@ class Dataset:
             return read_cifar100(split, self.folder)
         assert self.folder is not None
         return read_folder(self.folder / split, self.hierarchy, size=self.size)
+
+    def read_for(self, entry: ModelEntry, split: Split) -> ImageSet | FolderImages:
+        """The images of a split as a network takes them; those of a folder are decoded when they are needed. A folder
+        without splits is all test images.
+
+        Raises:
+            DataError: they are missing, or in folders that are called like no class.
+        """
+        if self.name == CIFAR100:
+            return read_cifar100(split, self.folder)
+        assert self.folder is not None
+        splits = set(get_args(Split)) - set(self.hierarchy.fine)
+        parted = any((self.folder / each).is_dir() for each in splits)
+        if split == "train" and not parted:
+            raise DataError(f"{self.folder} has no folder train/")
+        return read_labelled(self.folder / split if parted else self.folder, self.hierarchy, entry)

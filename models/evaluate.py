@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.calibration import expected_calibration_error
-from models.data import ImageSet
+from models.folders import Images, Labelled
 from models.hierarchy import Hierarchy
 from models.session import softmax
 from tierkit.errors import DataError
@@ -33,7 +33,7 @@ class Evaluation:
 
 
 def logits_of(
-    model: Model, images: Array, *, batch_size: int = 50, report: Callable[[int], None] = lambda _: None
+    model: Model, images: Images, *, batch_size: int = 50, report: Callable[[int], None] = lambda _: None
 ) -> tuple[Array, float]:
     """Logits FP32 `[n, classes]` of UINT8 images `[n, h, w, 3]`, and the median milliseconds per image.
 
@@ -52,7 +52,7 @@ def logits_of(
 
 
 def score(
-    logits: Array, data: ImageSet, hierarchy: Hierarchy, *, target: str, temperature: float
+    logits: Array, data: Labelled, hierarchy: Hierarchy, *, target: str, temperature: float
 ) -> tuple[float, float | None, float]:
     """Coarse accuracy, fine accuracy (None for a coarse network) and expected calibration error.
 
@@ -81,7 +81,7 @@ def score(
 
 def evaluate(
     model: Model,
-    data: ImageSet,
+    data: Labelled,
     hierarchy: Hierarchy,
     *,
     target: str,
@@ -95,7 +95,7 @@ def evaluate(
         DataError: size of the images, labels or number of classes do not fit.
     """
     want = model.inputs[0]
-    if not want.accepts(data.images):
+    if not want.accepts(data.images[:1]):
         raise DataError(f"{model.name} takes images {want.shape[1:]}, the data set has {data.images.shape[1:]}")
     # The first run allocates; it is not part of the speed.
     model.run({"images": data.images[:batch_size]}, ["logits"])

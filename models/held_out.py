@@ -1,4 +1,4 @@
-"""Which images training left out: their answers tell how a network does on images that it has not seen.
+"""Which images training left out: the answers to them tell how a network does on images that it has not seen.
 
 Torch-free, because serving's thresholds are chosen on them (`models.tuning`).
 """
@@ -6,17 +6,20 @@ Torch-free, because serving's thresholds are chosen on them (`models.tuning`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from models.data import ImageSet, Split as Part
+from models.dataset import Dataset
+from models.folders import FolderImages
 from models.manifest import ModelEntry
 from tierkit.errors import DataError, WeightsError
 
-__all__ = ["Split", "held_out_per_class", "hold_out"]
+__all__ = ["Split", "Unseen", "held_out_per_class", "hold_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ def held_out_per_class(entries: Iterable[ModelEntry], records: Path) -> int:
         WeightsError: a record is missing or damaged, or a run held nothing out.
     """
     seen: dict[str, int] = {}
-    waiting = [Path(entry.training.record).stem for entry in entries]
+    waiting = [Path(entry.trained.record).stem for entry in entries]
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -68,6 +71,83 @@ def held_out_per_class(entries: Iterable[ModelEntry], records: Path) -> int:
         waiting += [run for run in (config.get("initial"), *teacher.get("runs", ())) if run is not None]
     # The last images of each class are held out, so the smallest number is in all of them.
     return min(seen.values())
+
+
+class Unseen:
+    """Labelled images that none of some networks was trained on: some to choose by, others to judge the choice by.
+
+    Where all networks were trained here these are the images that training held out, and the test images. What an
+    imported network was trained on nobody knows but its user, who names pictures that it has not seen: the test images.
+    Every other one of each class is to choose by.
+
+    Args:
+        records: folder of the training records.
+
+    Raises:
+        WeightsError: as `held_out_per_class`.
+    """
+
+    def __init__(self, dataset: Dataset, entries: Collection[ModelEntry], records: Path) -> None:
+        self._dataset = dataset
+        self._per_class: int | None = None
+        if all(entry.training is not None for entry in entries):
+            self._per_class = held_out_per_class(entries, records)
+        self._read: dict[Any, ImageSet | FolderImages] = {}
+
+    def said(self, images: int) -> str:
+        """What the images to choose by are, of which there are so many."""
+        if self._per_class is None:
+            return f"{self._dataset.name}: {images} labelled images, every other one of each class"
+        return f"{self._dataset.name}: {images} images held out of training, the last {self._per_class} of each class"
+
+    def to_choose(self, entry: ModelEntry) -> ImageSet | FolderImages:
+        """As a network takes them.
+
+        Raises:
+            DataError: they are missing, or have no labels.
+        """
+        images = self._images(entry, "test" if self._per_class is None else "train")
+        labels = _labels(images)
+        if self._per_class is None:
+            return images.take(np.flatnonzero(_every_other(labels)))
+        return images.take(hold_out(labels, self._per_class).held_out)
+
+    def to_judge(self, entry: ModelEntry) -> ImageSet | FolderImages:
+        """As `to_choose`.
+
+        Raises:
+            DataError: as there; or all images are to choose by.
+        """
+        images = self._images(entry, "test")
+        if self._per_class is not None:
+            return images
+        others = np.flatnonzero(~_every_other(_labels(images)))
+        if not len(others):
+            raise DataError(
+                f"{self._dataset.name} has one image of each class: at least two of some are needed, to choose by one "
+                "and to judge by the other"
+            )
+        return images.take(others)
+
+    def _images(self, entry: ModelEntry, part: Part) -> ImageSet | FolderImages:
+        key = part, entry.fit
+        if key not in self._read:
+            self._read[key] = self._dataset.read_for(entry, part)
+        return self._read[key]
+
+
+def _labels(images: ImageSet | FolderImages) -> np.ndarray:
+    if images.fine is None:
+        raise DataError("which images were held out is known of labelled ones alone")
+    return images.fine
+
+
+def _every_other(labels: np.ndarray) -> np.ndarray:
+    """bool `[n]`: the first, third, ... image of each class."""
+    chosen = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        chosen[np.flatnonzero(labels == label)[::2]] = True
+    return chosen
 
 
 def _config(path: Path) -> dict[str, Any]:

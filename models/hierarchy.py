@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -102,6 +102,16 @@ class Hierarchy:
         """Names of the classes ("fine") or of the superclasses ("coarse")."""
         return self.fine if target == "fine" else self.coarse
 
+    @classmethod
+    def flat(cls, name: str, labels: Sequence[str]) -> Hierarchy:
+        """Classes without superclasses: each is its own, so that all tiers answer the same."""
+        return cls(name=name, fine=tuple(labels), coarse=tuple(labels), parent=tuple(range(len(labels))))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether coarse and fine answers name the same classes."""
+        return self.fine == self.coarse
+
     def content(self) -> dict[str, Any]:
         """The decoded form of the hierarchy file: `parse` of it gives this hierarchy again."""
         groups: dict[str, list[str]] = {label: [] for label in self.coarse}
@@ -127,6 +137,8 @@ class Hierarchy:
         """
         if fine.ndim != 2 or fine.shape[1] != len(self.fine):
             raise DataError(f"hierarchy {self.name!r} has {len(self.fine)} classes, the model gave shape {fine.shape}")
+        if self.is_flat:
+            return fine
         return np.asarray(fine @ _membership(self.parent, len(self.coarse), fine.dtype))
 
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -24,15 +24,19 @@ from tierkit.types import EncoderKind
 
 __all__ = [
     "MANIFEST_NAME",
+    "Cut",
     "EncoderEntry",
+    "Fit",
     "Manifest",
     "ModelEntry",
     "PartFile",
     "PlainName",
+    "ResizeRule",
     "Side",
     "TrainingFacts",
     "WeightsFile",
     "begin_weights",
+    "checked_manifest",
     "load_manifest",
     "merge_encoder",
     "merge_entry",
@@ -48,10 +52,16 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
+ResizeRule = Literal["shortest-side", "squash", "pad"]
+"""shortest-side: the shortest side gets a length and the middle is cut out; squash: both sides are resized, whatever
+becomes of the aspect ratio; pad: the longest side fits, and black fills the rest."""
+
 Side = Literal["head", "tail"]
 """Of an encoder: what runs below, and what answers to it."""
 
 _SIDES: tuple[Side, ...] = ("head", "tail")
+_SMALL_SIDE = 64
+"""Pictures of more pixels have fewer bytes as files."""
 
 
 class WeightsFile(Protocol):
@@ -92,6 +102,29 @@ class TrainingFacts(Frozen):
     """Data set, and how much of it was trained on."""
 
 
+class Cut(NamedTuple):
+    """The place between head and tail of a network."""
+
+    shape: tuple[int, int, int]
+    """Channels, height and width of the features of an image."""
+    head_parameters: int
+
+
+class Fit(NamedTuple):
+    """The pixels that a network takes, and how a picture of another size gets there."""
+
+    height: int
+    width: int
+    rule: ResizeRule = "squash"
+    resize_to: int | None = None
+    """With shortest-side: its length before the middle is cut out; the longer side of what is taken unless given."""
+
+    @property
+    def turned(self) -> Fit:
+        """The same for a picture that lies on its side."""
+        return self._replace(height=self.width, width=self.height)
+
+
 class ModelEntry(Frozen):
     """One network as it is shipped."""
 
@@ -106,6 +139,10 @@ class ModelEntry(Frozen):
     classes: PositiveInt
     input_shape: tuple[PositiveInt, PositiveInt, Literal[3]]
     """Height, width and colours of the UINT8 images."""
+    resize: ResizeRule = "squash"
+    """How a picture of another size gets this one."""
+    resize_to: PositiveInt | None = None
+    """With shortest-side: its length before the middle is cut out."""
     precision: Literal["int8", "fp32"]
     parameters: PositiveInt
     """Trained values of the network, before normalisation was folded into its convolutions."""
@@ -118,19 +155,64 @@ class ModelEntry(Frozen):
     fp32_coarse_accuracy: Share | None = None
     fp32_fine_accuracy: Share | None = None
     """The same before quantisation."""
-    test_images: PositiveInt
+    test_images: NonNegativeInt
     """How many images the accuracies were measured on."""
-    ece_before: Share
-    ece_after: Share
+    ece_before: Share | None
+    ece_after: Share | None
     """Expected calibration error on the test set at temperature 1 and at `temperature`, 15 bins of equal width."""
-    feature_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-    """Channels, height and width of the first convolution's output, where head and tail are cut."""
-    head_parameters: PositiveInt
+    feature_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None
+    """Channels, height and width of the first convolution's output, where head and tail are cut; None where there is no
+    cut."""
+    head_parameters: PositiveInt | None
     """Trained values of the head."""
     stands_in_for: str | None = None
     """The network that this one replaces for now, and why."""
-    training: TrainingFacts
+    training: TrainingFacts | None
+    """None for a network that was imported."""
     licence: str = "Apache-2.0"
+
+    @property
+    def fit(self) -> Fit:
+        """The pixels that it takes."""
+        return Fit(*self.input_shape[:2], self.resize, self.resize_to)
+
+    @property
+    def trained(self) -> TrainingFacts:
+        """How it was trained.
+
+        Raises:
+            WeightsError: it was imported.
+        """
+        if self.training is None:
+            raise WeightsError(f"{self.name!r} was imported, so nothing is known of its training")
+        return self.training
+
+    @property
+    def cut(self) -> Cut:
+        """Where head and tail are cut.
+
+        Raises:
+            WeightsError: it has no such place.
+        """
+        if self.feature_shape is None or self.head_parameters is None:
+            raise WeightsError(
+                f"{self.name!r} cannot be cut after its first convolution, so there are no features of it: its tier "
+                "must be one that may see pixels"
+            )
+        return Cut(self.feature_shape, self.head_parameters)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of its own answers; None where it was not measured."""
+        return self.fine_accuracy if self.target == "fine" else self.coarse_accuracy
+
+    @property
+    def input_text(self) -> str:
+        """Size of the images and resize rule, for people: "224 x 224, shortest side to 256"."""
+        height, width, _ = self.input_shape
+        if self.resize == "shortest-side":
+            return f"{width} x {height}, shortest side to {self.resize_to or max(height, width)}"
+        return f"{width} x {height}, {'padded' if self.resize == 'pad' else 'squashed'}"
 
     def with_file(self, path: Path, *, precision: Literal["int8", "fp32"]) -> ModelEntry:
         """This entry for another file of the same network; the file is not checked.
@@ -256,6 +338,14 @@ class Manifest(Frozen):
         """The label hierarchy of every network here."""
         return Hierarchy.parse(self.hierarchy_content, source=MANIFEST_NAME)
 
+    @property
+    def fit(self) -> Fit | None:
+        """The pixels that every network takes, where images travel as these; None where they travel as the files that
+        users send, because the networks take different ones, or large ones."""
+        fits = {entry.fit for entry in self.models}
+        fit = fits.pop()
+        return None if fits or max(fit.height, fit.width) > _SMALL_SIDE else fit
+
     def check_hierarchy(self, hierarchy: Hierarchy) -> None:
         """Refuse a data set with another hierarchy.
 
@@ -264,16 +354,13 @@ class Manifest(Frozen):
         """
         if hierarchy != self.hierarchy:
             raise InvalidInput(
-                f"the networks are of hierarchy {self.hierarchy.name!r}, the data set is {hierarchy.name!r}: choose "
-                "another weights folder"
+                f"the networks are of hierarchy {self.hierarchy.name!r}, the data set is {hierarchy.name!r}: name a "
+                "folder of pictures of their classes with --dataset, or another model set with --models"
             )
 
-    def listing(self) -> dict[str, Any]:
-        """All networks and encoders as JSON: `models` and `encoders`."""
-        return {
-            "models": [entry.model_dump(mode="json") for entry in self.models],
-            "encoders": [encoder.model_dump(mode="json") for encoder in self.encoders],
-        }
+    def content(self) -> dict[str, Any]:
+        """As JSON: what `manifest.json` holds."""
+        return self.model_dump(mode="json", by_alias=True)
 
     def entry(self, name: str) -> ModelEntry:
         """The network called `name`.
@@ -294,7 +381,7 @@ class Manifest(Frozen):
         """
         model = next((model for model in self.models if model.tier == tier), None)
         if model is None:
-            raise NotFound(f"no model for the tier {tier!r} in the manifest")
+            raise NotFound(f"the model set has no network for the {tier} tier")
         return model
 
     def encoder(self, name: str) -> EncoderEntry:
@@ -362,12 +449,20 @@ def load_manifest(folder: Path | None = None) -> Manifest:
         WeightsError: there is no manifest, or what is wrong with it.
     """
     path = (folder or weights_folder()) / MANIFEST_NAME
-    manifest = read_json(path, Manifest, what="manifest", error=WeightsError)
+    return checked_manifest(read_json(path, Manifest, what="manifest", error=WeightsError), str(path))
+
+
+def checked_manifest(manifest: Manifest, source: str) -> Manifest:
+    """The same manifest, whose parts fit each other; `source` names it in messages.
+
+    Raises:
+        WeightsError: they do not.
+    """
     try:
         hierarchy = manifest.hierarchy
     except DataError as error:
-        raise WeightsError(f"the manifest {path} is wrong: {error}") from error
-    _check_consistency(manifest, hierarchy, path)
+        raise WeightsError(f"the manifest {source} is wrong: {error}") from error
+    _check_consistency(manifest, hierarchy, source)
     return manifest
 
 
@@ -377,8 +472,7 @@ def save_manifest(manifest: Manifest, folder: Path) -> None:
     Raises:
         SetupError: it could not be written; the old one is whole.
     """
-    content = manifest.model_dump(mode="json", by_alias=True)
-    write_atomically(folder / MANIFEST_NAME, (json.dumps(content, indent=2) + "\n").encode())
+    write_atomically(folder / MANIFEST_NAME, (json.dumps(manifest.content(), indent=2) + "\n").encode())
 
 
 def merge_entry(models: Iterable[ModelEntry], entry: ModelEntry) -> tuple[ModelEntry, ...]:
@@ -398,7 +492,7 @@ def merge_encoder(encoders: Iterable[EncoderEntry], encoder: EncoderEntry) -> tu
     return tuple(sorted([*others, encoder], key=lambda other: other.name))
 
 
-def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: Path) -> None:
+def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: str) -> None:
     if not manifest.models:
         raise WeightsError(f"the manifest {path} lists no network")
     names = [model.name for model in manifest.models]
@@ -414,7 +508,7 @@ def _check_consistency(manifest: Manifest, hierarchy: Hierarchy, path: Path) -> 
     _check_encoders(manifest, path)
 
 
-def _check_encoders(manifest: Manifest, path: Path) -> None:
+def _check_encoders(manifest: Manifest, path: str) -> None:
     names = [encoder.name for encoder in manifest.encoders]
     if len(set(names)) < len(names):
         raise WeightsError(f"the manifest {path} names an encoder twice")

@@ -7,23 +7,34 @@ import difflib
 import logging
 import random
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
 import anyio
+from pydantic import ValidationError
 
-from models.manifest import Manifest, ModelEntry, WeightsFile, load_manifest, weights_folder
+from models.manifest import (
+    Manifest,
+    ModelEntry,
+    WeightsFile,
+    checked_manifest,
+    load_manifest,
+    weights_folder,
+)
 from models.session import OnnxModel, load_model
 from models.store import Fetch, ModelStore
+from tierkit.documents import faults
 from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError, WeightsError
 from tierkit.http.client import authorization, calling, open_client, read_at_most
+from tierkit.inference.model import Decode
 from tierkit.pacing import backoff_s
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
 
-__all__ = ["chosen_entries", "load_models", "obtain_weights", "open_store"]
+__all__ = ["chosen_entries", "decode_of", "load_models", "obtain_manifest", "obtain_weights", "open_store"]
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +42,37 @@ _STALL_S = 10.0
 """A download that brings nothing for so long is begun again."""
 
 _SHOWN_BYTES = 200
+_MANIFEST_BYTES = 64 * 1024**2
+"""Of a manifest, at most: one of a hundred thousand classes has a few million."""
 
 
-async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
+async def obtain_manifest(settings: NodeSettings) -> Manifest:
+    """The manifest of the model set that the node serves from: that of `models`; else the scheduler's, so that all of a
+    fleet answers the same classes; else, or where the scheduler cannot be reached, the bundled one.
+
+    Raises:
+        SetupError: it cannot be read, or is wrong; or the scheduler gives none.
+    """
+    if settings.models is not None or settings.scheduler is None:
+        return load_manifest(settings.models)
+    try:
+        async with _asked(settings, "/v1/models", what="the model set") as answer:
+            content = await read_at_most(answer, _MANIFEST_BYTES)
+    except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
+        log.warning("no model set from the scheduler, so this node serves the bundled one: %s", exc)
+        return load_manifest()
+    source = f"of {settings.scheduler}"
+    try:
+        return checked_manifest(Manifest.model_validate_json(content), source)
+    except ValidationError as exc:
+        raise WeightsError(f"the manifest {source} is wrong: {faults(exc, Manifest)}") from exc
+
+
+async def load_models(settings: NodeSettings, tier: Tier, manifest: Manifest | None = None) -> list[OnnxModel]:
     """The networks that the node is told to serve, or the manifest's default for its tier, ready to run.
+
+    Args:
+        manifest: that of `settings.models` unless given.
 
     Weights that are neither in the weights folder nor in the cache are fetched from the scheduler, and kept in the
     cache. While the scheduler cannot be reached this goes on trying, and says so once.
@@ -43,10 +81,10 @@ async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
         SetupError: a name that the manifest does not have; weights that are missing with no scheduler to ask, that the
             scheduler does not have either, or that are not those of the manifest; or what `load_model` finds missing.
     """
-    manifest = load_manifest(settings.weights)
+    manifest = manifest or load_manifest(settings.models)
     store = open_store(settings)
     loaded = []
-    for entry in chosen_entries(manifest, settings.models, tier):
+    for entry in chosen_entries(manifest, settings.model, tier):
         path = await obtain_weights(store, entry, settings)
         load = partial(
             load_model,
@@ -55,14 +93,27 @@ async def load_models(settings: NodeSettings, tier: Tier) -> list[OnnxModel]:
             provider=settings.provider,
             threads=settings.cores,
             labels=manifest.labels(entry),
+            decode=decode_of(manifest, entry),
         )
         loaded.append(await anyio.to_thread.run_sync(load))
     return loaded
 
 
+def decode_of(manifest: Manifest, entry: ModelEntry) -> Decode | None:
+    """How a network gets images that come as files; None where they come as pixels."""
+    if manifest.fit is not None:
+        return None
+    from models.pictures import decoder  # needs memory and time that other nodes have no use for
+
+    return decoder(entry.fit)
+
+
 def open_store(settings: NodeSettings) -> ModelStore:
     """Where a node's weights are looked for, and kept."""
-    return ModelStore([settings.weights or weights_folder()], settings.cache)
+    if settings.models is None and settings.scheduler is not None:
+        # The set is the scheduler's (`obtain_manifest`), and may be another than the bundled one.
+        return ModelStore([], settings.cache, others=[weights_folder()])
+    return ModelStore([settings.models or weights_folder()], settings.cache)
 
 
 def chosen_entries(manifest: Manifest, names: tuple[str, ...], tier: Tier) -> list[ModelEntry]:
@@ -75,7 +126,10 @@ def chosen_entries(manifest: Manifest, names: tuple[str, ...], tier: Tier) -> li
         try:
             return [manifest.default_for(tier)]
         except NotFound as exc:
-            raise SetupError(f"{exc}; name a model with --models") from exc
+            raise SetupError(
+                f"{exc}: 'terrace models import FILE.onnx --models SET --tier {tier} --labels labels.txt' enters one, "
+                "--model names one of another tier"
+            ) from exc
     known = {entry.name: entry for entry in manifest.models}
     for name in names:
         if name not in known:
@@ -110,35 +164,48 @@ async def obtain_weights(
 
 
 def _fetch_from(settings: NodeSettings) -> Fetch:
-    scheduler = settings.scheduler
-
     async def fetch(name: str, sha256: str) -> AsyncIterator[bytes]:
-        if scheduler is None:
+        if settings.scheduler is None:
             raise WeightsError(
-                f"the weights of model '{name}' are not here; give the folder that has them with --weights, or a "
+                f"the weights of model '{name}' are not here; give the folder that has them with --models, or a "
                 "scheduler to fetch them from with --scheduler"
             )
-        log.info("fetching weights", extra={"model": name, "scheduler": scheduler})
-        target = f"{scheduler}/v1/models/{quote(name, safe='')}/file"
-        async with (
-            open_client(tls_ca=settings.tls_ca) as http,
-            calling("the scheduler", budget_s=None),
-            http.get(
-                target,
-                params={"sha256": sha256},
-                headers=authorization(settings.own_token()),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_STALL_S, sock_read=_STALL_S),
-                allow_redirects=False,
-            ) as answer,
-        ):
-            if answer.status in (401, 403):
-                said = (await read_at_most(answer, _SHOWN_BYTES)).decode("utf-8", "replace")
-                raise SetupError(f"the scheduler gives this node no weights: {answer.status} {said}; see --token-file")
-            if answer.status == 404:
-                raise WeightsError(f"neither this node nor the scheduler has the weights of model '{name}' ({sha256})")
-            if answer.status != 200:
-                raise UpstreamError(f"the scheduler answered {answer.status}", status_code=answer.status)
+        log.info("fetching weights", extra={"model": name, "scheduler": settings.scheduler})
+        path, what = f"/v1/models/{quote(name, safe='')}/file", f"the weights of model '{name}' ({sha256})"
+        async with _asked(settings, path, what=what, params={"sha256": sha256}) as answer:
             async for block in answer.content.iter_any():
                 yield block
 
     return fetch
+
+
+@asynccontextmanager
+async def _asked(
+    settings: NodeSettings, path: str, *, what: str, params: dict[str, str] | None = None
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The scheduler's answer to a GET, of which the body is still to come; `what` names it in messages.
+
+    Raises:
+        SetupError: it refuses this node's token.
+        WeightsError: it has no such thing.
+        TerraceError: as `calling`.
+    """
+    async with (
+        open_client(tls_ca=settings.tls_ca) as http,
+        calling("the scheduler", budget_s=None),
+        http.get(
+            f"{settings.scheduler}{path}",
+            params=params,
+            headers=authorization(settings.own_token()),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_STALL_S, sock_read=_STALL_S),
+            allow_redirects=False,
+        ) as answer,
+    ):
+        if answer.status in (401, 403):
+            said = (await read_at_most(answer, _SHOWN_BYTES)).decode("utf-8", "replace")
+            raise SetupError(f"the scheduler gives this node no weights: {answer.status} {said}; see --token-file")
+        if answer.status == 404:
+            raise WeightsError(f"neither this node nor the scheduler has {what}")
+        if answer.status != 200:
+            raise UpstreamError(f"the scheduler answered {answer.status}", status_code=answer.status)
+        yield answer

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +17,23 @@ import numpy as np
 from models.manifest import EncoderEntry, ModelEntry, Side, WeightsFile, load_manifest, weights_folder
 from models.split import FEATURES, Part, extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.inference.model import Array, Decode, TensorSpec
 
-__all__ = ["OnnxModel", "check_threads", "import_runtime", "load_encoder", "load_model", "softmax", "verify_file"]
+__all__ = [
+    "OnnxModel",
+    "check_threads",
+    "import_runtime",
+    "load_encoder",
+    "load_model",
+    "open_session",
+    "softmax",
+    "verify_file",
+]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DATATYPES = {"tensor(uint8)": "UINT8", "tensor(float)": "FP32"}
+_MOST_SAID = 500
+"""Characters of what the runtime says of a network that it refuses."""
 _LEAST_SLICE = 4
 """Fewer images are not worth a thread of their own."""
 
@@ -48,8 +60,10 @@ class OnnxModel:
         *,
         name: str | None = None,
         threads: int = 1,
+        decode: Decode | None = None,
     ) -> None:
         self.entry = entry
+        self._decode = decode
         self.part: Part = part
         self._name = name or (entry.name if part == "whole" else f"{entry.name}-{part}")
         self.provider = provider
@@ -86,7 +100,7 @@ class OnnxModel:
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """`images`, or `features` for a tail."""
-        return tuple(map(_spec, self._session.get_inputs()))
+        return tuple(replace(_spec(each), decode=self._decode) for each in self._session.get_inputs())
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -183,6 +197,7 @@ def load_model(
     threads: int = 1,
     part: Part = "whole",
     labels: Sequence[str] | None = None,
+    decode: Decode | None = None,
 ) -> OnnxModel:
     """Load a network, or its head or tail, ready to run.
 
@@ -193,6 +208,7 @@ def load_model(
         threads: CPU threads per call of `run`; a GPU takes the batch whole.
         part: "whole", "head" (`images` to `features`) or "tail" (`features` to `logits`).
         labels: class names of the outputs; from the manifest in `folder`, else from the bundled one, unless given.
+        decode: of images that come as files.
 
     Raises:
         WeightsError: the file is missing, differs from the manifest, or does not fit it.
@@ -200,7 +216,7 @@ def load_model(
         MissingExtra: ONNX Runtime is not installed.
         ProviderUnavailable: the installed ONNX Runtime cannot use `provider`.
     """
-    return _load(entry, folder, part, part, None, provider=provider, threads=threads, labels=labels)
+    return _load(entry, folder, part, part, None, provider=provider, threads=threads, labels=labels, decode=decode)
 
 
 def load_encoder(
@@ -255,10 +271,36 @@ def _load(
     provider: str,
     threads: int,
     labels: Sequence[str] | None,
+    decode: Decode | None = None,
 ) -> OnnxModel:
     """`part`: what the loaded graph is; `cut`: what of the file it is."""
-    runtime = import_runtime()
+    import_runtime()  # told before the file is read
     check_threads(threads)
+    place = folder or weights_folder()
+    path, network = _read_verified(entry, place)
+    names = tuple(labels) if labels is not None else _labels(entry, place)
+    try:
+        network = extract_part(network, cut)
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from error
+    session = open_session(network, str(path), provider=provider)
+    threads = threads if provider == "cpu" else 1
+    model = OnnxModel(entry, part, entry.sha256, session, names, provider, name=name, threads=threads, decode=decode)
+    _check_fit(model, path)
+    return model
+
+
+def open_session(network: bytes, source: str, *, provider: str = "cpu") -> Any:
+    """ONNX Runtime's session for a network, on one thread.
+
+    Args:
+        source: names the network in messages.
+
+    Raises:
+        WeightsError: ONNX Runtime cannot load it.
+        MissingExtra, ProviderUnavailable: as `load_model`.
+    """
+    runtime = import_runtime()
     wanted = _PROVIDERS.get(provider)
     if wanted is None:
         raise ProviderUnavailable(f"no execution provider {provider!r}; there is: {', '.join(_PROVIDERS)}")
@@ -267,9 +309,6 @@ def _load(
             f"the installed ONNX Runtime has no {wanted}; provider {provider!r} needs the extra "
             f"'{'gpu' if provider == 'cuda' else 'cpu'}' and its drivers"
         )
-    place = folder or weights_folder()
-    path, network = _read_verified(entry, place)
-    names = tuple(labels) if labels is not None else _labels(entry, place)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -278,20 +317,15 @@ def _load(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     try:
-        network = extract_part(network, cut)
         session = runtime.InferenceSession(network, options, providers=[wanted])
-    except WeightsError as error:
-        raise WeightsError(f"{path}: {error}") from error
     except Exception as error:  # the runtime's own classes share no base but Exception
-        raise WeightsError(f"ONNX Runtime cannot load {path}: {error}") from error
+        said = " ".join(str(error).split())[:_MOST_SAID]
+        raise WeightsError(f"ONNX Runtime cannot load {source}: {said}") from error
     if wanted not in session.get_providers():
         raise ProviderUnavailable(
             f"ONNX Runtime could not start {wanted}; its libraries or a device are missing on this machine"
         )
-    threads = threads if provider == "cpu" else 1
-    model = OnnxModel(entry, part, entry.sha256, session, names, provider, name=name, threads=threads)
-    _check_fit(model, path)
-    return model
+    return session
 
 
 def _read_verified(entry: WeightsFile, folder: Path) -> tuple[Path, bytes]:
@@ -320,7 +354,9 @@ def _labels(entry: ModelEntry, folder: Path) -> tuple[str, ...]:
 def _check_fit(model: OnnxModel, path: Path) -> None:
     entry = model.entry
     images = TensorSpec(name="images", datatype="UINT8", shape=(-1, *entry.input_shape))
-    features = TensorSpec(name=FEATURES, datatype="FP32", shape=(-1, *entry.feature_shape))
+    features = TensorSpec(
+        name=FEATURES, datatype="FP32", shape=(-1, *(() if model.part == "whole" else entry.cut.shape))
+    )
     logits = TensorSpec(name="logits", datatype="FP32", shape=(-1, entry.classes))
     want = (features if model.part == "tail" else images, features if model.part == "head" else logits)
     have = (model.inputs[0], model.outputs[0])

@@ -27,10 +27,13 @@ class ModelStore:
     Args:
         folders: searched in order; never written.
         cache: searched last; fetched files are kept here under their sha256.
+        others: searched after the folders, and never written: files of theirs that are not the right ones are passed
+            over, for they may belong to another model set.
     """
 
-    def __init__(self, folders: Sequence[Path], cache: Path) -> None:
+    def __init__(self, folders: Sequence[Path], cache: Path, *, others: Sequence[Path] = ()) -> None:
         self._folders = tuple(folders)
+        self._others = tuple(others)
         self._cache = cache
 
     def find(self, entry: WeightsFile) -> Path | None:
@@ -49,8 +52,8 @@ class ModelStore:
                 raise WeightsError(
                     f"{path} is damaged, or of another version: its sha256 is {found}, in the manifest {entry.sha256}"
                 )
-        path = self._cached(entry)
-        return path if _digest(path) == entry.sha256 else None
+        candidates = (*(folder / entry.file for folder in self._others), self._cached(entry))
+        return next((path for path in candidates if _digest(path) == entry.sha256), None)
 
     async def obtain(self, entry: WeightsFile, fetch: Fetch) -> Path:
         """Path of the entry's file; fetched, verified and kept where it is missing.

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from models.atomic import write_atomically
-from models.data import ImageSet
 from models.dataset import Dataset
 from models.escalation import Gate, Network, Tuning, compact_json, make_gate, margin, save_tuning, unsure
 from models.evaluate import logits_of
-from models.held_out import held_out_per_class, hold_out
+from models.folders import Labelled
+from models.held_out import Unseen
 from models.hierarchy import Hierarchy
 from models.manifest import Manifest, ModelEntry, load_manifest
 from models.session import load_model, softmax
@@ -63,29 +63,37 @@ Answers = Mapping[Tier, Side]
 def _answer_all(
     manifest: Manifest,
     folder: Path,
-    data: ImageSet,
+    images: Callable[[ModelEntry], Labelled],
     *,
     provider: str,
     threads: int,
-    report: Callable[[str, int], None],
+    report: Callable[[str, int, int], object],
 ) -> Answers:
     """Let the network that each tier serves by default answer labelled images.
+
+    Args:
+        images: as a network takes them.
 
     Raises:
         DataError: the images have no labels.
         As `load_model`.
     """
-    if data.fine is None or data.coarse is None:
-        raise DataError("thresholds are tuned on labelled images")
-    truth: Mapping[Answered, Array] = {"coarse": data.coarse, "fine": data.fine}
     sides: dict[Tier, Side] = {}
     for tier, entry in _served(manifest).items():
+        data = images(entry)
+        if data.fine is None or data.coarse is None:
+            raise DataError("thresholds are tuned on labelled images")
+        truth: Mapping[Answered, Array] = {"coarse": data.coarse, "fine": data.fine}
         model = load_model(entry, folder, provider=provider, threads=threads, labels=manifest.labels(entry))
-        logits, _ = logits_of(model, data.images, report=partial(report, entry.name))
+        logits, _ = logits_of(model, data.images, report=partial(_advance, report, entry.name, len(data)))
         probabilities = _levels(softmax(logits, entry.temperature), entry, manifest.hierarchy)
         right = {level: values.argmax(axis=1) == truth[level] for level, values in probabilities.items()}
         sides[tier] = Side(entry=entry, probabilities=probabilities, right=right)
     return sides
+
+
+def _advance(report: Callable[[str, int, int], object], name: str, of: int, count: int) -> None:
+    report(name, count, of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +118,9 @@ def tune(answers: Answers, target: Target, *, data: str) -> Tuning:
     """
     gates = [_gate(answers[lower], answers[upper]) for lower, upper in _GATES if {lower, upper} <= set(answers)]
     if not gates:
-        raise InvalidInput("the manifest has no two tiers with a network: nothing can be escalated")
+        raise InvalidInput(
+            "the model set has no two tiers with a network, so nothing goes up: 'terrace models import' enters another"
+        )
     relative, top = target.accuracy, gates[0]
     if not target.relative:
         relative = target.accuracy / top.upper_accuracy
@@ -229,7 +239,7 @@ def tune_weights(
     threads: int = 1,
     report: Callable[[str, int, int], None] = lambda what, images, of: None,
 ) -> TuningReport:
-    """Choose thresholds for a weights folder on the images that training held out, and store them there.
+    """Choose thresholds for a weights folder on images that its networks have not seen, and store them there.
 
     Args:
         records: folder of the training records, which say what was held out; it gets `escalation.json`, `.csv` and,
@@ -238,27 +248,23 @@ def tune_weights(
         report: told what was answered, how many images of it, and out of how many.
 
     Raises:
-        InvalidInput, WeightsError, DataError: as `tune`, `held_out_per_class` and `load_model`; nothing is written.
+        InvalidInput, WeightsError, DataError: as `tune`, `Unseen` and `load_model`; nothing is written.
         SetupError: a file could not be written.
     """
     manifest = load_manifest(folder)
     manifest.check_hierarchy(dataset.hierarchy)
-    per_class = held_out_per_class(_served(manifest).values(), records)
-    train = dataset.read("train")
-    if train.fine is None:
-        raise DataError("thresholds are tuned on labelled images")
-    held_out = train.take(hold_out(train.fine, per_class).held_out)
+    unseen = Unseen(dataset, _served(manifest).values(), records)
 
-    def answer(images: ImageSet, kind: str) -> Answers:
-        def advance(name: str, count: int) -> None:
-            report(f"{name}, {kind}", count, len(images))
+    def answer(images: Callable[[ModelEntry], Labelled], kind: str) -> Answers:
+        def advance(name: str, count: int, of: int) -> None:
+            report(f"{name}, {kind}", count, of)
 
         return _answer_all(manifest, folder, images, provider=provider, threads=threads, report=advance)
 
-    said = f"{dataset.name}: {len(held_out)} images held out of training, the last {per_class} of each class"
-    on_held_out = answer(held_out, "held out")
+    on_held_out = answer(unseen.to_choose, "held out")
+    said = unseen.said(len(next(iter(on_held_out.values())).right["coarse"]))
     tuning = tune(on_held_out, target, data=said)
-    on_test = answer(dataset.read("test"), "test") if test else None
+    on_test = answer(unseen.to_judge, "test") if test else None
     outcomes = () if on_test is None else tuple(_outcomes(on_test, tuning))
     files = [save_tuning(tuning, folder)]
     rows = curve_rows(on_held_out, tuning, on_test)

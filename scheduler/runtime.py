@@ -53,7 +53,7 @@ async def open_scheduler(
     Raises:
         SetupError: the state folder, the database or the manifest cannot be used.
     """
-    manifest = load_manifest(settings.weights)
+    manifest = load_manifest(settings.models)
     with _locked(settings.state) as state:
         engine = await open_database(settings.database_url)
         try:
@@ -85,8 +85,8 @@ async def open_scheduler(
                     fleet=fleet,
                     dispatcher=dispatcher,
                     store=store,
-                    inputs=InputFiles(state / "inputs", _input_shape(manifest)),
-                    tuning=_tuning(settings.weights, manifest),
+                    inputs=InputFiles(state / "inputs", manifest.fit),
+                    tuning=_tuning(settings.models, manifest),
                 )
                 commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
                 lifecycle.add_check("database", commit.check)
@@ -192,11 +192,3 @@ def _tuning(weights: Path | None, manifest: Manifest) -> Tuning | TerraceError:
             _log.warning("no thresholds for escalation: %s", exc)
         return exc
     return tuning
-
-
-def _input_shape(manifest: Manifest) -> tuple[int, int, int]:
-    """The one input shape of all networks: a task's pixels go through two of them."""
-    shapes = {entry.input_shape for entry in manifest.models}
-    if len(shapes) != 1:
-        raise SetupError(f"the networks of the manifest take images of different shapes: {sorted(shapes)}")
-    return shapes.pop()

@@ -33,8 +33,9 @@ class SchedulerSettings(ServiceSettings):
     database: str | None = None
     """SQLAlchemy URL of the database (async driver). Default: an SQLite file in the state folder."""
 
-    weights: UserPath | None = None
-    """Folder with the manifest and the weights that nodes may fetch. Default: those that ship with Terrace."""
+    models: UserPath | None = None
+    """Model set, whose networks nodes may fetch: a folder with manifest, networks and thresholds. Default: Terrace's
+    own."""
 
     scheme: Scheme = Scheme.MAPPING
     """Scheme of jobs that name none: end, end-cloud, end-edge, mapping or adaptive."""

@@ -151,7 +151,7 @@ class Listing:
     def _narrowest(self, number: int, width: int) -> int:
         column, longest = self._columns[number], max(map(cell_len, self._texts(number)))
         if column.least is not None:
-            return min(column.least, longest)
+            return max(1, min(column.least, longest))  # an empty one as well: text cannot be wrapped in no width
         if column.max_width is not None and width < _UNBOUNDED_WIDTH:
             longest = min(longest, column.max_width)
         return max(longest, column.min_width or 0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -12,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from models.data import ImageSet
+from models.hierarchy import Hierarchy
 from terrace.console import Column, Listing, milliseconds, tier_text
 from tierkit.client import CoarseAnswer, CoarseResults, Event, FallbackResults, FineAnswer, FineResults, ImageResult
 from tierkit.types import Tier
@@ -32,14 +30,25 @@ class DemoScreen:
 
     Args:
         sample: the images of the job, with their true classes.
-        hierarchy: names of classes and superclasses, as `/v1/info` tells them.
+        hierarchy: of the sample.
+        known: whether the networks answer the classes of the sample, so that answers can be right or wrong.
+        names: of the first and the later answers.
         ready_s: seconds that the fleet took to come up.
     """
 
-    def __init__(self, sample: ImageSet, hierarchy: Mapping[str, Any], *, ready_s: float) -> None:
+    def __init__(
+        self,
+        sample: ImageSet,
+        hierarchy: Hierarchy,
+        *,
+        known: bool = True,
+        names: tuple[str, str] = ("coarse", "fine"),
+        ready_s: float,
+    ) -> None:
         self._total = len(sample)
-        self._fine_names: list[str] = hierarchy["fine"]
-        self._parents: list[int] = hierarchy["parent"]
+        self._hierarchy = hierarchy
+        self._known = known
+        self._names = names
         self._truth = [int(label) for label in sample.fine] if sample.fine is not None else []
         self._ready_s = ready_s
         # Spread over the job, so that the tasks of all nodes show up.
@@ -69,12 +78,21 @@ class DemoScreen:
         label_width = max(_LABEL_WIDTH[0], min(_LABEL_WIDTH[1], options.max_width - _OTHER_COLUMNS))
         yield Padding(self._answers(label_width), (1, 0), expand=False)
 
+    def _judged(self, answer: CoarseAnswer | FineAnswer, truth: int) -> Text:
+        if not self._known:
+            return Text(_words(answer.label))
+        right = answer.index == truth
+        return Text.assemble(
+            ("✓ ", "green") if right else ("✗ ", "red"), (_words(answer.label), "" if right else "dim")
+        )
+
     def _missing(self, index: int) -> Text:
-        return Text("coarse stands" if index in self._standing else "…", style="dim")
+        return Text(f"{self._names[0]} stands" if index in self._standing else "…", style="dim")
 
     def _bars(self, width: int) -> RenderableType:
         table = Table.grid(padding=(0, 2))
-        for name, style, answers in (("coarse", "cyan", self._coarse), ("fine", "magenta", self._fine)):
+        lower, upper = self._names
+        for name, style, answers in ((lower, "cyan", self._coarse), (upper, "magenta", self._fine)):
             bar = ProgressBar(
                 total=self._total, completed=len(answers), width=width, complete_style=style, finished_style=style
             )
@@ -84,9 +102,9 @@ class DemoScreen:
     def _answers(self, label_width: int) -> RenderableType:
         table = Listing(
             Column(title="an image of", rank=1, max_width=_FINE_WIDTH),
-            Column(title="coarse", min_width=label_width, max_width=label_width),
+            Column(title=self._names[0], min_width=label_width, max_width=label_width),
             Column(title="after", rank=4, right=True),
-            Column(title="fine", min_width=_FINE_WIDTH, max_width=_FINE_WIDTH),
+            Column(title=self._names[1], min_width=_FINE_WIDTH, max_width=_FINE_WIDTH),
             Column(title="after", rank=3, right=True),
             Column(title="by", rank=2),
         )
@@ -94,18 +112,14 @@ class DemoScreen:
             truth = self._truth[index]
             coarse, fine = self._coarse.get(index), self._fine.get(index)
             table.add_row(
-                _words(self._fine_names[truth]),
-                _judged(coarse.label, coarse.index == self._parents[truth]) if coarse else Text("…", style="dim"),
+                _words(self._hierarchy.fine[truth]),
+                self._judged(coarse, self._hierarchy.parent[truth]) if coarse else Text("…", style="dim"),
                 milliseconds(coarse.ms) if coarse else "",
-                _judged(fine.label, fine.index == truth) if fine else self._missing(index),
+                self._judged(fine, truth) if fine else self._missing(index),
                 milliseconds(fine.ms) if fine else "",
                 tier_text(fine.node, fine.tier) if fine else tier_text(coarse.node if coarse else "", Tier.END),
             )
         return table
-
-
-def _judged(label: str, right: bool) -> Text:
-    return Text.assemble(("✓ ", "green") if right else ("✗ ", "red"), (_words(label), "" if right else "dim"))
 
 
 def _words(label: str) -> str:

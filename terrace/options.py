@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from terrace.console import screen
 from tierkit.access import checked_token, read_token
@@ -28,14 +29,16 @@ __all__ = [
     "DatasetName",
     "Json",
     "LowestTier",
+    "ModelSet",
     "TlsCa",
     "TokenFile",
     "Untrusted",
-    "Weights",
     "check_tls_ca",
     "connect",
     "connected",
     "on_command_line",
+    "optional_plain_name",
+    "plain_name",
     "token_from",
     "training_extra",
 ]
@@ -62,13 +65,23 @@ TlsCa = Annotated[
     ),
 ]
 
-Weights = Annotated[
+ModelSet = Annotated[
     Path | None,
-    typer.Option(envvar="TERRACE_WEIGHTS", help="Folder of weights and manifest; the bundled one unless given."),
+    typer.Option(
+        envvar="TERRACE_MODELS",
+        metavar="SET",
+        help="Model set (folder of networks and manifest); Terrace's own unless given.",
+    ),
 ]
 Data = Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder that holds cifar-100-python/.")]
 DatasetName = Annotated[
-    str, typer.Option("--dataset", metavar="NAME", help="cifar100, or a folder with hierarchy.toml, train/ and test/.")
+    str,
+    typer.Option(
+        "--dataset",
+        metavar="NAME",
+        help="cifar100, or a folder with hierarchy.toml, train/ and test/. To measure networks, pictures in folders "
+        "called like their classes will do.",
+    ),
 ]
 
 
@@ -166,6 +179,24 @@ def token_from(token_file: Path | None) -> str | None:
         return read_token(token_file)
     token = os.environ.get("TERRACE_TOKEN")
     return checked_token(token, "TERRACE_TOKEN") if token else None
+
+
+def plain_name(name: str) -> str:
+    """The name of a network, or of its run: no path, and nothing that a URL would take for something else."""
+    from models.manifest import PlainName  # most commands have no use for it
+
+    try:
+        return TypeAdapter(PlainName).validate_python(name)
+    except ValidationError as error:
+        raise typer.BadParameter(
+            f"{name!r} is no name of a network: letters, digits, dots, dashes and underscores, "
+            "beginning with a letter or a digit"
+        ) from error
+
+
+def optional_plain_name(name: str | None) -> str | None:
+    """As `plain_name`, where one may be left out."""
+    return None if name is None else plain_name(name)
 
 
 @contextmanager

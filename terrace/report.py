@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import typer
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -10,9 +13,12 @@ from rich.text import Text
 from terrace.console import Column, Listing, image_count, milliseconds, node_order, percent, tier_text
 from tierkit.client import Job, JobState
 from tierkit.plaintext import harmless
-from tierkit.types import Scheme, Tier
+from tierkit.types import OnBadInput, Scheme, Tier
 
-__all__ = ["check_answers", "job_summary"]
+__all__ = ["answer_names", "check_answers", "job_summary", "networks_see"]
+
+_NAME_WIDTH = 40
+_LISTED_DAMAGED = 20
 
 _STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.CANCELLED: "yellow"}
 
@@ -20,6 +26,8 @@ _STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.C
 def job_summary(job: Job) -> RenderableType:
     """Everything that a finished (or running) job has to tell, in about fifteen lines."""
     parts: list[RenderableType] = [_headline(job), Padding(_answers(job), (1, 0, 0, 0), expand=False)]
+    if job.damaged:
+        parts.append(Padding(_damaged(job), (1, 0, 0, 0), expand=False))
     if job.by_node:
         parts.append(Padding(_shares(job), (1, 0, 0, 0), expand=False))
     if job.sent_up:
@@ -31,11 +39,12 @@ def job_summary(job: Job) -> RenderableType:
 
 def check_answers(job: Job) -> None:
     """The end of a command that has waited for a job: exit code 1 unless the job was completed and each image has an
-    answer."""
-    if job.failed_images:
+    answer, or cannot be read and was to be skipped."""
+    skipped = job.damaged_images if job.policy.get("on_bad_input") == OnBadInput.SKIP else 0
+    if job.failed_images > skipped:
         missing = f"{job.failed_images:,} of {image_count(job.images)} have no answer"
         typer.echo(f"terrace: {missing}; 'terrace jobs results {harmless(job.id)}' says why.", err=True)
-    if job.failed_images or job.state is not JobState.COMPLETED:
+    if job.failed_images > skipped or job.state is not JobState.COMPLETED:
         raise typer.Exit(1)
 
 
@@ -50,11 +59,15 @@ def _headline(job: Job) -> Text:
     line.append(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
     if job.reason:
         line.append(f": {job.reason}", style="not bold")
+    first, _ = answer_names(flat=job.flat)
     extras = [
         f"{count:,} {what}"
         for count, what in (
-            (job.fallback, f"with {'a lower tier' if job.sent_up else 'the coarse'} answer standing"),
-            (job.failed_images, "without an answer"),
+            (
+                job.fallback,
+                f"with {'a lower tier' if job.sent_up else f'the {first}'} answer standing",
+            ),
+            (job.failed_images - job.damaged_images, "without an answer"),
             (job.quarantined_images, "quarantined"),
             (job.resized_images, "resized"),
         )
@@ -63,6 +76,15 @@ def _headline(job: Job) -> Text:
     if extras:
         line.append(f"  ({', '.join(extras)})", style="not bold yellow")
     return line
+
+
+def answer_names(*, flat: bool) -> tuple[str, str]:
+    """What the answers of the end devices and those from above are called.
+
+    Args:
+        flat: whether both are of the same classes.
+    """
+    return ("first", "upper") if flat else ("coarse", "fine")
 
 
 def _escalation(job: Job) -> Text:
@@ -76,6 +98,32 @@ def _escalation(job: Job) -> Text:
         ]
         line.append(what).append_text(Text(",  ").join(shares))
     return line
+
+
+def _damaged(job: Job) -> RenderableType:
+    """The images that cannot be read."""
+    table = Listing(Column(title="cannot be read", max_width=_NAME_WIDTH), Column(title="why"))
+    for image in job.damaged[:_LISTED_DAMAGED]:
+        table.add_row(image.name or str(image.index), image.reason)
+    if (more := job.damaged_images - _LISTED_DAMAGED) > 0:
+        table.add_row(f"{more:,} more", "")
+    return table
+
+
+def networks_see(info: Mapping[str, Any]) -> str:
+    """What the networks of a fleet see of pictures of other sizes."""
+    seen: dict[str, None] = {}  # in the order of the networks
+    for network in info.get("networks", ()):
+        size = f"{network['width']} x {network['height']}"
+        match network["resize"]:
+            case "squash":
+                how = "all of it, squashed"
+            case "pad":
+                how = "all of it, on black"
+            case _:
+                how = "the middle"
+        seen[f"{network['tier']} {size} ({how})"] = None
+    return f"networks see  {',  '.join(seen)}"
 
 
 def _mapping(job: Job) -> Text:
@@ -93,14 +141,16 @@ def _answers(job: Job) -> RenderableType:
         Column(title="p50", rank=1, right=True),
         Column(title="p99", rank=3, right=True),
     )
-    rows = [("coarse", job.answered_coarse, job.coarse_accuracy, job.coarse_p50_ms, job.coarse_p99_ms)]
+    lower, upper = answer_names(flat=job.flat)
+    rows = [(lower, job.answered_coarse, job.coarse_accuracy, job.coarse_p50_ms, job.coarse_p99_ms)]
     if job.scheme is not Scheme.END:
-        rows.append(("fine", job.answered_fine, job.fine_accuracy, job.fine_p50_ms, job.fine_p99_ms))
+        rows.append((upper, job.answered_fine, job.fine_accuracy, job.fine_p50_ms, job.fine_p99_ms))
     for answer, images, accuracy, p50_ms, p99_ms in rows:
         table.add_row(answer, f"{images:,}", percent(accuracy), milliseconds(p50_ms), milliseconds(p99_ms))
     if job.sent_up and job.final_coarse_accuracy is not None:
-        table.add_row("coarse, as it stands", f"{job.images:,}", percent(job.final_coarse_accuracy), "", "")
-    elif job.coarse_from_fine_accuracy is not None:
+        stands = "as it stands" if job.flat else "coarse, as it stands"
+        table.add_row(stands, f"{job.images:,}", percent(job.final_coarse_accuracy), "", "")
+    elif job.coarse_from_fine_accuracy is not None and not job.flat:
         table.add_row("coarse, from fine", f"{job.answered_fine:,}", percent(job.coarse_from_fine_accuracy), "", "")
     return table
 
@@ -109,8 +159,7 @@ def _shares(job: Job) -> RenderableType:
     table = Listing(
         Column(title="node"),
         Column(title="tier", rank=1),
-        Column(title="coarse", right=True),
-        Column(title="fine", right=True),
+        *(Column(title=name, right=True) for name in answer_names(flat=job.flat)),
         Column(title="share", rank=2, right=True),
     )
     for node_id, share in sorted(job.by_node.items(), key=lambda item: node_order(item[1].tier, item[0])):

@@ -175,11 +175,12 @@ class NodeSettings(ServiceSettings):
     """URL under which the scheduler and other nodes reach this node. Default: the address it listens on or, where
     that is every interface, the address of the interface that leads to the scheduler."""
 
-    models: CommaSeparated = ()
-    """Names of the models to serve, comma-separated. Default: the one that the manifest names for this tier."""
+    model: CommaSeparated = ()
+    """Names of the networks to serve, comma-separated. Default: the one that the manifest names for this tier."""
 
-    weights: UserPath | None = None
-    """Folder with a manifest and weights files. Default: the weights that ship with Terrace."""
+    models: UserPath | None = None
+    """Model set: a folder with manifest, networks and thresholds. Default: the scheduler's, whose networks are then
+    fetched; without a scheduler, the networks that ship with Terrace."""
 
     cache: UserPath = Path("~/.cache/terrace")
     """Folder that keeps weights fetched from the scheduler."""

@@ -5,17 +5,22 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
+    "PICTURE_SUFFIXES",
     "EncoderKind",
     "Escalate",
     "FeatureForm",
     "Health",
     "JobState",
+    "OnBadInput",
     "Privacy",
     "Recovery",
     "Scheme",
     "Tier",
     "UpstreamLoss",
 ]
+
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".avif", ".heic", ".heif")
+"""By which the pictures of a folder or a zip are told from other files. A file named by itself may have any suffix."""
 
 
 class Tier(StrEnum):
@@ -33,6 +38,13 @@ class Health(StrEnum):
     SUSPECT = "suspect"
     DEAD = "dead"
     DRAINING = "draining"
+
+
+class OnBadInput(StrEnum):
+    """What becomes of a job some of whose pictures cannot be read."""
+
+    FAIL = "fail"
+    SKIP = "skip"
 
 
 class JobState(StrEnum):

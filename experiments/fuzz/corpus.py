@@ -23,6 +23,7 @@ SCHEDULER = "scheduler"
 _BOUNDARY = "terrace-fuzz"
 _STRANGER = "fuzz-1"
 """Node id of the registrations: never one of the real nodes, which others need."""
+_OTHER_FORMATS = ("TIFF", "BMP", "GIF", "AVIF")
 _NOBODY = "http://127.0.0.1:9"
 """Where nothing listens."""
 
@@ -68,6 +69,7 @@ def _jobs(images: Array) -> list[Template]:
         ({"Content-Type": "application/x-npy"}, array.getvalue()),
         ({"Content-Type": "application/x-npz"}, arrays.getvalue()),
         ({"Content-Type": "image/jpeg"}, _progressive()),
+        *(({"Content-Type": f"image/{kind.lower()}"}, _encoded(images[0], kind)) for kind in _OTHER_FORMATS),
         ({name: value for name, value in oip.items() if name != "Content-Length"}, b"".join(bytes(c) for c in chunks)),
     ]
     templates = [

@@ -41,7 +41,7 @@ TERRACE = Contender(
     name="terrace",
     title="Terrace end node",
     protocol="oip",
-    command=("-m", "end_node", "--port", "{port}", "--models", "{model}", "--weights", "{weights}", "--threads", "1"),
+    command=("-m", "end_node", "--port", "{port}", "--model", "{model}", "--models", "{weights}", "--threads", "1"),
     distribution="terrace",
 )
 

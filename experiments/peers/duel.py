@@ -122,7 +122,7 @@ class Duel(Experiment):
         if peer is TERRACE:
             raise InvalidInput(f"a duel is with another server than {chosen.peer!r}")
         check_cores(chosen)
-        folder = chosen.weights or weights_folder()
+        folder = chosen.models or weights_folder()
         network = Network(load_manifest(folder).default_for(Tier.END), folder)
         run.config |= {"peer": peer.name, "title": peer.title}
         pair: dict[str, Installed] = {}

@@ -193,7 +193,7 @@ class Peers(Experiment):
     async def measure(self, run: Run, chosen: Chosen) -> None:
         contenders = choose(chosen.only or [])
         check_cores(chosen)
-        folder = chosen.weights or weights_folder()
+        folder = chosen.models or weights_folder()
         manifest = load_manifest(folder)
         turns: list[Turn] = [(Network(manifest.default_for(Tier.END), folder), contenders, LOADS)]
         if TERRACE in contenders:

@@ -55,9 +55,7 @@ class Servers(Cores):
     """Options of all comparisons."""
 
     venvs: Path | None = option(None, "Where the environments lie. Default: ~/.cache/terrace/peers.", file_okay=False)
-    weights: Path | None = option(
-        None, "Folder of the networks. Default: those that come with Terrace.", file_okay=False
-    )
+    models: Path | None = option(None, "Model set. Default: the networks that come with Terrace.", file_okay=False)
 
 
 class Network:

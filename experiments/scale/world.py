@@ -298,7 +298,7 @@ class World:
                 ActiveJob(
                     job_id=f"job-{self._jobs}",
                     policy=self._policy,
-                    pixels=self._pixels,
+                    images=self._pixels,
                     content="",
                     tasks=[ActiveTask(index=k, first_image=k * BATCH, images=BATCH) for k in range(tasks)],
                     sink=_Sink(self, tasks),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from models.split import FEATURES, HEAD_NODES_KEY
 from models.training.batches import Statistics
 
-__all__ = ["export_head", "export_onnx", "export_tail", "mark_cut"]
+__all__ = ["export_head", "export_onnx", "export_published", "export_tail", "mark_cut"]
 
 
 class _Served(nn.Module):
@@ -61,6 +61,11 @@ def export_tail(network: nn.Module, feature_shape: tuple[int, int, int]) -> onnx
     """A network of features: `features` FP32 `[n, channels, h, w]` to `logits` FP32 `[n, classes]`; see
     `export_onnx`."""
     return _export(network.cpu().eval(), torch.zeros(2, *feature_shape), FEATURES, "logits")
+
+
+def export_published(network: nn.Module, side: int) -> onnx.ModelProto:
+    """A network as others publish it: `input` FP32 `[n, 3, side, side]`, normalised, to `output`; see `export_onnx`."""
+    return _export(network.cpu().eval(), torch.zeros(2, 3, side, side), "input", "output")
 
 
 def _of_pixels(network: nn.Module, known: Statistics) -> nn.Module:

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from models.manifest import weights_folder
+from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
 from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, WhoAmI
@@ -75,6 +75,7 @@ async def register(request: Request, scheduler: Service, caller: CallerOf, regis
         server is not None and await own.is_at(registration.url, port=server[1])
     ):
         raise InvalidInput("url: this is the scheduler's own address; it must be the one at which the node listens")
+    scheduler.fleet.check_classes(registration)
     return scheduler.devices.register(registration, time.monotonic())
 
 
@@ -164,9 +165,9 @@ class _File(FileResponse):
         await super().__call__(scope, receive, checked)
 
 
-@about.get("/v1/models", summary="The manifest: all networks and encoders that nodes may fetch")
+@about.get("/v1/models", summary="The manifest: classes, and all networks and encoders that nodes may fetch")
 async def list_models(scheduler: Service) -> dict[str, Any]:
-    return scheduler.manifest.listing()
+    return scheduler.manifest.content()
 
 
 @about.get(
@@ -190,7 +191,7 @@ async def get_weights(
     etag = f'"{entry.sha256}"'
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers={"ETag": etag})
-    folder = scheduler.settings.weights or weights_folder()
+    folder = scheduler.settings.models or weights_folder()
     try:
         path = await asyncio.to_thread(ModelStore([folder], folder).find, entry)
     except WeightsError as exc:
@@ -208,6 +209,19 @@ async def get_caller(caller: CallerOf) -> WhoAmI:
     return WhoAmI(name=caller.name, role=caller.role, expires=caller.entry.expires if caller.entry else None)
 
 
+def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
+    """What a network sees of a picture."""
+    height, width, rule, resize_to = entry.fit
+    return {
+        "name": entry.name,
+        "tier": entry.tier,
+        "height": height,
+        "width": width,
+        "resize": rule,
+        "resize_to": resize_to,
+    }
+
+
 @about.get("/v1/info", summary="Version, limits and class names", dependencies=USERS)
 async def get_info(scheduler: Service) -> dict[str, Any]:
     limits, hierarchy = scheduler.settings, scheduler.manifest.hierarchy
@@ -222,6 +236,7 @@ async def get_info(scheduler: Service) -> dict[str, Any]:
             "classify_max_images": CLASSIFY_MAX_IMAGES,
         },
         "input_shape": list(scheduler.manifest.models[0].input_shape),
+        "networks": [_pixels_of(entry) for entry in scheduler.manifest.models],
         "hierarchy": {
             "name": hierarchy.name,
             "fine": list(hierarchy.fine),

@@ -31,9 +31,9 @@ from tierkit.wire.api import AttemptPage, Explanation, ImageResult, Job, JobPage
 __all__ = ["jobs"]
 
 _BODY = {
-    "description": "Images: a form with files in `images` (PNG, JPEG, WebP, .zip, .npz, .npy), one such file as the "
-    "whole body, or an Open Inference Protocol request with the binary tensors `images` (UINT8 [n, h, w, 3]) and "
-    "`labels` (INT64 [n]).",
+    "description": "Images: a form with files in `images` (PNG, JPEG, WebP, TIFF, BMP, GIF, AVIF, HEIC, .zip, .npz, "
+    ".npy), one such file as the whole body, or an Open Inference Protocol request with the binary tensors `images` "
+    "(UINT8 [n, h, w, 3]) and `labels` (INT64 [n]).",
     "required": True,
     "content": {
         "multipart/form-data": {
@@ -76,6 +76,7 @@ def _policy_parameters() -> list[dict[str, Any]]:
     return parameters
 
 
+_RESULT = ImageResult.model_json_schema(mode="serialization")
 _UPLOAD = {UPLOAD_FIELDS: True, "requestBody": _BODY, "parameters": _policy_parameters()}
 
 JobId = Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)]
@@ -148,7 +149,7 @@ async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
     "/v1/jobs/{job_id}/results",
     summary="One result per image, in the order of the upload",
     response_class=Response,
-    responses={200: {"content": {NDJSON: {"schema": ImageResult.model_json_schema()}, "text/csv": {}}}},
+    responses={200: {"content": {NDJSON: {"schema": _RESULT}, "text/csv": {}}}},
 )
 async def get_results(
     scheduler: Service, job_id: JobId, format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl"

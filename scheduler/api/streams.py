@@ -18,7 +18,7 @@ from scheduler.jobs.views import Rows
 __all__ = ["Stream", "as_csv", "as_lines", "as_server_sent"]
 
 _CSV_HEADER = (
-    "index,name,coarse_label,coarse_confidence,coarse_node,coarse_ms,fine_label,fine_confidence,fine_node,fine_tier,"
+    "index,name,label,coarse_label,coarse_confidence,coarse_node,coarse_ms,fine_label,fine_confidence,fine_node,fine_tier,"
     "fine_ms,fine_coarse_label,answered_by,not_escalated,fallback,error,resized_from,true_fine,true_coarse,request_id"
 )
 _JSON = msgspec.json.Encoder(enc_hook=lambda view: view.model_dump(mode="json"))

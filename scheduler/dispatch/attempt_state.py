@@ -218,7 +218,7 @@ class AttemptStates:
             case CoarseEvent():
                 task.deaths.clear()  # a node that answers has not died of it
                 if not task.has_coarse:
-                    task.has_coarse, task.unsure = True, event.unsure
+                    task.knows(event)
                     task.coarse = job.answer(task, "coarse", "coarse", event, line, now)
                     self.effects.append(events.Deliver(job, task.coarse))
                 if policy.scheme is Scheme.END:
@@ -231,7 +231,7 @@ class AttemptStates:
             case FineEvent():
                 task.deaths.clear()
                 self._finish_task(job, task, "fine", event, line, now)
-            case FallbackEvent() if may_retry and event.reason != "deadline":
+            case FallbackEvent() if may_retry and event.reason not in ("deadline", "damaged"):
                 attempt.fallback, attempt.phase = (event, line), Phase.ANSWERED
             case RoutedEvent() if may_retry and any(loss.reason != "deadline" for loss in without(event).values()):
                 task.partial = attempt.fallback = event, line

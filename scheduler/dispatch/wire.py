@@ -13,7 +13,6 @@ from typing import Protocol
 import aiohttp
 
 from encryption.sending import PIXELS, kind_of
-from scheduler.ingest.inputs import Pixels
 from scheduler.placement.escalation import check_routed
 from tierkit.errors import (
     DeadlineExceeded,
@@ -24,6 +23,7 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.http.client import ask, authorization, calling, read_at_most
+from tierkit.inference.model import Array
 from tierkit.wire.events import (
     CoarseEvent,
     ErrorEvent,
@@ -72,7 +72,8 @@ class Order:
     url: str
     model: str
     """That the device has registered for its coarse answers."""
-    pixels: Pixels
+    images: Array
+    """UINT8 pixels `[n, h, w, 3]`, or files `[n]`."""
     upstreams: tuple[Upstream, ...]
     coarse_classes: int
     fine_classes: int
@@ -80,6 +81,8 @@ class Order:
     """Tiers to which the unsure images go up; none where all images go up together."""
     coarse_known: bool = False
     """Whether only the fine answer is wanted; there must be `upstreams` then."""
+    damaged: frozenset[int] = frozenset()
+    """Positions of the images that cannot be read, where the coarse answer is known."""
     interactive: bool = False
     """Whether a user waits for the answer, so that the task overtakes batch work in the nodes' queues."""
     key: str = field(default="", repr=False)
@@ -121,7 +124,7 @@ class HttpWire:
 
     async def send(self, order: Order, *, budget_s: float) -> AsyncGenerator[tuple[TaskEvent, str], None]:
         # Views of the mapped input file go down to the transport as they are.
-        chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.pixels),)))
+        chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", order.images),)))
         headers = {
             **headers,
             REQUEST_ID_HEADER: order.request_id,
@@ -224,6 +227,7 @@ class _Expected:
         self._asked = {upstream.node_id: upstream for upstream in order.upstreams}
         self._has_coarse = order.coarse_known
         self._unsure: tuple[int, ...] | None = None
+        self._damaged = order.damaged
         self.complete = False
 
     @property
@@ -250,24 +254,27 @@ class _Expected:
                     raise self._wrong(
                         f"a coarse answer of the model {event.model!r}, and has registered {order.model!r}"
                     )
-                self._check_labels(event.labels, event.confidences, order.coarse_classes, len(order.pixels))
+                self._check_labels(event.labels, event.confidences, order.coarse_classes, len(order.images))
                 self._check_unsure(event.unsure)
+                self._check_damaged(event)
                 self._unsure = event.unsure
                 self._has_coarse = True
                 self.complete = not order.upstreams
             case FineEvent() if not order.stages:
                 self._need_coarse()
-                self._check_fine(event, len(order.pixels))
+                self._check_fine(event, len(order.images))
                 self.complete = True
             case FallbackEvent() if not order.stages:
                 self._need_coarse()
-                if event.reason in _NOT_ITS_OWN:
+                if event.reason in _NOT_ITS_OWN or (
+                    event.reason == "damaged" and len(self._damaged) < len(order.images)
+                ):
                     raise self._wrong(f"the reason {event.reason!r}, which no device can know")
                 self._check_tried(event)
                 self.complete = True
             case RoutedEvent() if order.stages:
                 self._need_coarse()
-                fault = check_routed(event, order.stages, len(order.pixels), self._unsure)
+                fault = check_routed(event, order.stages, len(order.images), self._unsure, self._damaged)
                 if fault is not None:
                     raise self._wrong(fault)
                 for answer in event.answers:
@@ -285,8 +292,14 @@ class _Expected:
             return
         if not order.stages or order.stages[0].below is None:
             raise self._wrong("which images are unsure, where there is no threshold")
-        if list(unsure) != sorted(set(unsure)) or (unsure and unsure[-1] >= len(order.pixels)):
-            raise self._wrong(f"positions of unsure images that are none of {len(order.pixels)} images")
+        if list(unsure) != sorted(set(unsure)) or (unsure and unsure[-1] >= len(order.images)):
+            raise self._wrong(f"positions of unsure images that are none of {len(order.images)} images")
+
+    def _check_damaged(self, event: CoarseEvent) -> None:
+        indices = [damage.index for damage in event.damaged]
+        if indices != sorted(set(indices)) or (indices and indices[-1] >= len(self._order.images)):
+            raise self._wrong(f"positions of damaged images that are none of {len(self._order.images)} images")
+        self._damaged = frozenset(indices)
 
     def _need_coarse(self) -> None:
         if not self._has_coarse:

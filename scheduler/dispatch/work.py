@@ -12,12 +12,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from scheduler.devices.list import Device
-from scheduler.ingest.inputs import Pixels
+from scheduler.ingest.inputs import JobImages
 from scheduler.jobs.policy import JobPolicy
 from scheduler.placement.routes import PrivacyRules
 from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier
-from tierkit.wire.events import FallbackEvent, RoutedEvent, TaskEvent
+from tierkit.wire.events import CoarseEvent, FallbackEvent, RoutedEvent, TaskEvent
 from tierkit.wire.messages import Stage, Upstream
 
 __all__ = [
@@ -149,10 +149,17 @@ class ActiveTask:
     """The coarse answer, as long as it may have to be withdrawn."""
     unsure: tuple[int, ...] | None = None
     """Positions of the images of which the coarse answer is unsure; None where no threshold was asked for."""
+    damaged: frozenset[int] = frozenset()
+    """Positions of the images that cannot be read, by the coarse answer."""
     partial: tuple[RoutedEvent, str] | None = None
     """What there is of the finer answers of a task whose images go up one by one, and how it came: it stands if no more
     comes."""
     closed: bool = False
+
+    def knows(self, event: CoarseEvent) -> None:
+        """The coarse answer is known."""
+        self.has_coarse, self.unsure = True, event.unsure
+        self.damaged = frozenset(damage.index for damage in event.damaged)
 
     def __lt__(self, other: ActiveTask) -> bool:
         return (self.not_before, self.index) < (other.not_before, other.index)
@@ -162,7 +169,7 @@ class ActiveJob:
     """A job that is not final, with its tasks without a final answer.
 
     Args:
-        pixels: of the whole job.
+        images: of the whole job.
         content: their digest.
         tasks: those without a final answer, in order.
         deadline: monotonic time at which the job ends, complete or not.
@@ -175,7 +182,7 @@ class ActiveJob:
         *,
         job_id: str,
         policy: JobPolicy,
-        pixels: Pixels,
+        images: JobImages,
         content: str,
         tasks: Iterable[ActiveTask],
         sink: Sink,
@@ -186,7 +193,7 @@ class ActiveJob:
         self.job_id = job_id
         self.policy = policy
         self.privacy = PrivacyRules.of(policy)
-        self.pixels = pixels
+        self.images = images
         self.content = content
         self.sink = sink
         self.deadline = deadline

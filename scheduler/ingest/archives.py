@@ -12,6 +12,7 @@ from typing import IO
 
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
+from tierkit.types import PICTURE_SUFFIXES
 
 __all__ = ["EntryFile", "image_entries", "open_archive", "open_entry", "read_entry"]
 
@@ -24,7 +25,6 @@ _LOCAL_HEADER_BYTES = 30
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Unpacked as far as is asked for; the library unpacks the others in one go, to any size."""
 
-_IGNORED_FILES = (".ds_store", "thumbs.db", "desktop.ini")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".npz")
 
 
@@ -57,24 +57,27 @@ def open_archive(file: IO[bytes], name: str, limits: SchedulerSettings) -> zipfi
     return archive
 
 
-def image_entries(archive: zipfile.ZipFile, name: str, *, max_bytes: int) -> Iterator[zipfile.ZipInfo]:
-    """The entries that should be images, in the order of the archive; folders may be nested.
+def image_entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:
+    """The pictures by their suffixes, in the order of the archive; folders may be nested. Hidden ones are left out.
 
     Raises:
         UnsupportedMedia: an archive inside the archive.
-        TooLarge: one that has more than `max_bytes`.
+        InvalidInput: no pictures.
     """
+    found = False
     for entry in archive.infolist():
         path = PurePosixPath(entry.filename)
-        if entry.is_dir() or path.parts[0] == "__MACOSX" or path.name.lower() in _IGNORED_FILES:
+        if entry.is_dir() or path.parts[0] == "__MACOSX" or any(part.startswith(".") for part in path.parts):
             continue
-        if path.suffix.lower() in _ARCHIVES:
+        suffix = path.suffix.lower()
+        if suffix in _ARCHIVES:
             raise UnsupportedMedia(f"{name}: {entry.filename!r} is an archive inside the archive; unpack it first")
-        if entry.file_size > max_bytes:
-            raise TooLarge(
-                f"{name}: the entry {entry.filename!r} has {entry.file_size} bytes; {max_bytes} are accepted"
-            )
+        if suffix not in PICTURE_SUFFIXES:
+            continue
+        found = True
         yield entry
+    if not found:
+        raise InvalidInput(f"{name}: no picture in it: no entry ends in {', '.join(PICTURE_SUFFIXES)}")
 
 
 class EntryFile:
@@ -100,8 +103,15 @@ def open_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> I
         yield EntryFile(file, what)
 
 
-def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> bytes:
-    """Unpack one entry; never more than its directory says. Raises InvalidInput."""
+def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, *, max_bytes: int) -> bytes:
+    """Unpack one entry; never more than its directory says.
+
+    Raises:
+        TooLarge: it has more than `max_bytes`.
+        InvalidInput: it is damaged.
+    """
+    if entry.file_size > max_bytes:
+        raise TooLarge(f"{name}: the entry {entry.filename!r} has {entry.file_size} bytes; {max_bytes} are accepted")
     with open_entry(archive, entry, name) as file:
         data = file.read(entry.file_size)
         if len(data) == entry.file_size and not file.read(1):

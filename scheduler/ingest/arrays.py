@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from scheduler.ingest.images import check_size, fit, is_large
+from models.pictures import check_size, is_large
 from scheduler.ingest.inputs import ImageWriter, Pixels
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
 
@@ -101,7 +101,8 @@ def check_images(header: ArrayHeader, name: str, *, max_pixels: int) -> None:
 def read_npy_images(
     file: ReadableFile, header: ArrayHeader, name: str, writer: ImageWriter, *, max_bytes: int
 ) -> Generator[bool, None, dict[int, tuple[int, int]]]:
-    """Append all images of a .npy stream that stands behind its header; returns the sizes of those resampled.
+    """Append all images of a .npy stream that stands behind its header; returns the sizes of those that do not
+    stay as they are.
 
     A generator as those of `scheduler.ingest.turns`.
 
@@ -125,8 +126,9 @@ def read_npy_images(
 def append_images(
     shape: tuple[int, ...], read: Callable[[int, int], Pixels], writer: ImageWriter
 ) -> Generator[bool, None, dict[int, tuple[int, int]]]:
-    """Append images of this shape [n, h, w, 3], resampled where they have another size than the networks'; returns the
-    sizes of those. A generator as those of `scheduler.ingest.turns`.
+    """Append images of this shape [n, h, w, 3]; returns the sizes of those that do not stay as they are.
+
+    A generator as those of `scheduler.ingest.turns`.
 
     Args:
         read: gives those from one number to another.
@@ -137,13 +139,10 @@ def append_images(
     resized: dict[int, tuple[int, int]] = {}
     for start in range(0, count, at_once):
         yield is_large(height, width)
-        images = read(start, min(count, start + at_once))
-        if shape[1:] == writer.shape:
-            writer.append(images)
-            continue
-        for image in images:
-            resized[writer.images] = (height, width)
-            writer.append(fit(image, writer.shape)[np.newaxis])
+        end = min(count, start + at_once)
+        if not writer.keeps((height, width)):
+            resized |= dict.fromkeys(range(writer.images, writer.images + end - start), (height, width))
+        writer.append(read(start, end))
     return resized
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import posixpath
 import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.pictures import Picture
 from scheduler.ingest.archives import image_entries, open_archive, open_entry, read_entry
 from scheduler.ingest.arrays import (
     ArrayHeader,
@@ -21,7 +23,6 @@ from scheduler.ingest.arrays import (
     read_npy_images,
     read_small,
 )
-from scheduler.ingest.images import Picture
 from scheduler.ingest.inputs import ImageWriter
 from scheduler.ingest.labels import Labels, labels_from_array
 from scheduler.ingest.spool import Part, Spool
@@ -43,6 +44,8 @@ class Collector:
         limits: bounds.
         fine: names of the fine classes, for labels.
         stopped: ends the decoding of a picture when it is set.
+
+    A picture that cannot be read leaves its place empty, and the others follow: who submits learns of all of them.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Collector:
         """File names by image."""
         self.resized: dict[int, tuple[int, int]] = {}
         """Height and width as sent, by image, where they were not the networks' own."""
+        self.damaged: dict[int, InvalidInput] = {}
+        """What is wrong with the pictures that cannot be read, by image."""
         self._labels: dict[int, Labels] = {}
         """Those that files have brought, by the number of the file's first image."""
 
@@ -71,8 +76,6 @@ class Collector:
         """
         name = _display_name(part.name)
         data = spool.view(part)
-        if not data:
-            raise InvalidInput(f"{name}: an empty file")
         magic = bytes(data[:6])
         if magic.startswith((b"PK\x03\x04", b"PK\x05\x06")):
             with spool.as_file(part) as file:
@@ -81,7 +84,7 @@ class Collector:
             with spool.as_file(part) as file:
                 yield from self._add_npy(file, name)
         else:
-            yield from self._add_image(data, name)
+            yield from self._add_image(lambda: data, name)
 
     def add_tensor(self, spool: Spool, part: Part, header_length: int) -> Steps:
         """Add an Open Inference Protocol request with binary tensors `images` and, where known, `labels`.
@@ -117,15 +120,27 @@ class Collector:
             joined[first : first + len(labels)] = labels
         return joined
 
-    def _add_image(self, data: bytes | memoryview, name: str) -> Steps:
-        self._writer.check_room(1)
-        picture = Picture(data, name, self._limits, self._stopped)
-        yield picture.large
-        pixels, size = picture.decode(self._writer.shape)
-        if size != self._writer.shape[:2]:
-            self.resized[self._writer.images] = size
-        self.names[self._writer.images] = name
-        self._writer.append(pixels[np.newaxis])
+    def _add_image(self, read: Callable[[], bytes | memoryview], name: str) -> Steps:
+        writer, limits = self._writer, self._limits
+        writer.check_room(1)
+        image = writer.images
+        self.names[image] = name
+        try:
+            data = read()
+            picture = Picture(
+                data, name, max_bytes=limits.max_file_bytes, max_pixels=limits.max_pixels, stopped=self._stopped
+            )
+            yield picture.large
+            size = picture.size
+            writer.add(picture, data)
+        except InvalidInput as exc:
+            if self._stopped.is_set():
+                raise
+            self.damaged[image] = exc
+            writer.skip()
+        else:
+            if not writer.keeps(size):
+                self.resized[image] = size
 
     def _add_npy(self, file: ReadableFile, name: str) -> Steps:
         header = read_header(file, name)
@@ -141,8 +156,9 @@ class Collector:
             if entries and all(entry.filename.endswith(".npy") for entry in entries):
                 yield from self._add_npz(archive, name)
                 return
-            for entry in image_entries(archive, name, max_bytes=self._limits.max_file_bytes):
-                yield from self._add_image(read_entry(archive, entry, name), _display_name(entry.filename))
+            for entry in image_entries(archive, name):
+                read = partial(read_entry, archive, entry, name, max_bytes=self._limits.max_file_bytes)
+                yield from self._add_image(read, _display_name(entry.filename))
 
     def _add_npz(self, archive: zipfile.ZipFile, name: str) -> Steps:
         keys = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}

@@ -1,13 +1,15 @@
-"""The pixels of unfinished jobs: raw uint8 files beside the database, named by their content.
+"""The pictures of unfinished jobs, one file each beside the database, named by its content.
 
-A file appears under its name only when it is complete and on the disk (written beside, fsync, rename), so after
-a crash every name that exists holds what it says. Two jobs with the same images share a file. Dispatch maps
-the file into memory: a task's body is a view of it, and pixels are never copied in this process.
+Small pictures are kept as the pixels that the networks take, larger ones as the files that the user sent. A file
+appears under its name only when it is complete and on the disk (written beside, fsync, rename), so after a crash every
+name that exists holds what it says. Two jobs with the same images share a file. Dispatch maps it into memory: pixels of
+a task's body are a view of it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import secrets
 import threading
@@ -15,20 +17,78 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from models.manifest import Fit
+from models.pictures import Picture, resized
 from tierkit.errors import DataError, TooLarge
+from tierkit.inference.model import Array
 
-__all__ = ["ImageWriter", "InputFiles", "Pixels"]
+__all__ = ["FileWriter", "ImageWriter", "InputFiles", "JobImages", "PixelWriter", "Pixels", "images_in"]
 
 Pixels = NDArray[np.uint8]
-"""[n, height, width, 3], height and width those of the networks."""
+"""[n, height, width, 3]."""
 
 _SUFFIX = ".u8"
 _PARTIAL = ".part"
+_TASK_BYTES = 32 * 1024**2
+"""Of the files of a task; a node takes 64 MiB in a request unless it is told otherwise."""
+_PLACE = np.dtype("<u8")
+
+
+class JobImages(Protocol):
+    """The images of a job: `len` says how many, and a slice is a tensor of some of them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: slice, /) -> Array: ...
+
+
+class _Files:
+    """Files one after the other, and behind them where each begins and the last one ends.
+
+    Args:
+        content: all of that, mapped into memory.
+        count: how many there are.
+    """
+
+    def __init__(self, content: NDArray[np.uint8], count: int) -> None:
+        table = (count + 1) * _PLACE.itemsize
+        self._content = content
+        self._places = np.frombuffer(content[len(content) - table :].tobytes(), _PLACE).tolist() if table else []
+        if len(content) < table or self._places != sorted(self._places) or self._places[-1] != len(content) - table:
+            raise DataError(f"these are not {count} files and their places")
+
+    def __len__(self) -> int:
+        return len(self._places) - 1
+
+    def __getitem__(self, which: slice, /) -> Array:
+        chosen = range(len(self))[which]
+        files = np.empty(len(chosen), object)
+        for at, number in enumerate(chosen):
+            files[at] = self._content[self._places[number] : self._places[number + 1]].tobytes()
+        return files
+
+
+def images_in(content: NDArray[np.uint8], count: int, fit: Fit | None) -> JobImages:
+    """What a writer has written.
+
+    Args:
+        fit: of the networks where pixels are kept; None where files are.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if fit is None:
+        return _Files(content, count)
+    expected = count * fit.height * fit.width * 3
+    if len(content) != expected:
+        raise DataError(f"{len(content)} bytes instead of {expected}")
+    return content.reshape(count, fit.height, fit.width, 3)
 
 
 class InputFiles:
@@ -36,12 +96,12 @@ class InputFiles:
 
     Args:
         folder: its owner's alone, created when missing; left-overs of writes that a crash cut short are removed.
-        shape: (height, width, 3) of the networks' input.
+        fit: the pixels that all networks take; None where files are kept.
     """
 
-    def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
+    def __init__(self, folder: Path, fit: Fit | None) -> None:
         self.folder = folder
-        self.shape = shape
+        self.fit = fit
         self._lock = threading.Lock()
         self._holders: Counter[str] = Counter()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,18 +109,23 @@ class InputFiles:
         for partial in folder.glob(f"*{_PARTIAL}"):
             partial.unlink()
 
+    def writer(self, file: IO[bytes], max_images: int, what: str) -> ImageWriter:
+        """Writes images to a file; arguments as of `ImageWriter`."""
+        return FileWriter(file, max_images, what) if self.fit is None else PixelWriter(file, max_images, what, self.fit)
+
     @contextmanager
     def create(self, *, max_images: int) -> Iterator[ImageWriter]:
         """A writer for a new file, which `keep` names; without that nothing stays behind. Blocks."""
         partial = self.folder / f"{secrets.token_hex(8)}{_PARTIAL}"
         try:
             with partial.open("xb") as file:
-                yield ImageWriter(file, self.shape, max_images, "one job; split it into several")
+                yield self.writer(file, max_images, "one job; split it into several")
         finally:
             partial.unlink(missing_ok=True)
 
     def keep(self, writer: ImageWriter) -> str:
         """Make a file durable under the name of its content, held once; returns that sha256."""
+        writer.finish()
         sha256 = writer.sha256
         writer.file.flush()
         os.fsync(writer.file.fileno())
@@ -98,57 +163,138 @@ class InputFiles:
     def path(self, sha256: str) -> Path:
         return self.folder / f"{sha256}{_SUFFIX}"
 
-    def open(self, sha256: str, images: int) -> Pixels:
-        """The pixels of a file, mapped into memory and read-only.
+    def open(self, sha256: str, images: int) -> JobImages:
+        """The images of a file, mapped into memory and read-only.
 
         Raises:
-            DataError: the file is gone or has another size.
+            DataError: the file is gone or damaged.
         """
         path = self.path(sha256)
-        expected = images * int(np.prod(self.shape))
         try:
-            found = path.stat().st_size
+            return images_in(np.memmap(path, np.uint8, "r").view(np.ndarray), images, self.fit)
         except OSError as exc:
             raise DataError(f"the input file {path} of an unfinished job is gone: {exc.strerror}") from exc
-        if found != expected:
-            raise DataError(f"the input file {path} has {found} bytes instead of {expected}")
-        return np.memmap(path, np.uint8, "r", shape=(images, *self.shape)).view(np.ndarray)
+        except (DataError, ValueError) as exc:  # an empty file cannot be mapped
+            raise DataError(f"the input file {path} is damaged: {exc}") from exc
 
 
 class ImageWriter:
-    """Writes raw images to a file, one after the other.
+    """Writes images to a file, one after the other.
 
     Args:
         file: takes them.
-        shape: (height, width, 3) of each.
         max_images: in total.
         what: takes no more than these, and what to do then.
     """
 
-    def __init__(self, file: IO[bytes], shape: tuple[int, int, int], max_images: int, what: str) -> None:
+    def __init__(self, file: IO[bytes], max_images: int, what: str) -> None:
         self.file = file
-        self.shape = shape
         self.images = 0
         """Received so far."""
+        self.largest = 0
+        """Bytes of the largest."""
         self._max_images = max_images
         self._what = what
-        # The shape is part of the content: the same bytes cut into other images are another input.
-        self._hash = hashlib.sha256(repr(shape).encode())
+        self._hash = hashlib.sha256()
 
     @property
     def sha256(self) -> str:
         """Of what has been written."""
         return self._hash.hexdigest()
 
-    def append(self, images: Pixels) -> None:
-        """Add [n, height, width, 3] images of the right size. Raises TooLarge beyond the limit."""
-        self.check_room(len(images))
-        view = np.ascontiguousarray(images).data.cast("B")
-        self.file.write(view)
-        self._hash.update(view)
-        self.images += len(images)
+    @property
+    def images_per_task(self) -> int:
+        """Most images that fit the body of one request."""
+        return max(1, _TASK_BYTES // max(1, self.largest))
 
     def check_room(self, images: int) -> None:
         """Raises TooLarge when this number of images more is too many."""
         if self.images + images > self._max_images:
             raise TooLarge(f"more than {self._max_images} images in {self._what}")
+
+    def add(self, picture: Picture, data: bytes | memoryview) -> None:
+        """Add a picture from its file. Raises InvalidInput where it is damaged, as far as it is decoded."""
+        raise NotImplementedError
+
+    def append(self, images: Pixels) -> None:
+        """Add [n, height, width, 3] images of any size."""
+        raise NotImplementedError
+
+    def skip(self) -> None:
+        """Leave the place of an image empty."""
+        raise NotImplementedError
+
+    def keeps(self, size: tuple[int, int]) -> bool:
+        """Whether a picture of this height and width stays as it is on all its ways."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+
+    def _write(self, content: bytes | memoryview, images: int) -> None:
+        self.check_room(images)
+        self.file.write(content)
+        self._hash.update(content)
+        self.images += images
+        self.largest = max(self.largest, len(content) // images)
+
+
+class PixelWriter(ImageWriter):
+    """Keeps the pixels that the networks take.
+
+    Args:
+        fit: those.
+    """
+
+    def __init__(self, file: IO[bytes], max_images: int, what: str, fit: Fit) -> None:
+        super().__init__(file, max_images, what)
+        self._fit = fit
+        # The shape is part of the content: the same bytes cut into other images are another input.
+        self._shape = (fit.height, fit.width, 3)
+        self._hash.update(repr(self._shape).encode())
+
+    def add(self, picture: Picture, data: bytes | memoryview) -> None:
+        self.append(picture.decode(self._fit)[np.newaxis])
+
+    def append(self, images: Pixels) -> None:
+        if images.shape[1:] != self._shape:
+            images = np.stack([resized(Image.fromarray(image), self._fit) for image in images])
+        self._write(np.ascontiguousarray(images).data.cast("B"), len(images))
+
+    def skip(self) -> None:
+        self._write(bytes(self._fit.height * self._fit.width * 3), 1)
+
+    def keeps(self, size: tuple[int, int]) -> bool:
+        return size == self._shape[:2]
+
+
+class FileWriter(ImageWriter):
+    """Keeps pictures as the files that came; arrays become PNG files."""
+
+    def __init__(self, file: IO[bytes], max_images: int, what: str) -> None:
+        super().__init__(file, max_images, what)
+        self._places = [0]
+
+    def add(self, picture: Picture, data: bytes | memoryview) -> None:
+        self._put(data)
+
+    def append(self, images: Pixels) -> None:
+        for image in images:
+            file = io.BytesIO()
+            Image.fromarray(image).save(file, "PNG", compress_level=1)
+            self._put(file.getbuffer())
+
+    def skip(self) -> None:
+        self._put(b"")
+
+    def keeps(self, size: tuple[int, int]) -> bool:
+        return False
+
+    def finish(self) -> None:
+        table = np.array(self._places, _PLACE).tobytes()
+        self.file.write(table)
+        self._hash.update(table)
+
+    def _put(self, content: bytes | memoryview) -> None:
+        self._write(content, 1)
+        self._places.append(self._places[-1] + len(content))

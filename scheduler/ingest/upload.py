@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import AsyncIterable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from scheduler.jobs.policy import PolicyRequest, read_policy
 from scheduler.settings import SchedulerSettings
 from scheduler.store.jobs import ImageFacts
 from tierkit.errors import InvalidInput, MalformedMessage, TooLarge, UnsupportedMedia
+from tierkit.types import OnBadInput
 from tierkit.wire.oip import BINARY_HEADER, parse_header_length
 
 __all__ = ["ACCEPTED", "Upload", "build_input", "receive_upload"]
@@ -26,7 +28,15 @@ _FILES = {
     "image/png": "upload.png",
     "image/jpeg": "upload.jpg",
     "image/webp": "upload.webp",
+    "image/tiff": "upload.tiff",
+    "image/bmp": "upload.bmp",
+    "image/gif": "upload.gif",
+    "image/avif": "upload.avif",
+    "image/heic": "upload.heic",
+    "image/heif": "upload.heif",
 }
+_MOST_NAMED, _MOST_SAID = 1000, 200
+"""Of an upload: files with something wrong that are named, and characters of what it is."""
 _TENSOR = "application/octet-stream"
 ACCEPTED = ("multipart/form-data", _TENSOR, *_FILES)
 """Content types of uploads."""
@@ -103,11 +113,30 @@ def build_input(
             yield from collector.add_file(spool, part)
     if writer.images == 0:
         raise InvalidInput("no images in the upload")
+    _check_damage(collector.damaged, writer.images, upload.policy)
     given = None if upload.labels is None else labels_from_json(upload.labels, fine, images=writer.images)
     names = [collector.names.get(image) for image in range(writer.images)]
     return ImageFacts(
-        labels=collector.joined_labels(given), names=names if collector.names else None, resized=collector.resized
+        labels=collector.joined_labels(given),
+        names=names if collector.names else None,
+        resized=collector.resized,
+        damaged={
+            image: str(exc).removeprefix(f"{collector.names[image]}: ")[:_MOST_SAID]
+            for image, exc in collector.damaged.items()
+        },
     )
+
+
+def _check_damage(damaged: Mapping[int, InvalidInput], images: int, policy: PolicyRequest) -> None:
+    """Refuse an upload with pictures that cannot be read, unless it is to go on without them; all are named."""
+    if not damaged or (policy.on_bad_input is OnBadInput.SKIP and len(damaged) < images):
+        return
+    first = next(iter(damaged.values()))
+    if len(damaged) == 1:
+        raise first
+    said = "; ".join(str(exc)[:_MOST_SAID] for exc in itertools.islice(damaged.values(), _MOST_NAMED))
+    more = f"; and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
+    raise type(first)(f"{len(damaged)} of {images} files cannot be read: {said}{more}")
 
 
 def _read_form(spool: Spool, query: Sequence[tuple[str, str]]) -> Upload:

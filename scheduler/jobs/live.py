@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
-from scheduler.ingest.inputs import Pixels
+from scheduler.ingest.inputs import JobImages
 from scheduler.jobs.policy import JobPolicy
 from scheduler.jobs.views import Renderer, Rows, grouped
 from scheduler.store.jobs import new_job_id
@@ -41,20 +41,20 @@ class LiveSink:
 
 
 async def answer_live(
-    dispatcher: Dispatcher, renderer: Renderer, policy: JobPolicy, pixels: Pixels, *, content: str, request_id: str
+    dispatcher: Dispatcher, renderer: Renderer, policy: JobPolicy, images: JobImages, *, content: str, request_id: str
 ) -> AsyncGenerator[Rows, None]:
     """The events of a request, as they come: coarse, then fine, fallback or failed; then done, or error.
 
     Args:
-        content: digest of the pixels.
+        content: digest of the images.
     """
     begun, sink, coarse = time.monotonic(), LiveSink(), None
     job = ActiveJob(
         job_id=f"live-{new_job_id(time.time())}",
         policy=policy,
-        pixels=pixels,
+        images=images,
         content=content,
-        tasks=[ActiveTask(index=0, first_image=0, images=len(pixels))],
+        tasks=[ActiveTask(index=0, first_image=0, images=len(images))],
         sink=sink,
         deadline=begun + policy.deadline_s,
         interactive=True,
@@ -66,12 +66,12 @@ async def answer_live(
             if item is None or item.stage == "coarse":
                 coarse = item
             if item is not None:
-                rows = renderer.task(0, len(pixels), coarse, item if item.stage == "final" else None)
+                rows = renderer.task(0, len(images), coarse, item if item.stage == "final" else None)
                 yield [{"event": item.kind, **grouped(item, rows)}]
         state, reason = item
         if state == JobState.COMPLETED:
             elapsed_ms = round((time.monotonic() - begun) * 1000, 3)
-            yield [{"event": "done", "images": len(pixels), "elapsed_ms": elapsed_ms, "request_id": request_id}]
+            yield [{"event": "done", "images": len(images), "elapsed_ms": elapsed_ms, "request_id": request_id}]
         else:
             yield [{"event": "error", "error": reason}]
     finally:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from models.escalation import Tuning
 from scheduler.placement.escalation import JobGate, choose_gates
 from tierkit.errors import InvalidInput, NotFound, TerraceError
-from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, UpstreamLoss
+from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, UpstreamLoss
 
 __all__ = ["JobPolicy", "PolicyRequest", "check_names", "read_policy", "settle"]
 
@@ -61,6 +61,10 @@ class PolicyRequest(BaseModel):
 
     on_upstream_loss: UpstreamLoss = UpstreamLoss.FALLBACK
     """What follows when no upstream node answers: fallback (the coarse answer stands) or wait (until one is back)."""
+
+    on_bad_input: OnBadInput = OnBadInput.FAIL
+    """What becomes of a job some of whose pictures cannot be read: fail (the upload is refused, or the job fails in the
+    end where a node finds it out) or skip (they are listed with the reason, and the others are answered)."""
 
     escalate: Escalate = Escalate.ALWAYS
     """Which images go up a tier: always (all), or those whose answer is less sure than a threshold that keeps an

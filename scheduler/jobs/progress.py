@@ -25,6 +25,8 @@ from tierkit.wire.events import (
 __all__ = ["Progress", "sent_of"]
 
 _RANGES_SHOWN = 20
+_MOST_SHOWN = 1000
+"""Damaged images that a job lists."""
 _TIERS = list(Tier)
 _END = _TIERS.index(Tier.END)
 
@@ -47,11 +49,16 @@ class Progress:
     Args:
         labels: true fine class per image, -1 for unknown; None without labels.
         parents: coarse class of each fine class.
+        damaged: what is wrong with the images that could not be read when they came.
 
     An accuracy is the share of right answers among the answered images with a known class; None when there is none.
     """
 
-    def __init__(self, labels: NDArray[np.int32] | None, parents: NDArray[np.int32]) -> None:
+    def __init__(
+        self, labels: NDArray[np.int32] | None, parents: NDArray[np.int32], damaged: Mapping[int, str] | None = None
+    ) -> None:
+        self.damaged = dict(damaged or {})
+        """What is wrong with the images that cannot be read, by number; they have no answers."""
         self._labels = labels
         self._parents = parents
         self.answered_coarse = 0
@@ -74,11 +81,16 @@ class Progress:
 
     def add(self, answer: Answer) -> None:
         """Count one durable answer."""
-        event, first_image, images = answer.event, answer.first_image, answer.images
+        event, first_image = answer.event, answer.first_image
+        if isinstance(event, CoarseEvent):
+            found = {first_image + item.index: item.reason for item in event.damaged}
+            self.damaged = found | self.damaged
+        at = self._readable(answer)
+        images = len(at)
         if isinstance(event, CoarseEvent):
             self._latencies["coarse"].append((answer.ms, images))
             self._coarse_labels[first_image] = event.labels
-            self._count_coarse(event, first_image, images)
+            self._count_coarse(event, first_image, at)
             return
         for sent in sent_of(event):
             form = self._sent.setdefault(sent.form, {"tasks": 0, "upload_bytes": 0, "relay_bytes": 0, "encode_ms": 0.0})
@@ -87,39 +99,49 @@ class Progress:
             form["relay_bytes"] += sent.relay_bytes
             form["encode_ms"] = round(form["encode_ms"] + sent.encode_ms, 3)
         if _is_quarantine(event):
-            self._quarantined.append((first_image, images))
+            self._quarantined.append((first_image, answer.images))
         standing = np.array(self._coarse_labels.pop(first_image, ()), np.int32)
-        tiers = np.full(images, _END)
+        tiers = np.full(answer.images, _END)
         if isinstance(event, FineEvent | RoutedEvent):
-            self._add_finer(event, tiers, standing, ms=answer.ms, first_image=first_image)
+            self._add_finer(event, tiers, standing, at, ms=answer.ms, first_image=first_image)
         elif answer.kind == "fallback":
             self.fallback += images
             self.late_images += images * (isinstance(event, FallbackEvent) and event.reason == "deadline")
         else:
             self.failed_images += images
             return
-        for tier, of_it in zip(Tier, np.bincount(tiers, minlength=len(Tier)).tolist(), strict=True):
+        for tier, of_it in zip(Tier, np.bincount(tiers[at], minlength=len(Tier)).tolist(), strict=True):
             self._final_tier[tier] += of_it
-        self._compare("final_coarse", standing, first_image, np.arange(len(standing)), coarse=True)
+        if len(standing):
+            self._compare("final_coarse", standing[at], first_image, at, coarse=True)
 
     def take_back(self, answer: Answer) -> None:
         """Count a coarse answer no more, which was withdrawn."""
         assert isinstance(answer.event, CoarseEvent)
-        self._latencies["coarse"].remove((answer.ms, answer.images))
+        at = self._readable(answer)
+        self._latencies["coarse"].remove((answer.ms, len(at)))
         del self._coarse_labels[answer.first_image]
-        self._count_coarse(answer.event, answer.first_image, answer.images, times=-1)
+        self._count_coarse(answer.event, answer.first_image, at, times=-1)
 
-    def _count_coarse(self, event: CoarseEvent, first_image: int, images: int, *, times: int = 1) -> None:
-        self.answered_coarse += times * images
-        self._count(event.node_id, Tier.END, "coarse_images", times * images)
+    def _readable(self, answer: Answer) -> NDArray[np.int64]:
+        """Positions in the task of the images that can be read."""
+        first, at = answer.first_image, np.arange(answer.images)
+        if not self.damaged:
+            return at
+        return at[[first + place not in self.damaged for place in range(answer.images)]]
+
+    def _count_coarse(self, event: CoarseEvent, first_image: int, at: NDArray[np.int64], *, times: int = 1) -> None:
+        self.answered_coarse += times * len(at)
+        self._count(event.node_id, Tier.END, "coarse_images", times * len(at))
         labels = np.array(event.labels, np.int32)
-        self._compare("coarse", labels, first_image, np.arange(images), coarse=True, times=times)
+        self._compare("coarse", labels[at], first_image, at, coarse=True, times=times)
 
     def _add_finer(
         self,
         event: FineEvent | RoutedEvent,
         tiers: NDArray[np.int64],
         standing: NDArray[np.int32],
+        readable: NDArray[np.int64],
         *,
         ms: float,
         first_image: int,
@@ -127,15 +149,18 @@ class Progress:
         """Count the answers from upstream nodes that stand; notes in `tiers` and `standing` whose they are."""
         answers: list[tuple[FineEvent | StageAnswer, NDArray[np.int64], NDArray[np.int64]]]
         if isinstance(event, FineEvent):
-            answers = [(event, np.arange(len(tiers)), np.arange(len(tiers)))]
+            answers = [(event, readable, readable)]
         else:
             answers = list(final_answers(event))
-            lost = without(event).values()
+            lost = [loss for place, loss in without(event).items() if place in readable]
             self.fallback += len(lost)
             self.late_images += sum(loss.reason == "deadline" for loss in lost)
             for tier, sent in asks(event).items():
                 self._sent_up[tier] = self._sent_up.get(tier, 0) + sent
         for answer, at, places in answers:
+            if len(readable) < len(tiers):
+                kept = np.isin(at, readable)
+                at, places = at[kept], places[kept]
             self.answered_fine += len(at)
             self._count(answer.node_id, answer.tier, "fine_images", len(at))
             self._latencies["fine"].append((ms, len(at)))
@@ -158,7 +183,11 @@ class Progress:
             "answered_coarse": self.answered_coarse,
             "answered_fine": self.answered_fine,
             "fallback": self.fallback,
-            "failed_images": self.failed_images,
+            "failed_images": self.failed_images + len(self.damaged),
+            "damaged_images": len(self.damaged),
+            "damaged": [
+                {"index": image, "reason": self.damaged[image]} for image in sorted(self.damaged)[:_MOST_SHOWN]
+            ],
             "quarantined_images": sum(images for _, images in self._quarantined),
             "coarse_accuracy": _share(self._right["coarse"], self._known["coarse"]),
             "fine_accuracy": _share(self._right["fine"], self._known["fine"]),

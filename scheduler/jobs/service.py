@@ -22,7 +22,7 @@ from models.manifest import Manifest
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
-from scheduler.ingest.inputs import ImageWriter, InputFiles, Pixels
+from scheduler.ingest.inputs import ImageWriter, InputFiles, JobImages, images_in
 from scheduler.ingest.spool import Spool, spooled
 from scheduler.ingest.turns import Turns
 from scheduler.ingest.upload import Upload, build_input, receive_upload
@@ -35,9 +35,9 @@ from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, is_job_id, new_job_id
 from tierkit.access import Allowance
-from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError
+from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, TooLarge
 from tierkit.types import Health, JobState, Scheme, Tier
-from tierkit.wire.api import AttemptPage, Explanation, Job, JobPage
+from tierkit.wire.api import AttemptPage, DamagedImage, Explanation, Job, JobPage
 from tierkit.wire.events import CoarseEvent
 
 __all__ = ["CLASSIFY_MAX_IMAGES", "UNLIMITED", "Events", "Scheduler"]
@@ -89,6 +89,7 @@ class Scheduler:
         """Uploads under way that will be jobs."""
         self._turns = Turns(settings.decoders)
         self._parents = np.asarray(manifest.hierarchy.parent, np.int32)
+        self._flat = manifest.hierarchy.is_flat
 
     # --- submission -----------------------------------------------------------------------------------------------
 
@@ -128,6 +129,7 @@ class Scheduler:
             with self._inputs.create(max_images=self.settings.max_images) as writer:
                 facts = await self._read(upload, spool, writer, until_gone)
                 sha256 = await asyncio.to_thread(self._inputs.keep, writer)
+            policy = policy.model_copy(update={"batch_size": min(policy.batch_size, writer.images_per_task)})
             return await self._store_job(policy, sha256, writer.images, facts, idempotency_key, allowance)
 
     @contextmanager
@@ -207,15 +209,15 @@ class Scheduler:
                 )
             return self._shown(stored), False
         tasks = [_task(job, index) for index in range(job.tasks)]
-        progress = Progress(facts.labels, self._parents)
+        progress = Progress(facts.labels, self._parents, facts.damaged)
         self._activate(job, self._inputs.open(sha256, images), tasks, progress, allowance)
         _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
-        return self._shown(job), True
+        return await self._named(self._shown(job)), True
 
     def _activate(
         self,
         job: JobRow,
-        pixels: Pixels,
+        images: JobImages,
         tasks: Sequence[ActiveTask],
         progress: Progress,
         allowance: Allowance = UNLIMITED,
@@ -233,7 +235,7 @@ class Scheduler:
         active = ActiveJob(
             job_id=job.id,
             policy=job.policy,
-            pixels=pixels,
+            images=images,
             content=job.input_sha256,
             tasks=tasks,
             sink=sink,
@@ -255,7 +257,7 @@ class Scheduler:
 
     async def _recover(self, job: JobRow) -> None:
         facts = await self._store.facts(job.id)
-        progress = Progress(facts.labels, self._parents)
+        progress = Progress(facts.labels, self._parents, facts.damaged)
         open_tasks: list[ActiveTask] = []
         made = await self._store.attempts_made(job.id)
         async for index, answers in self._store.answers_by_task(job):
@@ -266,24 +268,31 @@ class Scheduler:
                 task = _task(job, index)
                 task.attempts, task.failed_attempts, task.errors = made.get(index, (0, 0, 0))
                 if coarse := answers.get("coarse"):
-                    task.has_coarse = True
-                    task.unsure = coarse.event.unsure if isinstance(coarse.event, CoarseEvent) else None
+                    assert isinstance(coarse.event, CoarseEvent)
+                    task.knows(coarse.event)
                 open_tasks.append(task)
         try:
-            pixels = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
+            images = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
         except DataError as exc:
             sink = DurableSink(job, progress, store=self._store, on_end=lambda: None)
             await sink.ended(JobState.FAILED, str(exc))
             self._inputs.release(job.input_sha256)
             return
         _log.info("job taken up again", extra={"job": job.id, "tasks_left": len(open_tasks), "tasks": job.tasks})
-        self._activate(job, pixels, open_tasks, progress)
+        self._activate(job, images, open_tasks, progress)
 
     # --- what there is --------------------------------------------------------------------------------------------
 
     async def view(self, job_id: str) -> Job:
         """A job as it is now. Raises NotFound."""
-        return self._shown(await self._current(await self._store.get(job_id)))
+        return await self._named(self._shown(await self._current(await self._store.get(job_id))))
+
+    async def _named(self, shown: Job) -> Job:
+        """With the names of the images that cannot be read."""
+        if shown.done or not shown.damaged:
+            return shown
+        named = await self._store.named(shown.id, [image.model_dump() for image in shown.damaged])
+        return shown.model_copy(update={"damaged": tuple(map(DamagedImage.model_validate, named))})
 
     async def _current(self, job: JobRow) -> JobRow:
         """The row, read again if the job has ended since it was read: then its figures are in the database alone."""
@@ -294,12 +303,12 @@ class Scheduler:
         sink = self._sinks.get(row.id)
         if sink is None:
             figures = row.summary or {**Progress(None, self._parents).summary(), "mapping": {}}
-            return view_of(row, state=row.state, reason=row.reason, figures=figures, now=now)
+            return view_of(row, state=row.state, reason=row.reason, figures=figures, flat=self._flat, now=now)
         active = self.dispatcher.job(row.id)
         reason = active.reason if active is not None else ""
         if not reason and sink.state is JobState.QUEUED:
             reason = "waiting for its turn"
-        return view_of(row, state=sink.state, reason=reason, figures=sink.figures, now=now)
+        return view_of(row, state=sink.state, reason=reason, figures=sink.figures, flat=self._flat, now=now)
 
     async def _state(self, job_id: str) -> JobState:
         sink = self._sinks.get(job_id)
@@ -460,11 +469,14 @@ class Scheduler:
             self._check_ends()
             held = io.BytesIO()
             what = "one request; submit a job (POST /v1/jobs)"
-            writer = ImageWriter(held, self._inputs.shape, CLASSIFY_MAX_IMAGES, what)
+            writer = self._inputs.writer(held, CLASSIFY_MAX_IMAGES, what)
             facts = await self._read(upload, spool, writer, until_gone)
-        pixels = np.frombuffer(held.getbuffer(), np.uint8).reshape(-1, *writer.shape)
+            writer.finish()
+            if writer.images > writer.images_per_task:
+                raise TooLarge(f"{writer.images} files of up to {writer.largest} bytes are too much for {what}")
+        images = images_in(np.frombuffer(held.getbuffer(), np.uint8), writer.images, self._inputs.fit)
         renderer = Renderer(self.manifest.hierarchy, facts, policy)
-        return answer_live(self.dispatcher, renderer, policy, pixels, content=writer.sha256, request_id=request_id)
+        return answer_live(self.dispatcher, renderer, policy, images, content=writer.sha256, request_id=request_id)
 
     def _check_ends(self) -> None:
         """Refuse an interactive request at once where all end devices are about to leave, or have left.
@@ -527,5 +539,5 @@ def _fingerprint(policy: JobPolicy, sha256: str, facts: ImageFacts) -> str:
     digest = hashlib.sha256(sha256.encode())
     digest.update(policy.model_dump_json().encode())
     digest.update(b"" if facts.labels is None else facts.labels.tobytes())
-    digest.update(json.dumps([facts.names, sorted(facts.resized.items())]).encode())
+    digest.update(json.dumps([facts.names, sorted(facts.resized.items()), sorted(facts.damaged.items())]).encode())
     return digest.hexdigest()

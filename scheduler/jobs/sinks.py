@@ -12,7 +12,7 @@ from scheduler.jobs.progress import Progress
 from scheduler.measures import JOBS
 from scheduler.store.commit import Withdrawn
 from scheduler.store.jobs import JobRow, JobStore
-from tierkit.types import JobState
+from tierkit.types import JobState, OnBadInput
 
 __all__ = ["DurableSink"]
 
@@ -64,8 +64,9 @@ class DurableSink:
 
     async def ended(self, state: str | None, reason: str) -> None:
         await self._commit.flush()
-        final, why = self._conclude(state, reason)
         figures = self.figures | {"failed_images": self.job.images - self.progress.answered_coarse}
+        figures["damaged"] = await self._store.named(self.job.id, figures["damaged"])
+        final, why = self._conclude(state, reason)
         self._store.finished(self.job.id, state=final, reason=why, at=time.time(), summary=figures)
         await self._commit.flush()
         self.state = final
@@ -74,7 +75,8 @@ class DurableSink:
         self._on_end()
 
     def _conclude(self, state: str | None, reason: str) -> tuple[JobState, str]:
-        """Completed when at least one image has an answer, failed when none has; `reason` says what is missing."""
+        """Completed when at least one image has an answer, failed when none has, or when one is damaged that must not
+        be; `reason` says what is missing."""
         if state is not None:
             return JobState(state), reason
         failed, late = self.progress.failed_images, self.progress.late_images
@@ -84,7 +86,10 @@ class DurableSink:
             parts.append(f"{failed} of {self.job.images} images have no answer; their results say why")
         if late:
             parts.append(f"{late} of {self.job.images} images got no finer answer in time; what they have stands")
+        if damaged := len(self.progress.damaged):
+            parts.append(f"{damaged} of {self.job.images} images cannot be read")
         if quarantined:
             parts.append(f"quarantined, since nodes died with them: images {quarantined}")
-        answered = self.progress.answered_coarse or not failed
-        return (JobState.COMPLETED if answered else JobState.FAILED), "; ".join(parts)
+        must_not_be = damaged and self.job.policy.on_bad_input is OnBadInput.FAIL
+        answered = self.progress.answered_coarse or not (failed or damaged)
+        return (JobState.COMPLETED if answered and not must_not_be else JobState.FAILED), "; ".join(parts)

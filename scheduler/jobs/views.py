@@ -28,6 +28,15 @@ _MOST_SAID = 500
 
 Rows = list[dict[str, Any]]
 
+_NO_ANSWER: dict[str, Any] = {
+    "coarse": None,
+    "fine": None,
+    "answered_by": None,
+    "not_escalated": False,
+    "fallback": None,
+    "request_id": None,
+}
+
 
 def decision(report: AttemptReport) -> Decision:
     """The reason of an attempt."""
@@ -45,10 +54,11 @@ def _fields(report: AttemptReport) -> dict[str, Any]:
     return {**msgspec.to_builtins(report), "attempt": report.number, "node": report.node_id}
 
 
-def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any], now: float) -> Job:
+def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any], flat: bool, now: float) -> Job:
     """A job.
 
     Args:
+        flat: whether all tiers answer the same classes.
         state, reason: of the moment; for a job under way they are ahead of the database.
         figures: `Progress.summary()` with the mapping added.
         now: wall clock.
@@ -70,6 +80,7 @@ def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any]
         elapsed_s=None if elapsed_s is None else round(elapsed_s, 3),
         images_per_s=round(figures["answered_coarse"] / elapsed_s, 2) if elapsed_s else None,
         resized_images=row.resized_images,
+        flat=flat,
         policy=row.policy.model_dump(mode="json", exclude_none=True),
         **figures,
     )
@@ -118,14 +129,19 @@ class Renderer:
         elif final is None and self._expects_fine:
             fallback = unanswered
         over = final is not None or unanswered is not None or not self._expects_fine
+        damaged = self._damaged(coarse, first_image)
         finer = _finer_answers(event, images)
         losses = without(event) if isinstance(event, RoutedEvent) else None
         rows = []
         for offset in range(images):
+            if (damage := damaged.get(first_image + offset)) is not None:
+                rows.append({**self._about(first_image + offset), **_NO_ANSWER, "error": damage})
+                continue
             first = self._coarse_answer(coarse, offset)
             fine = self._fine_answer(*finer[offset], ms=final.ms) if final is not None and offset in finer else None
+            standing = fine or first
             answered_by = None
-            if over and error is None and (first or fine):
+            if over and error is None and standing:
                 answered_by = fine["tier"] if fine else Tier.END
             not_escalated = False
             if losses is not None:
@@ -135,6 +151,7 @@ class Renderer:
             rows.append(
                 {
                     **self._about(first_image + offset),
+                    "label": standing["label"] if standing else None,
                     "coarse": first,
                     "fine": fine,
                     "answered_by": answered_by,
@@ -145,6 +162,12 @@ class Renderer:
                 }
             )
         return rows
+
+    def _damaged(self, coarse: Answer | None, first_image: int) -> Mapping[int, str]:
+        """What is wrong with the images that cannot be read, by number."""
+        event = coarse.event if coarse else None
+        found = event.damaged if isinstance(event, CoarseEvent) else ()
+        return {first_image + item.index: item.reason for item in found} | self._facts.damaged
 
     def _about(self, image: int) -> dict[str, Any]:
         """What is known of an image without any answer."""

@@ -7,7 +7,7 @@ devices route image by image (`end_node.escalation`); the scheduler tells them t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -96,7 +96,10 @@ def choose_gates(
         try:
             gate = tuning.gate(lower, upper)
         except NotFound as exc:
-            raise InvalidInput(f"scheme {scheme} with escalate={escalate}: {exc}") from exc
+            raise InvalidInput(
+                f"scheme {scheme} with escalate={escalate}: {exc}; choose a scheme of these tiers, or have the others "
+                "tuned with 'terrace models tune-escalation'"
+            ) from exc
         gates.append(_settled(gate, _aimed(gate, escalate, tuning, accuracy, budget)))
     return tuple(gates)
 
@@ -186,7 +189,11 @@ def without(event: RoutedEvent) -> dict[int, StageLoss]:
 
 
 def check_routed(
-    event: RoutedEvent, stages: Sequence[Stage], images: int, unsure: Sequence[int] | None = None
+    event: RoutedEvent,
+    stages: Sequence[Stage],
+    images: int,
+    unsure: Sequence[int] | None = None,
+    damaged: Collection[int] = (),
 ) -> str | None:
     """What is wrong with which images an end device says to have sent where; None when it is as it was told.
 
@@ -195,6 +202,7 @@ def check_routed(
     Args:
         unsure: the images that its coarse answer called unsure by the first stage's threshold; None where it said
             nothing of that.
+        damaged: the images that it cannot read; they go nowhere.
     """
     entries: list[StageAnswer | StageLoss] = [*event.answers, *event.losses]
     by_tier = {entry.tier: entry for entry in entries}
@@ -202,7 +210,7 @@ def check_routed(
         return "answers of a tier that was not asked, or twice of one"
     if [answer.tier for answer in event.answers] != sorted((a.tier for a in event.answers), key=_rank):
         return "answers that do not rise tier by tier"
-    sure, spare = set(range(images)), set[int]()
+    sure, spare = set(range(images)).difference(damaged), set[int]()
     for stage in stages:
         entry = by_tier.get(stage.tier)
         indices = list(entry.indices) if entry is not None else []

@@ -26,7 +26,7 @@ from scheduler.placement.mapping import (
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import Conflict, Forbidden
 from tierkit.types import EncoderKind, FeatureForm, Privacy, Scheme, Tier
-from tierkit.wire.messages import Encoding, Relay, Upstream
+from tierkit.wire.messages import Encoding, Registration, Relay, Upstream, classes_digest
 
 __all__ = ["PAPER_BATCH", "Fleet", "MapCount", "PrivacyRules", "in_words"]
 
@@ -104,9 +104,24 @@ class Fleet:
         self._cut = [encoder.name for encoder in manifest.encoders if encoder.is_cut]
         self._secret = secret
         self._encoded_tiers = {Tier(manifest.entry(encoder.network).tier) for encoder in manifest.encoders}
+        hierarchy = manifest.hierarchy
+        self._classes = {"", classes_digest(hierarchy.coarse), classes_digest(hierarchy.fine)}
         self._known: dict[Hashable, Any] = {}
         """What was worked out since the device list last changed."""
         self._known_at = -1
+
+    def check_classes(self, registration: Registration) -> None:
+        """Refuse a node whose answers would be taken for others.
+
+        Raises:
+            Conflict: its networks answer other classes than those of the manifest, or in another order.
+        """
+        strangers = [offer.name for offer in registration.models if offer.classes not in self._classes]
+        if strangers:
+            raise Conflict(
+                f"{', '.join(strangers)} of {registration.node_id} answers other classes than this fleet does: start "
+                "the node with --models for the scheduler's model set, or without --models to get it from there"
+            )
 
     def _once(self, key: Hashable, make: Callable[[], Known]) -> Known:
         """What `make` gives, worked out once for each state of the device list."""

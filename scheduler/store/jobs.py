@@ -48,6 +48,8 @@ class ImageFacts:
     """True fine class per image, -1 where unknown."""
     names: Sequence[str | None] | None = None
     resized: dict[int, tuple[int, int]] = field(default_factory=dict)
+    damaged: dict[int, str] = field(default_factory=dict)
+    """What is wrong with the images that could not be read when they came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ class JobStore:
             "labels": None if facts.labels is None else facts.labels.astype("<i4").tobytes(),
             "names": None if facts.names is None else json.dumps(list(facts.names), ensure_ascii=False),
             "resized": json.dumps(facts.resized) if facts.resized else None,
+            "damaged": json.dumps(facts.damaged) if facts.damaged else None,
             "idempotency_key": idempotency_key,
         }
         try:
@@ -151,7 +154,7 @@ class JobStore:
         return await self._jobs(_JOBS.where(jobs.c.state.in_(_UNFINISHED)).order_by(jobs.c.id))
 
     async def facts(self, job_id: str) -> ImageFacts:
-        query = select(jobs.c.labels, jobs.c.names, jobs.c.resized).where(jobs.c.id == job_id)
+        query = select(jobs.c.labels, jobs.c.names, jobs.c.resized, jobs.c.damaged).where(jobs.c.id == job_id)
         row = next(iter(await self._rows(query)), None)
         if row is None:
             return ImageFacts()
@@ -159,7 +162,13 @@ class JobStore:
             labels=None if row.labels is None else np.frombuffer(row.labels, "<i4").astype(np.int32),
             names=None if row.names is None else json.loads(row.names),
             resized={int(image): (size[0], size[1]) for image, size in json.loads(row.resized or "{}").items()},
+            damaged={int(image): reason for image, reason in json.loads(row.damaged or "{}").items()},
         )
+
+    async def named(self, job_id: str, images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """What is said of some images by `index`, with their names."""
+        names = (await self.facts(job_id)).names if images else None
+        return [{**image, "name": None if names is None else names[image["index"]]} for image in images]
 
     async def attempts_made(self, job_id: str) -> dict[int, tuple[int, int, int]]:
         """By task: its attempts so far, how many of them failed, and how many of those were errors of the device."""

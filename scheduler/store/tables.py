@@ -23,9 +23,13 @@ from sqlalchemy import (
 
 __all__ = ["SCHEMA_VERSION", "UPGRADES", "attempts", "jobs", "metadata", "properties", "results"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
-UPGRADES: dict[int, tuple[str, ...]] = {1: (), 2: ("DROP TABLE IF EXISTS terrace_tasks",)}
+UPGRADES: dict[int, tuple[str, ...]] = {
+    1: (),
+    2: ("DROP TABLE IF EXISTS terrace_tasks",),
+    3: ("ALTER TABLE terrace_jobs ADD COLUMN damaged TEXT",),
+}
 """Statements that turn a database of this version into one of the next; new tables are created by themselves."""
 
 metadata = MetaData()
@@ -52,6 +56,7 @@ jobs = Table(
     Column("labels", LargeBinary),  # little-endian int32 per image, -1 for unknown
     Column("names", Text),  # JSON list
     Column("resized", Text),  # JSON object: image number to [height, width] as sent
+    Column("damaged", Text),  # JSON object: image number to what is wrong with it
     Column("resized_images", Integer, nullable=False),
     Column("idempotency_key", String(255), unique=True),
     Column("fingerprint", String(64), nullable=False),

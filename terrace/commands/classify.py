@@ -11,11 +11,11 @@ import typer
 from terrace.console import Column, Listing, percent, print_json, screen, tier_text
 from terrace.following import follow
 from terrace.options import Json, LowestTier, connected
-from terrace.report import check_answers, job_summary
+from terrace.report import check_answers, job_summary, networks_see
 from terrace.sources import FOLDER_LABELS, open_source
 from tierkit.client import Client, ImageResult, Job
 from tierkit.errors import InvalidInput
-from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.types import Escalate, FeatureForm, OnBadInput, Privacy, Recovery, Scheme, Tier, UpstreamLoss
 
 __all__ = ["app"]
 
@@ -67,6 +67,10 @@ def classify(
     on_upstream_loss: Annotated[
         UpstreamLoss | None, typer.Option(help="What happens when no upstream node answers.")
     ] = None,
+    on_bad_input: Annotated[
+        OnBadInput | None,
+        typer.Option(help="What happens when pictures cannot be read: fail, or skip them and answer the others."),
+    ] = None,
     escalate: Annotated[
         Escalate | None, typer.Option(help="Which images go up a tier: all, or those whose answer is unsure.")
     ] = None,
@@ -93,7 +97,7 @@ def classify(
         _check_out(out)
     source = open_source(sources, labels=labels, data=data)
     # An upload may take minutes; whether anybody is there shows within seconds.
-    client.info()
+    info = client.info()
     job = client.submit(
         source.images,
         labels=source.labels,
@@ -107,6 +111,7 @@ def classify(
         weight=weight,
         recovery=recovery,
         on_upstream_loss=on_upstream_loss,
+        on_bad_input=on_bad_input,
         escalate=escalate,
         escalate_from=escalate_from,
         escalate_accuracy=escalate_accuracy,
@@ -129,7 +134,7 @@ def classify(
     if json:
         print_json({"job": job, "results": results} if out is None else {"job": job, "out": str(out)})
     else:
-        _show(job, results, out)
+        _show(job, results, out, networks_see(info) if job.resized_images else "")
     check_answers(job)
 
 
@@ -149,19 +154,27 @@ def _check_out(out: Path) -> None:
         ) from exc
 
 
-def _show(job: Job, results: list[ImageResult], out: Path | None) -> None:
+def _show(job: Job, results: list[ImageResult], out: Path | None, seen: str) -> None:
     console = screen()
     if results:
-        console.print(answers_table(results), crop=False)
+        console.print(answers_table(results, flat=job.flat), crop=False)
     console.print(job_summary(job))
+    if seen:
+        console.print(seen, style="dim", soft_wrap=True, markup=False)
     if out is not None:
         console.print(f"results in {out}", soft_wrap=True, markup=False)
     else:
         console.print(f"results: terrace jobs results {job.id}", style="dim", soft_wrap=True, markup=False)
 
 
-def answers_table(results: list[ImageResult]) -> Listing:
-    """One line per image: its coarse and its fine answer."""
+def answers_table(results: list[ImageResult], *, flat: bool = False) -> Listing:
+    """One line per image: its coarse and its fine answer.
+
+    Args:
+        flat: where both name the same classes, the one that stands comes first, and then what the end device said.
+    """
+    if flat:
+        return _flat_table(results)
     # Where the coarse answer is all that an image has, no terminal is too narrow for it.
     alone = any(result.coarse and not result.fine for result in results)
     table = Listing(
@@ -181,5 +194,25 @@ def answers_table(results: list[ImageResult]) -> Listing:
             fine.label if fine else (result.error or result.fallback or ""),
             percent(fine.confidence) if fine else "",
             tier_text(fine.node, fine.tier) if fine else tier_text(coarse.node if coarse else "", Tier.END),
+        )
+    return table
+
+
+def _flat_table(results: list[ImageResult]) -> Listing:
+    table = Listing(
+        Column(title="image", max_width=_NAME_WIDTH),
+        Column(title="label"),
+        Column(title="", rank=3, right=True),
+        Column(title="by", rank=2),
+        Column(title="at first", rank=4),
+    )
+    for result in results:
+        first, standing = result.coarse, result.fine or result.coarse
+        table.add_row(
+            result.name or str(result.index),
+            result.label or result.error or "",
+            percent(standing.confidence) if standing else "",
+            tier_text(standing.node if standing else "", result.fine.tier if result.fine else Tier.END),
+            first.label if first and result.fine else "",
         )
     return table

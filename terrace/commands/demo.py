@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.live import Live
 
 from models.data import ImageSet, read_sample
+from models.hierarchy import bundled_hierarchy
+from models.manifest import load_manifest
 from terrace.cli import INTERRUPTED
-from terrace.commands.up import trusted_tiers, without_pixels
+from terrace.commands.up import trusted_tiers, with_models, without_pixels
 from terrace.console import print_json, screen
 from terrace.demo_screen import DemoScreen
-from terrace.options import Json, Untrusted
-from terrace.report import job_summary
+from terrace.options import Json, ModelSet, Untrusted
+from terrace.report import answer_names, job_summary
 from terrace.stoppable import run_stoppable
 from tierkit.client import AsyncClient, Job, NodeShare
 from tierkit.fleet import MAX_NODES, SCHEDULER, Exit, Fleet, launch, local_plan
@@ -48,12 +50,13 @@ def demo(
     edge: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Edge nodes.")] = 1,
     cloud: Annotated[int, typer.Option(min=0, max=MAX_NODES, help="Cloud nodes.")] = 1,
     untrusted: Untrusted = None,
+    models: ModelSet = None,
     json: Json = False,
 ) -> None:
     """Start a fleet, classify images of the bundled sample on all three tiers, show what came out, stop everything."""
     counts = {Tier.END: end, Tier.EDGE: edge, Tier.CLOUD: cloud}
     console = Console(quiet=True) if json else screen()
-    report = run_stoppable(lambda: _demo(counts, images, untrusted or [], console))
+    report = run_stoppable(lambda: _demo(counts, images, untrusted or [], models, console))
     if report is None:
         raise typer.Exit(INTERRUPTED)
     if json:
@@ -62,9 +65,14 @@ def demo(
         raise typer.Exit(1)
 
 
-async def _demo(counts: Mapping[Tier, int], images: int, untrusted: Sequence[str], console: Console) -> dict[str, Any]:
+async def _demo(
+    counts: Mapping[Tier, int], images: int, untrusted: Sequence[str], models: Path | None, console: Console
+) -> dict[str, Any]:
     began = time.monotonic()
     sample = read_sample().take(np.arange(images))
+    hierarchy = bundled_hierarchy(sample.hierarchy_name)
+    served = load_manifest(models).hierarchy
+    known, names = served == hierarchy, answer_names(flat=served.is_flat)
     console.print(_opening(counts, untrusted))
 
     def tell_exit(end: Exit) -> None:
@@ -77,12 +85,13 @@ async def _demo(counts: Mapping[Tier, int], images: int, untrusted: Sequence[str
             scheduler={"port": 0, "trusted": trusted_tiers(untrusted), "n_map": 1, "state": Path(folder) / "state"},
             tiers=without_pixels(untrusted),
         )
+        plan = with_models(plan, models)
         waiting.enter_context(console.status("[dim]starting the fleet[/dim]"))
         async with launch(plan, Path(folder), on_exit=tell_exit) as fleet:
             await fleet.join(budget_s=_JOIN_BUDGET_S)
             waiting.close()
-            ready_s = time.monotonic() - began
-            job = await _classify(fleet, sample, console, ready_s=ready_s)
+            view = DemoScreen(sample, hierarchy, known=known, names=names, ready_s=time.monotonic() - began)
+            job = await _classify(fleet, sample, view, console, labelled=known)
             report = _report(job, fleet, sample)
     report["seconds"] = round(time.monotonic() - began, 3)
     console.print(job_summary(job))
@@ -90,11 +99,11 @@ async def _demo(counts: Mapping[Tier, int], images: int, untrusted: Sequence[str
     return report
 
 
-async def _classify(fleet: Fleet, sample: ImageSet, console: Console, *, ready_s: float) -> Job:
-    """Submit the images as one job and show its answers until it is done."""
+async def _classify(fleet: Fleet, sample: ImageSet, view: DemoScreen, console: Console, *, labelled: bool) -> Job:
+    """Submit the images as one job, with their classes if `labelled`, and show its answers until it is done."""
     async with AsyncClient(fleet.scheduler_url) as client:
-        view = DemoScreen(sample, (await client.info())["hierarchy"], ready_s=ready_s)
-        job = await client.submit(sample.images, labels=sample.fine, scheme=Scheme.MAPPING, name="demo")
+        labels = sample.fine if labelled else None
+        job = await client.submit(sample.images, labels=labels, scheme=Scheme.MAPPING, name="demo")
         with _shown(view, console):
             async for event in client.events(job, budget_s=_JOB_BUDGET_S):
                 view.take(event)

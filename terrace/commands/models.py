@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
@@ -29,7 +28,6 @@ from models.manifest import (
     EncoderEntry,
     Manifest,
     ModelEntry,
-    PlainName,
     begin_weights,
     load_manifest,
     records_folder,
@@ -39,10 +37,11 @@ from models.session import import_runtime, load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
 from models.tuning import Target, TuningReport, tune_weights
 from models.verify import verify_encoder, verify_entry
+from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
-from terrace.options import Data, DatasetName, Json, Weights, training_extra
+from terrace.options import Data, DatasetName, Json, ModelSet, plain_name, training_extra
 from terrace.stoppable import interruptible
 from tierkit.errors import NotFound
 
@@ -56,7 +55,7 @@ Records = Annotated[
 Out = Annotated[
     Path,
     typer.Option(
-        help="Weights folder to write into; a new one begins as a copy of --weights, or of the bundled ones.",
+        help="Weights folder to write into; a new one begins as a copy of --models, or of the bundled ones.",
         file_okay=False,
         show_default=False,
     ),
@@ -64,81 +63,83 @@ Out = Annotated[
 Runs = Annotated[Path, typer.Option(help="Folder of the training runs, one folder each.", file_okay=False)]
 
 
-def _plain_name(name: str) -> str:
-    try:
-        return TypeAdapter(PlainName).validate_python(name)
-    except ValidationError as error:
-        raise typer.BadParameter(
-            f"{name!r} is no name of a network: letters, digits, dots, dashes and underscores, "
-            "beginning with a letter or a digit"
-        ) from error
-
-
 Provider = Annotated[Processor, typer.Option(help="Execution provider.")]
 Threads = Annotated[int, typer.Option(min=1, callback=within_cores, help="CPU threads per network.")]
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the network.", show_default=False, callback=_plain_name)
+    str, typer.Argument(metavar="NAME", help="Name of the network.", show_default=False, callback=plain_name)
 ]
 
 _RUNS = Path("runs") / "models"
 
 
 @app.command("list")
-def list_models(weights: Weights = None, json: Json = False) -> None:
+def list_models(models: ModelSet = None, json: Json = False) -> None:
     """The networks of the manifest."""
-    manifest = load_manifest(weights)
+    manifest = load_manifest(models)
     if json:
-        print_json(manifest.listing())
+        print_json(manifest.content())
         return
+    flat = manifest.hierarchy.is_flat
     table = Listing(
         Column(title="tier", rank=4),
         Column(title="network"),
         Column(title="answers", rank=3),
+        Column(title="takes", rank=7),
         Column(title="form", rank=6),
         Column(title="M params", rank=5, right=True),
         Column(title="MB", rank=2, right=True),
-        Column(title="coarse", rank=1, right=True),
-        Column(title="fine", rank=1, right=True),
+        *(Column(title=title, rank=1, right=True) for title in (("accuracy",) if flat else ("coarse", "fine"))),
     )
     for entry in manifest.models:
+        accuracies = (entry.accuracy,) if flat else (entry.coarse_accuracy, entry.fine_accuracy)
         table.add_row(
             tier_text(entry.tier, entry.tier),
             entry.name,
-            f"{entry.classes} {entry.target}",
+            f"{entry.classes} {'classes' if flat else entry.target}",
+            entry.input_text,
             entry.precision,
             f"{entry.parameters / 1e6:.2f}",
             f"{entry.size_bytes / 1e6:.1f}",
-            percent(entry.coarse_accuracy),
-            percent(entry.fine_accuracy),
+            *map(percent, accuracies),
         )
     screen().print(table, crop=False)
     if manifest.encoders:
-        _print_encoders(manifest.encoders)
+        _print_encoders(manifest.encoders, flat=flat)
+    if unknown := [entry.name for entry in manifest.models if entry.accuracy is None]:
+        _print_note(
+            f"not measured: {', '.join(unknown)}; 'terrace models import' with --validate FOLDER of labelled pictures "
+            "does it, and fits the temperature"
+        )
     for entry in manifest.models:
         if entry.stands_in_for:
-            screen().print(f"{entry.name}: {entry.stands_in_for}", style="dim", markup=False)
+            _print_note(f"{entry.name}: {entry.stands_in_for}")
 
 
 @app.command()
-def show(name: Name, weights: Weights = None, json: Json = False) -> None:
+def show(name: Name, models: ModelSet = None, json: Json = False) -> None:
     """All that the manifest says of one network."""
-    entry = _entry(load_manifest(weights), name)
+    manifest = load_manifest(models)
+    entry = _entry(manifest, name)
     content = entry.model_dump(mode="json")
     if json:
         print_json(content)
         return
-    training = content.pop("training")
+    if manifest.hierarchy.is_flat:
+        # Coarse and fine answers name the same classes, so there is one accuracy.
+        content = {key: value for key, value in content.items() if "accuracy" not in key and key != "target"}
+        content["accuracy"] = entry.accuracy
+    training = content.pop("training") or {"": "none: it was imported"}
     table = plain_table("fact", "value")
-    for key, value in [*content.items(), *((f"training {key}", value) for key, value in training.items())]:
+    for key, value in [*content.items(), *((f"training {key}".rstrip(), value) for key, value in training.items())]:
         table.add_row(escape(key.replace("_", " ")), escape(_plain(value)))
     screen().print(table)
 
 
 @app.command()
 @interruptible
-def verify(weights: Weights = None, provider: Provider = Processor.CPU, json: Json = False) -> None:
+def verify(models: ModelSet = None, provider: Provider = Processor.CPU, json: Json = False) -> None:
     """Check digest, loading, answers and the cut into head and tail of every network, and every encoder."""
-    folder = weights or weights_folder()
+    folder = models or weights_folder()
     manifest = load_manifest(folder)
     verdicts = [
         *(verify_entry(entry, manifest, folder, provider=provider) for entry in manifest.models),
@@ -168,24 +169,24 @@ def evaluate_models(
     all_: Annotated[bool, typer.Option("--all", help="Measure every network of the manifest.")] = False,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
-    weights: Weights = None,
+    models: ModelSet = None,
     provider: Provider = Processor.CPU,
     threads: Threads = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per run.")] = 50,
     json: Json = False,
 ) -> None:
-    """Accuracy, calibration and speed on the whole test set, measured now."""
+    """Accuracy, calibration and speed on the whole test set, or on your labelled pictures, measured now."""
     import_runtime()
-    folder = weights or weights_folder()
+    folder = models or weights_folder()
     manifest = load_manifest(folder)
     entries = _chosen(manifest, names or [], all_)
-    source = Dataset.open(dataset, data, size=entries[0].input_shape[:2])
+    source = Dataset.open(dataset, data, hierarchy=manifest.hierarchy)
     manifest.check_hierarchy(source.hierarchy)
-    test = source.read("test")
     found: list[dict[str, Any]] = []
     with progress_bars("image") as progress:
         for entry in entries:
             model = load_model(entry, folder, provider=provider, threads=threads, labels=manifest.labels(entry))
+            test = source.read_for(entry, "test")
             bar = progress.add_task(entry.name, total=len(test))
             result = evaluate(
                 model,
@@ -196,21 +197,23 @@ def evaluate_models(
                 batch_size=batch_size,
                 report=lambda images, bar=bar: progress.advance(bar, images),  # type: ignore[misc]
             )
-            facts = {"name": entry.name, "tier": entry.tier, "precision": entry.precision}
-            found.append({**facts, "parameters": entry.parameters, **asdict(result)})
+            facts = entry.model_dump(include={"name", "tier", "precision", "parameters", "temperature"})
+            found.append({**facts, **asdict(result)})
     if json:
         print_json(found)
         return
-    numbers = ("images", "coarse", "fine", "ECE", "ms/image")
+    flat = manifest.hierarchy.is_flat
+    numbers = ("images", *(("accuracy",) if flat else ("coarse", "fine")), "temperature", "ECE", "ms/image")
     table = plain_table("tier", "network", "precision", *numbers, right=numbers)
     for row in found:
+        coarse, fine = row["coarse_accuracy"], row["fine_accuracy"]
         table.add_row(
             tier_text(row["tier"], row["tier"]),
             row["name"],
             row["precision"],
             f"{row['images']:,}",
-            percent(row["coarse_accuracy"]),
-            percent(row["fine_accuracy"]),
+            *map(percent, (coarse if fine is None else fine,) if flat else (coarse, fine)),
+            f"{row['temperature']:.2f}",
             f"{row['ece']:.3f}",
             f"{row['ms_per_image']:.3f}",
         )
@@ -224,7 +227,7 @@ def speed(
     batches: Annotated[
         list[int] | None, typer.Option("--batch", min=1, max=10_000, help="Batch size; give several.")
     ] = None,
-    weights: Weights = None,
+    models: ModelSet = None,
     runs: Annotated[
         Path | None, typer.Option(help="Folder of training runs: their FP32 files are measured beside the INT8 ones.")
     ] = None,
@@ -238,8 +241,8 @@ def speed(
     """Milliseconds per image by batch size."""
     if fp32:
         with training_extra("the FP32 form of a network"):
-            import models.export.dequantize  # noqa: F401  # told before anything is measured
-    folder = weights or weights_folder()
+            from models.export import dequantize  # noqa: F401  # told before anything is measured
+    folder = models or weights_folder()
     manifest = load_manifest(folder)
     sizes = batches or [1, 50, 256]
     found: list[dict[str, Any]] = []
@@ -274,6 +277,9 @@ def _writing(out: Path, weights: Path | None) -> Iterator[Manifest]:
         undo.pop_all()
 
 
+app.command("import")(import_network)
+
+
 @app.command("cut-encoder")
 @interruptible
 def cut_encoder(
@@ -284,16 +290,16 @@ def cut_encoder(
     out: Out,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
-    weights: Weights = None,
+    models: ModelSet = None,
     records: Records = None,
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
     """Cut the first convolution off networks, measure its features and enter it into the manifest as an encoder."""
     import_runtime()
-    with _writing(out, weights) as manifest, progress_bars("image") as progress:
+    with _writing(out, models) as manifest, progress_bars("image") as progress:
         wanted = names or [entry.name for entry in manifest.models if entry.target == "fine"]
-        source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
+        source = Dataset.open(dataset, data, hierarchy=manifest.hierarchy)
         made = add_conv1(
             wanted,
             out,
@@ -305,7 +311,7 @@ def cut_encoder(
     if json:
         print_json([encoder.model_dump(mode="json") for encoder in made])
         return
-    _print_encoders(made)
+    _print_encoders(made, flat=manifest.hierarchy.is_flat)
     _print_paths(out / name for name in (*(encoder.head.file for encoder in made), MANIFEST_NAME))
 
 
@@ -316,7 +322,7 @@ def tune_escalation(
     out: Out,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
-    weights: Weights = None,
+    models: ModelSet = None,
     records: Records = None,
     relative_accuracy: Annotated[
         float | None,
@@ -331,16 +337,16 @@ def tune_escalation(
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
-    """Choose how sure an answer must be to stand, on images held out of training, and store it with the weights."""
+    """Choose how sure an answer must be to stand, on images that the networks have not seen, and store it with them."""
     if relative_accuracy is not None and target_accuracy is not None:
         raise typer.BadParameter(
             "--relative-accuracy and --target-accuracy say one thing in two ways: give one of them."
         )
     import_runtime()
-    with _writing(out, weights) as manifest, progress_bars("image") as progress:
+    with _writing(out, models) as manifest, progress_bars("image") as progress:
         report = tune_weights(
             out,
-            Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2]),
+            Dataset.open(dataset, data, hierarchy=manifest.hierarchy),
             records or records_folder(out),
             Target(
                 accuracy=target_accuracy or relative_accuracy or 0.99, relative=target_accuracy is None, budget=budget
@@ -360,7 +366,7 @@ def tune_escalation(
             }
         )
         return
-    _print_tuning(report)
+    _print_tuning(report, flat=manifest.hierarchy.is_flat)
 
 
 @app.command()
@@ -435,7 +441,7 @@ def quantize(
         soft_wrap=True,
         markup=False,
     )
-    _print_paths((out / entry.file, out / MANIFEST_NAME, place / entry.training.record))
+    _print_paths((out / entry.file, out / MANIFEST_NAME, place / entry.trained.record))
 
 
 def _operating_points(tuning: Tuning) -> list[dict[str, Any]]:
@@ -456,7 +462,7 @@ def _operating_points(tuning: Tuning) -> list[dict[str, Any]]:
     ]
 
 
-def _print_tuning(report: TuningReport) -> None:
+def _print_tuning(report: TuningReport, *, flat: bool) -> None:
     out = screen()
     numbers = ("aim", "margin below", "goes up", "accuracy", "relative")
     table = plain_table("gate", "escalate", "answers", *numbers, right=numbers)
@@ -464,7 +470,7 @@ def _print_tuning(report: TuningReport) -> None:
         table.add_row(
             row["gate"],
             row["escalate"],
-            row["answers"],
+            "classes" if flat else row["answers"],
             f"{row['aim']:g}",
             f"{row['below']:.4f}",
             percent(row["share"]),
@@ -475,7 +481,9 @@ def _print_tuning(report: TuningReport) -> None:
     out.print(table)
     if report.test:
         tiers = ("end", "edge", "cloud")
-        figures = ("to cloud", *(f"stays: {tier}" for tier in tiers), "fine", "coarse", "relative")
+        # Without superclasses both levels are the same, and every image has the coarse one.
+        levels = ("accuracy",) if flat else ("fine", "coarse")
+        figures = ("to cloud", *(f"stays: {tier}" for tier in tiers), *levels, "relative")
         table = plain_table("escalate", "from", *figures, right=figures)
         for outcome in report.test:
             table.add_row(
@@ -483,8 +491,7 @@ def _print_tuning(report: TuningReport) -> None:
                 outcome.escalate_from,
                 percent(outcome.went_to.get("cloud")),
                 *(percent(outcome.stayed_at.get(tier)) for tier in tiers),
-                percent(outcome.fine_accuracy),
-                percent(outcome.coarse_accuracy),
+                *(percent(each) for each in (outcome.fine_accuracy, outcome.coarse_accuracy)[-len(levels) :]),
                 f"{outcome.relative_accuracy:.4f}",
             )
         out.print(f"\n[bold]Measured on[/bold] {report.test[0].images:,} test images, which had no part in the choice")
@@ -494,15 +501,21 @@ def _print_tuning(report: TuningReport) -> None:
         out.print("[dim]no plot: that needs the extra 'plots' (pip install 'terrace\\[plots]')[/dim]")
 
 
-def _print_encoders(encoders: Sequence[EncoderEntry]) -> None:
+def _print_note(text: str) -> None:
+    screen().print(text, style="dim", markup=False)
+
+
+def _print_encoders(encoders: Sequence[EncoderEntry], *, flat: bool) -> None:
+    levels = () if flat else ("coarse",)
+    own = "accuracy" if flat else "fine"
     table = Listing(
         Column(title="encoder"),
         Column(title="features", rank=2, right=True),
         Column(title="scale", rank=5, right=True),
         Column(title="zero", rank=6, right=True),
-        Column(title="coarse", rank=1, right=True),
-        Column(title="fine", rank=1, right=True),
-        Column(title="fine FP32", rank=4, right=True),
+        *(Column(title=level, rank=1, right=True) for level in levels),
+        Column(title=own, rank=1, right=True),
+        Column(title=f"{own} FP32", rank=4, right=True),
         Column(title="head kB", rank=3, right=True),
     )
     for encoder in encoders:
@@ -511,7 +524,7 @@ def _print_encoders(encoders: Sequence[EncoderEntry]) -> None:
             "x".join(map(str, encoder.feature_shape)),
             f"{encoder.scale:.5f}",
             str(encoder.zero_point),
-            percent(encoder.coarse_accuracy),
+            *(percent(encoder.coarse_accuracy) for _ in levels),
             percent(encoder.fine_accuracy),
             percent(encoder.fp32_fine_accuracy),
             f"{encoder.head.size_bytes / 1e3:.1f}",

@@ -21,7 +21,7 @@ from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
 from terrace.commands.privacy_training import export, front, train
 from terrace.commands.training import TorchThreads
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
-from terrace.options import Data, DatasetName, Json, Weights, training_extra
+from terrace.options import Data, DatasetName, Json, ModelSet, training_extra
 from terrace.stoppable import interruptible
 from tierkit.types import EncoderKind, Privacy
 
@@ -84,11 +84,11 @@ def audit(
     threads: TorchThreads = None,
     data: Data = None,
     dataset: DatasetName = CIFAR100,
-    weights: Weights = None,
+    models: ModelSet = None,
     json: Json = False,
 ) -> None:
     """Attack encoders with all that is known, and show how much of the pictures comes back."""
-    folder = weights or weights_folder()
+    folder = models or weights_folder()
     manifest = load_manifest(folder)
     subjects = _subjects(manifest, encoder, network, form, everything=all_)
     with training_extra("attacking an encoder"):

@@ -11,7 +11,7 @@ from models.dataset import CIFAR100, Dataset
 from models.manifest import MANIFEST_NAME
 from terrace.commands.training import TorchThreads, Training, say, training_command
 from terrace.console import Column, Listing, percent, print_json, screen
-from terrace.options import Data, DatasetName, Json, Weights, training_extra
+from terrace.options import Data, DatasetName, Json, ModelSet, training_extra
 from terrace.stoppable import interruptible
 
 __all__ = ["export", "front", "train"]
@@ -26,7 +26,7 @@ Runs = Annotated[Path, typer.Option(help="Folder of the encoders' training runs,
 @training_command
 def train(
     name: Name,
-    weights: Weights = None,
+    models: ModelSet = None,
     runs: Runs = _RUNS,
     upper_runs: Annotated[
         Path, typer.Option(help="Runs of 'terrace models train', where a configuration starts from one.")
@@ -42,9 +42,7 @@ def train(
     training.run(
         runs / name,
         find_encoder_config,
-        lambda config, data, options: train_encoder(
-            config, data, runs, options, upper_runs=upper_runs, weights=weights
-        ),
+        lambda config, data, options: train_encoder(config, data, runs, options, upper_runs=upper_runs, weights=models),
     )
 
 

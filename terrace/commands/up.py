@@ -13,15 +13,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from encryption.loading import encoders_of
+from models.manifest import load_manifest
+from models.serving import chosen_entries
 from terrace.console import screen, tier_text
 from terrace.loglines import LogPainter
-from terrace.options import DEFAULT_PORT, TlsCa, TokenFile, Untrusted, on_command_line, token_from
+from terrace.options import DEFAULT_PORT, ModelSet, TlsCa, TokenFile, Untrusted, on_command_line, token_from
 from terrace.stoppable import run_stoppable
 from tierkit.errors import (
     CertificateError,
     DeadlineExceeded,
     Forbidden,
     ServiceFailed,
+    SetupError,
     TerraceError,
     Unauthenticated,
 )
@@ -39,7 +43,7 @@ from tierkit.fleet import (
 from tierkit.plaintext import harmless
 from tierkit.types import Tier
 
-__all__ = ["app", "trusted_tiers", "without_pixels"]
+__all__ = ["app", "trusted_tiers", "with_models", "without_pixels"]
 
 app = typer.Typer(add_completion=False)
 
@@ -59,6 +63,7 @@ def up(
     n_map: Annotated[
         int | None, typer.Option("--n-map", min=1, help="End nodes per edge node in the scheme mapping.")
     ] = None,
+    models: ModelSet = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder that keeps the scheduler's database.", file_okay=False)
     ] = None,
@@ -82,6 +87,7 @@ def up(
             scheduler={"port": port, "trusted": trusted_tiers(untrusted or []), "n_map": n_map, "state": state},
             tiers=without_pixels(untrusted or []),
         )
+    plan = with_models(plan, models)
     # The services always write JSON: it is what can be painted, and what a program wants.
     plan = plan.with_defaults({"log_format": "json"})
     try:
@@ -111,6 +117,28 @@ def trusted_tiers(untrusted: Sequence[str]) -> list[str]:
 def without_pixels(untrusted: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Settings of the tiers that get features alone: they need no whole network."""
     return {tier: {"only_features": True} for tier in untrusted}
+
+
+def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
+    """The plan with a model set for all services that name none, which has what each of the nodes serves.
+
+    Raises:
+        SetupError: the set cannot be read, or lacks something; says which command makes it.
+    """
+    if models is None:
+        return plan
+    manifest = load_manifest(models)
+    plan = plan.with_defaults({"models": models})
+    for node in plan.nodes:
+        if node.settings["models"] != str(models):
+            continue  # the fleet file names another one
+        names = tuple(name.strip() for name in node.settings.get("model", "").split(",") if name.strip())
+        try:
+            networks = chosen_entries(manifest, names, Tier(node.kind))
+            encoders_of(networks, manifest, required=node.settings.get("only_features") == str(True))
+        except SetupError as exc:
+            raise SetupError(f"{models} does not do for {node.name}: {exc}; or start no {node.kind} node") from exc
+    return plan
 
 
 async def _run(plan: FleetPlan, *, raw: bool, token_file: Path | None, tls_ca: Path | None) -> int:

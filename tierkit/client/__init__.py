@@ -8,7 +8,7 @@ with Client("http://127.0.0.1:8070") as terrace:
 from tierkit.client.aio import AsyncClient
 from tierkit.client.blocking import Client
 from tierkit.client.http import DEFAULT_URL, Backoff
-from tierkit.client.uploads import IMAGE_SUFFIXES, Images, Labels, PolicyFields, list_images, shortened
+from tierkit.client.uploads import Images, Labels, PolicyFields, list_images, shortened
 from tierkit.types import JobState
 from tierkit.wire.api import (
     Attempt,
@@ -32,7 +32,6 @@ from tierkit.wire.api import (
 
 __all__ = [
     "DEFAULT_URL",
-    "IMAGE_SUFFIXES",
     "AsyncClient",
     "Attempt",
     "AttemptPage",

@@ -19,13 +19,20 @@ import numpy as np
 
 from tierkit.errors import InvalidInput
 from tierkit.inference.model import Array
-from tierkit.types import Escalate, FeatureForm, Privacy, Recovery, Scheme, Tier, UpstreamLoss
+from tierkit.types import (
+    PICTURE_SUFFIXES,
+    Escalate,
+    FeatureForm,
+    OnBadInput,
+    Privacy,
+    Recovery,
+    Scheme,
+    Tier,
+    UpstreamLoss,
+)
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
-__all__ = ["IMAGE_SUFFIXES", "Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-"""Files of a folder that are sent; a file named by itself is sent with any suffix."""
+__all__ = ["Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
 
 
 class Pixels(Protocol):
@@ -60,6 +67,7 @@ class PolicyFields(TypedDict, total=False):
     weight: float | None
     recovery: Recovery | str | None
     on_upstream_loss: UpstreamLoss | str | None
+    on_bad_input: OnBadInput | str | None
     escalate: Escalate | str | None
     escalate_from: Tier | str | None
     escalate_accuracy: float | None
@@ -103,12 +111,12 @@ def list_images(folder: Path) -> list[Path]:
     found = [
         path
         for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in IMAGE_SUFFIXES
+        if path.suffix.lower() in PICTURE_SUFFIXES
         and path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     if not found:
-        raise InvalidInput(f"no PNG, JPEG or WebP file in {folder}")
+        raise InvalidInput(f"no picture in {folder}: no file ends in {', '.join(PICTURE_SUFFIXES)}")
     return found
 
 

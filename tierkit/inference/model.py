@@ -6,15 +6,20 @@ it with ONNX Runtime; anything else that maps named arrays to named arrays along
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Model", "Steady", "TensorSpec"]
+__all__ = ["Array", "Decode", "Model", "Steady", "TensorSpec"]
 
 Array = NDArray[Any]
+
+Decode = Callable[[bytes, threading.Event], Array]
+"""Turns a picture's file into a row of a tensor, unless the event is set meanwhile. Raises InvalidInput where the file
+is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     also: tuple[str, ...] = ()
     """Other datatypes that an input may have."""
+    decode: Decode | None = field(default=None, compare=False)
+    """Of an input that may also be a tensor of files, BYTES `[n]`."""
 
     def accepts(self, array: Array) -> bool:
         """Whether `array` has this shape, for any batch size."""

@@ -19,6 +19,7 @@ from tierkit.http.answering import Answering, install
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
+from tierkit.inference.files import FileDecoder
 from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.inference.model import Model
 from tierkit.inference.runner import ModelRunner
@@ -26,7 +27,7 @@ from tierkit.inference.thread import InferenceThread
 from tierkit.metrics import ModelMetrics
 from tierkit.settings import NodeSettings
 from tierkit.types import Tier
-from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration
+from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration, classes_digest
 from tierkit.wire.oip import Limits
 
 __all__ = ["NO_SUBSTITUTES", "HeldEncoders", "InferenceNode", "ServedModels", "Substitutes", "node_app"]
@@ -44,7 +45,7 @@ class HeldEncoders(Protocol):
         """What it tells the scheduler of them."""
         ...
 
-    def running(self, thread: InferenceThread) -> AbstractAsyncContextManager[object]:
+    def running(self, thread: InferenceThread, files: FileDecoder) -> AbstractAsyncContextManager[object]:
         """They answer within this context."""
         ...
 
@@ -116,6 +117,8 @@ class InferenceNode:
         """Fresh at each start: work given to an earlier process of the same name is void."""
         everything = [*ready, *(model for others in standby.values() for model in others)]
         self.metrics = {model.name: ModelMetrics(self.tier, model.name) for model in everything}
+        self.files = FileDecoder()
+        """Decodes what comes as files, while the node is running."""
         self._thread = InferenceThread()
         self.runners = {
             model.name: ModelRunner(
@@ -139,6 +142,7 @@ class InferenceNode:
         """The models answer, and the scheduler knows of it, within this context."""
         settings = self.settings
         async with AsyncExitStack() as stack:
+            stack.callback(self.files.close)
             client = open_client(tls_ca=settings.tls_ca, middlewares=self._middlewares)
             self.http = await stack.enter_async_context(client)
             for name, runner in self.runners.items():
@@ -149,12 +153,13 @@ class InferenceNode:
                 log.info("model ready", extra={"model": name, "ms_per_image": round(runner.ms_per_image, 3)})
                 self.lifecycle.add_check(f"model {name}", runner.check)
             if self.encoders is not None:
-                await stack.enter_async_context(self.encoders.running(self._thread))
+                await stack.enter_async_context(self.encoders.running(self._thread, self.files))
             self._offers = tuple(
                 ModelOffer(
                     name=name,
                     sha256=runner.model.sha256,
                     ms_per_image=self.runners[self._like.get(name, name)].ms_per_image,
+                    classes=_classes(runner.model),
                 )
                 for name, runner in self.runners.items()
             )
@@ -204,6 +209,11 @@ class InferenceNode:
         )
 
 
+def _classes(model: Model) -> str:
+    names = model.labels.get("probabilities") or model.labels.get("logits")
+    return classes_digest(names) if names else ""
+
+
 def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette:
     """The node's HTTP application: the Open Inference Protocol for its models, and `routes` of its own."""
 
@@ -213,7 +223,7 @@ def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette
             yield
 
     limits = Limits(max_body_bytes=node.settings.max_body_bytes)
-    infer = InferEndpoint(node.runners, node.metrics, limits, node.guards)
+    infer = InferEndpoint(node.runners, node.metrics, limits, node.files, node.guards)
     oip = oip_routes(
         node.runners,
         infer,

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, computed_field
 
 from tierkit.errors import UpstreamError
 from tierkit.types import Health, JobState, Privacy, Scheme, Tier
@@ -94,9 +94,10 @@ class ImageResult(_Value):
     request_id: str | None = None
     """Names this image in the logs of all services."""
 
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic's documentation has it
     @property
     def label(self) -> str | None:
-        """The finest answer there is, as a class name."""
+        """The answer that stands, or the finest so far, as the name of a class or superclass."""
         answer = self.fine or self.coarse
         return answer.label if answer else None
 
@@ -122,6 +123,16 @@ class SentShare(_Value):
     """Spent on encoding."""
 
 
+class DamagedImage(_Value):
+    """An image that cannot be read."""
+
+    index: int
+    """Position in the upload, from 0."""
+    name: str | None = None
+    """File name, where there is one."""
+    reason: str
+
+
 class Job(_Value):
     """A job as the scheduler last told of it. Accuracies are None without labels, latencies None before an answer; an
     image's latency counts from the dispatch of its task to the moment the answer reached the scheduler."""
@@ -141,6 +152,10 @@ class Job(_Value):
     """Images whose coarse (or lower tier's) answer stands, no node having answered."""
     failed_images: int = 0
     """Images without any answer; of a running job, those given up so far."""
+    damaged_images: int = 0
+    """Of these, the ones that cannot be read."""
+    damaged: tuple[DamagedImage, ...] = ()
+    """The first 1000 of them."""
     sent_up: Mapping[Tier, int] = Field(default_factory=dict)
     """Images sent to a tier, where they go up one by one."""
     final_tier: Mapping[Tier, int] = Field(default_factory=dict)
@@ -170,6 +185,9 @@ class Job(_Value):
     mapping: Mapping[str, str] = Field(default_factory=dict)
     """Upstream node by end device, as last used."""
     resized_images: int = 0
+    flat: bool = False
+    """Whether all tiers answer the same classes. What is called coarse is then the first answer, of the end device, and
+    what is called fine the one from above."""
     policy: Mapping[str, Any] = Field(default_factory=dict)
 
     @property

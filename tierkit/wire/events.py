@@ -18,6 +18,7 @@ from tierkit.wire.messages import NODE_ID_PATTERN
 
 __all__ = [
     "CoarseEvent",
+    "Damage",
     "ErrorEvent",
     "FallbackEvent",
     "FallbackReason",
@@ -63,8 +64,16 @@ class _Event(_Message, frozen=True, tag_field="event"):
 
 
 FallbackReason = Literal[
-    "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline", "quarantined"
+    "no_upstream", "upstream_unavailable", "upstream_timeout", "upstream_error", "deadline", "quarantined", "damaged"
 ]
+
+
+class Damage(_Message, frozen=True, kw_only=True):
+    """An image that the node could not read."""
+
+    index: Count
+    """Its position in the task."""
+    reason: Annotated[str, Meta(max_length=300)]
 
 
 class CoarseEvent(_Event, tag="coarse", frozen=True, kw_only=True):
@@ -82,6 +91,8 @@ class CoarseEvent(_Event, tag="coarse", frozen=True, kw_only=True):
     """Images of the batch that the task was computed in; None where the node does not say."""
     unsure: tuple[Count, ...] | None = None
     """Positions of the images that go up by the first stage's threshold, rising; None where there is none."""
+    damaged: tuple[Damage, ...] = ()
+    """The images that have no answer, rising; their labels and confidences are 0, here and in the fine answer."""
 
 
 class UpperTiming(_Message, frozen=True, kw_only=True):

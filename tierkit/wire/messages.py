@@ -8,7 +8,10 @@ field is an error at once and not a silent default.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections.abc import Sequence
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -48,6 +51,7 @@ __all__ = [
     "Upstream",
     "checked_node_id",
     "checked_url",
+    "classes_digest",
 ]
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -118,6 +122,11 @@ def _checked_upper_tier(value: object) -> object:
     return value
 
 
+def classes_digest(names: Sequence[str]) -> str:
+    """sha256 of class names in their order: nodes whose answers mean the same have the same."""
+    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
+
+
 UpperTier = Annotated[Tier, BeforeValidator(_checked_upper_tier)]
 
 NodeId = Annotated[str, AfterValidator(checked_node_id), Field(json_schema_extra={"pattern": NODE_ID_PATTERN})]
@@ -172,6 +181,8 @@ class ModelOffer(_Message):
     sha256: Sha256
     ms_per_image: Annotated[float, Field(ge=1e-6, le=1e9)]
     """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds."""
+    classes: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """`classes_digest` of the class names of its answers; "" where it says nothing of them."""
 
 
 class EncoderOffer(_Message):

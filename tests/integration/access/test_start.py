@@ -182,7 +182,7 @@ async def test_a_node_that_gets_no_weights_for_its_token_stops_with_a_sentence(t
     async with serve_app(app) as scheduler:
         settings = EdgeSettings(
             scheduler=scheduler.url,
-            weights=weights,
+            models=weights,
             cache=tmp_path / "cache",
             token_file=private(tmp_path / "token", new_token()),
         )

@@ -34,7 +34,7 @@ async def test_a_node_at_an_emulated_speed_over_an_emulated_link(tmp_path: Path)
     flags = {
         "--host": "127.0.2.1",
         "--port": "0",
-        "--models": entry.name,
+        "--model": entry.name,
         "--scheduler": "http://127.0.0.1:9",  # none there: heartbeats fail meanwhile
         "--links": f"{links}",
         "--emulate-ms-per-image": f"{MS_PER_IMAGE}",

@@ -122,7 +122,7 @@ async def test_a_provider_that_is_not_there_is_one_sentence(tmp_path: Path) -> N
 
 
 async def test_a_model_of_no_use_is_one_sentence(tmp_path: Path) -> None:
-    command = ["-m", "end_node", "--port", "0", "--models", "no-such-model"]
+    command = ["-m", "end_node", "--port", "0", "--model", "no-such-model"]
     async with service_process(command, ready_file=tmp_path / "ready.json", wait_ready=False) as service:
         assert await service.exit_code() == 2
     assert service.log.startswith("terrace end: the manifest has no model 'no-such-model'")

@@ -58,7 +58,7 @@ def test_verify_fails_on_a_changed_file_and_names_it(tmp_path: Path):
     shutil.copytree(weights_folder(), tmp_path / "weights")
     file = load_manifest().models[0].file
     (tmp_path / "weights" / file).write_bytes(b"")
-    result = invoke("verify", TERRACE_WEIGHTS=str(tmp_path / "weights"))
+    result = invoke("verify", TERRACE_MODELS=str(tmp_path / "weights"))
     assert result.exit_code == 1
     # Folded where the terminal is narrower than the path is long, but whole.
     assert file in re.sub(r"\s", "", result.output)
@@ -120,7 +120,7 @@ def test_an_error_into_a_pipe_is_one_line(tmp_path: Path, capfd: pytest.CaptureF
         picture.parent.mkdir(parents=True)
         Image.new("RGB", (32, 32)).save(picture)
     (tmp_path / "data" / "hierarchy.json").write_text(json.dumps(load_manifest().hierarchy.content()))
-    arguments = ["--dataset", str(tmp_path / "data"), "--weights", str(tmp_path / "weights")]
+    arguments = ["--dataset", str(tmp_path / "data"), "--models", str(tmp_path / "weights")]
     assert run(["models", "eval", "--all", *arguments]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "is not the file of the manifest" in line
@@ -134,7 +134,7 @@ def test_verify_fits_a_terminal_of_80_columns():
 
 def test_the_records_of_other_weights_lie_with_them(tmp_path: Path):
     assert records_folder(tmp_path) == tmp_path / "records"
-    assert (records_folder(weights_folder()) / load_manifest().models[0].training.record).is_file()
+    assert (records_folder(weights_folder()) / load_manifest().models[0].trained.record).is_file()
 
 
 def test_eval_says_what_to_set_when_the_data_are_missing(tmp_path: Path):
@@ -196,5 +196,5 @@ def test_a_missing_extra_is_told_before_anything_is_read(
         monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingExtra):
-        invoke(*arguments.split(), "--weights", str(tmp_path / "missing"))
+        invoke(*arguments.split(), "--models", str(tmp_path / "missing"))
     assert not list(tmp_path.iterdir())

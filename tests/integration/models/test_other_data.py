@@ -82,11 +82,11 @@ def test_another_hierarchy_needs_no_code(garden: Path, tmp_path: Path, target: s
     assert (weights / "records" / "garden-net.json").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"garden.toml", "runs", "weights"}
 
-    (row,) = terrace_models("eval", "--all", "--weights", str(weights), *data)
+    (row,) = terrace_models("eval", "--all", "--models", str(weights), *data)
     assert row["images"] == 15
     assert row["coarse_accuracy"] == entry["coarse_accuracy"]
     assert (row["fine_accuracy"] is None) == (target == "coarse")
-    verdict, *encoders = terrace_models("verify", "--weights", str(weights))
+    verdict, *encoders = terrace_models("verify", "--models", str(weights))
     # The first convolution of a network that an upper tier may serve is cut off as an encoder.
     assert [(each["name"], each["ok"]) for each in encoders] == (
         [("garden-net.conv1", True)] if target == "fine" else []

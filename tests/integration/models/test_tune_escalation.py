@@ -44,12 +44,12 @@ def weights(tmp_path: Path) -> Path:
     records.mkdir()
     for entry in load_manifest().models:
         record = {"config": {"held_out_per_class": HELD_OUT}}
-        (records / entry.training.record).write_text(json.dumps(record))
+        (records / entry.trained.record).write_text(json.dumps(record))
     return tmp_path / "weights"
 
 
 def tune(weights: Path, images: Path, *arguments: str, out: Path | None = None):
-    folders = ["--weights", str(weights), "--out", str(out or weights)]
+    folders = ["--models", str(weights), "--out", str(out or weights)]
     command = ["tune-escalation", *folders, "--dataset", str(images), *arguments]
     return CliRunner(env={"COLUMNS": "120"}).invoke(app, command, catch_exceptions=False)
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_reached_changes_nothing(weights: Path, images: Path):
 
 
 def test_without_held_out_images_nothing_is_tuned(weights: Path, images: Path):
-    record = records_folder(weights) / load_manifest().models[0].training.record
+    record = records_folder(weights) / load_manifest().models[0].trained.record
     record.unlink()
     with pytest.raises(WeightsError, match="which images the network has not seen"):
         tune(weights, images)

@@ -1,19 +1,22 @@
 """A node fetches the weights that it lacks from the scheduler, once, and believes only their digest."""
 
 import contextlib
+import hashlib
+import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge_node.settings import EdgeSettings
 from models.manifest import MANIFEST_NAME, ModelEntry, load_manifest, weights_folder
-from models.serving import load_models
+from models.serving import load_models, obtain_manifest, obtain_weights, open_store
 from tierkit.errors import SetupError, WeightsError
 from tierkit.testing import serve_app
 from tierkit.types import Tier
@@ -59,7 +62,7 @@ def bare(tmp_path: Path) -> EdgeSettings:
     """Settings of a node that has the manifest and no weights."""
     (tmp_path / "weights").mkdir()
     shutil.copy(weights_folder() / MANIFEST_NAME, tmp_path / "weights")
-    return EdgeSettings(weights=tmp_path / "weights", cache=tmp_path / "cache")
+    return EdgeSettings(models=tmp_path / "weights", cache=tmp_path / "cache")
 
 
 async def test_missing_weights_are_fetched_once(server: FileServer, bare: EdgeSettings, entry: ModelEntry) -> None:
@@ -99,15 +102,70 @@ async def test_what_is_not_the_file_is_refused_and_not_kept(
 async def test_damaged_weights_in_the_given_folder_stop_the_node(
     server: FileServer, bare: EdgeSettings, entry: ModelEntry
 ) -> None:
-    assert bare.weights is not None
+    assert bare.models is not None
     damaged = bytearray(server.content)
     damaged[1000:1010] = bytes(byte ^ 255 for byte in damaged[1000:1010])
-    (bare.weights / entry.file).write_bytes(damaged)
+    (bare.models / entry.file).write_bytes(damaged)
     async with server.serve() as url:
         for scheduler in (None, url):
             with pytest.raises(WeightsError, match=rf"{entry.file} is damaged.*sha256"):
                 await load_models(bare.model_copy(update={"scheduler": scheduler}), Tier.END)
     assert server.asked == 0
+
+
+@contextlib.asynccontextmanager
+async def gives(*answers: Response) -> AsyncIterator[EdgeSettings]:
+    """Settings of a node without a set, whose scheduler gives these answers for its own."""
+    left = list(answers)
+
+    async def listed(_request: Request) -> Response:
+        return left.pop(0)
+
+    async with serve_app(Starlette(routes=[Route("/v1/models", listed)])) as lifecycle:
+        yield EdgeSettings(scheduler=lifecycle.url)
+
+
+def renamed() -> dict[str, Any]:
+    content = load_manifest().content()
+    content["hierarchy"]["name"] = "another"
+    return content
+
+
+async def test_a_node_without_a_set_takes_the_scheduler_s() -> None:
+    async with gives(JSONResponse(renamed()), Response(status_code=503)) as settings:
+        assert (await obtain_manifest(settings)).hierarchy.name == "another"
+        own = settings.model_copy(update={"models": weights_folder()})
+        assert (await obtain_manifest(own)).hierarchy.name == "cifar-100"
+        # One that cannot be reached, and none at all.
+        assert (await obtain_manifest(settings)).hierarchy.name == "cifar-100"
+    assert (await obtain_manifest(EdgeSettings())).hierarchy.name == "cifar-100"
+
+
+@pytest.mark.parametrize("wrong", [b"{}", b"no JSON", b"twice", b"path"])
+async def test_a_manifest_that_is_none_stops_the_node(wrong: bytes) -> None:
+    content = renamed()
+    if wrong == b"twice":
+        content["models"] *= 2
+        wrong = json.dumps(content).encode()
+    if wrong == b"path":
+        content["models"][0]["file"] = "../../outside.onnx"
+        wrong = json.dumps(content).encode()
+    async with gives(Response(wrong)) as settings:
+        with pytest.raises(WeightsError, match="manifest"):
+            await obtain_manifest(settings)
+
+
+async def test_bundled_files_are_not_taken_for_those_of_another_set(
+    server: FileServer, tmp_path: Path, entry: ModelEntry
+) -> None:
+    server.content = b"of another set"
+    server.sha256 = hashlib.sha256(server.content).hexdigest()
+    other = entry.model_copy(update={"sha256": server.sha256, "size_bytes": len(server.content)})
+    assert (weights_folder() / other.file).is_file()
+    async with server.serve() as url:
+        settings = EdgeSettings(scheduler=url, cache=tmp_path)
+        path = await obtain_weights(open_store(settings), other, settings)
+    assert path.read_bytes() == server.content
 
 
 async def test_nobody_has_the_weights(server: FileServer, bare: EdgeSettings) -> None:
@@ -120,7 +178,7 @@ async def test_nobody_has_the_weights(server: FileServer, bare: EdgeSettings) ->
 
 
 async def test_a_name_given_twice_is_one_model_and_an_unknown_one_is_an_error(entry: ModelEntry) -> None:
-    models = await load_models(EdgeSettings(models=(entry.name, entry.name)), Tier.EDGE)
+    models = await load_models(EdgeSettings(model=(entry.name, entry.name)), Tier.EDGE)
     assert [model.name for model in models] == [entry.name]
     with pytest.raises(SetupError, match="has no model 'xyz'; it has "):
-        await load_models(EdgeSettings(models=("xyz",)), Tier.EDGE)
+        await load_models(EdgeSettings(model=("xyz",)), Tier.EDGE)

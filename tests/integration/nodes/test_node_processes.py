@@ -83,7 +83,7 @@ async def output_of(command: list[str], tmp_path: Path) -> tuple[int, str]:
 
 async def test_an_unknown_model_is_named_with_the_closest(manifest: Manifest, tmp_path: Path) -> None:
     name = manifest.default_for("edge").name
-    code, said = await output_of(["-m", "edge_node", "--port", "0", "--models", name[:-1] + "_"], tmp_path)
+    code, said = await output_of(["-m", "edge_node", "--port", "0", "--model", name[:-1] + "_"], tmp_path)
     assert code == 2
     assert f"did you mean {name}?" in said
     assert "Traceback" not in said
@@ -128,7 +128,7 @@ def test_a_node_imports_nothing_heavy(package: str) -> None:
 async def test_an_idle_node_is_small(manifest: Manifest, tmp_path: Path) -> None:
     """At most 150 MB resident with the end tier's network, the smallest device being the one that counts."""
     name = manifest.default_for("end").name
-    command = ["-m", "edge_node", "--port", "0", "--models", name]
+    command = ["-m", "edge_node", "--port", "0", "--model", name]
     async with service_process(command, ready_file=tmp_path / "ready") as node:
         assert resident_mb(node) <= 150
 

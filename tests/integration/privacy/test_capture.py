@@ -153,7 +153,7 @@ class Fleet:
         self.folder = folder
         self.weights = weights
         self.settings = SchedulerSettings(
-            port=0, state=folder / "state", weights=weights, trusted=trusted, n_map=1, hedge=True, **FAST
+            port=0, state=folder / "state", models=weights, trusted=trusted, n_map=1, hedge=True, **FAST
         )
         self.recorders: dict[str, Recorder] = {}
         self.urls: dict[Recorder, str] = {}
@@ -178,7 +178,7 @@ class Fleet:
                 node = kind(
                     node_id=name,
                     advertise_url=self.urls[recorder],
-                    models=(edge_network if tier == "edge" else NETWORK,),
+                    model=(edge_network if tier == "edge" else NETWORK,),
                     only_features=tier not in settings.trusted and name not in settings.trusted,
                     **self.common(self.urls[back]),
                 )
@@ -191,7 +191,7 @@ class Fleet:
         return recorder
 
     def common(self, scheduler: str) -> dict[str, Any]:
-        own = {"port": 0, "cache": self.folder / "cache", "weights": self.weights, "threads": 1, "drain_s": 2.0}
+        own = {"port": 0, "cache": self.folder / "cache", "models": self.weights, "threads": 1, "drain_s": 2.0}
         return {"scheduler": scheduler, **own}
 
     async def serve(self, build: Callable[[Any, Lifecycle], Any], settings: Any) -> Lifecycle:

@@ -158,7 +158,7 @@ async def test_an_end_node_that_lacks_the_encoder_sends_nothing_in_its_place():
 
 
 async def test_an_edge_node_that_cannot_encode_passes_nothing_on():
-    settings = EdgeSettings(node_id="edge-0", threads=1, models=(NETWORK,), drain_s=1.0)
+    settings = EdgeSettings(node_id="edge-0", threads=1, model=(NETWORK,), drain_s=1.0)
 
     async def build(lifecycle: Lifecycle) -> Any:
         encoders = Encoders(await load_heads(settings), settings)
@@ -191,7 +191,7 @@ async def test_an_edge_node_that_cannot_encode_passes_nothing_on():
 
 async def test_an_edge_node_does_not_trust_the_answers_that_it_passes_on(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(relay, "_BUDGET_S", 0.3)
-    settings = EdgeSettings(node_id="edge-0", threads=1, models=(NETWORK,), drain_s=1.0)
+    settings = EdgeSettings(node_id="edge-0", threads=1, model=(NETWORK,), drain_s=1.0)
 
     async def build(lifecycle: Lifecycle) -> Any:
         encoders = Encoders(await load_heads(settings), settings)

@@ -372,7 +372,7 @@ def settings(tmp_path: Path, weights: Path) -> SchedulerSettings:
     return SchedulerSettings(
         port=0,
         state=tmp_path / "state",
-        weights=weights,
+        models=weights,
         n_map=1,
         trusted=("end", "edge", "cloud"),
         heartbeat_s=0.1,

@@ -208,7 +208,8 @@ async def test_results_as_lines_and_as_csv_say_the_same(kit, scheduler):
     assert len(rows) == len(lines) == 120
     for row, line in zip(rows, lines, strict=True):
         ImageResult.model_validate(line)
-        assert set(line) == set(ImageResult.model_fields)
+        assert set(line) == {*ImageResult.model_fields, *ImageResult.model_computed_fields}
+        assert row["label"] == line["label"] == line["fine"]["label"]
         assert row["index"] == str(line["index"])
         assert row["fine_label"] == line["fine"]["label"]
         assert row["fine_tier"] == "edge"
@@ -444,7 +445,7 @@ async def test_models_are_listed_and_served_by_digest(kit, settings, weights, tm
     manifest["models"][0]["sha256"] = digest
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "small.onnx").write_bytes(content)
-    async with kit.scheduler(settings.model_copy(update={"weights": folder})) as scheduler:
+    async with kit.scheduler(settings.model_copy(update={"models": folder})) as scheduler:
         models = (await scheduler.http.get("/v1/models")).json()["models"]
         assert [model["name"] for model in models] == ["small", "middle", "large"]
         response = await scheduler.http.get("/v1/models/small/file", params={"sha256": digest})

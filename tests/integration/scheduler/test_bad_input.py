@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import numpy as np
+import pillow_heif
 import pytest
 from PIL import Image
 
@@ -61,7 +62,7 @@ async def nothing_is_left(scheduler) -> None:
 @pytest.mark.parametrize(
     ("named", "status", "message"),
     [
-        (("notes.txt", b"hello"), 415, "notes.txt: not a PNG, JPEG or WebP image"),
+        (("notes.txt", b"hello"), 415, "notes.txt: not a PNG, JPEG, WebP, TIFF"),
         (("cut.png", png((64, 64))[:-40]), 400, "cut.png: damaged or truncated image"),
         (("huge.png", huge_png()), 413, "huge.png: "),
         (("empty.png", b""), 400, "empty.png: an empty file"),
@@ -81,6 +82,46 @@ async def test_a_wrong_file_refuses_the_whole_upload(scheduler, named, status, m
     await nothing_is_left(scheduler)
 
 
+async def test_all_that_is_wrong_is_named(scheduler):
+    wrong = archive(("a/cut.png", png((64, 64))[:-40]), ("b.png", png()), ("c.png", b"none"))
+    damaged_entry = damaged(archive(("d.png", png() * 50)))
+    named = [("good.png", png()), ("x.zip", wrong), ("empty.png", b""), ("y.zip", damaged_entry)]
+    response = await scheduler.http.post("/v1/jobs", files=files(*named))
+    assert response.status_code == 400
+    said = response.json()["error"]
+    assert "4 of 6 files" in said
+    assert [name in said for name in ("a/cut.png", "c.png", "empty.png", "d.png", "b.png", "good.png")] == [
+        *(True,) * 4,
+        False,
+        False,
+    ]
+    await nothing_is_left(scheduler)
+
+
+async def test_pictures_that_cannot_be_read_are_skipped(scheduler, kit):
+    named = [("a.png", png()), ("b.png", b"none"), ("c.png", png((64, 64))[:-40]), ("d.png", png())]
+    async with kit.end(scheduler, "end-0"):
+        response = await scheduler.http.post(
+            "/v1/jobs", files=files(*named), data={"on_bad_input": "skip", "scheme": "end", "labels": '["a", 1, 1, 1]'}
+        )
+        assert response.status_code == 400, response.text  # 'a' is no class: labels still belong to all files
+        fields = {"on_bad_input": "skip", "scheme": "end", "labels": "[1, 1, 1, 1]"}
+        response = await scheduler.http.post("/v1/jobs", files=files(*named), data=fields)
+        assert response.status_code == 202, response.text
+        assert [image["name"] for image in response.json()["damaged"]] == ["b.png", "c.png"]
+        job = await scheduler.finished(response.json()["id"])
+        results = await scheduler.results(job["id"])
+    assert (job["state"], job["answered_coarse"], job["failed_images"], job["damaged_images"]) == ("completed", 2, 2, 2)
+    assert [(image["index"], image["name"]) for image in job["damaged"]] == [(1, "b.png"), (2, "c.png")]
+    assert [result["coarse"] is not None for result in results] == [True, False, False, True]
+    assert "truncated" in results[2]["error"]
+
+
+async def test_an_unknown_wish_for_bad_pictures_is_refused(scheduler):
+    response = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data={"on_bad_input": "ignore"})
+    assert (response.status_code, "on_bad_input" in response.json()["error"]) == (400, True)
+
+
 async def test_object_arrays_are_refused(scheduler):
     held = io.BytesIO()
     np.savez(held, images=np.array([print], dtype=object))
@@ -92,10 +133,18 @@ async def test_object_arrays_are_refused(scheduler):
     await nothing_is_left(scheduler)
 
 
-@pytest.mark.parametrize("upload", [[("labels", ("x", b"[]"))], files(("x.zip", archive()))])
-async def test_an_empty_job(scheduler, upload):
+@pytest.mark.parametrize(
+    ("upload", "sentence"),
+    [
+        ([("labels", ("x", b"[]"))], "no images in the upload"),
+        (files(("x.zip", archive())), "x.zip: no picture in it"),
+        (files(("x.zip", archive(("notes.txt", b"hello"), (".a.png", png())))), "x.zip: no picture in it"),
+    ],
+)
+async def test_an_empty_job(scheduler, upload, sentence):
     response = await scheduler.http.post("/v1/jobs", files=upload)
-    assert (response.status_code, response.json()["error"]) == (400, "no images in the upload")
+    assert response.status_code == 400
+    assert response.json()["error"].startswith(sentence)
     await nothing_is_left(scheduler)
 
 
@@ -486,6 +535,19 @@ async def test_converted_and_resized_images_are_accepted_and_said(kit, scheduler
         assert (await scheduler.finished(response.json()["id"]))["state"] == "completed"
         results = await scheduler.results(response.json()["id"])
     assert [(r["name"], r["resized_from"]) for r in results] == [("a.jpg", [40, 50]), ("b.png", None)]
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg", "webp", "tiff", "bmp", "gif", "avif", "heic", "heif"])
+async def test_each_format_is_accepted_as_a_whole_body(scheduler, form):
+    held = io.BytesIO()
+    if form.startswith("hei"):
+        pillow_heif.from_pillow(Image.new("RGB", (64, 64))).save(held)
+    else:
+        Image.new("RGB", (64, 64)).save(held, form)
+    headers = {"Content-Type": f"image/{form}"}
+    response = await scheduler.http.post("/v1/jobs", content=held.getvalue(), headers=headers)
+    assert response.status_code == 202, response.text
+    assert response.json()["resized_images"] == 1
 
 
 async def test_many_bad_uploads_at_once_do_not_hold_up_a_good_one(kit, scheduler):

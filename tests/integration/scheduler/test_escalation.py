@@ -48,7 +48,7 @@ def tuned(settings, weights: Path, tmp_path: Path):
         for lower, upper, answers in _GATES
     ]
     save_tuning(Tuning(data="made up", relative_accuracy=0.75, budget=0.5, gates=tuple(gates)), folder)
-    return settings.model_copy(update={"weights": folder})
+    return settings.model_copy(update={"models": folder})
 
 
 def routed(task_id: str, lines: list[dict[str, Any]], cloud: list[int], *, lost: bool = False) -> list[dict[str, Any]]:
@@ -240,7 +240,7 @@ async def test_a_policy_that_cannot_be_kept_is_refused(kit, tuned, policy: dict[
 
 @pytest.mark.parametrize("there", ["none", "of other weights", "damaged"])
 async def test_without_thresholds_of_these_weights_there_is_no_escalation(kit, tuned, there: str):
-    file = tuned.weights / TUNING_NAME
+    file = tuned.models / TUNING_NAME
     if there == "none":
         file.unlink()
     elif there == "damaged":

@@ -48,6 +48,7 @@ UPPER: dict[str, Any] = {
 }
 FINE = {"event": "fine", "task_id": "t", **UPPER}
 FALLBACK = {"event": "fallback", "task_id": "t", "reason": "upstream_timeout", "detail": "late", "tried": ["edge-0"]}
+DAMAGE = {"index": 0, "reason": "cut short"}
 LOSS = {"tier": "edge", "indices": [0, 1], "reason": "upstream_timeout", "detail": "late", "tried": ["edge-0"]}
 
 
@@ -67,7 +68,7 @@ def order(url: str, *upstreams: Upstream, stages: tuple[Stage, ...] = ()) -> Ord
         node_id="end-0",
         url=url,
         model="small",
-        pixels=np.zeros((2, 4, 4, 3), np.uint8),
+        images=np.zeros((2, 4, 4, 3), np.uint8),
         upstreams=upstreams or (to(),),
         coarse_classes=20,
         fine_classes=100,
@@ -130,6 +131,15 @@ async def told(say: Say, *upstreams: Upstream, stages: tuple[Stage, ...] = (), c
             (),
             [COARSE, {**FINE, "sent": {"form": "conv1", "upload_bytes": 1, "encoded_by": "end-0"}}],
             "what end-0 had encoded, where edge-7 was to do it",
+        ),
+        ((), (), [{**COARSE, "damaged": [DAMAGE, DAMAGE]}], "positions of damaged images"),
+        ((), (), [{**COARSE, "damaged": [{**DAMAGE, "index": 2}]}], "positions of damaged images"),
+        ((), (), [{**COARSE, "damaged": [DAMAGE]}, {**FALLBACK, "reason": "damaged"}], "the reason 'damaged'"),
+        (
+            (),
+            (Stage(tier=Tier.EDGE),),
+            [{**COARSE, "damaged": [DAMAGE]}, routed({**UPPER, "indices": [0, 1]})],
+            "images at the edge that should not be there",
         ),
         (
             (),

@@ -19,7 +19,7 @@ def command(settings, port: str = "0") -> list[str]:
         "scheduler",
         f"--port={port}",
         f"--state={settings.state}",
-        f"--weights={settings.weights}",
+        f"--models={settings.models}",
         "--n-map=1",
         "--trusted=end,edge,cloud",
         f"--heartbeat-s={settings.heartbeat_s}",

@@ -8,7 +8,7 @@ import sqlite3
 
 import pytest
 
-from scheduler.ingest.inputs import ImageWriter
+from scheduler.ingest.inputs import PixelWriter
 from tests.integration.scheduler.test_dispatching import counts
 from tierkit.testing import wait_for
 
@@ -84,7 +84,7 @@ async def test_a_full_disk_refuses_an_upload_for_now(kit, scheduler, settings, m
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ImageWriter, "append", full)
+    monkeypatch.setattr(PixelWriter, "append", full)
     body, headers = kit.tensor_body(kit.images(3))
     refused = await scheduler.http.post(path, content=body, headers=headers)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")

@@ -12,6 +12,7 @@ from encryption.serving import Head
 from end_node.settings import EndSettings
 from models.manifest import load_manifest
 from models.split import FEATURES
+from tierkit.inference.files import FileDecoder
 from tierkit.inference.model import Array, TensorSpec
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
@@ -67,7 +68,7 @@ async def test_a_head_does_not_wait_for_the_coarse_answers_of_the_tasks_behind_i
     )
     thread, coarse = InferenceThread(), Coarse(turns)
     encoders = Encoders([head], EndSettings())
-    async with ModelRunner(coarse, max_batch_size=2, thread=thread) as runner, encoders.running(thread):
+    async with ModelRunner(coarse, max_batch_size=2, thread=thread) as runner, encoders.running(thread, FileDecoder()):
         asked = [asyncio.create_task(runner.infer({"images": IMAGES}, ["logits"])) for _ in range(4)]
         await wait_for(coarse.entered.is_set, what="the first task")
         encoded = asyncio.create_task(encoders.encode(IMAGES, encoding, budget_s=20.0))

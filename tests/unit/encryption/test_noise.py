@@ -13,6 +13,7 @@ from encryption.serving import NOISE_KEYS, Head
 from end_node.settings import EndSettings
 from models.manifest import EncoderEntry
 from models.split import FEATURES
+from tierkit.inference.files import FileDecoder
 from tierkit.inference.model import Array
 from tierkit.inference.thread import InferenceThread
 from tierkit.types import FeatureForm
@@ -128,7 +129,7 @@ async def test_devices_that_were_given_a_key_agree_and_others_have_their_own():
     async with AsyncExitStack() as stack:
         devices = [Encoders([head()], EndSettings()) for _ in range(2)]
         for device in devices:
-            await stack.enter_async_context(device.running(InferenceThread()))
+            await stack.enter_async_context(device.running(InferenceThread(), FileDecoder()))
 
         async def sent(device: Encoders, encoding: Encoding) -> bytes:
             return (await device.encode(IMAGES[:3], encoding, budget_s=5.0)).features.values.tobytes()

@@ -3,13 +3,34 @@
 import numpy as np
 import pytest
 
-from end_node.answers import UpperAnswer, check_probabilities, coarse_event, fine_event
+from end_node.answers import (
+    UpperAnswer,
+    check_probabilities,
+    coarse_event,
+    fine_event,
+    finer_in_place,
+    in_place,
+    nothing_to_answer,
+    stage_answer,
+)
 from models.hierarchy import Hierarchy
 from tierkit.errors import UpstreamError
 from tierkit.inference.model import Array
 from tierkit.inference.runner import RunResult
 from tierkit.types import Tier
-from tierkit.wire.events import CoarseEvent, FineEvent, Sent, TaskEvent, UpperTiming, WrongAnswer, read_event, written
+from tierkit.wire.events import (
+    CoarseEvent,
+    FallbackEvent,
+    FineEvent,
+    RoutedEvent,
+    Sent,
+    StageLoss,
+    TaskEvent,
+    UpperTiming,
+    WrongAnswer,
+    read_event,
+    written,
+)
 from tierkit.wire.messages import Upstream
 from tierkit.wire.oip import InferResponse, Tensor, Timing
 
@@ -107,3 +128,37 @@ def test_a_good_answer_passes_as_float32(dtype: type) -> None:
 def test_what_is_no_list_of_distributions_is_refused(bad: InferResponse) -> None:
     with pytest.raises(UpstreamError):
         check_probabilities(bad, images=2, classes=3)
+
+
+def test_answers_stand_at_the_positions_of_the_images_that_could_be_read() -> None:
+    cost = RunResult(outputs={}, queue_s=0.001, compute_s=0.002, batch_images=2)
+    probabilities = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
+    damaged = {0: "no picture", 2: "x" * 1000}
+    event = read(in_place(coarse_event("t", "end-1", "m", probabilities, cost, below=0.2), [1, 3], damaged))
+    assert isinstance(event, CoarseEvent)
+    assert event.labels == (0, 1, 0, 1)
+    assert event.confidences == pytest.approx((0, 0.75, 0, 0.55))
+    assert event.unsure == (3,)
+    assert [damage.index for damage in event.damaged] == [0, 2]
+    assert event.damaged[0].reason == "no picture"
+
+
+def test_finer_answers_stand_there_as_well() -> None:
+    answer = UpperAnswer(upstream=UPSTREAM, probabilities=GOOD, round_trip_s=0.25)
+    fine = read(finer_in_place(fine_event("t", answer, HIERARCHY), [1, 3], 4))
+    assert isinstance(fine, FineEvent)
+    assert (fine.labels, fine.coarse_labels) == ((0, 0, 0, 2), (0, 1, 0, 1))
+    assert (len(fine.confidences), len(fine.coarse_confidences)) == (4, 4)
+    loss = StageLoss(tier=Tier.CLOUD, indices=(0,), reason="deadline", detail="", tried=())
+    routed = RoutedEvent(task_id="t", answers=(stage_answer(np.array([0, 1]), answer, HIERARCHY),), losses=(loss,))
+    moved = read(finer_in_place(routed, [1, 3], 4))
+    assert isinstance(moved, RoutedEvent)
+    assert (moved.answers[0].indices, moved.answers[0].labels, moved.losses[0].indices) == ((1, 3), (0, 2), (1,))
+    fallback = FallbackEvent(task_id="t", reason="deadline", detail="late", tried=())
+    assert finer_in_place(fallback, [1, 3], 4) == fallback
+
+
+def test_without_any_image_there_is_an_answer_all_the_same() -> None:
+    event = read(in_place(nothing_to_answer("t", "end-1", "m"), [], {0: "a", 1: "b"}))
+    assert isinstance(event, CoarseEvent)
+    assert (event.labels, event.confidences, len(event.damaged)) == ((0, 0), (0.0, 0.0), 2)

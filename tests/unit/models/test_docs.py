@@ -33,15 +33,15 @@ def test_the_example_runs():
 
 def test_each_shipped_network_has_its_records_and_the_manifest_their_totals():
     for entry in load_manifest().models:
-        file: str | None = entry.training.record
+        file: str | None = entry.trained.record
         chain = []
         while file is not None:
             chain.append(json.loads((ROOT / "models" / "records" / file).read_bytes()))
             initial = chain[-1]["config"].get("initial")
             file = initial and f"{initial}.json"
-        assert entry.training.epochs == len(chain[0]["epochs"])
-        assert entry.training.total_epochs == sum(len(record["epochs"]) for record in chain)
-        assert entry.training.total_minutes == round(sum(record["minutes"] for record in chain), 1)
+        assert entry.trained.epochs == len(chain[0]["epochs"])
+        assert entry.trained.total_epochs == sum(len(record["epochs"]) for record in chain)
+        assert entry.trained.total_minutes == round(sum(record["minutes"] for record in chain), 1)
 
 
 def test_the_recipe_trains_as_many_steps_as_the_records_say():

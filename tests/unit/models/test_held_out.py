@@ -21,7 +21,7 @@ def write_records(folder: Path, **runs: dict[str, object]) -> Path:
 
 def entry(record: str):
     entry = load_manifest().models[0]
-    return entry.model_copy(update={"training": entry.training.model_copy(update={"record": f"{record}.json"})})
+    return entry.model_copy(update={"training": entry.trained.model_copy(update={"record": f"{record}.json"})})
 
 
 def test_held_out_images_are_the_last_of_each_class():

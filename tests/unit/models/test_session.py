@@ -83,7 +83,7 @@ def test_head_and_tail_make_the_whole(tier: Tier, images):
     head, tail = load_model(entry, part="head"), load_model(entry, part="tail")
     assert (head.name, tail.name) == (f"{entry.name}-head", f"{entry.name}-tail")
     assert head.outputs == tail.inputs
-    assert head.outputs[0].shape == (-1, *entry.feature_shape)
+    assert head.outputs[0].shape == (-1, *entry.cut.shape)
     assert head.labels == {}
     assert head.parameters["parameters"] == entry.head_parameters
     features = head.run({"images": images}, ["features"])["features"]

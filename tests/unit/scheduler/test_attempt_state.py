@@ -78,7 +78,7 @@ class World:
         self.job = ActiveJob(
             job_id="j",
             policy=settled,
-            pixels=np.zeros((tasks, 32, 32, 3), np.uint8),
+            images=np.zeros((tasks, 32, 32, 3), np.uint8),
             content="",
             tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
             sink=SimpleNamespace(started=lambda: None),

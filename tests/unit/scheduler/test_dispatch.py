@@ -73,7 +73,7 @@ def job(tasks: int = 10, *, name: str = "job", interactive: bool = False, **poli
     return ActiveJob(
         job_id=name,
         policy=settled,
-        pixels=np.zeros((tasks, 32, 32, 3), np.uint8),
+        images=np.zeros((tasks, 32, 32, 3), np.uint8),
         content="",
         tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
         sink=Ignored(),  # type: ignore[arg-type]

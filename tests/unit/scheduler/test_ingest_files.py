@@ -7,22 +7,18 @@ import io
 import pickle
 import struct
 import tempfile
-import threading
 import zipfile
-import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from PIL import Image, ImageOps
+from PIL import Image
 
-from scheduler.ingest import images as ingest_images
+from models.manifest import Fit
 from scheduler.ingest.arrays import read_header
 from scheduler.ingest.collect import Collector
-from scheduler.ingest.images import Picture
-from scheduler.ingest.inputs import ImageWriter
+from scheduler.ingest.inputs import PixelWriter
 from scheduler.ingest.labels import labels_from_array, labels_from_json
 from scheduler.ingest.spool import Part, spooled
 from scheduler.settings import SchedulerSettings
@@ -30,6 +26,7 @@ from tierkit.errors import InvalidInput, TerraceError, TooLarge, UnsupportedMedi
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
 SHAPE = (32, 32, 3)
+FIT = Fit(32, 32)
 LIMITS = SchedulerSettings(
     max_images=20, max_pixels=1_000_000, max_file_bytes=200_000, max_inflated_bytes=2_000_000, max_body_bytes=10_000_000
 )
@@ -39,7 +36,6 @@ def limits(**changes: int) -> SchedulerSettings:
     return LIMITS.model_copy(update=changes)
 
 
-IMAGE = limits(max_pixels=1_000_000, max_file_bytes=10_000_000)
 FINE = ("apple", "bear", "cat")
 RED = (200, 10, 20)
 
@@ -50,31 +46,8 @@ def encoded(image: Image.Image, form: str = "PNG", **options) -> bytes:
     return held.getvalue()
 
 
-class Decoded(NamedTuple):
-    pixels: np.ndarray
-    size: tuple[int, int]
-
-
-def decode_image(data: bytes, name: str, shape: tuple[int, int, int], limits: SchedulerSettings) -> Decoded:
-    return Decoded(*Picture(data, name, limits, threading.Event()).decode(shape))
-
-
-def decoded(data: bytes) -> np.ndarray:
-    return decode_image(data, "x", SHAPE, IMAGE).pixels
-
-
 def png(size: tuple[int, int] = (32, 32), colour: tuple[int, int, int] = RED) -> bytes:
     return encoded(Image.new("RGB", size, colour))
-
-
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that says so and holds nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
 
 
 def npy(array: np.ndarray, **options) -> bytes:
@@ -104,12 +77,14 @@ def images(count: int, size: tuple[int, int] = (32, 32)) -> np.ndarray:
 class Collected:
     def __init__(self, tmp_path: Path, *files: tuple[str, bytes], limits: SchedulerSettings = LIMITS) -> None:
         self.held = io.BytesIO()
-        self.writer = ImageWriter(self.held, SHAPE, limits.max_images, "one job")
+        self.writer = PixelWriter(self.held, limits.max_images, "one job", FIT)
         self.collector = Collector(self.writer, limits, FINE)
         for name, data in files:
             with spooled(tmp_path) as spool:
                 spool.file.write(data)
                 list(self.collector.add_file(spool, Part("images", name, 0, len(data))))
+        for damage in self.collector.damaged.values():
+            raise damage
 
     @property
     def names(self) -> list[str | None]:
@@ -119,189 +94,6 @@ class Collected:
     def labels(self) -> list[int] | None:
         labels = self.collector.joined_labels(None)
         return None if labels is None else labels.tolist()
-
-
-# --- single images ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", ["PNG", "WEBP"])
-def test_lossless_pixels_pass_unchanged(form):
-    pixels = images(1)[0]
-    assert np.array_equal(decoded(encoded(Image.fromarray(pixels), form, lossless=True)), pixels)
-
-
-def test_jpeg_is_accepted():
-    assert np.abs(decoded(encoded(Image.new("RGB", (32, 32), RED), "JPEG", quality=95)).astype(int) - RED).max() < 8
-
-
-def test_grey_becomes_three_equal_channels():
-    assert decoded(encoded(Image.new("L", (32, 32), 77)))[5, 5].tolist() == [77, 77, 77]
-    assert decoded(encoded(Image.new("1", (32, 32), 1)))[5, 5].tolist() == [255, 255, 255]
-
-
-def test_sixteen_bit_grey_keeps_its_upper_bits():
-    deep = np.full((32, 32), 0x80FF, np.uint16)
-    assert decoded(encoded(Image.fromarray(deep)))[0, 0].tolist() == [0x80] * 3
-
-
-def test_cmyk_is_converted():
-    colour = decoded(encoded(Image.new("CMYK", (32, 32), (0, 255, 255, 0)), "JPEG", quality=95))[9, 9]
-    assert colour[0] > 200
-    assert max(colour[1], colour[2]) < 60
-
-
-def test_a_palette_is_looked_up():
-    image = Image.new("RGB", (32, 32), RED).convert("P", palette=Image.Palette.ADAPTIVE)
-    assert decoded(encoded(image))[3, 3].tolist() == list(RED)
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparency_lies_on_white(mode):
-    image = Image.new("RGBA", (32, 32), (*RED, 0))
-    if mode == "P":
-        palette = Image.new("P", (32, 32), 0)
-        palette.putpalette(list(RED))
-        data = encoded(palette, transparency=0)
-    else:
-        data = encoded(image.convert(mode))
-    assert decoded(data)[0, 0].tolist() == [255, 255, 255]
-
-
-def test_half_transparent_is_blended():
-    assert decoded(encoded(Image.new("RGBA", (32, 32), (0, 0, 0, 127))))[0, 0].tolist() == [128, 128, 128]
-
-
-def test_the_exif_orientation_is_followed():
-    pixels = images(1)[0]
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees clockwise to see it upright
-    assert np.array_equal(decoded(encoded(Image.fromarray(pixels), exif=exif)), np.rot90(pixels, 3))
-
-
-def test_another_size_is_resampled_and_said():
-    result = decode_image(png((80, 40)), "x", SHAPE, IMAGE)
-    assert result.pixels.shape == SHAPE
-    assert result.size == (40, 80)
-    assert result.pixels[10, 10].tolist() == list(RED)
-    assert decode_image(png(), "x", SHAPE, IMAGE).size == (32, 32)
-
-
-@pytest.mark.parametrize("data", [b"hello", b"GIF89a" + bytes(50), b"\x89PNG\r\n\x1a\n", b"%PDF-1.7"])
-def test_what_is_no_image_is_said_to_be_none(data):
-    with pytest.raises((UnsupportedMedia, InvalidInput), match=r"notes: (not a PNG, JPEG or WebP|damaged)"):
-        decode_image(data, "notes", SHAPE, IMAGE)
-
-
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-def test_an_image_with_a_damaged_head_is_not_called_something_else(form):
-    data = bytearray(encoded(Image.fromarray(images(1, (64, 64))[0]), form))
-    data[12:40] = bytes(28)
-    with pytest.raises(InvalidInput, match=r"cat\.png: damaged") as caught:
-        decode_image(bytes(data), "cat.png", SHAPE, IMAGE)
-    assert not isinstance(caught.value, UnsupportedMedia)
-
-
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-def test_a_truncated_image_is_refused_with_its_name(form):
-    data = encoded(Image.fromarray(images(1, (64, 64))[0]), form)
-    for length in (len(data) // 2, len(data) - 30):
-        with pytest.raises(InvalidInput, match=r"cat\.png: (damaged|not a)"):
-            decode_image(data[:length], "cat.png", SHAPE, IMAGE)
-
-
-@pytest.mark.parametrize(("width", "height"), [(1001, 1000), (9_500, 9_500), (20_000, 20_000), (100_000, 100_000)])
-def test_a_huge_image_is_refused_before_it_is_decoded(width, height):
-    # Nothing could be decoded here: the refusal can only come from the header.
-    with pytest.raises(TooLarge, match="pixels"):
-        decode_image(png_header(width, height), "huge", SHAPE, IMAGE)
-
-
-@pytest.mark.parametrize(("width", "height"), [(2**26, 1), (1, 2**26), (65_536, 3)])
-def test_a_very_long_image_is_refused_before_it_is_decoded(tmp_path, width, height):
-    generous = limits(max_pixels=2**26, max_file_bytes=10**9)
-    with pytest.raises(TooLarge, match="one image may have 65535 on a side"):
-        decode_image(png_header(width, height), "long", SHAPE, generous)
-    many = limits(max_images=1, max_pixels=2**26, max_file_bytes=1, max_inflated_bytes=2**30, max_body_bytes=1)
-    with pytest.raises(TooLarge, match="one image may have 65535 on a side"):
-        Collected(tmp_path, ("long.npy", with_shape((1, height, width, 3))), limits=many)
-
-
-def repeated_scans(side: int, scans: int) -> bytes:
-    """A progressive JPEG whose last scan, of some 20 bytes, comes so many times: each goes through all pixels."""
-    data = encoded(Image.new("RGB", (side, side), RED), "JPEG", progressive=True)
-    at = data.rindex(b"\xff\xda")
-    return data[:at] + data[at:-2] * scans + data[-2:]
-
-
-@pytest.mark.parametrize("extra", [b"", b"\xff" * 50, b"\xff\xfe\x00\x06\xff\xd9\xff\xd9"], ids=["", "fill", "comment"])
-def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded(extra):
-    honest, hostile = repeated_scans(64, 80), repeated_scans(64, 200)
-    after_head = honest.index(b"\xff\xdb")
-    assert decode_image(honest[:after_head] + extra + honest[after_head:], "x", SHAPE, IMAGE).pixels.shape == SHAPE
-    with pytest.raises(TooLarge, match="more than 100 scans"):
-        decode_image(hostile[:after_head] + extra + hostile[after_head:], "x", SHAPE, IMAGE)
-
-
-def test_a_jpeg_of_too_many_segments_is_refused():
-    data = encoded(Image.new("RGB", (64, 64), RED), "JPEG")
-    with pytest.raises(TooLarge, match="segments"):
-        decode_image(data[:2] + b"\xff\xfe\x00\x02" * 20_000 + data[2:], "x", SHAPE, IMAGE)
-
-
-def test_what_follows_a_picture_does_not_count():
-    film = b"\xff\xda\x00\x02" * 1000
-    data = encoded(Image.new("RGB", (64, 64), RED), "JPEG", progressive=True) + film
-    assert decode_image(data, "x", SHAPE, IMAGE).pixels.shape == SHAPE
-
-
-@pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_a_picture_that_takes_too_long_is_given_up(monkeypatch, form):
-    generous = limits(max_pixels=2**26, max_file_bytes=10**9)
-    picture = Picture(encoded(Image.new("RGB", (2000, 2000), RED), form), "slow", generous, threading.Event())
-    for constant in ("_HEAD_S", "_S_PER_PIXEL", "_S_PER_PNG_PIXEL"):
-        monkeypatch.setattr(ingest_images, constant, 0.0)
-    with pytest.raises(TooLarge, match=r"slow: takes more than 0\.0 s to decode"):
-        picture.decode(SHAPE)
-
-
-def test_a_head_that_takes_too_long_is_given_up():
-    start, end = png()[:8], png()[8:]
-    empty = b"\0\0\0\0tEXt" + struct.pack(">I", zlib.crc32(b"tEXt"))
-    with pytest.raises(InvalidInput, match=r"slow\.png: "):
-        decode_image(
-            start + end[:25] + empty * 4_000_000 + end[25:],
-            "slow.png",
-            SHAPE,
-            limits(max_pixels=2**20, max_file_bytes=10**9),
-        )
-
-
-@pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_the_decoding_of_a_picture_can_be_stopped(form):
-    stopped = threading.Event()
-    picture = Picture(encoded(Image.fromarray(images(1, (64, 64))[0]), form), "x", IMAGE, stopped)
-    stopped.set()
-    with pytest.raises(InvalidInput, match="given up"):
-        picture.decode(SHAPE)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-def test_a_large_picture_is_the_same_as_its_small_copy(form, orientation):
-    small = Image.fromarray(images(1, (4, 6))[0])
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    large = encoded(small.resize((1200, 800), Image.Resampling.BICUBIC), form, exif=exif, quality=95)
-    result = decode_image(large, "x", SHAPE, IMAGE)
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(large)))
-    expected = np.asarray(upright.convert("RGB").resize((32, 32), Image.Resampling.BICUBIC))
-    assert np.abs(result.pixels.astype(int) - expected).max() <= 3
-    assert result.size == (upright.height, upright.width)
-
-
-def test_a_file_of_too_many_bytes_is_refused():
-    with pytest.raises(TooLarge, match="one image may have 10"):
-        decode_image(png(), "x", SHAPE, limits(max_pixels=10_000, max_file_bytes=10))
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -330,6 +122,13 @@ def test_npz_with_one_array_of_images_needs_no_name(tmp_path):
 def test_arrays_of_another_size_are_resampled(tmp_path):
     found = Collected(tmp_path, ("one.png", png()), ("x.npy", npy(images(2, (40, 50)))))
     assert found.collector.resized == {1: (40, 50), 2: (40, 50)}
+
+
+@pytest.mark.parametrize(("width", "height"), [(2**26, 1), (1, 2**26), (65_536, 3)])
+def test_very_long_images_are_refused_by_the_header(tmp_path, width, height):
+    many = limits(max_images=1, max_pixels=2**26, max_file_bytes=1, max_inflated_bytes=2**30, max_body_bytes=1)
+    with pytest.raises(TooLarge, match="one image may have 65535 on a side"):
+        Collected(tmp_path, ("long.npy", with_shape((1, height, width, 3))), limits=many)
 
 
 class Evil:
@@ -417,9 +216,15 @@ def test_a_zip_with_nested_folders(tmp_path):
         ("a/", b""),
         ("__MACOSX/a/._1.png", b"junk"),
         ("a/.DS_Store", b"junk"),
+        ("a/.thumbnails/1.png", b"junk"),
+        ("a/.2.png", b"junk"),
+        ("notes.txt", b"hello"),
+        ("a/Thumbs.db", b"junk"),
+        ("README", b"hello"),
+        ("a/3.JPG", encoded(Image.new("RGB", (32, 32), RED), "JPEG")),
     )
     found = Collected(tmp_path, ("x.zip", data))
-    assert found.names == ["b/2.png", "a/deep/er/1.png"]
+    assert found.names == ["b/2.png", "a/deep/er/1.png", "a/3.JPG"]
     assert found.collector.resized == {1: (40, 40)}
 
 
@@ -472,7 +277,10 @@ def test_a_directory_that_lies_about_a_size_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (zipped(("notes.txt", b"hello")), UnsupportedMedia, r"notes\.txt: not a PNG"),
+        (zipped(("notes.txt", b"hello")), InvalidInput, r"x\.zip: no picture in it"),
+        (zipped((".hidden.png", png()), ("a/", b"")), InvalidInput, r"x\.zip: no picture in it"),
+        (zipped(), InvalidInput, r"x\.zip: no picture in it"),
+        (zipped(("notes.png", b"hello")), UnsupportedMedia, r"notes\.png: not a PNG"),
         (zipped(("a.png", png()))[:-30], UnsupportedMedia, "not a zip file, or damaged"),
         (b"PK\x03\x04" + bytes(40), UnsupportedMedia, "not a zip file"),
         (b"", InvalidInput, "an empty file"),
@@ -578,7 +386,7 @@ def test_more_images_than_the_limit(tmp_path):
 
 def tensor(tmp_path: Path, *tensors: Tensor) -> Collector:
     chunks, headers = encode_request(InferRequest(inputs=tensors))
-    collector = Collector(ImageWriter(io.BytesIO(), SHAPE, 20, "one job"), LIMITS, FINE)
+    collector = Collector(PixelWriter(io.BytesIO(), 20, "one job", FIT), LIMITS, FINE)
     with spooled(tmp_path) as spool:
         for chunk in chunks:
             spool.file.write(chunk)

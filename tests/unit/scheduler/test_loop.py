@@ -82,7 +82,7 @@ async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_it
     job = ActiveJob(
         job_id="j",
         policy=JobPolicy(scheme=Scheme.END, deadline_s=100, task_deadline_s=10),
-        pixels=np.zeros((1, 32, 32, 3), np.uint8),
+        images=np.zeros((1, 32, 32, 3), np.uint8),
         content="",
         tasks=[ActiveTask(index=0, first_image=0, images=1)],
         sink=sink,

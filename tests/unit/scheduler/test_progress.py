@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from scheduler.dispatch.work import Answer
 from scheduler.jobs.progress import Progress
 from tierkit.types import Tier
 from tierkit.wire.events import (
     CoarseEvent,
+    Damage,
     ErrorEvent,
     FallbackEvent,
     FineEvent,
@@ -122,6 +124,32 @@ def test_images_that_went_up_one_by_one_count_where_their_answer_comes_from():
     # Of what stands 0 is right at the end, 2, 3 and 5 above; 1 is wrong at the edge and 4 at the end.
     assert summary["final_coarse_accuracy"] == pytest.approx(4 / 6)
     assert summary["fine_p50_ms"] == 9
+
+
+@pytest.mark.parametrize("by_image", [False, True])
+def test_images_that_cannot_be_read_count_nowhere_but_among_the_failed(by_image):
+    """Image 1 was found out when it came, image 2 by the node; both have answers that mean nothing."""
+    progress = Progress(np.array([0, 0, 0, 2], np.int32), PARENTS, {1: "no picture"})
+    found = (Damage(index=2, reason="cut short"),)
+    answer = told(replace(coarse((0, 0, 0, 1)), damaged=found), "coarse", ms=1, first_image=0, images=4)
+    progress.add(answer)
+    assert (progress.summary()["answered_coarse"], progress.summary()["coarse_accuracy"]) == (2, 1.0)
+    progress.take_back(answer)
+    assert progress.summary()["answered_coarse"] == 0
+    progress.add(answer)
+    finer: TaskEvent = fine((0, 0, 0, 3), (0, 0, 0, 1))
+    if by_image:
+        finer = RoutedEvent(task_id="t", answers=(stage(Tier.EDGE, (0, 1, 3), (0, 0, 3)),), losses=())
+    progress.add(told(finer, "fine", ms=2, first_image=0, images=4))
+    summary = progress.summary()
+    assert summary["damaged"] == [{"index": 1, "reason": "no picture"}, {"index": 2, "reason": "cut short"}]
+    assert (summary["damaged_images"], summary["failed_images"], summary["answered_fine"]) == (2, 2, 2)
+    assert (summary["fine_accuracy"], summary["final_coarse_accuracy"]) == (0.5, 1.0)
+    assert (summary["final_tier"], summary["fallback"]) == ({"edge": 2}, 0)
+    assert {node: (share["coarse_images"], share["fine_images"]) for node, share in summary["by_node"].items()} == {
+        "end-0": (2, 0),
+        "edge-0": (0, 2),
+    }
 
 
 def test_without_labels_there_is_no_accuracy():

@@ -354,16 +354,18 @@ async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
     assert await store.jobs.attempts_after(job.id, 0, 0, limit=10, only_task=2) == made[3:]
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, version):
     async with opened(tmp_path / "x.db") as store:
         job = await add(store.jobs)
     with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as old:
         if version == 1:
             old.execute("DROP TABLE terrace_attempts")
+        if version < 3:
+            old.execute("CREATE TABLE terrace_tasks (job_id VARCHAR(32) REFERENCES terrace_jobs (id))")
+            old.execute(f"INSERT INTO terrace_tasks VALUES ('{job.id}')")
         old.executescript(
-            f"""CREATE TABLE terrace_tasks (job_id VARCHAR(32) REFERENCES terrace_jobs (id), task INTEGER NOT NULL);
-            INSERT INTO terrace_tasks VALUES ('{job.id}', 0);
+            f"""ALTER TABLE terrace_jobs DROP COLUMN damaged;
             UPDATE terrace_properties SET value = '{version}' WHERE name = 'schema_version';"""
         )
     for _ in range(2):
@@ -401,7 +403,7 @@ def test_job_ids_sort_by_time():
 async def test_a_database_of_a_newer_terrace_is_refused(tmp_path):
     async with opened(tmp_path / "x.db") as store, store.engine.begin() as connection:
         await connection.execute(update(properties).values(value="99"))
-    with pytest.raises(SetupError, match=r"newer Terrace \(schema 99, this one knows 3\): update Terrace or use"):
+    with pytest.raises(SetupError, match=r"newer Terrace \(schema 99, this one knows 4\): update Terrace or use"):
         await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
 
 

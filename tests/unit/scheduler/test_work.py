@@ -28,7 +28,7 @@ def job(tasks: int = 3, **policy) -> tuple[ActiveJob, Told]:
     active = ActiveJob(
         job_id="j",
         policy=settled,
-        pixels=np.zeros((tasks, 32, 32, 3), np.uint8),
+        images=np.zeros((tasks, 32, 32, 3), np.uint8),
         content="",
         tasks=[ActiveTask(index=k, first_image=k, images=1) for k in range(tasks)],
         sink=told,  # type: ignore[arg-type]
@@ -104,6 +104,9 @@ class Written:
 
     def finished(self, job_id, *, state, reason, at, summary) -> None:
         self.queued.append((state, reason, summary["failed_images"]))
+
+    async def named(self, job_id, images):
+        return [{**image, "name": f"{image['index']}.png"} for image in images]
 
     async def flush(self) -> None:
         self.durable = list(self.queued)

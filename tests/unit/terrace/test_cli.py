@@ -101,7 +101,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["sample", "photos", "--count="], "empty"),
         (["experiment", "report", ""], "empty"),
         (["models", "show", "nope"], "'nope'"),
-        (["models", "list", "--weights", "absent"], "absent"),
+        (["models", "list", "--models", "absent"], "absent"),
         (["models", "speed", "--batch", "99999999"], "'--batch'"),
     ],
 )

@@ -5,13 +5,13 @@ import json
 import re
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
 from models.data import ImageSet
+from models.hierarchy import Hierarchy
 from terrace import console as console_module
 from terrace.cli import run
 from terrace.commands.classify import answers_table
@@ -37,11 +37,7 @@ from tierkit.client import (
 )
 from tierkit.types import Scheme, Tier
 
-HIERARCHY: dict[str, Any] = {
-    "fine": ["ray", "sea"],
-    "coarse": ["fish", "large_natural_outdoor_scenes"],
-    "parent": [0, 1],
-}
+HIERARCHY = Hierarchy(name="x", fine=("ray", "sea"), coarse=("fish", "large_natural_outdoor_scenes"), parent=(0, 1))
 
 
 def seen(view: RenderableType, *, width: int = 100) -> str:
@@ -56,7 +52,7 @@ def result(index: int, *, coarse: int, fine: int | None = None) -> ImageResult:
     if fine is not None:
         answer = FineAnswer(
             index=fine,
-            label=HIERARCHY["fine"][fine],
+            label=HIERARCHY.fine[fine],
             confidence=0.9,
             coarse_index=0,
             coarse_label="fish",
@@ -64,7 +60,7 @@ def result(index: int, *, coarse: int, fine: int | None = None) -> ImageResult:
             tier=Tier.EDGE,
             ms=1234.5,
         )
-    label = str(HIERARCHY["coarse"][coarse])
+    label = HIERARCHY.coarse[coarse]
     first = CoarseAnswer(index=coarse, label=label, confidence=0.5, node="end-1", ms=12.34)
     return ImageResult(index=index, coarse=first, fine=answer)
 
@@ -88,6 +84,39 @@ def test_answers_appear_as_they_arrive(screen: DemoScreen) -> None:
     screen.take(FineResults(results=(result(1, coarse=0, fine=1),)))
     (line,) = [line for line in seen(screen).splitlines() if line.startswith("sea")]
     assert line.split() == ["sea", "✗", "fish", "12.3", "ms", "✓", "sea", "1,234", "ms", "edge-1"]
+
+
+def test_answers_of_other_classes_than_the_sample_s_are_not_judged() -> None:
+    sample = ImageSet(
+        images=np.zeros((1, 1, 1, 3), np.uint8), fine=np.array([1]), coarse=None, names=(), hierarchy_name="x"
+    )
+    screen = DemoScreen(sample, HIERARCHY, known=False, ready_s=1.25)
+    screen.take(CoarseResults(results=(result(0, coarse=0),)))
+    (line,) = [line for line in seen(screen).splitlines() if line.startswith("sea")]
+    assert line.split()[:2] == ["sea", "fish"]
+
+
+def test_without_superclasses_answers_are_the_first_and_the_upper_ones() -> None:
+    job = Job(
+        id="j1",
+        state=JobState.COMPLETED,
+        scheme=Scheme.MAPPING,
+        images=3,
+        tasks=1,
+        answered_coarse=3,
+        answered_fine=2,
+        fallback=1,
+        coarse_accuracy=0.5,
+        coarse_from_fine_accuracy=0.9,
+        flat=True,
+        by_node={"end-1": NodeShare(tier=Tier.END, coarse_images=3)},
+    )
+    text = seen(job_summary(job))
+    assert "1 with the first answer standing" in text
+    assert "coarse" not in text
+    assert "fine" not in text
+    table = seen(answers_table([result(0, coarse=0), result(1, coarse=0, fine=1)], flat=True))
+    assert [line.split()[:2] for line in table.splitlines()[2:]] == [["0", "fish"], ["1", "sea"]]
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
@@ -178,6 +207,14 @@ def test_the_reason_of_an_attempt_costs_no_other_column(
     assert cells[:7] == ["7", "1", "end-2", "edge-1", "all", "error", "1,234.5"]
     assert " ".join([cells[7].strip(), *(line.strip() for line in lines[3:])]) == reason
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_a_listing_without_rows_and_with_an_empty_title(width: int) -> None:
+    nothing = Listing(Column(title="", least=24), Column(title="counted", least=24))
+    output = io.StringIO()
+    Console(file=output, width=width).print(nothing)
+    assert "counted" in output.getvalue()
 
 
 def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:

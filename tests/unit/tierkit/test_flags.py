@@ -40,9 +40,9 @@ def test_flags_reach_the_settings_and_the_exit_code_comes_back() -> None:
         seen.append(settings)
         return 3
 
-    code, _ = invoke(["--port", "80", "--models", "a,b", "--drain-s", "0.5"], start)
+    code, _ = invoke(["--port", "80", "--model", "a,b", "--drain-s", "0.5"], start)
     assert code == 3
-    assert (seen[0].port, seen[0].models, seen[0].drain_s) == (80, ("a", "b"), 0.5)
+    assert (seen[0].port, seen[0].model, seen[0].drain_s) == (80, ("a", "b"), 0.5)
 
 
 @pytest.mark.parametrize(("arguments", "value"), [([], False), (["--insecure"], True)])

@@ -22,7 +22,7 @@ class EdgeLike(NodeSettings):
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "terrace.toml"
-    path.write_text('[edgelike]\nport = 1\nhost = "10.0.0.1"\nmodels = ["a", "b"]\n\n[other]\nport = 99\n')
+    path.write_text('[edgelike]\nport = 1\nhost = "10.0.0.1"\nmodel = ["a", "b"]\n\n[other]\nport = 99\n')
     return path
 
 
@@ -44,10 +44,10 @@ def test_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> N
 def test_names_are_a_list_in_the_file_and_comma_separated_elsewhere(
     monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:
-    assert load_settings(EdgeLike, flags={}, config=config).models == ("a", "b")
-    monkeypatch.setenv("TERRACE_EDGELIKE_MODELS", "c, d")
-    assert load_settings(EdgeLike, flags={}, config=config).models == ("c", "d")
-    assert load_settings(EdgeLike, flags={"models": "e"}, config=config).models == ("e",)
+    assert load_settings(EdgeLike, flags={}, config=config).model == ("a", "b")
+    monkeypatch.setenv("TERRACE_EDGELIKE_MODEL", "c, d")
+    assert load_settings(EdgeLike, flags={}, config=config).model == ("c", "d")
+    assert load_settings(EdgeLike, flags={"model": "e"}, config=config).model == ("e",)
 
 
 @pytest.mark.parametrize(

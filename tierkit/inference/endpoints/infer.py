@@ -8,14 +8,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from tierkit.errors import TooLarge
+from tierkit.errors import InvalidInput, TooLarge
 from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect
 from tierkit.http.exchange import ALONE, REPEATABLE, Again
 from tierkit.inference.endpoints.classification import best_classes
 from tierkit.inference.endpoints.lookup import Models
 from tierkit.inference.endpoints.repetition import RAW_NAMES, Repetition, server_timing
 from tierkit.inference.endpoints.request import LARGE_JSON_BYTES, RequestReader, announced_images, budget_s, is_urgent
-from tierkit.inference.model import Model
+from tierkit.inference.files import Decoded, FileDecoder, are_files
+from tierkit.inference.model import Array, Model
 from tierkit.inference.runner import ModelRunner
 from tierkit.metrics import ModelMetrics
 from tierkit.wire.oip import (
@@ -48,6 +49,7 @@ class InferEndpoint:
         models: runners by model name.
         metrics: by model name, for each of `models`.
         limits: what a request may cost to read.
+        files: decodes pictures that come as files.
         guards: by model name, for those whose requests are looked at before they are computed.
     """
 
@@ -56,9 +58,11 @@ class InferEndpoint:
         models: Mapping[str, ModelRunner],
         metrics: Mapping[str, ModelMetrics],
         limits: Limits,
+        files: FileDecoder,
         guards: Mapping[str, Guard] | None = None,
     ) -> None:
         self._models = Models(models)
+        self._files = files
         self._guards = guards or {}
         self._metrics = metrics
         self._reader = RequestReader(limits)
@@ -99,6 +103,7 @@ class InferEndpoint:
         names = tuple(output.name for output in wanted)
         binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
         arrays = {tensor.name: tensor.data for tensor in request.inputs}
+        decoded = await self._decode_files(runner, arrays)
         if guard := self._guards.get(model.name):
             runner.check_request(arrays)
             await guard(request)
@@ -108,6 +113,8 @@ class InferEndpoint:
         # Reading much JSON has held the event loop up already.
         alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and _is_alone(scope)
         result = await runner.infer(arrays, names, budget_s=left_s, alone=alone, urgent=is_urgent(headers))
+        if decoded is not None:
+            result = decoded.charged(result)
         if budget is None and not texts and guard is None:
             self._offer_repetition(scope, runner, headers, request, len(body), names)
         tensors = []
@@ -120,6 +127,20 @@ class InferEndpoint:
         chunks, fields = encode_response(response, binary=len(binary) == len(wanted) or binary)
         raw = [(RAW_NAMES[name], value.encode()) for name, value in fields.items()]
         return b"".join(chunks), [*raw, (b"server-timing", server_timing(result))]
+
+    async def _decode_files(self, runner: ModelRunner, arrays: dict[str, Array]) -> Decoded | None:
+        """Put rows in the place of files, where these have come."""
+        spec = runner.model.inputs[0]
+        array = arrays.get(spec.name)
+        if array is None or not are_files(spec, array):
+            return None
+        runner.check_room(len(array))
+        decoded = await self._files.decode(spec, array)
+        if decoded.damaged:
+            position, reason = next(iter(decoded.damaged.items()))
+            raise InvalidInput(f"input '{spec.name}', picture {position}: {reason}")
+        arrays[spec.name] = decoded.rows
+        return decoded
 
     def _offer_repetition(
         self,

@@ -114,7 +114,7 @@ def announced_images(headers: Mapping[bytes, bytes], spec: TensorSpec) -> int:
         spec: the model's only input.
     """
     length, json_length = headers.get(b"content-length", b""), headers.get(_BINARY, b"")
-    if -1 in spec.shape[1:] or not (length.isdigit() and json_length.isdigit()):
+    if spec.decode is not None or -1 in spec.shape[1:] or not (length.isdigit() and json_length.isdigit()):
         return 1
     widest = max(dtype_of(datatype).itemsize for datatype in (spec.datatype, *spec.also))
     row_bytes = math.prod(spec.shape[1:]) * widest

@@ -1,0 +1,147 @@
+"""Labelled pictures in folders called like their classes, decoded for one network, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from models.hierarchy import Hierarchy
+from models.manifest import Fit, ModelEntry
+from models.pictures import Picture
+from tierkit.errors import DataError, InvalidInput
+from tierkit.inference.model import Array
+from tierkit.types import PICTURE_SUFFIXES
+
+__all__ = ["FolderImages", "Images", "Labelled", "Pictures", "all_pictures", "find_pictures", "read_labelled"]
+
+_MAX_BYTES, _MAX_PIXELS = 64 * 1024**2, 64 * 1024**2
+
+
+class Images(Protocol):
+    """UINT8 `[n, h, w, 3]`: an array, or pictures that are decoded when a part of them is taken."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: slice, /) -> Array: ...
+
+
+class Labelled(Protocol):
+    """Images of one size and their labels; `models.data.ImageSet` is one as well."""
+
+    @property
+    def images(self) -> Images: ...
+
+    @property
+    def fine(self) -> Array | None:
+        """int64 `[n]`."""
+        ...
+
+    @property
+    def coarse(self) -> Array | None:
+        """int64 `[n]`."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """Files, as the pixels that one network takes."""
+
+    paths: tuple[Path, ...]
+    fit: Fit
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.paths), self.fit.height, self.fit.width, 3)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, which: slice, /) -> Array:
+        """Raises DataError for a file that is no picture which can be read."""
+        chosen = self.paths[which]
+        return np.stack([self._pixels(path) for path in chosen]) if chosen else np.zeros((0, *self.shape[1:]), np.uint8)
+
+    def _pixels(self, path: Path) -> Array:
+        try:
+            content = path.read_bytes()
+        except OSError as exc:
+            raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+        try:
+            return Picture(content, str(path), max_bytes=_MAX_BYTES, max_pixels=_MAX_PIXELS).decode(self.fit)
+        except InvalidInput as exc:
+            raise DataError(str(exc)) from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderImages:
+    """The pictures of a folder for one network."""
+
+    images: Pictures
+    fine: Array
+    coarse: Array
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: Array) -> FolderImages:
+        """The images at `indices` (integers `[m]`), in that order."""
+        paths = tuple(self.images.paths[int(index)] for index in indices)
+        return FolderImages(
+            images=replace(self.images, paths=paths), fine=self.fine[indices], coarse=self.coarse[indices]
+        )
+
+
+def read_labelled(folder: Path, hierarchy: Hierarchy, entry: ModelEntry) -> FolderImages:
+    """The pictures of a folder with a sub-folder for each class, or for some of them, as a network takes them.
+
+    Raises:
+        DataError: as `find_pictures`.
+    """
+    found = find_pictures(folder, {name: label for label, name in enumerate(hierarchy.fine)})
+    fine = np.array([label for _, label in found], np.int64)
+    pictures = Pictures(paths=tuple(path for path, _ in found), fit=entry.fit)
+    return FolderImages(images=pictures, fine=fine, coarse=hierarchy.coarse_labels(fine))
+
+
+def find_pictures(folder: Path, labels: Mapping[str, int]) -> list[tuple[Path, int]]:
+    """The pictures in sub-folders that are called like classes, at any depth, with the labels of these.
+
+    Raises:
+        DataError: no such folder, one of its folders is called like no class, or has no pictures.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder")
+    classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if stray := [entry.name for entry in classes if entry.name not in labels]:
+        raise DataError(f"{folder} has folders that are called like no class: {', '.join(map(repr, stray[:5]))}")
+    if not classes:
+        raise DataError(f"{folder} holds no folders that are called like the classes")
+    return [(path, labels[entry.name]) for entry in classes for path in all_pictures(entry)]
+
+
+def all_pictures(folder: Path) -> list[Path]:
+    """The pictures of a folder, at any depth.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file()]
+    if not found:
+        raise DataError(f"{folder} holds no pictures: no file ends in {', '.join(PICTURE_SUFFIXES)}")
+    return found

@@ -1,0 +1,1 @@
+"""Networks of other people: an ONNX file becomes one of a model set."""

@@ -1,0 +1,134 @@
+"""The set that an import enters a network into: what it holds, and how it changes whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from models.atomic import write_atomically
+from models.hierarchy import Hierarchy
+from models.manifest import MANIFEST_NAME, Manifest, ModelEntry, load_manifest, merge_entry, save_manifest
+from tierkit.errors import InvalidInput, SetupError
+from tierkit.types import Tier
+
+__all__ = ["check_folder", "enter", "free_name", "hierarchy_of", "present"]
+
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def present(models: Path) -> Manifest | None:
+    """What a set holds; None where it is yet to begin."""
+    return load_manifest(models) if (models / MANIFEST_NAME).is_file() else None
+
+
+def check_folder(models: Path) -> None:
+    """Refuse to begin a set among other files; networks may be those of an import that was killed, or is under way.
+
+    Raises:
+        InvalidInput: the folder holds such files.
+    """
+    if not models.is_dir() or (models / MANIFEST_NAME).is_file():
+        return
+    for path in models.iterdir():
+        if path.suffix != ".onnx" and not path.name.startswith(".") and path.name != MANIFEST_NAME:
+            raise InvalidInput(
+                f"{models} holds {path.name!r} and no {MANIFEST_NAME}: name a model set, or a new folder"
+            )
+
+
+def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path) -> ModelEntry:
+    """Write the network, then the manifest, which alone makes it one of the set; then what the set no longer uses goes.
+    Whenever this ends, the set is as before or as after it. Returns the entry with the name of the file.
+
+    Raises:
+        InvalidInput: the set has been changed meanwhile, and this network does not fit it any more.
+        SetupError: a file cannot be written.
+    """
+    with _alone(models):
+        before = present(models)
+        if before is not None and before.hierarchy != hierarchy:
+            raise InvalidInput(f"{models} has got other classes meanwhile: import the network again")
+        free_name(models, Tier(entry.tier), before, entry.name)
+        entry = entry.model_copy(update={"file": _file_name(models, entry, content)})
+        write_atomically(models / entry.file, content)
+        after = Manifest(
+            hierarchy=hierarchy.content(),
+            data_source=before.data_source if before else "imported networks; their authors say what they learnt from",
+            models=merge_entry(before.models if before else (), entry),
+            encoders=tuple(one for one in (before.encoders if before else ()) if one.network != entry.name),
+        )
+        save_manifest(after, models)
+        for file in _files(before) - _files(after):
+            with suppress(OSError):
+                (models / file).unlink()
+    return entry
+
+
+def _file_name(models: Path, entry: ModelEntry, content: bytes) -> str:
+    """One at which no other file lies: until the manifest is written, the one before holds."""
+    plain = models / f"{entry.name}.onnx"
+    if not plain.exists() or plain.read_bytes() == content:
+        return plain.name
+    return f"{entry.name}.{entry.sha256[:12]}.onnx"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder, made where it is missing, with no other import into it meanwhile.
+
+    Raises:
+        SetupError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as exc:
+        raise SetupError(f"cannot write {folder}: {exc.strerror}") from exc
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _files(manifest: Manifest | None) -> set[str]:
+    if manifest is None:
+        return set()
+    parts = (part.file for encoder in manifest.encoders for part in (encoder.head, encoder.tail))
+    return {*(entry.file for entry in manifest.models), *parts}
+
+
+def hierarchy_of(models: Path, before: Manifest | None, given: Path | None, labels: Sequence[str]) -> Hierarchy:
+    """The classes of the set: as a file says, as it has them already, or without superclasses.
+
+    Raises:
+        DataError: the file is no hierarchy.
+        InvalidInput: the set has another one.
+    """
+    if given is not None:
+        hierarchy = Hierarchy.load(given)
+        if before is not None and before.hierarchy != hierarchy:
+            raise InvalidInput(
+                f"{models} has the hierarchy {before.hierarchy.name!r}, and {given} is another: begin a "
+                "new set with --models"
+            )
+        return hierarchy
+    if before is not None:
+        return before.hierarchy
+    return Hierarchy.flat(_NAME.sub("-", models.resolve().name) or "set", labels)
+
+
+def free_name(file: Path, tier: Tier, before: Manifest | None, asked: str | None) -> str:
+    """The name that was asked for, or one from the file; a network of another tier keeps its own."""
+    stem = _NAME.sub("-", file.stem).strip("-._")[:80] or "network"
+    name = asked or stem
+    taken = {entry.name: entry.tier for entry in before.models} if before else {}
+    if asked is None and taken.get(name, tier) != tier:
+        name = f"{stem}-{tier}"
+    if taken.get(name, tier) != tier:
+        raise InvalidInput(f"the set has a network {name!r} on the {taken[name]} tier: give another one with --name")
+    return name

@@ -1,0 +1,114 @@
+"""How good an imported network is on labelled pictures, and whether its preprocessing looks like a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from models.folders import Pictures, all_pictures, find_pictures
+from models.hierarchy import Hierarchy
+from models.importing.preprocess import Preprocess
+from tierkit.errors import DataError
+from tierkit.inference.model import Array
+
+__all__ = ["Mistake", "batches", "labelled_in", "likely_mistake", "pictures_in"]
+
+_BATCH = 25
+_MOST_TRIED = 200
+"""Pictures on which other preprocessing is tried."""
+_WORTH = 0.05
+"""Share of the pictures by which another preprocessing must be better to be called a likely mistake."""
+
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_NONE = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+_HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Preprocessing that fits the network better."""
+
+    change: str
+    """As lines of `preprocess.toml`."""
+    accuracy: float
+    given_accuracy: float
+    images: int
+
+
+def pictures_in(folder: Path, preprocess: Preprocess) -> Pictures:
+    """All pictures of a folder, as the network takes them.
+
+    Raises:
+        DataError: no such folder, or no pictures.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder")
+    return _as_taken(all_pictures(folder), preprocess)
+
+
+def labelled_in(
+    folder: Path, hierarchy: Hierarchy, target: Literal["coarse", "fine"], preprocess: Preprocess
+) -> tuple[Pictures, Array]:
+    """The pictures in folders that are called like the network's classes, and their labels, int64 `[n]`. Those of a
+    network that answers superclasses may be called like the classes as well.
+
+    Raises:
+        DataError: as `find_pictures`.
+    """
+    labels = {name: label for label, name in enumerate(hierarchy.labels(target))}
+    if target == "coarse":
+        labels = dict(zip(hierarchy.fine, hierarchy.parent, strict=True)) | labels
+    found = find_pictures(folder, labels)
+    return _as_taken([path for path, _ in found], preprocess), np.array([label for _, label in found], np.int64)
+
+
+def _as_taken(paths: Sequence[Path], preprocess: Preprocess) -> Pictures:
+    return Pictures(paths=tuple(paths), fit=preprocess.fit)
+
+
+def batches(pictures: Pictures) -> Iterator[Array]:
+    """UINT8 `[n, height, width, 3]`, some pictures at a time."""
+    return (pictures[start : start + _BATCH] for start in range(0, len(pictures), _BATCH))
+
+
+def likely_mistake(
+    run: Callable[[Array, Preprocess], Array], chosen: Pictures, labels: Array, given: Preprocess
+) -> Mistake | None:
+    """Other preprocessing under which the network does clearly better; None for none.
+
+    Args:
+        run: logits FP32 `[n, classes]` of UINT8 pictures under some preprocessing.
+        labels: of the pictures, int64 `[n]`.
+    """
+    step = max(1, len(chosen) // _MOST_TRIED)
+    pictures, labels = chosen[::step][:_MOST_TRIED], labels[::step][:_MOST_TRIED]
+
+    def accuracy(preprocess: Preprocess) -> float:
+        parts = [run(pictures[start : start + _BATCH], preprocess) for start in range(0, len(pictures), _BATCH)]
+        return float(np.mean(np.concatenate(parts).argmax(axis=1) == labels))
+
+    now = accuracy(given)
+    best: Mistake | None = None
+    for change, other in _alternatives(given):
+        share = accuracy(other)
+        if share > now + _WORTH and (best is None or share > best.accuracy):
+            best = Mistake(change, share, now, len(labels))
+    return best
+
+
+def _alternatives(given: Preprocess) -> Iterator[tuple[str, Preprocess]]:
+    """What people get wrong, one thing at a time."""
+    swapped = "rgb" if given.colour == "bgr" else "bgr"
+    yield f'colour = "{swapped}"', given.model_copy(update={"colour": swapped})
+    for scale in (255.0, 1.0):
+        for values in (_NONE, _IMAGENET, _HALF):
+            if scale == 1.0 and values is not _NONE:
+                continue
+            other = given.model_copy(update={"scale": scale, **values})
+            if other != given:
+                mean, std = (list(values[name]) for name in ("mean", "std"))
+                yield f"scale = {scale:g}, mean = {mean}, std = {std}", other

@@ -1,0 +1,360 @@
+"""A picture in a file, of any size, to the pixels that a network takes. Blocks: call it in a thread.
+
+The scheduler reads the head of each file that is uploaded, and decodes it where its networks take small pictures; a
+node decodes what it is sent. What a file may cost is checked before it is decoded, and while it is.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import time
+import warnings
+
+import numpy as np
+from PIL import (
+    AvifImagePlugin,
+    ExifTags,
+    Image,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,  # noqa: F401 - or Pillow imports it while the time of a picture is counted
+)
+
+from models.heic import decoded_pixels
+from models.manifest import Fit
+from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
+from tierkit.inference.model import Array, Decode
+from tierkit.memory import give_back
+
+__all__ = ["Picture", "check_size", "decoder", "is_large", "resized"]
+
+_STARTS = {
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "WEBP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "TIFF": re.compile(rb"II[*+]\0|MM\0[*+]"),
+    "BMP": re.compile(rb"BM.{4}\0{4}", re.DOTALL),
+    "GIF": re.compile(rb"GIF8[79]a"),
+    "AVIF": re.compile(rb".{4}ftyp(.{4})*avi[fs]", re.DOTALL),
+    "HEIF": re.compile(rb".{4}ftyp(.{4})*hei[cmsx]", re.DOTALL),
+}
+"""Formats by Pillow's names, and how their files begin."""
+_START_BYTES = 64
+
+_PIECEWISE = ("PNG", "JPEG", "GIF")
+"""Decoded in small pieces. Rows of the uncompressed formats are longer than these; the others take the whole file."""
+
+_TIFF_COMPRESSIONS = {"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "jpeg"}
+"""Those of photographs. The decoders of fax write each damaged line to the standard error."""
+_MAX_TIFF_SCANS = 4
+"""Of a piece of a TIFF that is compressed as JPEG: one for each channel. There is no time budget inside these."""
+
+_HEIC_PARTS = 2
+"""Times `max_pixels` that the parts of a HEIC image may have together: tiles stand out, and transparency counts."""
+
+_WHITE = (255, 255, 255)
+
+_MAX_SIDE = 65_535
+"""The bound of JPEG. Resampling takes memory in proportion to the longer side."""
+
+_LARGE_PIXELS = 16 * 1024**2
+
+_PIECE_BYTES = 1024
+"""What a decoder is given at a time; before each piece it can be stopped. A scan of a progressive JPEG may have 100
+bytes, and goes through all pixels."""
+
+_MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
+"""Of a JPEG. A scan goes through all pixels, however few bytes it has; encoders make some ten of them."""
+
+_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
+"""In front of a segment; what else follows 0xFF belongs to the data of a scan."""
+
+_HEAD_S = 1.0
+_S_PER_PIXEL = 200e-9
+_S_PER_PNG_PIXEL = 1e-6
+"""Processor time that a picture may take: for its head and for its pixels. The slowest honest ones take a tenth. A PNG
+goes through its pixels once only, but inflating them may take long."""
+
+_A_FILE = "file"
+_MAX_BYTES, _MAX_PIXELS = 64 * 1024**2, 89_478_485
+"""Of a file that a node gets: what its scheduler lets through is no more."""
+_one_large = threading.Lock()
+
+_DRAFT = 8
+"""A JPEG is decoded at a half to an eighth of its size where this leaves so many times the width and height that are
+needed."""
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By EXIF orientation."""
+_TURNED = (5, 6, 7, 8)
+"""Orientations by which width and height change places."""
+
+# Pictures are decoded in a pool of threads already.
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+# Of odd metadata, which no answer depends on; a file can cause thousands of them, and Python remembers each.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+class Picture:
+    """One image file whose head has been read.
+
+    Args:
+        data: the file.
+        name: for messages.
+        max_bytes: that it may have.
+        max_pixels: that it may have.
+        stopped: ends the decoding when it is set.
+
+    Raises:
+        UnsupportedMedia: in no format that is read here.
+        TooLarge: more bytes, pixels or scans than the limits; found before anything is decoded.
+        InvalidInput: damaged or cut short.
+    """
+
+    def __init__(
+        self,
+        data: bytes | memoryview,
+        name: str,
+        *,
+        max_bytes: int,
+        max_pixels: int,
+        stopped: threading.Event | None = None,
+    ) -> None:
+        if not data:
+            raise InvalidInput(f"{name}: an empty file")
+        if len(data) > max_bytes:
+            raise TooLarge(f"{name}: {len(data)} bytes; one image may have {max_bytes}")
+        self._name = name
+        self._kind = _kind(bytes(data[:_START_BYTES]), name)
+        self._file = _StoppableFile(data, name, stopped)
+        self._file.allow(_HEAD_S)
+        try:
+            if self._kind == "HEIF" and (parts := decoded_pixels(data)) > _HEIC_PARTS * max_pixels:
+                raise TooLarge(f"{name}: {parts} pixels in all of its parts; one image may have {max_pixels}")
+            self._image = Image.open(self._file, formats=[self._kind])
+            width, height = self._image.size
+            check_size(height, width, name, max_pixels=max_pixels)
+            if isinstance(self._image, TiffImagePlugin.TiffImageFile):
+                _check_tiff(self._image, data, name, max_pixels=max_pixels)
+            if self._image.mode in ("I", "F"):
+                raise UnsupportedMedia(f"{name}: values of 32 bits in no known range; save it with 8 or 16 bits")
+        except UnidentifiedImageError:
+            raise InvalidInput(f"{name}: damaged image (its header cannot be read)") from None
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # Pillow's bound; ours is never higher
+            raise TooLarge(f"{name}: more pixels than the {max_pixels} that one image may have") from None
+        except InvalidInput:
+            raise
+        except Exception as exc:  # what Pillow's plugins raise on damaged headers is not one family
+            raise InvalidInput(f"{name}: damaged image ({exc})") from exc
+        if self._kind == "JPEG" and _has_too_many_scans(data):
+            raise TooLarge(f"{name}: more than {_MAX_SCANS} scans or {_MAX_SEGMENTS} segments; save it again")
+        # The pixels that an AVIF declares need not be those that its decoder finds inside, up to 16,384 x 16,384.
+        self.large = self._kind == "AVIF" or is_large(height, width)
+        """Whether few should be decoded at a time."""
+
+        # Of a PNG the orientation may stand behind the pixels.
+        turned = self._kind != "PNG" and self._orientation() in _TURNED
+        self.size = (width, height) if turned else (height, width)
+        """Height and width, upright; of a PNG that is turned, once it is decoded."""
+
+    def decode(self, fit: Fit) -> Array:
+        """Decode it to UINT8 RGB `[height, width, 3]`.
+
+        Upright by its EXIF orientation; first frame of an animation; transparent areas on white; 16-bit values by their
+        upper 8 bits.
+
+        Raises:
+            TooLarge: takes too long.
+            InvalidInput: damaged or cut short.
+        """
+        width, height = self._image.size
+        seconds = _S_PER_PNG_PIXEL if self._kind == "PNG" else _S_PER_PIXEL
+        self._file.allow(_HEAD_S + width * height * seconds)
+        try:
+            with self._image as image:
+                needed = max(fit.height, fit.width, fit.resize_to or 0)
+                image.draft(image.mode, (_DRAFT * needed, _DRAFT * needed))
+                if self._kind in _PIECEWISE:
+                    image.decodermaxblock = _PIECE_BYTES
+                image.load()
+                orientation = self._orientation()
+                turned = orientation in _TURNED
+                self.size = (width, height) if turned else (height, width)
+                # Turned at the end: it is small then, and a large one need not be copied.
+                small = resized(_opaque(image), fit.turned if turned else fit)
+                return small if orientation not in _UPRIGHT else _upright(small, _UPRIGHT[orientation])
+        except InvalidInput:
+            raise
+        except Exception as exc:  # as above, for damaged or truncated pixel data
+            raise InvalidInput(f"{self._name}: damaged or truncated image ({exc})") from exc
+
+    def _orientation(self) -> int | None:
+        if self._kind == "TIFF":  # which Pillow turns upright by itself
+            return None
+        try:
+            return self._image.getexif().get(ExifTags.Base.Orientation)
+        except Exception:  # damaged: what Pillow raises then is not one family
+            return None
+
+
+def decoder(fit: Fit) -> Decode:
+    """What turns files into the pixels of one network; of large pictures one at a time."""
+
+    def decode(file: bytes, stopped: threading.Event) -> Array:
+        try:
+            picture = Picture(file, _A_FILE, max_bytes=_MAX_BYTES, max_pixels=_MAX_PIXELS, stopped=stopped)
+            if not picture.large:
+                return picture.decode(fit)
+            with _one_large:
+                try:
+                    return picture.decode(fit)
+                finally:
+                    give_back()
+        except InvalidInput as exc:
+            raise InvalidInput(str(exc).removeprefix(f"{_A_FILE}: ")) from exc
+
+    return decode
+
+
+def resized(image: Image.Image, fit: Fit) -> Array:
+    """UINT8 RGB `[height, width, 3]` of a picture in any mode that converts to RGB."""
+    width, height = fit.width, fit.height
+    if image.size == (width, height):
+        return _rgb(image)
+    match fit.rule:
+        case "squash":
+            return _rgb(image.resize((width, height), Image.Resampling.BICUBIC))
+        case "shortest-side":
+            factor = (fit.resize_to or max(width, height)) / min(image.size)
+            # At least as large as what is cut out, whatever is lost in rounding.
+            scaled = max(width, round(image.width * factor)), max(height, round(image.height * factor))
+            left, top = (scaled[0] - width) // 2, (scaled[1] - height) // 2
+            # Only what is left of the picture is computed.
+            across, down = image.width / scaled[0], image.height / scaled[1]
+            box = (left * across, top * down, (left + width) * across, (top + height) * down)
+            return _rgb(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
+        case "pad":
+            factor = min(width / image.width, height / image.height)
+            scaled = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+            pixels = np.zeros((height, width, 3), np.uint8)
+            left, top = (width - scaled[0]) // 2, (height - scaled[1]) // 2
+            small = _rgb(image.resize(scaled, Image.Resampling.BICUBIC))
+            pixels[top : top + scaled[1], left : left + scaled[0]] = small
+            return pixels
+
+
+def _rgb(image: Image.Image) -> Array:
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _upright(pixels: Array, how: Image.Transpose) -> Array:
+    return np.asarray(Image.fromarray(pixels).transpose(how))
+
+
+class _StoppableFile(io.BytesIO):
+    """A file that stops its reader when the time budget is spent or the client has gone."""
+
+    def __init__(self, data: bytes | memoryview, name: str, stopped: threading.Event | None) -> None:
+        super().__init__(data)
+        self._name = name
+        self._stopped = stopped
+
+    def allow(self, seconds: float) -> None:
+        """Of this thread's processor time, from now on: however busy the machine is, the same files are accepted."""
+        self._seconds = seconds
+        self._until = time.thread_time() + seconds
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._stopped is not None and self._stopped.is_set():
+            raise InvalidInput(f"{self._name}: given up: the client has gone")
+        if time.thread_time() > self._until:
+            raise TooLarge(f"{self._name}: takes more than {self._seconds:.1f} s to decode")
+        return super().read(size)
+
+
+def _has_too_many_scans(data: bytes | memoryview) -> bool:
+    """Of a JPEG, up to the end of its first picture: cameras append others, and films."""
+    at = scans = 0
+    for _ in range(_MAX_SEGMENTS):
+        found = _MARKER.search(data, at)
+        if found is None or found[1] == b"\xd9":  # the end of the picture
+            return False
+        at = found.end()
+        if found[1] in b"\x01\xd8":  # stand alone
+            continue
+        if found[1] == b"\xda":
+            scans += 1
+            if scans > _MAX_SCANS:
+                return True
+        at += max(2, int.from_bytes(data[at : at + 2]))
+    return True
+
+
+def _kind(start: bytes, name: str) -> str:
+    """Pillow's name of the format. Raises UnsupportedMedia."""
+    kind = next((kind for kind, pattern in _STARTS.items() if pattern.match(start)), None)
+    if kind is None:
+        raise UnsupportedMedia(f"{name}: not a PNG, JPEG, WebP, TIFF, BMP, GIF, AVIF or HEIC image")
+    if kind == "AVIF" and not AvifImagePlugin.SUPPORTED:
+        raise UnsupportedMedia(f"{name}: an AVIF image, which the Pillow that is installed here was built without")
+    if kind == "HEIF" and kind not in Image.OPEN:
+        try:
+            from pillow_heif import register_heif_opener
+        except ImportError:
+            raise UnsupportedMedia(f"{name}: a HEIC image; to read these, pip install 'terrace[heic]'") from None
+        register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
+    return kind
+
+
+def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes | memoryview, name: str, *, max_pixels: int) -> None:
+    """Bound what its decoder takes beside the pixels of the picture: it does that in one go."""
+    tags = image.tag_v2
+    compression = image.info["compression"]
+    if compression not in _TIFF_COMPRESSIONS:
+        raise UnsupportedMedia(f"{name}: a TIFF compressed by {compression}; save it with LZW, deflate or JPEG")
+    tile = tags.get(TiffImagePlugin.TILELENGTH, 0), tags.get(TiffImagePlugin.TILEWIDTH, 0)
+    check_size(*tile, f"{name}: its tiles", max_pixels=max_pixels)
+    if compression == "jpeg":
+        tiled = TiffImagePlugin.TILEOFFSETS in tags
+        offsets = tags[TiffImagePlugin.TILEOFFSETS if tiled else TiffImagePlugin.STRIPOFFSETS]
+        counts = tags[TiffImagePlugin.TILEBYTECOUNTS if tiled else TiffImagePlugin.STRIPBYTECOUNTS]
+        if sum(counts) > len(data):
+            raise InvalidInput(f"{name}: damaged image (parts of it overlap)")
+        for offset, count in zip(offsets, counts, strict=True):
+            if bytes(data[offset : offset + count]).count(b"\xff\xda") > _MAX_TIFF_SCANS:
+                raise TooLarge(f"{name}: a TIFF with a progressive JPEG inside; save it again")
+
+
+def check_size(height: int, width: int, name: str, *, max_pixels: int) -> None:
+    """Raises TooLarge."""
+    if width * height > max_pixels:
+        raise TooLarge(f"{name}: {width} x {height} pixels; one image may have {max_pixels}")
+    if max(width, height) > _MAX_SIDE:
+        raise TooLarge(f"{name}: {width} x {height} pixels; one image may have {_MAX_SIDE} on a side")
+
+
+def is_large(height: int, width: int) -> bool:
+    """Whether only a few of these images should be decoded at a time."""
+    return height * width > _LARGE_PIXELS
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """In grey or in colours of 8 bits, with as few copies as can be: one of the largest has 256 MB."""
+    if image.mode.startswith("I;16"):  # 16-bit grey; Pillow's own conversion would clip it at 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        background = Image.new("RGB", image.size, _WHITE)
+        transparent = image if image.mode == "RGBA" else image.convert("RGBA")
+        background.paste(transparent, mask=transparent)
+        return background
+    return image if image.mode in ("L", "RGB") else image.convert("RGB")

@@ -1,0 +1,119 @@
+"""`terrace models import`: an ONNX file of your own becomes a network of a model set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from terrace.commands.training import say
+from terrace.console import percent, print_json, screen
+from terrace.options import Json, optional_plain_name
+from terrace.stoppable import interruptible
+from tierkit.errors import MissingExtra
+from tierkit.types import Tier
+
+if TYPE_CHECKING:
+    from models.importing.run import ImportReport
+
+__all__ = ["import_network"]
+
+
+@interruptible
+def import_network(
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="The network.", exists=True, dir_okay=False)],
+    models: Annotated[
+        Path, typer.Option(metavar="SET", help="Model set: a folder; begun if it is not there.", file_okay=False)
+    ],
+    tier: Annotated[Tier, typer.Option(help="Where it is to run.")],
+    labels: Annotated[
+        Path,
+        typer.Option(help="Class names, one in each line, in the order of the outputs.", exists=True, dir_okay=False),
+    ],
+    hierarchy: Annotated[
+        Path | None,
+        typer.Option(help="Superclasses (TOML), if an end network answers those.", exists=True, dir_okay=False),
+    ] = None,
+    preprocess: Annotated[
+        Path | None,
+        typer.Option(help="What the network expects of its pixels (TOML).", exists=True, dir_okay=False),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the network. Default: that of the file.", callback=optional_plain_name)
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise it to INT8; needs --calibrate.")] = False,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Folder of pictures like those to come, to quantise with.", exists=True, file_okay=False),
+    ] = None,
+    validate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labelled pictures, in folders called like the classes: measures accuracy and looks for mistakes.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Enter an ONNX network of your own into a model set, with its preprocessing inside."""
+    if int8 != (calibrate is not None):
+        raise typer.BadParameter("--int8 and --calibrate go together", param_hint="--int8")
+    try:
+        from models.importing.run import Wish, import_network as run
+    except ImportError as exc:
+        raise MissingExtra("import", "importing a network") from exc
+    report = run(
+        Wish(
+            file=file,
+            models=models,
+            tier=tier,
+            labels=labels,
+            hierarchy=hierarchy,
+            preprocess=preprocess,
+            name=name,
+            calibrate=calibrate,
+            validate=validate,
+        ),
+        say,
+    )
+    if report.mistake is not None:
+        found = report.mistake
+        say(
+            f"likely a mistake: with {found.change} in preprocess.toml it is right on {percent(found.accuracy)} of "
+            f"{found.images} pictures, as it stands on {percent(found.given_accuracy)}"
+        )
+    if json:
+        print_json(_facts(report))
+        return
+    entry = report.entry
+    height, width, _ = entry.input_shape
+    screen().print(
+        f"{entry.name}: {entry.classes} classes on the {entry.tier} tier, {width} x {height} pixels ({entry.resize}), "
+        f"{entry.precision.upper()}, {entry.size_bytes / 1e6:.1f} MB, {report.ms_per_image:.2f} ms/image",
+        soft_wrap=True,
+        markup=False,
+    )
+    if entry.test_images:
+        own = entry.fine_accuracy if entry.target == "fine" else entry.coarse_accuracy
+        screen().print(f"right on {percent(own)} of {entry.test_images} pictures", markup=False, soft_wrap=True)
+    if report.same_answers is not None:
+        screen().print(
+            f"INT8 answers {percent(report.same_answers)} of the calibration pictures as FP32 does",
+            markup=False,
+            soft_wrap=True,
+        )
+    screen().print(f"licence: {entry.licence}", style="dim", markup=False, soft_wrap=True)
+    screen().print(f"preprocessing from {', '.join(report.sources)}", style="dim", markup=False, soft_wrap=True)
+    screen().print(str(models / entry.file), style="dim", markup=False, soft_wrap=True)
+
+
+def _facts(report: ImportReport) -> dict[str, Any]:
+    facts = asdict(report)
+    return {
+        **facts,
+        "entry": report.entry.model_dump(mode="json"),
+        "preprocess": report.preprocess.model_dump(mode="json"),
+    }

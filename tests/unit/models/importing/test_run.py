@@ -1,0 +1,400 @@
+"""A stranger's ONNX file becomes a network of a model set, or a clear error and no change."""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from PIL import Image
+
+from models.importing import modelset, run
+from models.importing.run import Wish, import_network
+from models.manifest import load_manifest
+from models.session import load_model
+from models.verify import verify_entry
+from tests.unit.models.importing.conftest import COLOURS, Make, picture
+from tierkit.errors import DataError, InvalidInput, TerraceError
+from tierkit.types import Tier
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here depends on the speed, and measuring it takes two seconds."""
+    monkeypatch.setattr(run, "least_ms_per_image", lambda *_: 1.0)
+
+
+@pytest.fixture
+def wish(tmp_path: Path, labels: Path) -> Callable[..., Wish]:
+    def make(file: Path, preprocess: str | None = "size = [6, 8]", **more: Any) -> Wish:
+        if preprocess is not None:
+            (tmp_path / "preprocess.toml").write_text(preprocess)
+            more["preprocess"] = tmp_path / "preprocess.toml"
+        return Wish(**{"file": file, "models": tmp_path / "set", "tier": Tier.END, "labels": labels, **more})
+
+    return make
+
+
+def answers(models: Path, images: Any, name: str | None = None) -> list[str]:
+    """What the networks of the set say when they are served."""
+    manifest = load_manifest(models)
+    entry = manifest.models[0] if name is None else manifest.entry(name)
+    model = load_model(entry, models)
+    logits = model.run({"images": np.stack(images)}, ["logits"])["logits"]
+    return [manifest.labels(entry)[label] for label in logits.argmax(axis=1)]
+
+
+@pytest.mark.parametrize(
+    ("file", "preprocess"),
+    [
+        ({}, "size = [6, 8]"),
+        ({"layout": "nhwc"}, "size = [6, 8]"),
+        ({"size": (6, 8)}, None),
+        ({"size": (6, 8), "softmax": True}, None),
+        ({"element": TensorProto.FLOAT16}, "size = [6, 8]\nmean = [0.5, 0.5, 0.5]\nstd = [0.2, 0.2, 0.2]"),
+        ({"batch": 1}, "size = [6, 8]"),
+        ({"factor": 0.01}, "size = [6, 8]\nscale = 1\nmean = [123, 117, 104]"),
+    ],
+    ids=["nchw", "nhwc", "size in the file", "probabilities", "fp16", "batch of one", "0..255"],
+)
+def test_it_answers_plain_pictures(wish: Any, make: Make, file: dict[str, Any], preprocess: str | None) -> None:
+    asked = wish(make(**file), preprocess)
+    report = import_network(asked)
+    assert report.entry.input_shape == (6, 8, 3)
+    assert report.difference < 1e-3
+    assert answers(asked.models, [picture(colour) for colour in COLOURS]) == list(COLOURS)
+
+
+def test_a_network_that_learnt_bgr_gets_bgr(wish: Any, make: Make) -> None:
+    asked = wish(make(), 'size = [6, 8]\ncolour = "bgr"\nmean = [0.1, 0.2, 0.3]')
+    import_network(asked)
+    assert answers(asked.models, [picture(colour) for colour in COLOURS]) == ["blue", "green", "red"]
+
+
+def test_mean_and_spread_are_by_colour(wish: Any, make: Make) -> None:
+    asked = wish(make(), "size = [6, 8]\nmean = [0.6, 0, 0.6]\nstd = [1, 5, 0.01]")
+    import_network(asked)
+    model = load_model(load_manifest(asked.models).models[0], asked.models)
+    images = np.stack([picture("red"), picture("blue")])
+    expected = 10 * (images.mean(axis=(1, 2)) / 255 - [0.6, 0, 0.6]) / [1, 5, 0.01]
+    assert model.run({"images": images}, ["logits"])["logits"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_one_file_serves_several_tiers_and_answers_the_same_classes(wish: Any, make: Make) -> None:
+    file = make()
+    for tier in (Tier.CLOUD, Tier.END):
+        import_network(wish(file, tier=tier))
+    manifest = load_manifest(wish(file).models)
+    assert [(entry.name, entry.tier, entry.target) for entry in manifest.models] == [
+        ("net-end", "end", "coarse"),
+        ("net", "cloud", "fine"),
+    ]
+    assert manifest.hierarchy.is_flat
+    assert manifest.hierarchy.fine == COLOURS
+
+
+def test_labels_in_another_order_are_put_in_the_order_of_the_set(
+    wish: Any, make: Make, labels: Path, tmp_path: Path
+) -> None:
+    import_network(wish(make("one.onnx"), tier=Tier.CLOUD))
+    other = tmp_path / "other.txt"
+    other.write_text("blue\nred\ngreen\n")
+    asked = wish(make("two.onnx"), labels=other)
+    import_network(asked)
+    # The file's first output is now called blue, and a red picture makes that one largest.
+    assert answers(asked.models, [picture(colour) for colour in COLOURS], "two") == ["blue", "red", "green"]
+
+
+HIERARCHY = (
+    'name = "colours"\nfine = ["red", "green", "blue"]\n[superclasses]\nwarm = ["red"]\ncold = ["green", "blue"]\n'
+)
+
+
+def test_superclasses_on_the_end_tier(wish: Any, make: Make, tmp_path: Path) -> None:
+    hierarchy, coarse = tmp_path / "hierarchy.toml", tmp_path / "coarse.txt"
+    hierarchy.write_text(HIERARCHY)
+    coarse.write_text("warm\ncold\n")
+    import_network(wish(make("fine.onnx"), tier=Tier.EDGE, hierarchy=hierarchy))
+    asked = wish(make("coarse.onnx", classes=2), labels=coarse)
+    assert import_network(asked).entry.target == "coarse"
+    assert answers(asked.models, [picture("red"), picture("green")]) == ["warm", "cold"]
+
+
+def folders(root: Path, colours: dict[str, str], each: int = 6) -> Path:
+    """Pictures in folders by class: `colours` says what the folder of a class holds."""
+    for name, colour in colours.items():
+        (root / name).mkdir(parents=True)
+        for number in range(each):
+            Image.fromarray(picture(colour, 20 + number, 30)).save(root / name / f"{number}.png")
+    return root
+
+
+def test_accuracy_temperature_and_int8(wish: Any, make: Make, tmp_path: Path) -> None:
+    pictures = folders(tmp_path / "pictures", {colour: colour for colour in COLOURS})
+    report = import_network(wish(make(), validate=pictures, calibrate=pictures))
+    assert (report.entry.coarse_accuracy, report.entry.test_images) == (1.0, 18)
+    assert report.entry.precision == "int8"
+    assert report.same_answers == 1.0
+    assert report.mistake is None
+    assert answers(wish(make()).models, [picture(colour) for colour in COLOURS]) == list(COLOURS)
+
+
+def test_a_likely_mistake_is_named(wish: Any, make: Make, tmp_path: Path) -> None:
+    # The network takes BGR, as its labels show, and nobody has said so.
+    pictures = folders(tmp_path / "pictures", {"red": "blue", "green": "green", "blue": "red"})
+    mistake = import_network(wish(make(), validate=pictures)).mistake
+    assert mistake is not None
+    assert mistake.change == 'colour = "bgr"'
+    assert mistake.accuracy == 1.0
+    assert mistake.given_accuracy == pytest.approx(1 / 3)
+
+
+def _nan(path: Path) -> Path:
+    model = onnx.load(path)
+    weights = onnx.numpy_helper.to_array(model.graph.initializer[1]).copy()
+    weights[0, 0] = np.nan
+    model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(weights, "weights"))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _unknown_operator(path: Path) -> Path:
+    model = onnx.load(path)
+    model.graph.node[0].op_type = "Frobnicate"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _external(location: str) -> Callable[[Path], Path]:
+    def change(path: Path) -> Path:
+        model = onnx.load(path)
+        tensor = model.graph.initializer[1]
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=location)
+        path.write_bytes(model.SerializeToString())
+        return path
+
+    return change
+
+
+def _foreign_operator(path: Path) -> Path:
+    model = onnx.load(path)
+    model.graph.node[0].domain = "com.example"
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _sparse(path: Path) -> Path:
+    """Weights outside the folder, where fewer people look."""
+    model = onnx.load(path)
+    values = TensorProto(name="hidden", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    values.external_data.add(key="location", value="../labels.txt")
+    indices = onnx.numpy_helper.from_array(np.array([0]), "indices")
+    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=values, indices=indices, dims=[3]))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _fixed_inside(path: Path) -> Path:
+    """A shape that fits no other size than the one that it was exported for, which the file does not say."""
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 3, 30, 30]), "shape"))
+    reshape = helper.make_node("Reshape", ["input", "shape"], ["reshaped"])
+    model.graph.node[0].input[0] = "reshaped"
+    nodes = [reshape, *(onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node)]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _two_inputs(path: Path) -> Path:
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, ["n", 3, "h", "w"]))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_nan, "NaN"),
+        (_unknown_operator, "operators"),
+        (_foreign_operator, "cannot load"),
+        (_fixed_inside, "fails on a batch of 3 images of 6 x 8"),
+        (_sparse, "only files in its own folder"),
+        (lambda path: path.parent, "no file"),
+        (_external("../labels.txt"), "only files in its own folder"),
+        (_external("/etc/passwd"), "only files in its own folder"),
+        (_external("weights.bin"), "not there"),
+        (_external(""), "only files in its own folder"),
+        (_two_inputs, "2 inputs"),
+        (lambda path: path.write_bytes(b"\x08\x07no onnx") and path, "no ONNX"),
+        (lambda path: path.write_bytes(b"") is None or path, "no ONNX"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]) and path, "ONNX|damaged"),
+        (lambda path: path.with_name("missing.onnx"), "cannot read"),
+    ],
+)
+def test_a_file_of_no_use_is_one_error_and_changes_nothing(
+    wish: Any, make: Make, change: Callable[[Path], Path], words: str
+) -> None:
+    first = wish(make("first.onnx"))
+    import_network(first)
+    before = {path.name: path.read_bytes() for path in first.models.iterdir()}
+    with pytest.raises(TerraceError, match=words):
+        import_network(wish(change(make("second.onnx"))))
+    assert {path.name: path.read_bytes() for path in first.models.iterdir()} == before
+
+
+@pytest.mark.parametrize("killed_at", ["write_atomically", "save_manifest"])
+def test_killed_between_two_writes_the_set_is_as_it_was(
+    wish: Any, make: Make, killed_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = wish(make())
+    import_network(asked)
+    before = load_manifest(asked.models)
+    other = wish(make(factor=20.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(modelset, killed_at, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            import_network(other)
+    assert load_manifest(asked.models) == before
+    assert verify_entry(before.models[0], before, asked.models).ok
+    # The next one goes through, and leaves nothing of those before it that it does not use.
+    import_network(other)
+    after = load_manifest(asked.models)
+    assert after.models[0].sha256 != before.models[0].sha256
+    assert verify_entry(after.models[0], after, asked.models).ok
+    assert not (asked.models / before.models[0].file).exists()
+
+
+def test_killed_before_the_set_had_a_manifest_it_can_be_begun_again(
+    wish: Any, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = wish(make())
+    with monkeypatch.context() as patch:
+        patch.setattr(modelset, "save_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            import_network(asked)
+    import_network(asked)
+    assert answers(asked.models, [picture("red")]) == ["red"]
+
+
+def test_a_network_of_another_import_that_is_under_way_is_no_bar(wish: Any, make: Make) -> None:
+    asked = wish(make())
+    asked.models.mkdir()
+    (asked.models / "other.onnx").write_bytes(b"")
+    (asked.models / ".third.onnx.abc").write_bytes(b"")
+    import_network(asked)
+    assert answers(asked.models, [picture("red")]) == ["red"]
+
+
+def test_two_imports_at_once_both_stay(wish: Any, make: Make) -> None:
+    wishes = [wish(make(f"{tier}.onnx"), tier=tier) for tier in Tier]
+    with ThreadPoolExecutor(len(wishes)) as pool:
+        list(pool.map(import_network, wishes))
+    assert [entry.tier for entry in load_manifest(wishes[0].models).models] == list(Tier)
+
+
+def test_a_folder_of_other_files_does_not_become_a_set(wish: Any, make: Make, tmp_path: Path) -> None:
+    file = make()
+    content = file.read_bytes()
+    with pytest.raises(InvalidInput, match=r"holds '.*' and no manifest\.json"):
+        import_network(wish(file, models=tmp_path))
+    assert file.read_bytes() == content
+
+
+def test_the_file_itself_may_lie_in_the_set(wish: Any, make: Make) -> None:
+    asked = wish(make())
+    asked.models.mkdir()
+    file = asked.file.rename(asked.models / asked.file.name)
+    content = file.read_bytes()
+    import_network(wish(file))
+    assert file.read_bytes() == content
+    assert answers(asked.models, [picture("red")]) == ["red"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "licence"),
+    [({}, "unknown"), ({"license": "CC-BY-4.0"}, "CC-BY-4.0"), ({"license": "\x1b"}, "unknown")],
+)
+def test_the_licence_is_what_the_file_says_or_unknown(
+    wish: Any, make: Make, metadata: dict[str, str], licence: str
+) -> None:
+    assert licence in import_network(wish(make(metadata=metadata))).entry.licence
+
+
+def test_pictures_of_classes_do_for_a_network_of_superclasses(wish: Any, make: Make, tmp_path: Path) -> None:
+    hierarchy, coarse = tmp_path / "hierarchy.toml", tmp_path / "coarse.txt"
+    hierarchy.write_text(HIERARCHY)
+    coarse.write_text("warm\ncold\n")
+    pictures = folders(tmp_path / "pictures", {colour: colour for colour in ("red", "green")})
+    report = import_network(wish(make(classes=2), hierarchy=hierarchy, labels=coarse, validate=pictures))
+    assert (report.entry.coarse_accuracy, report.entry.test_images) == (1.0, 12)
+
+
+def test_a_link_that_leaves_the_folder_is_not_followed(wish: Any, make: Make, tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "secret.bin").write_bytes(bytes(1000))
+    (inner / "weights.bin").symlink_to(tmp_path / "secret.bin")
+    file = _external("weights.bin")(make()).rename(inner / "net.onnx")
+    with pytest.raises(DataError, match="only files in its own folder"):
+        import_network(wish(file))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"classes": 2}, "labels name 3 classes"),
+        ({"batch": 4}, "batches of 4"),
+        ({"element": TensorProto.DOUBLE}, "DOUBLE"),
+        ({"size": (6, "w")}, "neither"),
+    ],
+)
+def test_networks_that_are_no_classifiers_of_these_classes(
+    wish: Any, make: Make, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        import_network(wish(make(**given)))
+    assert not wish(make(**given)).models.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"red\n", "at least two"),
+        (b"", "at least two"),
+        (b"red\nred\nblue\n", "'red' twice"),
+        (b"red\n\nblue\n", "line 2"),
+        (b"r\xe9d\ngreen\nblue\n", "UTF-8"),
+        (b"red\ngreen\nbl\x1bue\n", "printable"),
+        (b"red\ngreen\npurple\n", "lacks 'blue'.*in addition 'purple'"),
+    ],
+)
+def test_wrong_labels(wish: Any, make: Make, labels: Path, content: bytes, words: str) -> None:
+    import_network(wish(make()))
+    labels.write_bytes(content)
+    with pytest.raises(TerraceError, match=words):
+        import_network(wish(make("other.onnx")))
+
+
+def test_a_hierarchy_that_misses_a_class(wish: Any, make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "hierarchy.json"
+    path.write_text(json.dumps({"name": "x", "fine": ["red", "green"], "superclasses": {"all": ["red", "green"]}}))
+    with pytest.raises(InvalidInput, match="in addition 'blue'"):
+        import_network(wish(make(), hierarchy=path))
+
+
+def test_the_set_keeps_what_it_has_of_another_hierarchy(wish: Any, make: Make, tmp_path: Path) -> None:
+    import_network(wish(make()))
+    path = tmp_path / "hierarchy.toml"
+    path.write_text(HIERARCHY)
+    with pytest.raises(InvalidInput, match="is another"):
+        import_network(wish(make(), hierarchy=path))

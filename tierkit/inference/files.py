@@ -1,0 +1,95 @@
+"""Pictures that come as files, to the rows that a model takes, in a bounded pool of threads."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tierkit.errors import InvalidInput
+from tierkit.inference.model import Array, TensorSpec
+from tierkit.inference.runner import RunResult
+from tierkit.wire.oip.datatypes import dtype_of
+
+__all__ = ["Decoded", "FileDecoder", "are_files"]
+
+_AT_ONCE = 4
+"""Files that a thread decodes before it is another request's turn."""
+
+
+def are_files(spec: TensorSpec, array: Array) -> bool:
+    """Whether this is a tensor of files, and the input takes them."""
+    return spec.decode is not None and array.dtype.kind == "O" and array.ndim == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What has become of a tensor of files."""
+
+    rows: Array
+    """Of the files that could be read."""
+    damaged: dict[int, str]
+    """Why not, by the positions of the others."""
+    cost_s: float = 0.0
+    """For all of them, with every core of this process at work on them."""
+
+    def charged(self, result: RunResult) -> RunResult:
+        """The answer about the rows, with the cost of decoding in that of its batch: what a node's speed is told by."""
+        if not self.cost_s:
+            return result
+        return replace(result, compute_s=result.compute_s + self.cost_s / len(self.rows) * result.batch_images)
+
+
+class FileDecoder:
+    """As many threads as this process has cores. Requests take turns: a short one is not kept waiting by a long one."""
+
+    def __init__(self) -> None:
+        self._threads = len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
+
+    def close(self) -> None:
+        """End the threads; what they decode is given up."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def decode(self, spec: TensorSpec, files: Array) -> Decoded:
+        """Decode the files of a request. Cancelling it ends what is under way.
+
+        Args:
+            spec: the input; `are_files` says that it takes them.
+        """
+        assert spec.decode is not None
+        decode, stopped = spec.decode, threading.Event()
+        rows = np.empty((len(files), *spec.shape[1:]), dtype_of(spec.datatype))
+        damaged: dict[int, str] = {}
+        seconds: list[float] = []
+        left = iter(range(len(files)))
+
+        def some(positions: list[int]) -> None:
+            began = time.thread_time()
+            for position in positions:
+                try:
+                    rows[position] = decode(files[position], stopped)
+                except InvalidInput as exc:
+                    damaged[position] = str(exc)
+            seconds.append(time.thread_time() - began)
+
+        async def take_turns() -> None:
+            loop = asyncio.get_running_loop()
+            while positions := list(itertools.islice(left, _AT_ONCE)):
+                await loop.run_in_executor(self._pool, some, positions)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._threads, len(files))):
+                    group.create_task(take_turns())
+        finally:
+            stopped.set()
+        if damaged:
+            rows = rows[[position for position in range(len(files)) if position not in damaged]]
+        return Decoded(rows, dict(sorted(damaged.items())), sum(seconds) / self._threads)
