@@ -68,6 +68,9 @@ bytes, and goes through all pixels."""
 _MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
 """Of a JPEG. A scan goes through all pixels, however few bytes it has; encoders make some ten of them."""
 
+_SCAN = b"\xff\xda"
+"""Marker at the beginning of a scan."""
+
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
 """In front of a segment; what else follows 0xFF belongs to the data of a scan."""
 
@@ -156,7 +159,10 @@ class Picture:
             raise
         except Exception as exc:  # what Pillow's plugins raise on damaged headers is not one family
             raise InvalidInput(f"{name}: damaged image ({exc})") from exc
-        if self._kind == "JPEG" and _has_too_many_scans(data):
+        scans_at_most = bytes(data).count(_SCAN) if self._kind == "JPEG" else 0
+        self._single_scan = scans_at_most == 1
+        """Whether its bytes bound its time."""
+        if self._kind == "JPEG" and _has_too_many_scans(data, scans_at_most):
             raise TooLarge(f"{name}: more than {_MAX_SCANS} scans or {_MAX_SEGMENTS} segments; save it again")
         # The pixels that an AVIF declares need not be those that its decoder finds inside, up to 16,384 x 16,384.
         self.large = self._kind == "AVIF" or is_large(height, width)
@@ -184,7 +190,7 @@ class Picture:
             with self._image as image:
                 needed = max(fit.height, fit.width, fit.resize_to or 0)
                 image.draft(image.mode, (_DRAFT * needed, _DRAFT * needed))
-                if self._kind in _PIECEWISE:
+                if self._kind in _PIECEWISE and not self._single_scan:
                     image.decodermaxblock = _PIECE_BYTES
                 image.load()
                 orientation = self._orientation()
@@ -282,8 +288,11 @@ class _StoppableFile(io.BytesIO):
         return super().read(size)
 
 
-def _has_too_many_scans(data: bytes | memoryview) -> bool:
+def _has_too_many_scans(data: bytes | memoryview, scans_at_most: int) -> bool:
     """Of a JPEG, up to the end of its first picture: cameras append others, and films."""
+    # As many as there can be at the most, which is known sooner.
+    if scans_at_most <= _MAX_SCANS and bytes(data).count(b"\xff") <= _MAX_SEGMENTS:
+        return False
     at = scans = 0
     for _ in range(_MAX_SEGMENTS):
         found = _MARKER.search(data, at)
@@ -292,7 +301,7 @@ def _has_too_many_scans(data: bytes | memoryview) -> bool:
         at = found.end()
         if found[1] in b"\x01\xd8":  # stand alone
             continue
-        if found[1] == b"\xda":
+        if found[0].endswith(_SCAN):
             scans += 1
             if scans > _MAX_SCANS:
                 return True

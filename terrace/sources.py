@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.data import read_cifar100, read_sample
+from models.hierarchy import bundled_hierarchy
 from tierkit.client import Images, Labels, list_images, shortened
 from tierkit.errors import InvalidInput
 
@@ -28,6 +29,12 @@ class Source:
     title: str
     images: Images
     labels: Labels | None
+    classes: tuple[str, ...] | None = None
+    """Of a data set: what the numbers in `labels` mean."""
+
+    def labels_for(self, classes: Sequence[str]) -> Labels | None:
+        """The labels, unless they are numbers of other classes than these."""
+        return self.labels if self.classes is None or self.classes == tuple(classes) else None
 
 
 def open_source(sources: Sequence[str], *, labels: str | None, data: Path | None) -> Source:
@@ -59,7 +66,9 @@ def _data_set(name: str, data: Path | None) -> Source:
         raise InvalidInput(f"{name} is read from the CIFAR-100 data set: say where it is with --data or TERRACE_DATA")
     else:
         images = read_cifar100("test" if name == "cifar100:test" else "train", data)
-    return Source(title=name, images=images.images, labels=images.fine)
+    return Source(
+        title=name, images=images.images, labels=images.fine, classes=bundled_hierarchy(images.hierarchy_name).fine
+    )
 
 
 def _files(paths: Sequence[Path], labels: str | None) -> Source:

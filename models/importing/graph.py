@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from models.importing.preprocess import Preprocess
+from models.importing.preprocess import MOST_SIDE, Preprocess
 from models.split import FEATURES
 from tierkit.errors import DataError, InvalidInput
 
@@ -163,13 +163,13 @@ def signature(model: onnx.ModelProto, classes: int, layout: str | None = None) -
     if len(ends) != 1:
         have = ", ".join(f"{name} {_shown(shape)}" for name, shape in given)
         raise InvalidInput(
-            f"the labels name {classes} classes, and the network gives {have}: one output must be [n, {classes}]"
+            f"there are {classes} labels, and the network gives {have}: one output must be [n, {classes}]"
         )
     return Signature(
         input=taken.name,
         element=element,
         layout=chosen,
-        size=None if height is None or width is None else (height, width),
+        size=_size(height, width),
         output=ends[0],
         classes=classes,
     )
@@ -303,3 +303,12 @@ def _shown(shape: list[int | None]) -> str:
 def first_line(exc: Exception) -> str:
     """What a foreign library says of an error, as part of a sentence."""
     return (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
+
+
+def _size(height: int | None, width: int | None) -> tuple[int, int] | None:
+    """Raises InvalidInput where it is beyond all reason."""
+    if height is None or width is None:
+        return None
+    if max(height, width) > MOST_SIDE:
+        raise InvalidInput(f"the network takes {width} x {height} pixels; at most {MOST_SIDE} on a side are served")
+    return height, width

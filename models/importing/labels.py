@@ -33,7 +33,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in raw.decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as exc:
-        raise DataError(f"the labels {path} are no UTF-8: byte {exc.start}") from exc
+        raise DataError(f"the labels {path} are no UTF-8 (byte {exc.start}): save the file as UTF-8") from exc
     while lines and not lines[-1]:
         del lines[-1]
     for number, line in enumerate(lines, 1):

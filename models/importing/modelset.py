@@ -53,7 +53,10 @@ def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path)
         if before is not None and before.hierarchy != hierarchy:
             raise InvalidInput(f"{models} has got other classes meanwhile: import the network again")
         free_name(models, Tier(entry.tier), before, entry.name)
+        for left in models.glob(".*.onnx.*"):  # of imports that were killed; no other writes now
+            left.unlink(missing_ok=True)
         entry = entry.model_copy(update={"file": _file_name(models, entry, content)})
+        new = not (models / entry.file).exists()
         write_atomically(models / entry.file, content)
         after = Manifest(
             hierarchy=hierarchy.content(),
@@ -61,7 +64,12 @@ def enter(entry: ModelEntry, content: bytes, hierarchy: Hierarchy, models: Path)
             models=merge_entry(before.models if before else (), entry),
             encoders=tuple(one for one in (before.encoders if before else ()) if one.network != entry.name),
         )
-        save_manifest(after, models)
+        try:
+            save_manifest(after, models)
+        except SetupError:
+            if new:
+                (models / entry.file).unlink(missing_ok=True)
+            raise
         for file in _files(before) - _files(after):
             with suppress(OSError):
                 (models / file).unlink()

@@ -17,9 +17,11 @@ from models.manifest import Fit, ResizeRule
 from tierkit.documents import faults, read_document
 from tierkit.errors import DataError, InvalidInput
 
-__all__ = ["Preprocess", "PreprocessFacts", "beside", "from_metadata", "from_toml", "joined"]
+__all__ = ["MOST_SIDE", "Preprocess", "PreprocessFacts", "assumed", "beside", "from_metadata", "from_toml", "joined"]
 
-Side = Annotated[int, Field(ge=1, le=4096)]
+MOST_SIDE = 4096
+"""Pixels of a network's input."""
+Side = Annotated[int, Field(ge=1, le=MOST_SIDE)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _MAX_BYTES = 1024 * 1024
@@ -35,7 +37,7 @@ class PreprocessFacts(BaseModel):
     """Height and width that the network takes."""
     resize: ResizeRule | None = None
     """How a picture gets that size: its shortest side is resized and the middle cut out, it is squashed, or padded."""
-    resize_to: PositiveInt | None = None
+    resize_to: Annotated[PositiveInt, Field(le=4 * MOST_SIDE)] | None = None
     """Length of the shortest side before the middle is cut out."""
     colour: Literal["rgb", "bgr"] | None = None
     """Order of the colours."""
@@ -80,6 +82,11 @@ class Preprocess(BaseModel):
                 f"mean {list(self.mean)} is for values of 0 to 255, and scale 255 makes them 0 to 1: say scale = 1, or "
                 "divide mean and std by 255"
             )
+        if self.scale == 1 and any(self.mean) and max(*map(abs, self.mean), *self.std) <= 1:
+            raise ValueError(
+                f"mean {list(self.mean)} and std {list(self.std)} are for values of 0 to 1, and scale 1 leaves them at "
+                "0 to 255: say scale = 255"
+            )
         return self
 
     @property
@@ -93,6 +100,13 @@ class Preprocess(BaseModel):
         factor = tuple(1 / (self.scale * spread) for spread in self.std)
         offset = tuple(-mean / spread for mean, spread in zip(self.mean, self.std, strict=True))
         return (factor[0], factor[1], factor[2]), (offset[0], offset[1], offset[2])
+
+
+def assumed(sources: Mapping[str, PreprocessFacts], preprocess: Preprocess) -> tuple[str, ...]:
+    """What is as most networks have it because no source says otherwise, as lines of `preprocess.toml`."""
+    said = {name for facts in sources.values() for name in facts.model_dump(exclude_none=True)}
+    left = [name for name in ("resize", "colour", "scale", "mean", "std") if name not in said]
+    return tuple(f"{name} = {_shown(getattr(preprocess, name))}" for name in left)
 
 
 def joined(sources: Mapping[str, PreprocessFacts]) -> Preprocess:

@@ -25,6 +25,7 @@ from models.importing.modelset import check_folder, enter, free_name, hierarchy_
 from models.importing.preprocess import (
     Preprocess,
     PreprocessFacts,
+    assumed,
     beside,
     from_metadata,
     from_toml,
@@ -44,6 +45,8 @@ _PROBES = 3
 _TOLERANCE = 1e-3
 """Of the largest logit: by how much preprocessing inside the graph may change an answer."""
 _CALIBRATION = 200
+_LEAST_FITTED = 50
+"""Labelled pictures by which a temperature is fitted; by fewer it would say more of them than of the network."""
 _SPEED_BATCH = 8
 _LONGEST_LICENCE = 200
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -84,6 +87,8 @@ class ImportReport:
     same_answers: float | None = None
     """Share of the calibration pictures that the INT8 form answers as FP32 does."""
     mistake: Mistake | None = None
+    assumed: tuple[str, ...] = ()
+    """What no source says of the preprocessing, as lines of `preprocess.toml`."""
 
 
 def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
@@ -176,6 +181,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
         difference=difference,
         same_answers=same,
         mistake=mistake,
+        assumed=assumed(sources, preprocess),
     )
 
 
@@ -299,20 +305,23 @@ def _quantised(model: onnx.ModelProto, plain: _Folded, chosen: Pictures) -> tupl
 
 
 def _measured(entry: ModelEntry, running: _Folded, chosen: Pictures, labels: Array, hierarchy: Hierarchy) -> ModelEntry:
-    """With the accuracy on labelled pictures; the temperature is fitted on one half and judged on the other."""
+    """With the accuracy on labelled pictures; a temperature is fitted on one half, and stands if it does the other
+    good."""
     logits = np.concatenate([running.run(part) for part in batches(chosen)])
     shuffled = np.random.default_rng(0).permutation(len(labels))
     fitted, judged = shuffled[::2], shuffled[1::2] if len(shuffled) > 1 else shuffled
-    temperature = fit_temperature(logits[fitted], labels[fitted])
+    temperature = fit_temperature(logits[fitted], labels[fitted]) if len(labels) >= _LEAST_FITTED else 1.0
+    before, after = (
+        expected_calibration_error(softmax(logits[judged], each), labels[judged]) for each in (1.0, temperature)
+    )
+    if after > before:  # what was fitted does not hold for others
+        temperature, after = 1.0, before
     correct = float(np.mean(logits.argmax(axis=1) == labels))
     if entry.target == "fine":
         coarse = hierarchy.coarse_probabilities(softmax(logits, temperature)).argmax(axis=1)
         coarse_accuracy = float(np.mean(coarse == hierarchy.coarse_labels(labels)))
     else:
         coarse_accuracy = correct
-    before, after = (
-        expected_calibration_error(softmax(logits[judged], each), labels[judged]) for each in (1.0, temperature)
-    )
     return entry.model_copy(
         update={
             "temperature": temperature,

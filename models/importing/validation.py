@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ _MOST_TRIED = 200
 """Pictures on which other preprocessing is tried."""
 _WORTH = 0.05
 """Share of the pictures by which another preprocessing must be better to be called a likely mistake."""
+_DEVIATIONS = 3.0
+"""By so many standard deviations of a sign test must it be better, too: several are tried, at times on few pictures."""
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _NONE = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -87,17 +90,25 @@ def likely_mistake(
     step = max(1, len(chosen) // _MOST_TRIED)
     pictures, labels = chosen[::step][:_MOST_TRIED], labels[::step][:_MOST_TRIED]
 
-    def accuracy(preprocess: Preprocess) -> float:
+    def right(preprocess: Preprocess) -> Array:
         parts = [run(pictures[start : start + _BATCH], preprocess) for start in range(0, len(pictures), _BATCH)]
-        return float(np.mean(np.concatenate(parts).argmax(axis=1) == labels))
+        found: Array = np.concatenate(parts).argmax(axis=1) == labels
+        return found
 
-    now = accuracy(given)
+    now = right(given)
     best: Mistake | None = None
     for change, other in _alternatives(given):
-        share = accuracy(other)
-        if share > now + _WORTH and (best is None or share > best.accuracy):
-            best = Mistake(change, share, now, len(labels))
+        then = right(other)
+        share = float(then.mean())
+        if clearly_more(then, now) and (best is None or share > best.accuracy):
+            best = Mistake(change, share, float(now.mean()), len(labels))
     return best
+
+
+def clearly_more(then: Array, now: Array) -> bool:
+    """Whether more is right than before, bool `[n]` both, and by more than chance (sign test on what has changed)."""
+    gained, lost = int((then & ~now).sum()), int((now & ~then).sum())
+    return gained - lost > max(_WORTH * len(now), _DEVIATIONS * math.sqrt(gained + lost))
 
 
 def _alternatives(given: Preprocess) -> Iterator[tuple[str, Preprocess]]:

@@ -131,6 +131,11 @@ async def _pump(stream: AsyncIterable[bytes], write: Callable[[bytes], object]) 
     await asyncio.to_thread(write, bytes(pending))
 
 
+def _as_named(filename: str) -> str:
+    """A file's name as it was before the client wrote it into a form (HTML, multipart form data)."""
+    return filename.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+
+
 class _FormReader:
     """The callbacks of the multipart parser."""
 
@@ -179,7 +184,7 @@ class _FormReader:
             raise MalformedMessage("a part of the form has no name")
         self._field = options[b"name"].decode("utf-8", "replace")
         filename = options.get(b"filename")
-        self._filename = None if filename is None else filename.decode("utf-8", "replace")
+        self._filename = None if filename is None else _as_named(filename.decode("utf-8", "replace"))
         self._start = self._spool.file.tell()
         if self._filename is not None and len(self._spool.parts) >= self._max_files:
             raise TooLarge(f"more than {self._max_files} files in one upload; send a zip or several jobs")

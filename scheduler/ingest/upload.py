@@ -132,11 +132,12 @@ def _check_damage(damaged: Mapping[int, InvalidInput], images: int, policy: Poli
     if not damaged or (policy.on_bad_input is OnBadInput.SKIP and len(damaged) < images):
         return
     first = next(iter(damaged.values()))
-    if len(damaged) == 1:
+    if images == 1:
         raise first
     said = "; ".join(str(exc)[:_MOST_SAID] for exc in itertools.islice(damaged.values(), _MOST_NAMED))
     more = f"; and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
-    raise type(first)(f"{len(damaged)} of {images} files cannot be read: {said}{more}")
+    way_out = "" if len(damaged) == images else "; on_bad_input=skip answers the others"
+    raise type(first)(f"{len(damaged)} of {images} files cannot be read: {said}{more}{way_out}")
 
 
 def _read_form(spool: Spool, query: Sequence[tuple[str, str]]) -> Upload:

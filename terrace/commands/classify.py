@@ -100,7 +100,7 @@ def classify(
     info = client.info()
     job = client.submit(
         source.images,
-        labels=source.labels,
+        labels=source.labels_for(info["hierarchy"]["fine"]),
         scheme=scheme,
         batch_size=batch_size,
         deadline_s=deadline_s,

@@ -107,6 +107,9 @@ def import_network(
         )
     screen().print(f"licence: {entry.licence}", style="dim", markup=False, soft_wrap=True)
     screen().print(f"preprocessing from {', '.join(report.sources)}", style="dim", markup=False, soft_wrap=True)
+    if report.assumed:
+        said = f"assumed, as nothing says otherwise: {'; '.join(report.assumed)} (--validate tells whether it fits)"
+        screen().print(said, style="dim", markup=False, soft_wrap=True)
     screen().print(str(models / entry.file), style="dim", markup=False, soft_wrap=True)
 
 

@@ -226,11 +226,13 @@ async def _welcome(fleet: Fleet, notes: Console, access: str) -> None:
 
 
 def _greeting(fleet: Fleet, access: str) -> Text:
+    # The sample is of the classes of Terrace's own networks.
+    what = "PICTURES" if any("models" in service.plan.settings for service in fleet.alive) else "sample"
     names = Text(", ").join(tier_text(service.name, service.plan.kind) for service in fleet.alive)
     return Text.assemble(
         ("\nTerrace is up: ", "bold"),
         names,
         f"\nscheduler  {fleet.scheduler_url}   API pages {fleet.scheduler_url}/docs",
-        f"\ntry        terrace classify sample --scheduler {fleet.scheduler_url}{access}",
+        f"\ntry        terrace classify {what} --scheduler {fleet.scheduler_url}{access}",
         "\nstop       Ctrl-C\n",
     )

@@ -381,8 +381,9 @@ class ModelRunner:
             datatype = datatype_of(array)
             if (datatype != spec.datatype and datatype not in spec.also) or not spec.accepts(array):
                 allowed = " or ".join([spec.datatype, *spec.also])
+                files = "" if spec.decode is None else ", or files as BYTES [n]"
                 raise InvalidInput(
-                    f"input '{spec.name}' of model '{self.model.name}' is {allowed} {list(spec.shape)}, "
+                    f"input '{spec.name}' of model '{self.model.name}' is {allowed} {list(spec.shape)}{files}, "
                     f"not {datatype_of(array)} {list(array.shape)}"
                 )
         counts = {len(inputs[spec.name]) for spec in specs}

@@ -78,7 +78,7 @@ def _nothing(_place: Path) -> None: ...
     [
         (_no_network, [], "net.onnx is no ONNX file"),
         (_latin, [], "no UTF-8"),
-        (_few, [], "labels name 2 classes"),
+        (_few, [], "2 labels"),
         (_double, [], "'red' twice"),
         (_two_means, ["--preprocess", "preprocess.toml"], "scale = 1"),
         (_another_size, ["--preprocess", "preprocess.toml"], "[32, 32], and preprocess.toml says [64, 64]"),

@@ -117,6 +117,14 @@ async def test_pictures_that_cannot_be_read_are_skipped(scheduler, kit):
     assert "truncated" in results[2]["error"]
 
 
+async def test_a_file_keeps_its_name(scheduler, kit):
+    async with kit.end(scheduler, "end-0"):
+        name = 'a "b", ü.png'
+        response = await scheduler.http.post("/v1/jobs", files=files((name, png())), data={"scheme": "end"})
+        job = await scheduler.finished(response.json()["id"])
+        assert [result["name"] for result in await scheduler.results(job["id"])] == [name]
+
+
 async def test_an_unknown_wish_for_bad_pictures_is_refused(scheduler):
     response = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data={"on_bad_input": "ignore"})
     assert (response.status_code, "on_bad_input" in response.json()["error"]) == (400, True)

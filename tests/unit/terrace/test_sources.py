@@ -84,3 +84,12 @@ def test_wrong_files_of_labels(folder: Path, tmp_path: Path, name: str, text: st
 def test_a_data_set_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="TERRACE_DATA"):
         open_source(["cifar100:test"], labels=None, data=tmp_path)
+
+
+def test_labels_of_other_classes_are_no_labels() -> None:
+    source = open_source(["sample"], labels=None, data=None)
+    assert source.classes is not None
+    assert source.labels_for(source.classes) is source.labels
+    assert source.labels_for(["cat", *source.classes[1:]]) is None
+    named = open_source([__file__], labels=None, data=None)
+    assert named.labels_for(["cat"]) == named.labels

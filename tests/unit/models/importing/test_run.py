@@ -18,7 +18,7 @@ from models.manifest import load_manifest
 from models.session import load_model
 from models.verify import verify_entry
 from tests.unit.models.importing.conftest import COLOURS, Make, picture
-from tierkit.errors import DataError, InvalidInput, TerraceError
+from tierkit.errors import DataError, InvalidInput, SetupError, TerraceError
 from tierkit.types import Tier
 
 
@@ -274,6 +274,49 @@ def test_killed_between_two_writes_the_set_is_as_it_was(
     assert not (asked.models / before.models[0].file).exists()
 
 
+def test_a_manifest_that_cannot_be_written_leaves_no_network_behind(
+    wish: Any, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_network(wish(make()))
+    models = wish(make()).models
+    before = {path.name: path.read_bytes() for path in models.iterdir()}
+
+    def full(*_: Any) -> None:
+        raise SetupError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(modelset, "save_manifest", full)
+        with pytest.raises(SetupError):
+            import_network(wish(make(factor=3.0)))
+    assert {path.name: path.read_bytes() for path in models.iterdir()} == before
+
+
+def test_what_a_killed_import_was_writing_goes_with_the_next(wish: Any, make: Make) -> None:
+    import_network(wish(make()))
+    left = wish(make()).models / ".net.onnx.x1y2z3"
+    left.write_bytes(b"half")
+    import_network(wish(make(factor=3.0)))
+    assert not left.exists()
+
+
+def test_a_picture_beyond_all_reason_is_refused(wish: Any, make: Make) -> None:
+    with pytest.raises(InvalidInput, match="60000"):
+        import_network(wish(make(size=(60_000, 60_000)), preprocess=None))
+
+
+def test_what_nothing_says_is_told(wish: Any, make: Make) -> None:
+    assert "scale = 255.0" in import_network(wish(make())).assumed
+
+
+def test_few_labelled_pictures_make_no_temperature(wish: Any, make: Make, tmp_path: Path) -> None:
+    for colour in ("red", "green"):
+        (tmp_path / "labelled" / colour).mkdir(parents=True)
+        Image.fromarray(picture(colour)).save(tmp_path / "labelled" / colour / "x.png")
+    entry = import_network(wish(make(), validate=tmp_path / "labelled")).entry
+    assert (entry.temperature, entry.test_images) == (1.0, 2)
+    assert entry.ece_after == entry.ece_before
+
+
 def test_killed_before_the_set_had_a_manifest_it_can_be_begun_again(
     wish: Any, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +395,7 @@ def test_a_link_that_leaves_the_folder_is_not_followed(wish: Any, make: Make, tm
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"classes": 2}, "labels name 3 classes"),
+        ({"classes": 2}, "3 labels"),
         ({"batch": 4}, "batches of 4"),
         ({"element": TensorProto.DOUBLE}, "DOUBLE"),
         ({"size": (6, "w")}, "neither"),
