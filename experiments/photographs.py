@@ -1,8 +1,8 @@
 """Photographs through the end tier alone, against a bare loop: decode, resize, run the same network, on as many cores.
 
-Both sides get the same JPEG files. The bare loop is the better of two ways to use the cores (one batch at a time on all
-of them, or one batch per core). In each round the two sides take turns, and the order of the two alternates, because
-the speed of a machine drifts. Every answer of the fleet is compared with that of the bare loop.
+Both sides get the same JPEG files. The bare loop is the best of three ways to use the cores: one batch at a time on all
+of them, one batch on each, one photograph on each. In each round the two sides take turns, and the order of the two
+alternates, because the speed of a machine drifts. Every answer of the fleet is compared with that of the bare loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from experiments.imagenet import photographs
 from experiments.record import spread
 from models.manifest import Fit, load_manifest
 from models.pictures import resized
-from models.session import OnnxModel, load_model
+from models.session import import_runtime, verify_file
 from tierkit.client import AsyncClient
 from tierkit.errors import InvalidInput, ServiceFailed
 from tierkit.fleet import MAX_NODES, TERRACE, local_plan
@@ -75,7 +75,15 @@ def _jpeg(original: Image.Image | None, rng: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def _bare_s(model: OnnxModel, fit: Fit, files: Sequence[bytes], workers: int) -> tuple[float, Array]:
+def _session(path: Path, threads: int) -> Any:
+    """ONNX Runtime alone."""
+    runtime = import_runtime()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _bare_s(session: Any, fit: Fit, files: Sequence[bytes], workers: int, batch_size: int) -> tuple[float, Array]:
     """Seconds, and the labels of all files."""
 
     def one(batch: Sequence[bytes]) -> Array:
@@ -83,12 +91,13 @@ def _bare_s(model: OnnxModel, fit: Fit, files: Sequence[bytes], workers: int) ->
         for data in batch:
             with Image.open(io.BytesIO(data)) as image:
                 pixels.append(resized(image.convert("RGB"), fit))
-        labels: Array = model.run({"images": np.stack(pixels)}, ["logits"])["logits"].argmax(axis=1)
+        (logits,) = session.run(["logits"], {"images": np.stack(pixels)})
+        labels: Array = logits.argmax(axis=1)
         return labels
 
     began = time.perf_counter()
     with ThreadPoolExecutor(workers) as pool:
-        labels = list(pool.map(one, [files[at : at + _BATCH] for at in range(0, len(files), _BATCH)]))
+        labels = list(pool.map(one, [files[at : at + batch_size] for at in range(0, len(files), batch_size)]))
     return time.perf_counter() - began, np.concatenate(labels)
 
 
@@ -105,7 +114,7 @@ async def _fleet_s(client: AsyncClient, folder: Path) -> tuple[float, Array]:
 
 def ratio_of(point: dict[str, Any]) -> float:
     """Speed of the fleet as a share of the bare loop's."""
-    bare_s: float = min(point["bare_all_cores_per_batch_s"], point["bare_one_core_per_batch_s"])
+    bare_s: float = min(seconds for name, seconds in point.items() if name.startswith("bare_"))
     fleet_s: float = point["fleet_s"]
     return bare_s / fleet_s
 
@@ -160,12 +169,14 @@ class Photographs(Experiment):
             "cores": cores,
             "rounds": chosen.rounds,
         }
+        path = verify_file(entry, chosen.models)
         ways = {
-            "all_cores_per_batch": (load_model(entry, chosen.models, provider="cpu", threads=cores), 1),
-            "one_core_per_batch": (load_model(entry, chosen.models, provider="cpu", threads=1), cores),
+            "all_cores_per_batch": (_session(path, cores), 1, _BATCH),
+            "one_core_per_batch": (_session(path, 1), cores, _BATCH),
+            "one_core_per_photograph": (_session(path, 1), cores, 1),
         }
-        for model, workers in ways.values():
-            await asyncio.to_thread(_bare_s, model, entry.fit, files[:_WARM], workers)
+        for session, workers, batch_size in ways.values():
+            await asyncio.to_thread(_bare_s, session, entry.fit, files[:_WARM], workers, batch_size)
         state = run.folder / "fleet"
         state.mkdir()
         plan = local_plan(
@@ -186,9 +197,9 @@ class Photographs(Experiment):
                         if side == "fleet":
                             point["fleet_s"], labels[side] = await _fleet_s(client, folder)
                             continue
-                        for way, (model, workers) in ways.items():
-                            seconds, labels[side] = await asyncio.to_thread(_bare_s, model, entry.fit, files, workers)
-                            point[f"bare_{way}_s"] = seconds
+                        for way, (session, workers, batch_size) in ways.items():
+                            arguments = session, entry.fit, files, workers, batch_size
+                            point[f"bare_{way}_s"], labels[side] = await asyncio.to_thread(_bare_s, *arguments)
                 run.add(**point, equal=int((labels["bare"] == labels["fleet"]).sum()))
 
     def rows(self, record: Record) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 
 from models.data import read_sample
 from models.manifest import load_manifest, weights_folder
-from models.session import load_model, softmax, verify_file
+from models.session import OnnxModel, load_model, softmax, verify_file
 from models.split import extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 from tierkit.inference.model import Model, TensorSpec
@@ -61,6 +61,25 @@ def test_slices_on_several_cores_give_what_one_core_gives(images, images_in_batc
     three = load_model(entry, threads=3).run(batch, ["logits"])["logits"]
     assert three.shape == (images_in_batch, entry.classes)
     np.testing.assert_allclose(three, one, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("side", "provider", "expected"),
+    [(224, "cpu", [5, 5, 2]), (224, "cuda", [12]), (1024, "cpu", [4, 4, 4]), (32, "cpu", [12])],
+)
+def test_large_images_run_in_pieces(side, provider, expected):
+    sizes = []
+
+    class Session:
+        def run(self, _outputs, inputs):
+            sizes.append(len(inputs["images"]))
+            return [inputs["images"][:, 0, 0, :1].astype(np.float32)]
+
+    entry = load_manifest().default_for(Tier.END).model_copy(update={"input_shape": (side, side, 3)})
+    model = OnnxModel(entry, "whole", "0" * 64, Session(), (), provider)
+    numbered = np.broadcast_to(np.arange(12, dtype=np.uint8).reshape(12, 1, 1, 1), (12, side, side, 3))
+    assert model.run({"images": numbered}, ["logits"])["logits"].ravel().tolist() == list(range(12))
+    assert sizes == expected
 
 
 def test_a_slice_that_fails_fails_the_batch(images, monkeypatch):
