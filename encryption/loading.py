@@ -74,7 +74,7 @@ def encoders_of(networks: Sequence[ModelEntry], manifest: Manifest, *, required:
     """The encoders of these networks, network by network.
 
     Raises:
-        SetupError: they are required, and there is none.
+        SetupError: an encoder is required, and the model set has none for these networks.
     """
     found = [encoder for network in networks for encoder in manifest.encoders if encoder.network == network.name]
     if required and not found:

@@ -98,7 +98,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer of an upstream node, and the form in which it got the images."""
+    """What an upstream node answered, and in which form the images were sent to it."""
 
     response: InferResponse
     sent: Sent

@@ -139,7 +139,7 @@ def all_pictures(folder: Path) -> list[Path]:
     """The pictures of a folder, at any depth.
 
     Raises:
-        DataError: there is none.
+        DataError: the folder holds no picture.
     """
     found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file()]
     if not found:

@@ -13,6 +13,7 @@ import io
 import os
 import secrets
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,7 +179,7 @@ class InputFiles:
             raise DataError(f"the input file {path} is damaged: {exc}") from exc
 
 
-class ImageWriter:
+class ImageWriter(ABC):
     """Writes images to a file, one after the other.
 
     Args:
@@ -212,23 +213,23 @@ class ImageWriter:
         if self.images + images > self._max_images:
             raise TooLarge(f"more than {self._max_images} images in {self._what}")
 
+    @abstractmethod
     def add(self, picture: Picture, data: bytes | memoryview) -> None:
         """Add a picture from its file. Raises InvalidInput where it is damaged, as far as it is decoded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def append(self, images: Pixels) -> None:
         """Add [n, height, width, 3] images of any size."""
-        raise NotImplementedError
 
+    @abstractmethod
     def skip(self) -> None:
         """Leave the place of an image empty."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keeps(self, size: tuple[int, int]) -> bool:
         """Whether a picture of this height and width stays as it is on all its ways."""
-        raise NotImplementedError
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  # pixels need nothing behind them
         """Nothing more comes."""
 
     def _write(self, content: bytes | memoryview, images: int) -> None:
