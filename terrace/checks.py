@@ -7,23 +7,33 @@ import platform
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 
 from models.data import read_cifar100, read_sample
-from models.manifest import load_manifest, weights_folder
-from models.session import verify_file
+from models.escalation import TUNING_NAME, load_tuning
+from models.manifest import WeightsFile, load_manifest, weights_folder
+from models.session import load_encoder, load_model, verify_file
 from terrace import __version__
 from terrace.console import node_order
 from tierkit.access import client_context, tls_trouble
 from tierkit.client import Client, Device
-from tierkit.errors import CertificateError, Forbidden, SetupError, TerraceError, Unauthenticated, UpstreamUnavailable
+from tierkit.errors import (
+    CertificateError,
+    Forbidden,
+    MissingExtra,
+    SetupError,
+    TerraceError,
+    Unauthenticated,
+    UpstreamUnavailable,
+)
 from tierkit.types import Health, Tier
 
 __all__ = [
@@ -39,6 +49,7 @@ __all__ = [
 
 _FLEET = "fleet"
 _REINSTALL = "install Terrace again, or fetch the repository anew with its large files"
+_IMPORT = "enter it with 'terrace models import', or name another set with --models"
 _PROBE_S = 3.0
 _SOON = timedelta(days=14)
 """What expires within this time is worth a word."""
@@ -84,23 +95,45 @@ def check_installation() -> Iterator[Check]:
         yield Check(group, "onnxruntime", Verdict.OK, f"{onnxruntime.__version__}: {', '.join(usable)}")
 
 
-def check_weights(folder: Path | None = None) -> Iterator[Check]:
-    """Whether each network and encoder of the manifest is there, byte for byte; in the bundled folder unless given."""
+def check_weights(models: Path | None = None) -> Iterator[Check]:
+    """Whether each network and encoder of a model set is there, byte for byte, and can be loaded; and its thresholds,
+    if it has any. The bundled set unless given."""
     group = "models"
+    folder = models or weights_folder()
+    advice = _REINSTALL if models is None else _IMPORT
     try:
-        manifest = load_manifest(folder)
+        manifest = load_manifest(models)
     except SetupError as exc:
-        yield Check(group, "manifest", Verdict.FAIL, str(exc), _REINSTALL)
+        yield Check(group, "manifest", Verdict.FAIL, str(exc), advice)
         return
-    # A tail that is part of a network's file has been checked with it.
-    own = [encoder.weights(side) for encoder in manifest.encoders for side in encoder.own_files]
-    for entry in (*manifest.models, *own):
+    if models is not None:
+        yield Check(group, "set", Verdict.OK, str(models))
+    for entry in manifest.models:
+        load = partial(load_model, entry, folder, labels=manifest.labels(entry))
+        yield _loadable(entry, folder, load, advice)
+    for encoder in manifest.encoders:
+        network = manifest.entry(encoder.network)
+        # A tail that is part of a network's file has been checked with it.
+        for side in encoder.own_files:
+            load = partial(load_encoder, encoder, network, side, folder, labels=manifest.labels(network))
+            yield _loadable(encoder.weights(side), folder, load, advice)
+    if (folder / TUNING_NAME).exists():
         try:
-            verify_file(entry, folder or weights_folder())
-            detail = f"{entry.size_bytes / 1e6:.1f} MB, sha256 {entry.sha256[:12]}…"
-            yield Check(group, entry.name, Verdict.OK, detail)
+            load_tuning(folder).check(manifest)
+            yield Check(group, "thresholds", Verdict.OK, "of these networks")
         except SetupError as exc:
-            yield Check(group, entry.name, Verdict.FAIL, str(exc), _REINSTALL)
+            yield Check(group, "thresholds", Verdict.NOTE, str(exc), "without them only --escalate always works")
+
+
+def _loadable(file: WeightsFile, folder: Path, load: Callable[[], object], advice: str) -> Check:
+    try:
+        try:
+            load()
+        except MissingExtra:  # told by the check of the installation
+            verify_file(file, folder)
+    except SetupError as exc:
+        return Check("models", file.name, Verdict.FAIL, str(exc), advice)
+    return Check("models", file.name, Verdict.OK, f"{file.size_bytes / 1e6:.1f} MB, sha256 {file.sha256[:12]}…")
 
 
 def check_data(root: Path | None) -> Iterator[Check]:

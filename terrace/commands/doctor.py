@@ -14,7 +14,7 @@ from rich.text import Text
 from terrace import checks
 from terrace.checks import Check, Verdict
 from terrace.console import print_json, screen
-from terrace.options import DEFAULT_PORT, DEFAULT_URL, Json, TlsCa, TokenFile, connect
+from terrace.options import DEFAULT_PORT, DEFAULT_URL, Json, ModelSet, TlsCa, TokenFile, connect
 
 __all__ = ["app"]
 
@@ -34,6 +34,7 @@ def doctor(
             envvar="TERRACE_SCHEDULER", metavar="URL", help=f"Scheduler to examine. Default: {DEFAULT_URL}, if it runs."
         ),
     ] = None,
+    models: ModelSet = None,
     data: Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder of the CIFAR-100 data set.")] = None,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -47,7 +48,7 @@ def doctor(
     answers = any(check.name != "scheduler" for check in fleet)
     running = answers and checks.listens_here(url, DEFAULT_PORT)
     found = [
-        *chain(checks.check_installation(), checks.check_weights(), checks.check_data(data)),
+        *chain(checks.check_installation(), checks.check_weights(models), checks.check_data(data)),
         *checks.check_port(DEFAULT_PORT, expect_scheduler=running),
         *fleet,
     ]

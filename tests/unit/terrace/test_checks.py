@@ -1,5 +1,7 @@
 """What the doctor finds, and what it advises."""
 
+import hashlib
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,7 +12,8 @@ import pytest
 from anyio import to_thread
 from starlette.applications import Starlette
 
-from models.manifest import load_manifest, weights_folder
+from models.escalation import TUNING_NAME
+from models.manifest import load_manifest, save_manifest, weights_folder
 from terrace import __version__
 from terrace.checks import (
     Check,
@@ -22,6 +25,7 @@ from terrace.checks import (
     check_weights,
     listens_here,
 )
+from tests.model_sets import colour_network, colour_set
 from tierkit.client import Client, Device
 from tierkit.errors import TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
 from tierkit.http.address import free_port
@@ -190,6 +194,38 @@ def test_weights_that_are_not_those_of_the_manifest(harm: Callable[[Path], None]
     after = list(check_weights(tmp_path))
     assert [check.verdict for check in after].count(Verdict.FAIL) == 1
     assert any(str(victim) in check.detail for check in after)
+
+
+@pytest.fixture
+def own_set(tmp_path: Path) -> Path:
+    return colour_set(tmp_path / "colours", {"end": colour_network(tmp_path / "colours.onnx")})
+
+
+def test_the_networks_of_a_model_set(own_set: Path) -> None:
+    assert verdicts(check_weights(own_set)) == {"set": Verdict.OK, "of-end": Verdict.OK}
+
+
+def test_a_network_that_cannot_be_loaded(own_set: Path) -> None:
+    manifest = load_manifest(own_set)
+    (own_set / manifest.models[0].file).write_bytes(b"no network")
+    digest = hashlib.sha256(b"no network").hexdigest()
+    entry = manifest.models[0].model_copy(update={"sha256": digest, "size_bytes": len(b"no network")})
+    save_manifest(manifest.model_copy(update={"models": (entry,)}), own_set)
+    *_, check = check_weights(own_set)
+    assert (check.name, check.verdict) == ("of-end", Verdict.FAIL)
+    assert "terrace models import" in check.advice
+
+
+def test_a_model_set_that_is_not_there(tmp_path: Path) -> None:
+    (check,) = check_weights(tmp_path / "mistyped")
+    assert check.verdict is Verdict.FAIL
+    assert str(tmp_path / "mistyped") in check.detail
+
+
+def test_thresholds_of_other_weights(own_set: Path) -> None:
+    shutil.copy(weights_folder() / TUNING_NAME, own_set)
+    assert verdicts(check_weights(own_set))["thresholds"] is Verdict.NOTE
+    assert verdicts(check_weights())["thresholds"] is Verdict.OK
 
 
 def test_the_installation_and_the_sample_are_as_they_should_be() -> None:

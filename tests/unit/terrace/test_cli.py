@@ -237,6 +237,19 @@ def test_doctor_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> 
     assert {"installation", "models", "data", "ports", "fleet"} == {check["group"] for check in report["checks"]}
 
 
+@pytest.mark.parametrize("how", ["--models", "TERRACE_MODELS"])
+def test_doctor_looks_at_the_model_set_that_is_named(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = str(tmp_path / "absent")
+    arguments = ["--models", absent] if how == "--models" else []
+    if not arguments:
+        monkeypatch.setenv(how, absent)
+    assert run(["doctor", "--json", *arguments]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [absent in check["detail"] for check in checks if check["group"] == "models"] == [True]
+
+
 def test_doctor_does_not_fill_lines_up_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
