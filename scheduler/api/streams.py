@@ -60,7 +60,8 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
     for stage in ("coarse", "fine"):
         values |= {f"{stage}_{key}": value for key, value in (result[stage] or {}).items()}
     if size := result["resized_from"]:
-        values["resized_from"] = f"{size[0]}x{size[1]}"
+        height, width = size
+        values["resized_from"] = f"{width}x{height}"
     return values
 
 

@@ -99,7 +99,7 @@ def test_five_commands_answer_photographs(workplace: Path, fleet: dict[str, str]
     for column in ("coarse_label", "fine_label"):
         assert [answer[column] for answer in answers] == [CLASSES[colour] for colour in colours]
     assert {answer["answered_by"] for answer in answers} == {"cloud"}
-    assert {answer["resized_from"] for answer in answers} == {"375x500"}
+    assert {answer["resized_from"] for answer in answers} == {"500x375"}
 
 
 @pytest.mark.timeout(180)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import gzip
 import io
 import json
@@ -542,7 +543,9 @@ async def test_converted_and_resized_images_are_accepted_and_said(kit, scheduler
         assert response.json()["resized_images"] == 1
         assert (await scheduler.finished(response.json()["id"]))["state"] == "completed"
         results = await scheduler.results(response.json()["id"])
+        table = await scheduler.http.get(f"/v1/jobs/{response.json()['id']}/results", params={"format": "csv"})
     assert [(r["name"], r["resized_from"]) for r in results] == [("a.jpg", [40, 50]), ("b.png", None)]
+    assert [row["resized_from"] for row in csv.DictReader(io.StringIO(table.text))] == ["50x40", ""]
 
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "webp", "tiff", "bmp", "gif", "avif", "heic", "heif"])
