@@ -1,4 +1,8 @@
-"""Zip files: which entries are images, within bounds that are checked before anything is unpacked. Blocks."""
+"""Zip files: which entries are images, within bounds that are checked before anything is unpacked. Blocks.
+
+Bounds of the whole are checked when the archive is opened, those of an entry when it is: one bad picture is no reason
+to refuse the others.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def open_archive(file: IO[bytes], name: str, limits: SchedulerSettings) -> zipfi
     Raises:
         UnsupportedMedia: not a zip.
         InvalidInput: an entry that is encrypted, a link, or leads outside the archive's root.
-        TooLarge: more entries or unpacked bytes than the limits, or the shape of a zip bomb.
+        TooLarge: more entries or unpacked bytes than the limits.
     """
     # Folders are entries, too, and there may be as many as images. Counted before the directory is read: it takes some
     # hundred bytes of memory for each entry.
@@ -95,7 +99,16 @@ class EntryFile:
 
 @contextmanager
 def open_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> Iterator[EntryFile]:
-    """Unpack one entry as it is read. Raises InvalidInput."""
+    """Unpack one entry as it is read.
+
+    Raises:
+        TooLarge: it has the shape of a zip bomb.
+        InvalidInput: it is damaged.
+    """
+    if entry.file_size > max(_BOMB_FREE_BYTES, _BOMB_RATIO * entry.compress_size):
+        raise TooLarge(
+            f"{name}: the entry {entry.filename!r} grows more than {_BOMB_RATIO} times when unpacked: a zip bomb?"
+        )
     what = f"{name}: the entry {entry.filename!r}"
     with _damage(what):
         file = archive.open(entry)
@@ -107,7 +120,7 @@ def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, *, m
     """Unpack one entry; never more than its directory says.
 
     Raises:
-        TooLarge: it has more than `max_bytes`.
+        TooLarge: it has more than `max_bytes`, or the shape of a zip bomb.
         InvalidInput: it is damaged.
     """
     if entry.file_size > max_bytes:
@@ -154,5 +167,3 @@ def _check(entry: zipfile.ZipInfo, name: str) -> None:
         raise InvalidInput(f"{name}: the entry {filename!r} is encrypted")
     if stat.S_ISLNK(entry.external_attr >> 16):
         raise InvalidInput(f"{name}: the entry {filename!r} is a link")
-    if entry.file_size > max(_BOMB_FREE_BYTES, _BOMB_RATIO * entry.compress_size):
-        raise TooLarge(f"{name}: the entry {filename!r} grows more than {_BOMB_RATIO} times when unpacked: a zip bomb?")
