@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,8 +74,25 @@ class Pictures:
 
     def __getitem__(self, which: slice, /) -> Array:
         """Raises DataError for a file that is no picture which can be read."""
-        chosen = self.paths[which]
-        return np.stack([self._pixels(path) for path in chosen]) if chosen else np.zeros((0, *self.shape[1:]), np.uint8)
+        return self._stacked([self._pixels(path) for path in self.paths[which]])
+
+    def readable(self, which: slice) -> tuple[Array, list[int], list[str]]:
+        """Those that can be read, their numbers, and what is wrong with each of the others."""
+        pixels, numbers, damage = [], [], []
+        for number in range(len(self))[which]:
+            try:
+                pixels.append(self._pixels(self.paths[number]))
+                numbers.append(number)
+            except DataError as exc:
+                damage.append(str(exc))
+        return self._stacked(pixels), numbers, damage
+
+    def take(self, numbers: Iterable[int]) -> Pictures:
+        """Some of them, in that order."""
+        return replace(self, paths=tuple(self.paths[number] for number in numbers))
+
+    def _stacked(self, pixels: list[Array]) -> Array:
+        return np.stack(pixels) if pixels else np.zeros((0, *self.shape[1:]), np.uint8)
 
     def _pixels(self, path: Path) -> Array:
         try:
@@ -101,9 +118,8 @@ class FolderImages:
 
     def take(self, indices: Array) -> FolderImages:
         """The images at `indices` (integers `[m]`), in that order."""
-        paths = tuple(self.images.paths[int(index)] for index in indices)
         return FolderImages(
-            images=replace(self.images, paths=paths), fine=self.fine[indices], coarse=self.coarse[indices]
+            images=self.images.take(map(int, indices)), fine=self.fine[indices], coarse=self.coarse[indices]
         )
 
 

@@ -31,7 +31,7 @@ from models.importing.preprocess import (
     from_toml,
     joined,
 )
-from models.importing.validation import Mistake, batches, labelled_in, likely_mistake, pictures_in
+from models.importing.validation import Mistake, batches, labelled_in, left_out, likely_mistake, pictures_in
 from models.manifest import ModelEntry
 from models.session import open_session, softmax
 from models.speed import least_ms_per_image
@@ -134,7 +134,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
     same = None
     if wish.calibrate is not None:
         say("quantising to INT8")
-        folded, same = _quantised(folded, running, pictures_in(wish.calibrate, preprocess))
+        folded, same = _quantised(folded, running, pictures_in(wish.calibrate, preprocess), say)
         running = _Folded(folded)
     folded, cut = with_cut(folded, probes)
     running = _Folded(folded)
@@ -169,7 +169,8 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
     if wish.validate is not None:
         say(f"measuring accuracy on the pictures in {wish.validate}")
         pictures, truth = labelled_in(wish.validate, hierarchy, place.target, preprocess)
-        entry = _measured(entry, running, pictures, truth, hierarchy)
+        logits, pictures, truth = _answered(running, pictures, truth, say)
+        entry = _measured(entry, logits, truth, hierarchy)
         order = list(place.order) if place.order is not None else list(range(len(labels)))
         mistake = likely_mistake(lambda images, other: plain.run(images, other)[:, order], pictures, truth, preprocess)
     entry = enter(entry, content, hierarchy, wish.models)
@@ -291,10 +292,12 @@ def _in_order(model: onnx.ModelProto, place: Place) -> onnx.ModelProto:
     return model
 
 
-def _quantised(model: onnx.ModelProto, plain: _Folded, chosen: Pictures) -> tuple[onnx.ModelProto, float]:
+def _quantised(model: onnx.ModelProto, plain: _Folded, chosen: Pictures, say: Say) -> tuple[onnx.ModelProto, float]:
     """The INT8 form, and the share of pictures that it answers as before."""
     step = max(1, len(chosen) // _CALIBRATION)
-    pictures = chosen[::step][:_CALIBRATION]
+    pictures, numbers, damage = chosen.readable(slice(0, step * _CALIBRATION, step))
+    if warning := left_out(damage, len(numbers), "for the calibration"):
+        say(warning)
     integer = quantised(model, pictures)
     running = _Folded(integer)
     same = [
@@ -304,10 +307,24 @@ def _quantised(model: onnx.ModelProto, plain: _Folded, chosen: Pictures) -> tupl
     return integer, float(np.mean(same))
 
 
-def _measured(entry: ModelEntry, running: _Folded, chosen: Pictures, labels: Array, hierarchy: Hierarchy) -> ModelEntry:
+def _answered(running: _Folded, chosen: Pictures, labels: Array, say: Say) -> tuple[Array, Pictures, Array]:
+    """Logits of the pictures that can be read, these, and their labels."""
+    logits: list[Array] = []
+    kept: list[int] = []
+    damage: list[str] = []
+    for pixels, numbers, wrong in batches(chosen):
+        if numbers:
+            logits.append(running.run(pixels))
+        kept += numbers
+        damage += wrong
+    if warning := left_out(damage, len(kept), "for the validation"):
+        say(warning)
+    return np.concatenate(logits), chosen.take(kept), labels[kept]
+
+
+def _measured(entry: ModelEntry, logits: Array, labels: Array, hierarchy: Hierarchy) -> ModelEntry:
     """With the accuracy on labelled pictures; a temperature is fitted on one half, and stands if it does the other
     good."""
-    logits = np.concatenate([running.run(part) for part in batches(chosen)])
     shuffled = np.random.default_rng(0).permutation(len(labels))
     fitted, judged = shuffled[::2], shuffled[1::2] if len(shuffled) > 1 else shuffled
     temperature = fit_temperature(logits[fitted], labels[fitted]) if len(labels) >= _LEAST_FITTED else 1.0

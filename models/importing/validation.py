@@ -16,9 +16,10 @@ from models.importing.preprocess import Preprocess
 from tierkit.errors import DataError
 from tierkit.inference.model import Array
 
-__all__ = ["Mistake", "batches", "labelled_in", "likely_mistake", "pictures_in"]
+__all__ = ["Mistake", "batches", "labelled_in", "left_out", "likely_mistake", "pictures_in"]
 
 _BATCH = 25
+_MOST_NAMED = 20
 _MOST_TRIED = 200
 """Pictures on which other preprocessing is tried."""
 _WORTH = 0.05
@@ -73,9 +74,23 @@ def _as_taken(paths: Sequence[Path], preprocess: Preprocess) -> Pictures:
     return Pictures(paths=tuple(paths), fit=preprocess.fit)
 
 
-def batches(pictures: Pictures) -> Iterator[Array]:
-    """UINT8 `[n, height, width, 3]`, some pictures at a time."""
-    return (pictures[start : start + _BATCH] for start in range(0, len(pictures), _BATCH))
+def batches(pictures: Pictures) -> Iterator[tuple[Array, list[int], list[str]]]:
+    """As `Pictures.readable`, some pictures at a time."""
+    return (pictures.readable(slice(start, start + _BATCH)) for start in range(0, len(pictures), _BATCH))
+
+
+def left_out(damage: Sequence[str], left: int, purpose: str) -> str | None:
+    """A warning that names the pictures which cannot be read; None where there are none.
+
+    Raises:
+        DataError: none can be read.
+    """
+    if not damage:
+        return None
+    named = "; ".join(damage[:_MOST_NAMED]) + (f"; and {more} more" if (more := len(damage) - _MOST_NAMED) > 0 else "")
+    if not left:
+        raise DataError(f"none of the {len(damage)} pictures {purpose} can be read: {named}")
+    return f"left out {len(damage)} of the {len(damage) + left} pictures {purpose}, which cannot be read: {named}"
 
 
 def likely_mistake(

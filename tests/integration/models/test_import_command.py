@@ -104,6 +104,33 @@ def test_what_cannot_be_entered_is_one_line_and_changes_nothing(
     assert not (place / "set").exists()
 
 
+def test_damaged_pictures_are_left_out_and_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = (place / "pictures" / "red" / "000.png").read_bytes()
+    names = [f"{colour}/{name}" for colour, name in (("red", "cut.png"), ("blue", "001.png"), ("green", "no.jpg"))]
+    for name in names:
+        (place / "pictures" / name).write_bytes(whole[: len(whole) // 2])
+    calibrated = ("--int8", "--calibrate", "pictures")
+    assert enter("--validate", "pictures", *calibrated, "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["entry"]["test_images"] == 11
+    assert json.loads(captured.out)["entry"]["fine_accuracy"] == 1.0
+    assert [captured.err.count(name) for name in names] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("option", [("--validate",), ("--int8", "--calibrate")])
+def test_pictures_that_are_all_damaged_end_the_import(
+    place: Path, option: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (place / "pictures").rglob("*.png"):
+        path.write_bytes(b"no picture")
+        for number in range(2):
+            path.with_suffix(f".{number}.png").write_bytes(b"no picture")
+    assert enter(*option, "pictures") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert (said.count(".png"), "16 more" in said) == (20, True)
+    assert not (place / "set").exists()
+
+
 def test_classes_that_differ_between_tiers_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert enter() == 0
     before = (place / "set" / "manifest.json").read_bytes()
