@@ -9,6 +9,7 @@ belongs to their very weights: `escalation.json`, beside the manifest, has the s
 from __future__ import annotations
 
 import json
+import shlex
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -183,7 +184,7 @@ class Tuning(Frozen):
                 there = f"the manifest's have {have[:12]}..." if have else "the manifest has no such network"
                 raise WeightsError(
                     f"{TUNING_NAME} was tuned for other weights of {network.name!r} (sha256 {network.sha256[:12]}..., "
-                    f"{there}): run 'terrace models tune-escalation' again"
+                    f"{there}): run '{_command()}' again"
                 )
 
 
@@ -234,7 +235,9 @@ def load_tuning(folder: Path | None = None) -> Tuning:
     """
     path = (folder or weights_folder()) / TUNING_NAME
     if not path.exists():
-        raise NotFound(f"there is no {path}: 'terrace models tune-escalation' makes it")
+        raise NotFound(
+            f"there is no {path}: '{_command(path.parent)}' makes it, from labelled pictures in folders by class"
+        )
     return read_json(path, Tuning, what="file of thresholds", error=WeightsError)
 
 
@@ -247,6 +250,12 @@ def save_tuning(tuning: Tuning, folder: Path) -> Path:
     path = folder / TUNING_NAME
     write_atomically(path, (compact_json(tuning.model_dump(mode="json")) + "\n").encode())
     return path
+
+
+def _command(folder: Path | None = None) -> str:
+    """What chooses thresholds for a model set."""
+    models = "SET" if folder is None else shlex.quote(str(folder))
+    return f"terrace models tune-escalation --models {models} --out {models} --dataset PICTURES"
 
 
 def compact_json(content: Any) -> str:

@@ -433,7 +433,7 @@ def begin_weights(folder: Path, like: Path) -> Manifest:
         load_manifest(like)
         try:
             if folder.exists() and any(folder.iterdir()):
-                raise InvalidInput(f"{folder} holds files but no {MANIFEST_NAME}: name a weights folder, or a new one")
+                raise InvalidInput(f"{folder} holds files but no {MANIFEST_NAME}: name a model set, or a new folder")
             shutil.copytree(like, folder, dirs_exist_ok=True)
             if (records := records_folder(like)).is_dir():
                 shutil.copytree(records, records_folder(folder), dirs_exist_ok=True)

@@ -33,6 +33,7 @@ __all__ = [
     "Side",
     "Target",
     "TuningReport",
+    "caution",
     "curve_rows",
     "measure_choice",
     "tune",
@@ -42,6 +43,8 @@ __all__ = [
 Answered = Literal["coarse", "fine"]
 _RECORD = "escalation"
 _RECORD_POINTS = 200
+_ENOUGH = 200
+"""Pictures to choose thresholds by: the standard error of a share is at most 3.5 points then."""
 _GATES = ((Tier.EDGE, Tier.CLOUD), (Tier.END, Tier.EDGE), (Tier.END, Tier.CLOUD))
 
 
@@ -226,6 +229,17 @@ class TuningReport:
     files: tuple[Path, ...]
     plot: bool
     """Whether the curves could be drawn; matplotlib (extra `plots`) is needed."""
+
+
+def caution(tuning: Tuning) -> str | None:
+    """A warning where thresholds were chosen by few pictures; None where these were enough."""
+    images = min(gate.images for gate in tuning.gates)
+    if images >= _ENOUGH:
+        return None
+    return (
+        f"chosen by only {images} pictures: an accuracy by so few has a standard error of up to "
+        f"{50 / images**0.5:.0f} points; take {_ENOUGH} pictures or more to choose by"
+    )
 
 
 def tune_weights(

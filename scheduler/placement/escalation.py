@@ -86,7 +86,7 @@ def choose_gates(
     if isinstance(tuning, TerraceError):
         raise InvalidInput(
             f"escalate={escalate} needs tuned thresholds, and this scheduler has none ({tuning}); submit with "
-            "escalate=always, or have them tuned"
+            "escalate=always, or have them tuned and start the scheduler again"
         )
     gates: list[JobGate] = []
     for lower, upper in pairwise(chain):

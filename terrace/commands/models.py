@@ -35,7 +35,7 @@ from models.manifest import (
 )
 from models.session import import_runtime, load_model, verify_file
 from models.speed import measure_ms_per_image, probe_images
-from models.tuning import Target, TuningReport, tune_weights
+from models.tuning import Target, TuningReport, caution, tune_weights
 from models.verify import verify_encoder, verify_entry
 from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
@@ -50,12 +50,12 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, check, measure and make the networks.")
 
 Records = Annotated[
-    Path | None, typer.Option(help="Folder of the training records; `records` in the weights folder unless given.")
+    Path | None, typer.Option(help="Folder of the training records; `records` in the model set unless given.")
 ]
 Out = Annotated[
     Path,
     typer.Option(
-        help="Weights folder to write into; a new one begins as a copy of --models, or of the bundled ones.",
+        help="Model set to write into; a new one begins as a copy of --models, or of Terrace's own.",
         file_okay=False,
         show_default=False,
     ),
@@ -356,6 +356,8 @@ def tune_escalation(
             threads=threads,
             report=_Bars(progress),
         )
+    if warning := caution(report.tuning):
+        say(f"warning: {warning}")
     if json:
         print_json(
             {
@@ -404,7 +406,7 @@ def quantize(
     out: Annotated[
         Path,
         typer.Option(
-            help="Weights folder to write into; a new one begins as a copy of the bundled ones.",
+            help="Model set to write into; a new one begins as a copy of Terrace's own.",
             file_okay=False,
             show_default=False,
         ),

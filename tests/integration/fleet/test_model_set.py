@@ -134,7 +134,8 @@ def test_adaptive_serves_an_imported_set(private_url: str) -> None:
 
 
 def test_a_job_that_needs_thresholds_names_the_command_that_makes_them(url: str) -> None:
-    with Client(url) as client, pytest.raises(InvalidInput, match="'terrace models tune-escalation' makes it"):
+    command = r"'terrace models tune-escalation --models (\S+) --out \1 --dataset PICTURES' makes it"
+    with Client(url) as client, pytest.raises(InvalidInput, match=command):
         client.submit(PICTURES, scheme="end-cloud", escalate="threshold", escalate_from="end")
 
 

@@ -99,6 +99,7 @@ def test_thresholds_are_chosen_on_half_of_the_pictures_and_judged_on_the_others(
     assert shown.exit_code == 0
     assert "6 labelled images, every other one of each class" in shown.output
     assert "6 test images" in shown.output
+    assert "warning: chosen by only 6 pictures" in shown.stderr
     assert "coarse" not in shown.output
     tuning = load_tuning(out)
     tuning.check(load_manifest(out))

@@ -151,7 +151,9 @@ def test_a_curve_that_falls_or_ends_early_is_refused(tmp_path: Path):
 
 
 def test_a_folder_without_thresholds_says_how_to_make_them(tmp_path: Path):
-    with pytest.raises(NotFound, match=r"'terrace models tune-escalation' makes it"):
+    with pytest.raises(
+        NotFound, match=rf"'terrace models tune-escalation .*--out {tmp_path} --dataset PICTURES' makes it"
+    ):
         load_tuning(tmp_path)
 
 

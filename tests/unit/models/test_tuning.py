@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from models.escalation import Tuning, load_tuning
 from models.manifest import load_manifest
-from models.tuning import Side, Target, curve_rows, measure_choice, tune
+from models.tuning import Side, Target, caution, curve_rows, measure_choice, tune
 from tierkit.errors import InvalidInput
 from tierkit.types import Tier
 
@@ -134,3 +134,12 @@ def test_the_record_is_of_the_shipped_thresholds_and_keeps_the_promise():
     assert budget["thresholds"] == {"edge-cloud": shipped.gate(Tier.EDGE, Tier.CLOUD).for_budget(0.5).below}
     assert budget["relative_accuracy"] >= 0.99
     assert budget["went_to"]["cloud"] <= 0.5
+
+
+@pytest.mark.parametrize(("images", "warns"), [(1, True), (199, True), (200, False)])
+def test_few_pictures_are_warned_of(images: int, warns: bool):
+    shipped = load_tuning()
+    few = shipped.gates[0].model_copy(update={"images": images})
+    warning = caution(shipped.model_copy(update={"gates": (few, *shipped.gates[1:])}))
+    assert (warning is not None) == warns
+    assert warning is None or f" {images} " in warning
