@@ -23,10 +23,14 @@ _LISTED_DAMAGED = 20
 _STATE_STYLES = {JobState.COMPLETED: "green", JobState.FAILED: "red", JobState.CANCELLED: "yellow"}
 
 
-def job_summary(job: Job) -> RenderableType:
-    """Everything that a finished (or running) job has to tell, in about fifteen lines."""
+def job_summary(job: Job, *, damaged: bool = True) -> RenderableType:
+    """Everything that a finished (or running) job has to tell, in about fifteen lines.
+
+    Args:
+        damaged: list the images that cannot be read.
+    """
     parts: list[RenderableType] = [_headline(job), Padding(_answers(job), (1, 0, 0, 0), expand=False)]
-    if job.damaged:
+    if job.damaged and damaged:
         parts.append(Padding(_damaged(job), (1, 0, 0, 0), expand=False))
     if job.by_node:
         parts.append(Padding(_shares(job), (1, 0, 0, 0), expand=False))
@@ -42,7 +46,8 @@ def check_answers(job: Job) -> None:
     answer, or cannot be read and was to be skipped."""
     skipped = job.damaged_images if job.policy.get("on_bad_input") == OnBadInput.SKIP else 0
     if job.failed_images > skipped:
-        missing = f"{job.failed_images:,} of {image_count(job.images)} have no answer"
+        have = "has" if job.failed_images == 1 else "have"
+        missing = f"{job.failed_images:,} of {image_count(job.images)} {have} no answer"
         typer.echo(f"terrace: {missing}; 'terrace jobs results {harmless(job.id)}' says why.", err=True)
     if job.failed_images > skipped or job.state is not JobState.COMPLETED:
         raise typer.Exit(1)

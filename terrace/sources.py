@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.data import read_cifar100, read_sample
@@ -19,6 +19,7 @@ __all__ = ["FOLDER_LABELS", "Source", "open_source"]
 FOLDER_LABELS = "folders"
 """Value of `--labels` that takes the name of each image's folder as its class."""
 
+_MOST_NAMED = 5
 _DATA_SETS = ("sample", "cifar100:test", "cifar100:train")
 
 
@@ -31,9 +32,21 @@ class Source:
     labels: Labels | None
     classes: tuple[str, ...] | None = None
     """Of a data set: what the numbers in `labels` mean."""
+    by_folder: Mapping[str, Path] = field(default_factory=dict)
+    """A picture for each folder whose name is a label."""
 
     def labels_for(self, classes: Sequence[str]) -> Labels | None:
-        """The labels, unless they are numbers of other classes than these."""
+        """The labels, unless they are numbers of other classes than these.
+
+        Raises:
+            InvalidInput: they are names of folders, some of which are no classes.
+        """
+        if stray := self.by_folder.keys() - set(classes):
+            named = [f"{name!r} (of {shortened(str(self.by_folder[name]))})" for name in sorted(stray)]
+            raise InvalidInput(
+                f"--labels {FOLDER_LABELS}: the fleet has no class that is called like the folder {_few(named)}; its "
+                f"classes are {_few(list(map(repr, classes)))}"
+            )
         return self.labels if self.classes is None or self.classes == tuple(classes) else None
 
 
@@ -59,6 +72,11 @@ def open_source(sources: Sequence[str], *, labels: str | None, data: Path | None
     return _data_set(named[0], data)
 
 
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _data_set(name: str, data: Path | None) -> Source:
     if name == "sample":
         images = read_sample()
@@ -79,11 +97,12 @@ def _files(paths: Sequence[Path], labels: str | None) -> Source:
     files = [found for path in paths for found in (list_images(path) if os.path.isdir(path) else [path])]
     if packed := [file for file in files if file.suffix.lower() in (".zip", ".npz", ".npy")]:
         raise InvalidInput(f"--labels goes with image files and folders; put the labels of {packed[0]} into an .npz")
+    images = [str(file) for file in files]
     if labels == FOLDER_LABELS:
-        found_labels: list[int | str | None] = [file.absolute().parent.name for file in files]
-    else:
-        found_labels = _read_labels(Path(labels), files)
-    return Source(title=title, images=[str(file) for file in files], labels=found_labels)
+        folders: list[int | str | None] = [file.absolute().parent.name for file in files]
+        by_folder = {file.absolute().parent.name: file for file in reversed(files)}
+        return Source(title=title, images=images, labels=folders, by_folder=by_folder)
+    return Source(title=title, images=images, labels=_read_labels(Path(labels), files))
 
 
 def _read_labels(path: Path, files: Sequence[Path]) -> list[int | str | None]:

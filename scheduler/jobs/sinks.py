@@ -83,7 +83,8 @@ class DurableSink:
         quarantined = self.progress.quarantined_ranges()
         parts = [reason] if reason and (failed or late) else []
         if failed:
-            parts.append(f"{failed} of {self.job.images} images have no answer; their results say why")
+            have = "has" if failed == 1 else "have"
+            parts.append(f"{failed} of {self.job.images} images {have} no answer; their results say why")
         if late:
             parts.append(f"{late} of {self.job.images} images got no finer answer in time; what they have stands")
         if damaged := len(self.progress.damaged):

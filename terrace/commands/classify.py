@@ -158,7 +158,8 @@ def _show(job: Job, results: list[ImageResult], out: Path | None, seen: str) -> 
     console = screen()
     if results:
         console.print(answers_table(results, flat=job.flat), crop=False)
-    console.print(job_summary(job))
+    # The table of answers says why an image has none.
+    console.print(job_summary(job, damaged=not results))
     if seen:
         console.print(seen, style="dim", soft_wrap=True, markup=False)
     if out is not None:

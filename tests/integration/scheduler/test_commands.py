@@ -65,6 +65,40 @@ async def test_images_without_an_answer_are_counted_and_make_the_exit_code_1_eve
     assert (states[-1].state, states[-1].failed_images) == ("completed", 10)
 
 
+async def test_one_image_without_an_answer_has_none(kit, scheduler, terrace, tmp_path):
+    images = tmp_path / "images.npy"
+    np.save(images, kit.images(2))
+    async with kit.end(scheduler, "end-0", script=second_task_fails):
+        code, out, err = await terrace("classify", str(images), "--scheme", "end", "--batch-size", "1")
+    assert code == 1
+    assert "1 of 2 images has no answer" in out
+    assert "1 of 2 images has no answer" in err
+
+
+@pytest.mark.parametrize("count", [2, 30])
+async def test_why_no_upstream_node_has_answered_is_said(kit, scheduler, terrace, tmp_path, count):
+    images = tmp_path / "images.npy"
+    np.save(images, kit.images(count))
+    async with kit.end(scheduler, "end-0"):
+        for more in ((), ("--json",)):
+            code, _, err = await terrace("classify", str(images), "--scheme", "end-edge", *more)
+            assert code == 0
+            assert f"{count} images without a finer answer: no_upstream: " in err
+            assert "end-edge" in err
+
+
+async def test_what_is_wrong_with_a_picture_is_said_once(kit, scheduler, terrace, tmp_path):
+    np.save(tmp_path / "images.npy", kit.images(1))
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    sources = [str(tmp_path / name) for name in ("images.npy", "a.jpg")]
+    async with kit.end(scheduler, "end-0"):
+        code, out, _ = await terrace("classify", *sources, "--scheme", "end", "--on-bad-input", "skip")
+        assert (code, out.count("not a PNG")) == (0, 1)
+        np.save(tmp_path / "images.npy", kit.images(30))
+        code, out, _ = await terrace("classify", *sources, "--scheme", "end", "--on-bad-input", "skip")
+        assert (code, out.count("not a PNG")) == (0, 1)
+
+
 async def test_a_cancelled_job_counts_what_it_has_not_answered(kit, scheduler, terrace):
     job = await scheduler.submit(kit.images(30), scheme="end")
     await scheduler.http.delete(f"/v1/jobs/{job['id']}")

@@ -36,6 +36,16 @@ def test_folders_can_be_labels(folder: Path) -> None:
     assert source.images == [str(folder / name) for name in ("apple/1.png", "apple/2.png", "ray/1.png")]
 
 
+def test_a_folder_that_is_no_class_is_named_with_a_picture_of_it(folder: Path) -> None:
+    source = open_source([str(folder)], labels="folders", data=None)
+    assert source.labels_for(["ray", "apple", "pear"]) == ["apple", "apple", "ray"]
+    with pytest.raises(InvalidInput, match="'apple'") as refused:
+        source.labels_for(["ray", "pear"])
+    said = str(refused.value)
+    assert str(folder / "apple" / "1.png") in said
+    assert str(folder / "ray") not in said
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
