@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -26,14 +27,18 @@ __all__ = [
     "load_encoder",
     "load_model",
     "open_session",
+    "plain",
     "softmax",
     "verify_file",
 ]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DATATYPES = {"tensor(uint8)": "UINT8", "tensor(float)": "FP32"}
-_MOST_SAID = 500
+_MOST_READ, _MOST_SAID = 5_000, 500
 """Characters of what the runtime says of a network that it refuses."""
+_CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_PLACE = re.compile(r"\S+\.(?:h|hpp|cc|cpp|cu):\d+ [^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()\s]*)+ (?:const )?")
+"""File, line and signature of the C++ function that failed; parentheses may be nested once."""
 _PIECE_PIXELS = 64**3
 _UNCUT = 2**31
 _LEAST_SLICE = 4
@@ -331,13 +336,18 @@ def open_session(network: bytes, source: str, *, provider: str = "cpu") -> Any:
     try:
         session = runtime.InferenceSession(network, options, providers=[wanted])
     except Exception as error:  # the runtime's own classes share no base but Exception
-        said = " ".join(str(error).split())[:_MOST_SAID]
-        raise WeightsError(f"ONNX Runtime cannot load {source}: {said}") from error
+        raise WeightsError(f"ONNX Runtime cannot load {source}: {plain(str(error))}") from error
     if wanted not in session.get_providers():
         raise ProviderUnavailable(
             f"ONNX Runtime could not start {wanted}; its libraries or a device are missing on this machine"
         )
     return session
+
+
+def plain(message: str) -> str:
+    """An error message of ONNX Runtime as part of a sentence: without error codes, source files and signatures."""
+    text = _CODE.sub("", " ".join(message[:_MOST_READ].split()))
+    return _PLACE.sub("", text)[:_MOST_SAID].rstrip(" .")
 
 
 def _read_verified(entry: WeightsFile, folder: Path) -> tuple[Path, bytes]:

@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from models.importing.preprocess import MOST_SIDE, Preprocess
+from models.session import plain
 from models.split import FEATURES
 from tierkit.errors import DataError, InvalidInput
 
@@ -27,6 +28,7 @@ _MAX_BYTES = 2 * 1024**3 - 1
 
 _FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
 _OLDEST_OPSET, _NEWEST_IR = 7, 13
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +71,34 @@ def read_onnx(path: Path) -> onnx.ModelProto:
         raise DataError(f"{path} is no ONNX file: it holds no graph")
     _load_external(model, path)
     versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    if versions.get("ai.onnx", _OLDEST_OPSET) < _OLDEST_OPSET or model.ir_version > _NEWEST_IR:
+    opset, newest = versions.get("ai.onnx", _OLDEST_OPSET), onnx.defs.onnx_opset_version()
+    if not _OLDEST_OPSET <= opset <= newest or model.ir_version > _NEWEST_IR:
         raise DataError(
-            f"{path} is of opset {versions.get('ai.onnx')} and IR version {model.ir_version}: export it with opset "
-            f"{_OLDEST_OPSET} or newer, and IR version {_NEWEST_IR} or older"
+            f"{path} is of opset {opset} and IR version {model.ir_version}: export it with an opset from "
+            f"{_OLDEST_OPSET} to {newest}, and IR version {_NEWEST_IR} or older"
+        )
+    if unknown := sorted({node.op_type for node in model.graph.node if not _is_known(node, opset)}):
+        named = ", ".join(unknown[:_MOST_NAMED]) + (" and others" if len(unknown) > _MOST_NAMED else "")
+        raise DataError(
+            f"{path} uses operators that opset {opset} of ONNX does not have: {named}; export it with another opset "
+            f"(up to {newest}), or without them"
         )
     try:
         onnx.checker.check_model(model)
     except Exception as exc:  # the checker's classes share no base but Exception
         raise DataError(f"{path} is damaged, or uses operators that ONNX does not know: {first_line(exc)}") from exc
     return model
+
+
+def _is_known(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether ONNX has the operator; those of other domains are ONNX Runtime's to know."""
+    if node.domain not in ("", "ai.onnx"):
+        return True
+    try:
+        onnx.defs.get_schema(node.op_type, opset)
+    except onnx.defs.SchemaError:
+        return False
+    return True
 
 
 def _load_external(model: onnx.ModelProto, path: Path) -> None:
@@ -302,7 +322,8 @@ def _shown(shape: list[int | None]) -> str:
 
 def first_line(exc: Exception) -> str:
     """What a foreign library says of an error, as part of a sentence."""
-    return (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
+    lines = str(exc).strip().splitlines()
+    return (plain(lines[0]) if lines else type(exc).__name__)[:300]
 
 
 def _size(height: int | None, width: int | None) -> tuple[int, int] | None:

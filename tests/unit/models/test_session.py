@@ -8,7 +8,7 @@ import pytest
 
 from models.data import read_sample
 from models.manifest import load_manifest, weights_folder
-from models.session import OnnxModel, load_model, softmax, verify_file
+from models.session import OnnxModel, load_model, plain, softmax, verify_file
 from models.split import extract_part
 from tierkit.errors import MissingExtra, ProviderUnavailable, SetupError, WeightsError
 from tierkit.inference.model import Model, TensorSpec
@@ -191,3 +191,23 @@ def test_the_parts_hold_each_weight_once():
     assert len(head) < 100_000
     assert len(head) + len(tail) < 1.02 * len(content)
     assert extract_part(content, "whole") == content
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("[ONNXRuntimeError] : 1 : FAIL : Error: a:Relu(-1) is not\na function", "Error: a:Relu(-1) is not a function"),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : /src/core/graph/load.h:46 void ort::Validate(const std::map<std::string, "
+            "std::function<void(int)> >&, bool) const Opset 40 is under development (for now).",
+            "Opset 40 is under development (for now)",
+        ),
+        (
+            "[ONNXRuntimeError] : 6 : E : while running Reshape: /src/a.cc:7 ort::R::R(int) no",
+            "while running Reshape: no",
+        ),
+        ("", ""),
+    ],
+)
+def test_what_the_runtime_says_is_said_without_its_source(message: str, expected: str) -> None:
+    assert plain(message) == expected
