@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -27,7 +27,9 @@ import numpy as np
 from tierkit.errors import DataError
 from tierkit.inference.model import Array
 
-__all__ = ["Hierarchy", "bundled_hierarchy"]
+__all__ = ["Hierarchy", "bundled_hierarchy", "few"]
+
+_MOST_NAMED = 5
 
 _FOLDER = Path(__file__).parent / "hierarchies"
 
@@ -71,7 +73,7 @@ class Hierarchy:
             raise DataError(f"{source}: a hierarchy is a table with `name`, `fine` and `superclasses`")
         unknown = set(content) - {"name", "fine", "superclasses"}
         if unknown:
-            raise DataError(f"{source}: unknown field {_quoted(unknown)} in the hierarchy")
+            raise DataError(f"{source}: unknown field {few(unknown)} in the hierarchy")
         name: Any = content.get("name")
         fine: Any = content.get("fine")
         groups: Any = content.get("superclasses")
@@ -82,14 +84,14 @@ class Hierarchy:
         if not isinstance(groups, Mapping) or not groups or not all(map(_is_names, groups.values())):
             raise DataError(f"{source}: `superclasses` must map each superclass to a list of its classes")
         if twice := [label for label, count in Counter(fine).items() if count > 1]:
-            raise DataError(f"{source}: `fine` names {_quoted(twice)} twice")
+            raise DataError(f"{source}: `fine` names {few(twice)} twice")
         members = Counter(label for labels in groups.values() for label in labels)
         if twice := [label for label, count in members.items() if count > 1]:
-            raise DataError(f"{source}: {_quoted(twice)} stands in more than one superclass")
+            raise DataError(f"{source}: {few(twice)} {_stand(twice)} in more than one superclass")
         if stray := [label for label in members if label not in set(fine)]:
-            raise DataError(f"{source}: {_quoted(stray)} stands in a superclass but not in `fine`")
+            raise DataError(f"{source}: {few(stray)} {_stand(stray)} in a superclass but not in `fine`")
         if missing := [label for label in fine if label not in members]:
-            raise DataError(f"{source}: {_quoted(missing)} stands in no superclass")
+            raise DataError(f"{source}: {few(missing)} {_stand(missing)} in no superclass")
         superclass = {label: index for index, labels in enumerate(groups.values()) for label in labels}
         return cls(
             name=name,
@@ -168,5 +170,11 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
 
 
-def _quoted(names: Any) -> str:
-    return ", ".join(repr(name) for name in sorted(names))
+def _stand(names: Collection[str]) -> str:
+    return "stands" if len(names) == 1 else "stand"
+
+
+def few(names: Collection[str]) -> str:
+    """Some of the names, quoted, and how many more there are."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(map(repr, sorted(names)[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")

@@ -449,7 +449,16 @@ def load_manifest(folder: Path | None = None) -> Manifest:
         WeightsError: there is no manifest, or what is wrong with it.
     """
     path = (folder or weights_folder()) / MANIFEST_NAME
-    return checked_manifest(read_json(path, Manifest, what="manifest", error=WeightsError), str(path))
+    try:
+        manifest = read_json(path, Manifest, what="manifest", error=WeightsError)
+    except WeightsError as error:
+        if folder is None or not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise
+        why = f"it holds no {MANIFEST_NAME}" if folder.is_dir() else "there is no such folder"
+        raise WeightsError(
+            f"{folder} is no model set ({why}): name a folder that 'terrace models import --models' has made"
+        ) from error
+    return checked_manifest(manifest, str(path))
 
 
 def checked_manifest(manifest: Manifest, source: str) -> Manifest:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from models.hierarchy import Hierarchy
+from models.hierarchy import Hierarchy, few
 from tierkit.errors import DataError, InvalidInput
 
 __all__ = ["Place", "place_in", "read_labels"]
@@ -59,8 +59,11 @@ class Place:
     """The network's output for each class of the set; None where the order is the same."""
 
 
-def place_in(hierarchy: Hierarchy, labels: Sequence[str], tier: str) -> Place:
+def place_in(hierarchy: Hierarchy, labels: Sequence[str], tier: str, *, source: str = "the set") -> Place:
     """Which classes of the set the network answers.
+
+    Args:
+        source: where the hierarchy is from, for messages.
 
     Raises:
         InvalidInput: neither the classes nor the superclasses of the set, or superclasses above the end tier.
@@ -74,11 +77,10 @@ def place_in(hierarchy: Hierarchy, labels: Sequence[str], tier: str) -> Place:
     missing = [name for name in hierarchy.fine if name not in set(labels)]
     stray = [name for name in labels if name not in set(hierarchy.fine)]
     differ = "; ".join(
-        f"{what} {', '.join(map(repr, names[:5]))}{' and others' if len(names) > 5 else ''}"
-        for what, names in (("it lacks", missing), ("it has in addition", stray))
-        if names
+        f"{what} {few(names)}" for what, names in ((f"{source} lacks", stray), ("the labels lack", missing)) if names
     )
     raise InvalidInput(
-        f"the network's classes are not those of the set ({differ}): all networks of a set answer the same classes; on "
-        "the end tier one may answer the superclasses of a hierarchy, which --hierarchy gives"
+        f"the network's classes are not those of {source} ({differ}): all networks of a set answer the same classes, "
+        "and a hierarchy lists each of them in `fine` and in one superclass; on the end tier a network may answer the "
+        "superclasses of a hierarchy, which --hierarchy gives"
     )

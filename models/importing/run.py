@@ -104,7 +104,7 @@ def import_network(wish: Wish, say: Say = lambda _: None) -> ImportReport:
     labels = read_labels(wish.labels)
     before = present(wish.models)
     hierarchy = hierarchy_of(wish.models, before, wish.hierarchy, labels)
-    place = place_in(hierarchy, labels, wish.tier)
+    place = place_in(hierarchy, labels, wish.tier, source="the set" if wish.hierarchy is None else str(wish.hierarchy))
     name = free_name(wish.file, wish.tier, before, wish.name)
     check_folder(wish.models)
     say(f"reading {wish.file}")

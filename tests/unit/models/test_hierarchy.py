@@ -57,6 +57,7 @@ def test_content_is_the_inverse_of_parse():
             changed(superclasses={"round": ["circle", "ellipse"], "angular": ["square", "star"]}),
             "'star' stands in a superclass but not in `fine`",
         ),
+        (changed(fine=["circle", "square", "ellipse", *"abcdefg"]), "'a', 'b', 'c', 'd', 'e' and 2 more stand"),
         (changed(superclasses={}), "`superclasses` must map"),
         (changed(superclasses={"round": "circle"}), "`superclasses` must map"),
         (changed(fine=[]), "`fine` must be a list"),

@@ -62,9 +62,11 @@ def test_a_network_comes_before_the_one_that_stands_in_for_it():
     assert [entry.name for entry in merge_entry([stand_in], big)] == ["big", stand_in.name]
 
 
-def test_a_missing_manifest_is_named(tmp_path: Path):
-    with pytest.raises(WeightsError, match=str(tmp_path)):
-        load_manifest(tmp_path)
+def test_a_folder_that_is_no_model_set_is_named_and_what_makes_one(tmp_path: Path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path, tmp_path / "absent", tmp_path / "file"):
+        with pytest.raises(WeightsError, match=f"{folder} is no model set .*'terrace models import"):
+            load_manifest(folder)
 
 
 def test_a_class_count_that_disagrees_with_the_hierarchy_is_refused(tmp_path: Path, content):
