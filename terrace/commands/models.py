@@ -249,6 +249,7 @@ def speed(
     with tempfile.TemporaryDirectory() as scratch:
         for entry in _chosen(manifest, names or [], not names):
             for file, place in _precisions(entry, folder, runs, Path(scratch) if fp32 else None):
+                say(f"measuring {file.name} ({file.precision}) in batches of {', '.join(map(str, sizes))}")
                 model = load_model(file, place, provider=provider, threads=threads, labels=manifest.labels(entry))
                 pace = measure_ms_per_image(model, probe_images(entry.input_shape), sizes)
                 facts = {"name": entry.name, "precision": file.precision, "size_bytes": file.size_bytes}

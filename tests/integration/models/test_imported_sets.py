@@ -59,8 +59,11 @@ def test_verify_runs_them(models: Path) -> None:
 
 def test_speed_is_measured(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.speed._LEAST_S", 0.001)
-    rows = json.loads(invoke(models, "speed", "--batch", "2", "--json").stdout)
-    assert {row["name"] for row in rows} == {"of-end", "of-cloud"}
+    done = invoke(models, "speed", "--batch", "2", "--json")
+    names = [row["name"] for row in json.loads(done.stdout)]
+    assert names == ["of-end", "of-cloud"]
+    # What takes long says what it is at.
+    assert [name in line for name, line in zip(names, done.stderr.splitlines(), strict=True)] == [True, True]
 
 
 def test_eval_on_pictures_in_folders_by_class(models: Path, pictures: Path) -> None:
