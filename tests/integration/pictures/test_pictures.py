@@ -156,9 +156,10 @@ async def test_all_bad_pictures_are_named_where_none_may_be_skipped(client: Asyn
         await client.submit([tmp_path / name for name in nothing], on_bad_input="skip")
 
 
-async def test_a_classification_tells_of_damage_at_once(client: AsyncClient) -> None:
-    events = [event async for event in client.classify([noisy("red"), cut_short(noisy("blue"))], scheme="end-cloud")]
-    coarse, fine = events[0], events[1]
+@pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
+async def test_a_classification_tells_of_damage_at_once(client: AsyncClient, on_bad_input: str) -> None:
+    pictures = [noisy("red"), cut_short(noisy("blue"))]
+    coarse, fine = [event async for event in client.classify(pictures, scheme="end-cloud", on_bad_input=on_bad_input)]
     assert isinstance(coarse, CoarseResults)
     assert isinstance(fine, FineResults)
     for event in (coarse, fine):
