@@ -13,6 +13,7 @@ fine labels, the order of the superclasses that of the coarse labels:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tomllib
 from collections import Counter
@@ -113,6 +114,11 @@ class Hierarchy:
     def is_flat(self) -> bool:
         """Whether coarse and fine answers name the same classes."""
         return self.fine == self.coarse
+
+    @property
+    def digest(self) -> str:
+        """sha256 of names and order."""
+        return hashlib.sha256(json.dumps(self.content()).encode()).hexdigest()
 
     def content(self) -> dict[str, Any]:
         """The decoded form of the hierarchy file: `parse` of it gives this hierarchy again."""

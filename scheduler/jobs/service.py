@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from models.escalation import Tuning
+from models.hierarchy import Hierarchy
 from models.manifest import Manifest
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
@@ -88,8 +89,9 @@ class Scheduler:
         self._submissions = 0
         """Uploads under way that will be jobs."""
         self._turns = Turns(settings.decoders)
-        self._parents = np.asarray(manifest.hierarchy.parent, np.int32)
-        self._flat = manifest.hierarchy.is_flat
+        self._served = manifest.hierarchy.digest
+        self._hierarchies = {self._served: manifest.hierarchy}
+        """By digest: those of the jobs in the database as well, once they are recovered."""
 
     # --- submission -----------------------------------------------------------------------------------------------
 
@@ -189,6 +191,7 @@ class Scheduler:
             policy=policy,
             images=images,
             input_sha256=sha256,
+            hierarchy=self._served,
             resized_images=len(facts.resized),
             fingerprint=fingerprint,
             created_at=now,
@@ -209,7 +212,7 @@ class Scheduler:
                 )
             return self._shown(stored), False
         tasks = [_task(job, index) for index in range(job.tasks)]
-        progress = Progress(facts.labels, self._parents, facts.damaged)
+        progress = self._progress(job, facts)
         self._activate(job, self._inputs.open(sha256, images), tasks, progress, allowance)
         _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
         return await self._named(self._shown(job)), True
@@ -248,6 +251,7 @@ class Scheduler:
 
     async def recover(self) -> None:
         """Take up the jobs that the scheduler before this one has left: only what has no durable answer is sent."""
+        self._hierarchies = await self._store.hierarchies(self.manifest.hierarchy)
         unfinished = await self._store.unfinished()
         for job in unfinished:
             self._inputs.hold(job.input_sha256)
@@ -257,7 +261,7 @@ class Scheduler:
 
     async def _recover(self, job: JobRow) -> None:
         facts = await self._store.facts(job.id)
-        progress = Progress(facts.labels, self._parents, facts.damaged)
+        progress = self._progress(job, facts)
         open_tasks: list[ActiveTask] = []
         made = await self._store.attempts_made(job.id)
         async for index, answers in self._store.answers_by_task(job):
@@ -272,6 +276,10 @@ class Scheduler:
                     task.knows(coarse.event)
                 open_tasks.append(task)
         try:
+            if job.hierarchy != self._served:
+                raise DataError(
+                    "the scheduler was started again with a model set of other classes than this job's; submit it again"
+                )
             images = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
         except DataError as exc:
             sink = DurableSink(job, progress, store=self._store, on_end=lambda: None)
@@ -299,16 +307,23 @@ class Scheduler:
         return job if job.final or job.id in self._sinks else await self._store.get(job.id)
 
     def _shown(self, row: JobRow) -> Job:
-        now = time.time()
+        now, flat = time.time(), self._hierarchy(row).is_flat
         sink = self._sinks.get(row.id)
         if sink is None:
-            figures = row.summary or {**Progress(None, self._parents).summary(), "mapping": {}}
-            return view_of(row, state=row.state, reason=row.reason, figures=figures, flat=self._flat, now=now)
+            figures = row.summary or {**self._progress(row, ImageFacts()).summary(), "mapping": {}}
+            return view_of(row, state=row.state, reason=row.reason, figures=figures, flat=flat, now=now)
         active = self.dispatcher.job(row.id)
         reason = active.reason if active is not None else ""
         if not reason and sink.state is JobState.QUEUED:
             reason = "waiting for its turn"
-        return view_of(row, state=sink.state, reason=reason, figures=sink.figures, flat=self._flat, now=now)
+        return view_of(row, state=sink.state, reason=reason, figures=sink.figures, flat=flat, now=now)
+
+    def _hierarchy(self, job: JobRow) -> Hierarchy:
+        """The classes of a job: those of the model set that it was submitted to."""
+        return self._hierarchies.get(job.hierarchy or self._served, self.manifest.hierarchy)
+
+    def _progress(self, job: JobRow, facts: ImageFacts) -> Progress:
+        return Progress(facts.labels, np.asarray(self._hierarchy(job).parent, np.int32), facts.damaged)
 
     async def _state(self, job_id: str) -> JobState:
         sink = self._sinks.get(job_id)
@@ -386,7 +401,7 @@ class Scheduler:
         """The state of a job and its image results in index order, by task. While the job runs, those that there are;
         afterwards all. Raises NotFound."""
         job = await self._current(await self._store.get(job_id))
-        renderer = Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy)
+        renderer = Renderer(self._hierarchy(job), await self._store.facts(job_id), job.policy)
         unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
 
         async def batches() -> AsyncGenerator[Rows, None]:
@@ -411,7 +426,8 @@ class Scheduler:
         job = await self._store.get(job_id)
         if states_only:
             return self._events(job, 0, None)
-        return self._events(job, after, Renderer(self.manifest.hierarchy, await self._store.facts(job_id), job.policy))
+        renderer = Renderer(self._hierarchy(job), await self._store.facts(job_id), job.policy)
+        return self._events(job, after, renderer)
 
     async def _events(self, job: JobRow, seq: int, renderer: Renderer | None) -> Events:
         job_id = job.id

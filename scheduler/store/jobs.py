@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import case, delete, func, insert, select, tuple_, update
+from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from models.hierarchy import Hierarchy
 from scheduler.dispatch.work import FAILED_OUTCOMES, Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import plain_reason
-from scheduler.store.tables import attempts, jobs, results
+from scheduler.store.tables import attempts, hierarchies, jobs, results
 from tierkit.errors import NotFound, Unavailable
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
@@ -62,6 +63,8 @@ class JobRow:
     policy: JobPolicy
     images: int
     input_sha256: str
+    hierarchy: str | None = None
+    """Digest of the classes that its labels and results are of."""
     resized_images: int
     fingerprint: str
     created_at: float
@@ -130,6 +133,26 @@ class JobStore:
                 raise
             return found
         return job
+
+    async def hierarchies(self, served: Hierarchy) -> dict[str, Hierarchy]:
+        """The classes of all jobs by digest, with those that are served now. Jobs of an older Terrace, which did not
+        note theirs, count as of these.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        digest, content = served.digest, json.dumps(served.content())
+
+        async def write(connection: AsyncConnection) -> None:
+            used = select(jobs.c.hierarchy).where(jobs.c.hierarchy.is_not(None))
+            gone = or_(hierarchies.c.sha256 == digest, hierarchies.c.sha256.not_in(used))
+            await connection.execute(delete(hierarchies).where(gone))
+            await connection.execute(insert(hierarchies).values(sha256=digest, content=content))
+            await connection.execute(update(jobs).where(jobs.c.hierarchy.is_(None)).values(hierarchy=digest))
+
+        await self.commit.execute(write)
+        rows = await self._rows(select(hierarchies))
+        return {row.sha256: Hierarchy.parse(json.loads(row.content), source="the database") for row in rows}
 
     async def get(self, job_id: str) -> JobRow:
         """Raises NotFound."""

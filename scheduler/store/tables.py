@@ -21,14 +21,15 @@ from sqlalchemy import (
     Text,
 )
 
-__all__ = ["SCHEMA_VERSION", "UPGRADES", "attempts", "jobs", "metadata", "properties", "results"]
+__all__ = ["SCHEMA_VERSION", "UPGRADES", "attempts", "hierarchies", "jobs", "metadata", "properties", "results"]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (),
     2: ("DROP TABLE IF EXISTS terrace_tasks",),
     3: ("ALTER TABLE terrace_jobs ADD COLUMN damaged TEXT",),
+    4: ("ALTER TABLE terrace_jobs ADD COLUMN hierarchy VARCHAR(64)",),
 }
 """Statements that turn a database of this version into one of the next; new tables are created by themselves."""
 
@@ -39,6 +40,14 @@ properties = Table(
     metadata,
     Column("name", String(64), primary_key=True),
     Column("value", String(256), nullable=False),
+)
+
+# What the numbers in labels and results mean. A scheduler may serve another model set than the one before it did.
+hierarchies = Table(
+    "terrace_hierarchies",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("content", Text, nullable=False),  # JSON
 )
 
 jobs = Table(
@@ -53,6 +62,7 @@ jobs = Table(
     Column("images", Integer, nullable=False),
     Column("tasks", Integer, nullable=False),
     Column("input_sha256", String(64), nullable=False),
+    Column("hierarchy", String(64)),  # sha256; null in jobs of an older Terrace until a scheduler starts
     Column("labels", LargeBinary),  # little-endian int32 per image, -1 for unknown
     Column("names", Text),  # JSON list
     Column("resized", Text),  # JSON object: image number to [height, width] as sent

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from models.hierarchy import bundled_hierarchy
+from models.hierarchy import Hierarchy, bundled_hierarchy
+from scheduler.settings import SchedulerSettings
 from tierkit.testing import wait_for
 
 
@@ -49,6 +54,48 @@ async def test_a_job_whose_pixels_are_gone_fails_and_says_so(kit, settings):
         view = await scheduler.job(job["id"])
         assert (view["state"], view["failed_images"]) == ("failed", 10)
         assert "of an unfinished job is gone" in view["reason"]
+
+
+@pytest.fixture
+def few_classes(settings: SchedulerSettings, tmp_path: Path) -> Path:
+    """A model set of two classes without a hierarchy."""
+    assert settings.models is not None
+    manifest = json.loads((settings.models / "manifest.json").read_text())
+    manifest["hierarchy"] = Hierarchy.flat("few", ["yes", "no"]).content()
+    manifest["models"] = [{**entry, "classes": 2} for entry in manifest["models"]]
+    folder = tmp_path / "few"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+async def test_jobs_keep_the_classes_of_their_model_set(kit, settings, few_classes):
+    async def told(scheduler: Any) -> Any:
+        job = f"/v1/jobs/{done['id']}"
+        table = (await scheduler.http.get(f"{job}/results", params={"format": "csv"})).text
+        events = [data for kind, _, data in await scheduler.events(done["id"]) if kind != "state"]
+        return await scheduler.job(done["id"]), await scheduler.results(done["id"]), table, events
+
+    async with kit.scheduler(settings) as scheduler:
+        async with kit.end(scheduler, "end-0"):
+            done = await scheduler.submit(kit.images(60), labels=np.arange(60), scheme="end")
+            await scheduler.finished(done["id"])
+        open_job = await scheduler.submit(kit.images(10), scheme="end")
+        before = await told(scheduler)
+    assert before[1][59]["true_fine"] == bundled_hierarchy().fine[59]
+    async with kit.scheduler(settings.model_copy(update={"models": few_classes})) as scheduler:
+        assert await told(scheduler) == before
+        listed = (await scheduler.http.get("/v1/jobs")).json()["jobs"]
+        assert [(job["id"], job["flat"]) for job in listed] == [(open_job["id"], False), (done["id"], False)]
+        view = await scheduler.job(open_job["id"])
+        assert (view["state"], view["failed_images"]) == ("failed", 10)
+        assert "other classes" in view["reason"]
+        assert all(result["error"] for result in await scheduler.results(open_job["id"]))
+        new = await scheduler.submit(kit.images(1), scheme="end")
+        assert new["flat"]
+    async with kit.scheduler(settings) as scheduler:
+        assert await told(scheduler) == before
+        assert (await scheduler.job(new["id"]))["state"] == "failed"
 
 
 async def test_a_deadline_that_passed_while_nobody_was_there_ends_the_job(kit, settings):

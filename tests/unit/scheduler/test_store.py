@@ -17,6 +17,7 @@ from sqlalchemy import event, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from models.hierarchy import Hierarchy
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import GroupCommit, Withdrawn
@@ -354,7 +355,7 @@ async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
     assert await store.jobs.attempts_after(job.id, 0, 0, limit=10, only_task=2) == made[3:]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, version):
     async with opened(tmp_path / "x.db") as store:
         job = await add(store.jobs)
@@ -364,8 +365,11 @@ async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, ve
         if version < 3:
             old.execute("CREATE TABLE terrace_tasks (job_id VARCHAR(32) REFERENCES terrace_jobs (id))")
             old.execute(f"INSERT INTO terrace_tasks VALUES ('{job.id}')")
+        if version < 4:
+            old.execute("ALTER TABLE terrace_jobs DROP COLUMN damaged")
         old.executescript(
-            f"""ALTER TABLE terrace_jobs DROP COLUMN damaged;
+            f"""ALTER TABLE terrace_jobs DROP COLUMN hierarchy;
+            DROP TABLE terrace_hierarchies;
             UPDATE terrace_properties SET value = '{version}' WHERE name = 'schema_version';"""
         )
     for _ in range(2):
@@ -377,6 +381,20 @@ async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, ve
         store.jobs.finished(job.id, state=JobState.FAILED, reason="", at=1.0, summary={})
         await store.commit.flush()
         assert await store.jobs.purge(2.0) == 1
+
+
+async def test_each_job_keeps_its_classes_and_classes_without_jobs_go(store):
+    first, second = (Hierarchy.flat(name, ["a", "b", name]) for name in ("first", "second"))
+    old = await add(store.jobs)
+    assert await store.jobs.hierarchies(first) == {first.digest: first}
+    assert (await store.jobs.get(old.id)).hierarchy == first.digest
+    for served in (second, second, first, second):
+        assert await store.jobs.hierarchies(served) == {first.digest: first, served.digest: served}
+    assert (await store.jobs.get(old.id)).hierarchy == first.digest
+    store.jobs.finished(old.id, state=JobState.COMPLETED, reason="", at=1.0, summary={})
+    await store.commit.flush()
+    await store.jobs.purge(2.0)
+    assert await store.jobs.hierarchies(second) == {second.digest: second}
 
 
 async def test_only_unfinished_jobs_are_taken_up_and_only_old_ones_purged(store):
@@ -403,7 +421,7 @@ def test_job_ids_sort_by_time():
 async def test_a_database_of_a_newer_terrace_is_refused(tmp_path):
     async with opened(tmp_path / "x.db") as store, store.engine.begin() as connection:
         await connection.execute(update(properties).values(value="99"))
-    with pytest.raises(SetupError, match=r"newer Terrace \(schema 99, this one knows 4\): update Terrace or use"):
+    with pytest.raises(SetupError, match=r"newer Terrace \(schema 99, this one knows 5\): update Terrace or use"):
         await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
 
 
