@@ -16,6 +16,7 @@ from tierkit.client import (
     Job,
     StateChange,
 )
+from tierkit.plaintext import one_line
 from tierkit.types import Scheme
 
 __all__ = ["follow"]
@@ -46,7 +47,7 @@ def follow(client: Client, job: Job, *, budget_s: float | None = None) -> Job:
             if standing:
                 progress.update(fine, description=f"fine, {standing} without a finer answer")
     for reason, images in reasons.most_common(_MOST_SAID):
-        said = f"{image_count(images)} without a finer answer: {reason}"
+        said = one_line(f"{image_count(images)} without a finer answer: {reason}")
         screen(stderr=True).print(said, style="yellow", soft_wrap=True, markup=False)
     return job
 
