@@ -37,19 +37,16 @@ class Dataset:
     """Origin and terms, for the manifest."""
     folder: Path | None
     """The folder data set, or the folder that holds `cifar-100-python/`."""
-    size: tuple[int, int]
+    size: tuple[int, int] = (32, 32)
     """Height and width that images are brought to."""
 
     @classmethod
-    def open(
-        cls, name: str, root: Path | None, *, size: tuple[int, int] = (32, 32), hierarchy: Hierarchy | None = None
-    ) -> Dataset:
+    def open(cls, name: str, root: Path | None, *, hierarchy: Hierarchy | None = None) -> Dataset:
         """A data set by name or folder; images are read by `read`.
 
         Args:
             name: "cifar100", or the path of a folder data set.
             root: folder that holds `cifar-100-python/`, for "cifar100".
-            size: height and width of the images of a folder data set.
             hierarchy: of a folder that has no file for it.
 
         Raises:
@@ -64,16 +61,15 @@ class Dataset:
                     "https://www.cs.toronto.edu/~kriz/cifar.html, free for research with this citation"
                 ),
                 folder=root,
-                size=(32, 32),
             )
         folder = Path(name)
         files = [path for path in (folder / "hierarchy.toml", folder / "hierarchy.json") if path.is_file()]
         if not files and hierarchy is not None:
-            return cls(name=folder.name, hierarchy=hierarchy, source=folder.name, folder=folder, size=size)
+            return cls(name=folder.name, hierarchy=hierarchy, source=folder.name, folder=folder)
         if not files:
             raise DataError(f"{name!r} is neither {CIFAR100!r} nor a folder with a hierarchy.toml or hierarchy.json")
         hierarchy = Hierarchy.load(files[0])
-        return cls(name=hierarchy.name, hierarchy=hierarchy, source=hierarchy.name, folder=folder, size=size)
+        return cls(name=hierarchy.name, hierarchy=hierarchy, source=hierarchy.name, folder=folder)
 
     def read(self, split: Split) -> ImageSet:
         """The images of a split.
@@ -101,3 +97,20 @@ class Dataset:
         if split == "train" and not parted:
             raise DataError(f"{self.folder} has no folder train/")
         return read_labelled(self.folder / split if parted else self.folder, self.hierarchy, entry)
+
+    def decoded_for(self, entry: ModelEntry, split: Split) -> ImageSet:
+        """As `read_for`, with the pixels of all images.
+
+        Raises:
+            DataError: as `read_for`; or one of them cannot be read.
+        """
+        found = self.read_for(entry, split)
+        if isinstance(found, ImageSet):
+            return found
+        return ImageSet(
+            images=found.images[:],
+            fine=found.fine,
+            coarse=found.coarse,
+            names=tuple(str(path) for path in found.images.paths),
+            hierarchy_name=self.hierarchy.name,
+        )

@@ -9,7 +9,7 @@ another measure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from encryption.training.similarity import as_planes, mean_ssim, ssim
+from tierkit.errors import DataError
 from tierkit.inference.model import Array
 
-__all__ = ["Decoder", "Lessons", "Trained", "reconstruct", "train_decoder"]
+__all__ = ["Decoder", "Lessons", "Trained", "check_shapes", "reconstruct", "train_decoder"]
 
 _BATCH = 128
 _KEPT_BACK = 256
@@ -72,7 +73,7 @@ class Decoder(nn.Module):
     def __init__(self, examples: Tensor, images: Array) -> None:
         super().__init__()
         side = images.shape[1]
-        self._fold = max(1, examples.shape[2] * _GRAIN // side)
+        self._fold = _fold(examples.shape[2], side)
         folded = F.pixel_unshuffle(examples, self._fold)
         channels, at = folded.shape[1:3]
         spread = folded.std(dim=(0, 2, 3), keepdim=True)[0]
@@ -119,6 +120,31 @@ class Decoder(nn.Module):
         found = torch.linalg.solve(normal, sums)
         convolution.weight.copy_(found[:-1].T.reshape(convolution.weight.shape))
         convolution.bias.copy_(found[-1])
+
+
+def check_shapes(features: Sequence[int], image: Sequence[int]) -> None:
+    """Refuse what no decoder can be built for.
+
+    Args:
+        features: channels, height and width.
+        image: height, width and colours.
+
+    Raises:
+        DataError: one of them is not as high as wide, or the image is not larger by a power of two.
+    """
+    (_, high, wide), (height, width, _) = features, image
+    at = high // _fold(high, height)
+    times = height // at
+    if high != wide or height != width or at * _fold(high, height) != high or at * times != height or times & times - 1:
+        raise DataError(
+            f"no decoder is known for features of {high} x {wide} and pictures of {height} x {width}: both must be as "
+            "high as wide, and the pictures larger by 1, 2, 4, ..."
+        )
+
+
+def _fold(features: int, image: int) -> int:
+    """Positions across that go into the channels of one."""
+    return max(1, features * _GRAIN // image)
 
 
 class _Block(nn.Module):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from encryption.audit.decoder import Lessons, Trained, reconstruct, train_decoder
+from encryption.audit.decoder import Lessons, Trained, check_shapes, reconstruct, train_decoder
 from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Row, Subject, counts
 from encryption.audit.surrogate import train_surrogate
@@ -130,8 +130,9 @@ class _Bench:
         return self.test.images[: self.budget.images]
 
     def judge(self, network: ModelEntry) -> ModelEntry:
-        """The most accurate network of fine answers that is not the one under attack, if there is another."""
-        fine = [entry for entry in self.manifest.models if entry.target == "fine"]
+        """The most accurate network of fine answers that takes the same pictures and is not the one under attack, if
+        there is another."""
+        fine = [entry for entry in self.manifest.models if entry.target == "fine" and entry.fit == network.fit]
         others = [entry for entry in fine if entry.name != network.name]
         return max(others or fine, key=lambda entry: entry.fine_accuracy or 0.0)
 
@@ -164,7 +165,8 @@ def run_audit(
         test: labelled; the first ones are attacked.
 
     Raises:
-        DataError: too few images, or without labels.
+        DataError: too few images, without labels, or of a size that a network does not take; or features for which
+            there is no decoder.
         NotFound: the manifest has no such encoder.
         WeightsError: a file is missing, damaged, or has an operator that the audit does not know.
     """
@@ -173,8 +175,17 @@ def run_audit(
     if len(test) < budget.images or len(train) < 2 * budget.overheard:
         raise DataError(
             f"this audit needs {budget.images} test and {2 * budget.overheard} training images, "
-            f"there are {len(test)} and {len(train)}"
+            f"there are {len(test)} and {len(train)}: give it more, or ask for less with --quick and --images"
         )
+    for subject in subjects:
+        if test.images.shape[1:] != subject.network.input_shape:
+            raise DataError(
+                f"{subject.network.name} takes images of {list(subject.network.input_shape)}; those of the data set "
+                f"are {list(test.images.shape[1:])}"
+            )
+        if subject.kind is not None:
+            encoder = manifest.encoder(f"{subject.network.name}.{subject.kind}")
+            check_shapes(encoder.feature_shape, subject.network.input_shape)
     bench = _Bench(folder=folder, manifest=manifest, train=train, test=test, budget=budget, seed=seed, tell=tell)
     for subject in subjects:
         if subject.kind is None:

@@ -91,15 +91,16 @@ def audit(
     folder = models or weights_folder()
     manifest = load_manifest(folder)
     subjects = _subjects(manifest, encoder, network, form, everything=all_)
+    attacked = _of_one_size([subject.network for subject in subjects])
     with training_extra("attacking an encoder"):
         import torch
 
         from encryption.audit.run import Budget, run_audit
         from encryption.audit.sheet import draw_sheet
 
-    source = Dataset.open(dataset, data, size=manifest.models[0].input_shape[:2])
+    source = Dataset.open(dataset, data, hierarchy=manifest.hierarchy)
     manifest.check_hierarchy(source.hierarchy)
-    train, test = source.read("train"), source.read("test")
+    train, test = source.decoded_for(attacked, "train"), source.decoded_for(attacked, "test")
     if threads is not None:
         torch.set_num_threads(threads)
     budget = Budget.quick(images) if quick else Budget.standard(images, queries)
@@ -147,6 +148,8 @@ def _subjects(
     if everything:
         if encoder or network or form:
             raise typer.BadParameter("--all is everything: name no encoder, network or form with it.")
+        if not manifest.encoders:
+            raise typer.BadParameter(_no_encoder("any kind"))
         fine = [entry for entry in manifest.models if entry.target == "fine"]
         subjects = [Subject(kind=None, network=entry, form=_PIXELS) for entry in fine]
         for entry in sorted(manifest.encoders, key=lambda each: each.kind is not EncoderKind.CONV1):
@@ -176,8 +179,25 @@ def _network(manifest: Manifest, kind: EncoderKind | None, name: str | None) -> 
     else:
         able = [entry.network for entry in manifest.encoders if entry.kind == kind]
     if not able:
-        raise typer.BadParameter(f"the manifest has no encoder of the kind '{kind}'.")
+        raise typer.BadParameter(_no_encoder(f"the kind '{kind}'"))
     return manifest.entry(_one_of(able, f"network with the encoder {kind or Privacy.NONE}", name or able[0]))
+
+
+def _no_encoder(kind: str) -> str:
+    return (
+        f"the model set has no encoder of {kind}: 'terrace models cut-encoder --models SET --out SET --dataset "
+        f"PICTURES' makes one of the kind '{EncoderKind.CONV1}'."
+    )
+
+
+def _of_one_size(networks: Sequence[ModelEntry]) -> ModelEntry:
+    """The first network, if all see the same of a picture: they are attacked on the same pixels."""
+    if len({network.fit for network in networks}) > 1:
+        names = ", ".join(dict.fromkeys(network.name for network in networks))
+        raise typer.BadParameter(
+            f"{names} take pictures of different sizes or by different rules: audit one at a time, with --network."
+        )
+    return networks[0]
 
 
 def _table(rows: Sequence[Row]) -> Table:

@@ -121,6 +121,72 @@ def test_the_first_convolution_becomes_an_encoder(models: Path, pictures: Path, 
     assert {verdict["name"]: verdict["ok"] for verdict in verdicts}["of-cloud.conv1"]
 
 
+@pytest.fixture(scope="module")
+def two_sizes(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
+    """Networks for pictures of 32 x 32 and of 48 x 48, with their encoders."""
+    folder = tmp_path_factory.mktemp("sizes")
+    networks = {
+        tier: colour_network(folder / f"{tier}.onnx", size=side) for tier, side in (("edge", 32), ("cloud", 48))
+    }
+    models = colour_set(folder / "set", networks)
+    assert invoke(models, "cut-encoder", "--dataset", str(pictures), "--out", str(models)).exit_code == 0
+    return models
+
+
+@pytest.mark.train
+def test_an_audit_attacks_an_encoder_on_pictures_of_its_networks_size(
+    two_sizes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+    from encryption.audit.decoder import Lessons
+    from encryption.audit.run import Budget
+    from encryption.audit.whitebox import Search
+
+    tiny = Budget(
+        images=8,
+        searched_images=2,
+        equations=60,
+        search=Search(steps=2, own_images=2),
+        lessons=Lessons(images=16, enough=1.0),
+        imitation_steps=2,
+        overheard=10,
+        test_images=9,
+    )
+    monkeypatch.setattr(Budget, "quick", lambda images: tiny)
+    for split in ("train", "test"):
+        colour_pictures(tmp_path / "data" / split, each=20, size=60)
+    given = ["--models", str(two_sizes), "--dataset", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
+    for network, side in (("of-edge", 32), ("of-cloud", 48)):
+        command = [
+            "audit",
+            "--encoder",
+            "conv1",
+            "--form",
+            "float32",
+            "--network",
+            network,
+            "--quick",
+            "--json",
+            *given,
+        ]
+        assert run(["privacy", *command]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        attacks = {row["attack"]: row for row in rows}
+        assert attacks.keys() == {"least-squares", "black-box", "optimisation", "query-free"}
+        assert attacks["least-squares"]["ssim"] > 0.9
+        assert {(row["network"], row["judge"], row["payload_bytes"]) for row in rows} == {
+            (network, network, 4 * 3 * side**2)
+        }
+
+
+def test_an_audit_says_what_a_set_lacks(models: Path, two_sizes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for what in (["--encoder", "conv1"], ["--all"]):
+        assert run(["privacy", "audit", *what, "--models", str(models)]) == 2
+        assert "'terrace models cut-encoder --models SET" in capsys.readouterr().err
+    assert run(["privacy", "audit", "--all", "--models", str(two_sizes)]) == 2
+    assert "audit one at a time, with --network" in capsys.readouterr().err
+
+
 def test_a_network_without_such_a_convolution_is_refused_and_nothing_written(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

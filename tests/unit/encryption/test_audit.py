@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
 import torch
 
-from encryption.audit.decoder import Decoder, Lessons, reconstruct, train_decoder
+from encryption.audit.decoder import Decoder, Lessons, check_shapes, reconstruct, train_decoder
 from encryption.audit.onnx_torch import OnnxNetwork
 from encryption.audit.rows import Subject
 from encryption.audit.run import Budget, run_audit
@@ -127,7 +127,22 @@ def test_optimisation_takes_the_start_that_does_better_on_its_own_images(sample:
 @pytest.mark.parametrize(("channels", "side"), [(8, 8), (64, 16), (16, 32), (32, 4)])
 def test_a_decoder_fits_features_of_any_size(channels: int, side: int):
     sent = torch.randn(4, channels, side, side)
+    check_shapes(sent.shape[1:], SHAPE)
     assert Decoder(sent, np.zeros((4, *SHAPE), np.uint8))(sent).shape == (4, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("features", "image"),
+    [
+        ((8, 149, 149), (299, 299, 3)),
+        ((8, 32, 16), (32, 32, 3)),
+        ((8, 32, 48), (32, 48, 3)),
+        ((8, 11, 11), (33, 33, 3)),
+    ],
+)
+def test_shapes_without_a_decoder_are_refused(features: tuple[int, ...], image: tuple[int, ...]):
+    with pytest.raises(DataError, match=f"features of {features[1]} x {features[2]} and pictures of {image[0]}"):
+        check_shapes(features, image)
 
 
 def test_a_decoder_begins_with_what_a_linear_map_can_do(sample: ImageSet):

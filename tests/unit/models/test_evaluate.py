@@ -117,9 +117,9 @@ def test_a_folder_data_set_brings_its_own_hierarchy(tmp_path: Path):
     for name in PETS.fine:
         (tmp_path / "test" / name).mkdir(parents=True)
         Image.new("RGB", (10, 10), (9, 9, 9)).save(tmp_path / "test" / name / "one.png")
-    dataset = Dataset.open(str(tmp_path), None, size=(6, 5))
+    dataset = Dataset.open(str(tmp_path), None)
     assert dataset.hierarchy == PETS
-    assert dataset.read("test").images.shape == (3, 6, 5, 3)
+    assert dataset.read("test").images.shape == (3, 32, 32, 3)
     with pytest.raises(DataError, match="train"):
         dataset.read("train")
 
