@@ -13,10 +13,11 @@ from PIL import Image
 
 from models.importing import run
 from models.importing.run import Wish, import_network
+from terrace.cli import run as terrace
 from tierkit.inference.model import Array
 from tierkit.types import Tier
 
-__all__ = ["COLOURS", "colour_network", "colour_pictures", "colour_set", "coloured", "wide_picture"]
+__all__ = ["COLOURS", "colour_network", "colour_pictures", "colour_set", "coloured", "encoded_set", "wide_picture"]
 
 COLOURS = ("red", "green", "blue")
 
@@ -71,6 +72,17 @@ def colour_set(folder: Path, networks: Mapping[str, Path], *, validate: Path | N
             wish = Wish(file=file, models=folder, tier=Tier(tier), labels=labels, name=f"of-{tier}", validate=validate)
             import_network(wish)
     return folder
+
+
+def encoded_set(folder: Path, sides: Mapping[str, int]) -> Path:
+    """A model set in a folder, of a network for each tier that sees squares of this side; those above the end devices
+    have encoders."""
+    networks = {tier: colour_network(folder / f"{tier}.onnx", size=side) for tier, side in sides.items()}
+    models = colour_set(folder / "set", networks)
+    labelled = colour_pictures(folder / "labelled", size=max(sides.values()))
+    cut = ["models", "cut-encoder", "--models", str(models), "--out", str(models), "--dataset", str(labelled)]
+    assert terrace(cut) == 0
+    return models
 
 
 def coloured(colour: str, size: int = 32, *, strength: int = 200) -> Array:

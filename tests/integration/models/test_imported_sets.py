@@ -12,7 +12,7 @@ from models.escalation import load_tuning
 from models.manifest import load_manifest
 from terrace.cli import run
 from terrace.commands.models import app
-from tests.model_sets import COLOURS, colour_network, colour_pictures, colour_set
+from tests.model_sets import COLOURS, colour_network, colour_pictures, colour_set, encoded_set
 from tests.unit.models.importing.conftest import write_colours
 from tierkit.types import Tier
 
@@ -122,15 +122,8 @@ def test_the_first_convolution_becomes_an_encoder(models: Path, pictures: Path, 
 
 
 @pytest.fixture(scope="module")
-def two_sizes(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
-    """Networks for pictures of 32 x 32 and of 48 x 48, with their encoders."""
-    folder = tmp_path_factory.mktemp("sizes")
-    networks = {
-        tier: colour_network(folder / f"{tier}.onnx", size=side) for tier, side in (("edge", 32), ("cloud", 48))
-    }
-    models = colour_set(folder / "set", networks)
-    assert invoke(models, "cut-encoder", "--dataset", str(pictures), "--out", str(models)).exit_code == 0
-    return models
+def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return encoded_set(tmp_path_factory.mktemp("sizes"), {"edge": 32, "cloud": 48})
 
 
 @pytest.mark.train

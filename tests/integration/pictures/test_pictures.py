@@ -16,8 +16,16 @@ import tritonclient.http as triton
 from PIL import Image
 
 from terrace.cli import run
-from tests.model_sets import COLOURS, colour_network, colour_pictures, colour_set, wide_picture
-from tierkit.client import AsyncClient, CoarseResults, FineResults, ImageResult, Job, JobState
+from tests.model_sets import COLOURS, encoded_set, wide_picture
+from tierkit.client import (
+    AsyncClient,
+    CoarseResults,
+    FineResults,
+    ImageResult,
+    Job,
+    JobState,
+    StateChange,
+)
 from tierkit.errors import Forbidden, InvalidInput
 from tierkit.fleet import Fleet, FleetPlan, launch, local_plan
 from tierkit.testing import service_process, wait_for
@@ -29,26 +37,22 @@ SIDES = {"end": 32, "edge": 80, "cloud": 96}
 @pytest.fixture(scope="module")
 def pictures_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Networks that see squares of different sizes, the middle of a picture; with encoders for those above."""
-    folder = tmp_path_factory.mktemp("colours")
-    networks = {tier: colour_network(folder / f"{tier}.onnx", size=side) for tier, side in SIDES.items()}
-    models = colour_set(folder / "set", networks)
-    labelled = colour_pictures(folder / "labelled", size=100)
-    cut = ["models", "cut-encoder", "--models", str(models), "--out", str(models), "--dataset", str(labelled)]
-    assert run(cut) == 0
-    return models
+    return encoded_set(tmp_path_factory.mktemp("colours"), SIDES)
 
 
 @asynccontextmanager
-async def fleet_of(models: Path, folder: Path, **scheduler: Any) -> AsyncIterator[tuple[Fleet, AsyncClient]]:
+async def fleet_of(
+    models: Path, folder: Path, *, ends: int = 1, **scheduler: Any
+) -> AsyncIterator[tuple[Fleet, AsyncClient]]:
     plan = local_plan(
-        {Tier.END: 1, Tier.EDGE: 1, Tier.CLOUD: 1},
+        {Tier.END: ends, Tier.EDGE: 1, Tier.CLOUD: 1},
         scheduler={"models": models, "state": folder / "state", "trusted": "end,edge,cloud", "port": 0} | scheduler,
         node={"models": models},
     )
     async with launch(plan, folder) as fleet, AsyncClient(fleet.scheduler_url) as client:
 
         async def all_alive() -> bool:
-            return [device.health for device in await client.devices()] == [Health.ALIVE] * 3
+            return [device.health for device in await client.devices()] == [Health.ALIVE] * (ends + 2)
 
         await wait_for(all_alive, what="the nodes")
         yield fleet, client
@@ -196,6 +200,44 @@ async def test_a_stock_client_sends_files_to_a_node(fleet: Fleet) -> None:
             raw = {"Inference-Header-Content-Length": "0"}
             answer = await http.post(f"{url}/v2/models/{model}/infer", content=pixels.tobytes(), headers=raw)
         assert answer.status_code == 200
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("scheme", ["mapping", "adaptive"])
+async def test_killed_nodes_cost_no_picture_its_answer(pictures_set: Path, tmp_path: Path, scheme: str) -> None:
+    """An end node with files in its hands, then an upstream node: in each job the first that has answered."""
+    good = [noisy(colour) for colour in COLOURS]
+    files = [cut_short(good[number % 3]) if number % 50 == 7 else good[number % 3] for number in range(400)]
+    damaged = range(7, 400, 50)
+    async with fleet_of(pictures_set, tmp_path, ends=2, n_map=1) as (fleet, client):
+        for kind in (CoarseResults, FineResults):
+            job = await client.submit(files, scheme=scheme, batch_size=4, on_bad_input="skip", on_upstream_loss="wait")
+            told: dict[type, list[int]] = {CoarseResults: [], FineResults: []}
+            victim = ""
+            async for event in client.events(job):
+                if isinstance(event, StateChange):
+                    continue
+                told[type(event)] += [result.index for result in event.results]
+                if isinstance(event, kind) and not victim:
+                    answer = event.results[0].coarse if kind is CoarseResults else event.results[0].fine
+                    assert answer is not None
+                    victim = answer.node
+                    fleet.services[victim].process.kill()
+            job = await client.job(job)
+            assert (job.state, job.damaged_images, job.fallback) == (JobState.COMPLETED, len(damaged), 0)
+            # Each picture's answers were told once, or what is wrong with it.
+            assert {kind: sorted(indices) for kind, indices in told.items()} == {
+                CoarseResults: list(range(400)),
+                FineResults: list(range(400)),
+            }
+            assert [image.index for image in job.damaged] == list(damaged)
+            results = [result async for result in client.results(job)]
+            assert [result.index for result in results] == list(range(400))
+            assert [result.index for result in results if result.error] == list(damaged)
+            assert all(result.label == COLOURS[result.index % 3] for result in results if not result.error)
+            # It died with work in its hands, and another did that.
+            attempts = (await client.attempts(job, limit=1000)).attempts
+            assert [a for a in attempts if victim in (a.node, a.upstream) and a.outcome not in ("ok", "cancelled")]
 
 
 async def test_jobs_of_files_go_on_after_a_restart_of_the_scheduler(pictures_set: Path, tmp_path: Path) -> None:

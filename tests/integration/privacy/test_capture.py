@@ -7,6 +7,7 @@ node is trusted.
 import asyncio
 import contextlib
 import hashlib
+import io
 import json
 import re
 import sqlite3
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from PIL import Image
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
 
@@ -31,12 +33,14 @@ from end_node.app import create_app as end_app
 from end_node.node import EndNode
 from end_node.settings import EndSettings
 from models.data import read_sample
-from models.manifest import PartFile, load_manifest, save_manifest, weights_folder
+from models.manifest import Fit, PartFile, load_manifest, save_manifest, weights_folder
+from models.pictures import Picture
 from models.serving import load_models
 from models.split import extract_part
 from scheduler.api.app import create_app as scheduler_app
 from scheduler.settings import SchedulerSettings
-from tierkit.client import AsyncClient, Job
+from tests.model_sets import encoded_set
+from tierkit.client import AsyncClient, FineResults, Job
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import Array
 from tierkit.inference.node import InferenceNode, node_app
@@ -46,6 +50,9 @@ from tierkit.types import EncoderKind, Tier
 NETWORK = "wrn-16-2"  # for upstream nodes: it is small
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 WINDOW = 8
+PIECE = 16
+"""Bytes of a file: in a row of 31 there is one of its pieces."""
+SIDES = {"end": 32, "edge": 80, "cloud": 96}
 FAST: dict[str, Any] = {"heartbeat_s": 0.1, "suspect_s": 2.0, "lease_s": 5.0, "drain_s": 2.0}
 
 
@@ -159,7 +166,13 @@ class Fleet:
         self.urls: dict[Recorder, str] = {}
 
     async def start(
-        self, *, ends: int, edges: tuple[str, ...] = (), clouds: tuple[str, ...] = (), edge_network: str = NETWORK
+        self,
+        *,
+        ends: int,
+        edges: tuple[str, ...] = (),
+        clouds: tuple[str, ...] = (),
+        edge_network: str = NETWORK,
+        cloud_network: str = NETWORK,
     ) -> None:
         settings = self.settings
         service = await self.stack.enter_async_context(
@@ -178,7 +191,7 @@ class Fleet:
                 node = kind(
                     node_id=name,
                     advertise_url=self.urls[recorder],
-                    model=(edge_network if tier == "edge" else NETWORK,),
+                    model=(edge_network if tier == "edge" else cloud_network,),
                     only_features=tier not in settings.trusted and name not in settings.trusted,
                     **self.common(self.urls[back]),
                 )
@@ -200,7 +213,7 @@ class Fleet:
     async def complete(self, nodes: int) -> bool:
         return sum(device.health == "alive" and bool(device.reached) for device in await self.client.devices()) == nodes
 
-    async def run(self, images: Array, **policy: Any) -> Job:
+    async def run(self, images: Array | list[bytes], **policy: Any) -> Job:
         job = await self.client.submit(images, **{"batch_size": 6, **policy})
         return await self.client.wait(job, budget_s=60)
 
@@ -209,19 +222,21 @@ class Fleet:
 
 
 async def build_end(settings: EndSettings, lifecycle: Lifecycle) -> Starlette:
-    encoders = Encoders(await load_heads(settings), settings)
-    return end_app(
-        EndNode(settings, await load_models(settings, Tier.END), lifecycle, load_manifest().hierarchy, encoders)
-    )
+    manifest = load_manifest(settings.models)
+    encoders = Encoders(await load_heads(settings, manifest), settings)
+    models = await load_models(settings, Tier.END, manifest)
+    return end_app(EndNode(settings, models, lifecycle, manifest.hierarchy, encoders))
 
 
 async def build_edge(settings: EdgeSettings, lifecycle: Lifecycle) -> Starlette:
-    encoders = Encoders(await load_heads(settings), settings)
-    return edge_app(EdgeNode(settings, await load_served(settings, Tier.EDGE), lifecycle, encoders))
+    manifest = load_manifest(settings.models)
+    encoders = Encoders(await load_heads(settings, manifest), settings)
+    return edge_app(EdgeNode(settings, await load_served(settings, Tier.EDGE, manifest), lifecycle, encoders))
 
 
 async def build_cloud(settings: CloudSettings, lifecycle: Lifecycle) -> Starlette:
-    return node_app(InferenceNode(settings, await load_served(settings, Tier.CLOUD), lifecycle))
+    models = await load_served(settings, Tier.CLOUD, load_manifest(settings.models))
+    return node_app(InferenceNode(settings, models, lifecycle))
 
 
 @asynccontextmanager
@@ -313,6 +328,64 @@ async def test_no_pixel_of_an_image_that_goes_up_by_itself_reaches_a_node_that_i
         for name in fleet.recorders:
             assert not holds_pixels(fleet.captured(name), images), name
         assert fleet.captured("edge-away").count(ZSTD_MAGIC) > 4
+
+
+def picture_files(count: int, seed: int, side: int) -> tuple[list[bytes], list[Array]]:
+    """Noise as JPEG and PNG files, and what networks that see squares of the side, or of others, see of it."""
+    files = []
+    for number, pixels in enumerate(np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), np.uint8)):
+        held = io.BytesIO()
+        Image.fromarray(pixels).save(held, ("JPEG", "PNG")[number % 2], **({} if number % 2 else {"quality": 95}))
+        files.append(held.getvalue())
+    seen = [np.stack([picture(file).decode(Fit(each, each)) for file in files]) for each in SIDES.values()]
+    return files, seen
+
+
+def picture(file: bytes) -> Picture:
+    return Picture(file, "x", max_bytes=10**7, max_pixels=10**6)
+
+
+def holds_files(captured: bytes, files: list[bytes]) -> bool:
+    """Whether a piece of one of the files stands in what was captured, plain or unpacked."""
+    contents = [captured, *unpacked(captured)]
+    pieces = {file[at : at + PIECE] for file in files for at in range(0, len(file) - PIECE, PIECE)}
+    return any(content[at : at + PIECE] in pieces for content in contents for at in range(len(content) - PIECE + 1))
+
+
+@pytest.mark.timeout(120)
+async def test_no_byte_of_a_file_reaches_a_node_that_is_not_trusted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("DEBUG")
+    models = await asyncio.to_thread(encoded_set, tmp_path, SIDES)
+    files, seen = picture_files(6, 7, SIDES["cloud"])
+    nodes: dict[str, Any] = {"edge_network": "of-edge", "cloud_network": "of-cloud"}
+    async with running(
+        tmp_path, ("end", "edge-own"), models, ends=1, edges=("edge-own", "edge-away"), clouds=("cloud-0",), **nodes
+    ) as fleet:
+        cloud = fleet.recorders["cloud-0"]
+        for policy in (
+            {"scheme": "end-cloud"},
+            {"scheme": "end-cloud", "encode_on": "edge"},
+            {"scheme": "end-cloud", "feature_form": "float32", "privacy": "conv1"},
+            {"scheme": "end-edge", "privacy": "conv1"},
+            {"scheme": "adaptive", "privacy": "conv1"},
+        ):
+            job = await fleet.run([*files, files[0][:-900]], on_bad_input="skip", **policy)
+            assert (job.answered_fine, job.fallback, set(job.sent)) == (6, 0, {"conv1"}), (policy, job.reason)
+            assert [image.index for image in job.damaged] == [6]
+        events = [event async for event in fleet.client.classify(files, scheme="end-cloud")]
+        assert any(isinstance(event, FineResults) for event in events)
+        cloud.refuses = True
+        job = await fleet.run(files, scheme="end-cloud")
+        assert job.fallback == 6
+        assert len((await fleet.client.attempts(job)).attempts) > 1
+        assert cloud.captured.count(ZSTD_MAGIC) > 4
+        for name in fleet.recorders:
+            if not name.startswith("edge-own"):
+                assert not holds_files(fleet.captured(name), files), name
+                assert not any(holds_pixels(fleet.captured(name), images) for images in seen), name
+        assert holds_files(fleet.captured("edge-own"), files)  # which is trusted, and encodes
+        told = caplog.text.encode() + generate_latest()
+        assert not holds_files(told, files)
 
 
 async def test_the_search_finds_the_pixels_that_a_trusted_node_gets(tmp_path: Path):
