@@ -10,7 +10,7 @@ from pathlib import Path
 
 from encryption.features import check_features
 from encryption.serving import Head, Tail
-from models.manifest import EncoderEntry, Manifest, ModelEntry, Side, load_manifest
+from models.manifest import EncoderEntry, Manifest, ModelEntry, Side
 from models.serving import chosen_entries, decode_of, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
 from tierkit.errors import DeadlineExceeded, SetupError, Unavailable, UpstreamError, WeightsError
@@ -26,14 +26,9 @@ __all__ = ["encoders_of", "load_heads", "load_served"]
 log = logging.getLogger(__name__)
 
 
-async def load_heads(settings: NodeSettings, manifest: Manifest | None = None) -> list[Head]:
+async def load_heads(settings: NodeSettings, manifest: Manifest) -> list[Head]:
     """The heads of all encoders of the manifest, ready to load. One whose file is neither here nor with the scheduler
-    is left out: the scheduler then sends this node nothing that needs it.
-
-    Args:
-        manifest: that of `settings.models` unless given.
-    """
-    manifest = manifest or load_manifest(settings.models)
+    is left out: the scheduler then sends this node nothing that needs it."""
     store = open_store(settings)
     heads = []
     for encoder in manifest.encoders:
@@ -48,16 +43,12 @@ async def load_heads(settings: NodeSettings, manifest: Manifest | None = None) -
     return heads
 
 
-async def load_served(settings: UpperSettings, tier: Tier, manifest: Manifest | None = None) -> ServedModels:
+async def load_served(settings: UpperSettings, tier: Tier, manifest: Manifest) -> ServedModels:
     """What an upstream node serves: whole networks, with the tails of their encoders on standby; or the tails alone.
-
-    Args:
-        manifest: that of `settings.models` unless given.
 
     Raises:
         SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.
     """
-    manifest = manifest or load_manifest(settings.models)
     networks = chosen_entries(manifest, settings.model, tier)
     tails: dict[str, list[Model]] = {}
     guards: dict[str, Guard] = {}

@@ -172,8 +172,9 @@ class EndNode(InferenceNode):
                 nothing_to_answer(task.task_id, self.settings.node_id, model.name), (), task.read.damaged
             ), _NONE
         (images,) = model.inputs
-        result = await self.default_runner.infer(
-            {images.name: task.read.rows}, [_OUTPUT], budget_s=task.deadline - self.clock(), urgent=task.urgent
+        rows, left_s = task.read.rows, task.deadline - self.clock()
+        result = await self.default_runner.answer(
+            {images.name: rows}, [_OUTPUT], len(rows), budget_s=left_s, urgent=task.urgent
         )
         probabilities = result.outputs[_OUTPUT]
         if self._sums_up:

@@ -68,11 +68,8 @@ async def obtain_manifest(settings: NodeSettings) -> Manifest:
         raise WeightsError(f"the manifest {source} is wrong: {faults(exc, Manifest)}") from exc
 
 
-async def load_models(settings: NodeSettings, tier: Tier, manifest: Manifest | None = None) -> list[OnnxModel]:
+async def load_models(settings: NodeSettings, tier: Tier, manifest: Manifest) -> list[OnnxModel]:
     """The networks that the node is told to serve, or the manifest's default for its tier, ready to run.
-
-    Args:
-        manifest: that of `settings.models` unless given.
 
     Weights that are neither in the weights folder nor in the cache are fetched from the scheduler, and kept in the
     cache. While the scheduler cannot be reached this goes on trying, and says so once.
@@ -81,7 +78,6 @@ async def load_models(settings: NodeSettings, tier: Tier, manifest: Manifest | N
         SetupError: a name that the manifest does not have; weights that are missing with no scheduler to ask, that the
             scheduler does not have either, or that are not those of the manifest; or what `load_model` finds missing.
     """
-    manifest = manifest or load_manifest(settings.models)
     store = open_store(settings)
     loaded = []
     for entry in chosen_entries(manifest, settings.model, tier):

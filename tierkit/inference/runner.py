@@ -251,6 +251,19 @@ class ModelRunner:
             Draining: the runner is closed or closes before the request's turn.
         """
         images = self.check_request(inputs, outputs)
+        return await self.answer(inputs, outputs, images, budget_s=budget_s, alone=alone, urgent=urgent)
+
+    async def answer(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        images: int,
+        *,
+        budget_s: float | None = None,
+        alone: bool = False,
+        urgent: bool = False,
+    ) -> RunResult:
+        """As `infer`, for a request that `check_request` has found right, with the number of images that it gave."""
         done: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         take_back = self.submit(
             inputs, outputs, images, partial(_settle, done), budget_s=budget_s, alone=alone, urgent=urgent

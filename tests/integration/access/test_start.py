@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge_node.settings import EdgeSettings
-from models.manifest import MANIFEST_NAME, weights_folder
+from models.manifest import MANIFEST_NAME, load_manifest, weights_folder
 from models.serving import load_models
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
@@ -187,7 +187,7 @@ async def test_a_node_that_gets_no_weights_for_its_token_stops_with_a_sentence(t
             token_file=private(tmp_path / "token", new_token()),
         )
         with pytest.raises(SetupError, match=r"gives this node no weights: 401 .*unknown here.*; see --token-file"):
-            await load_models(settings, Tier.EDGE)
+            await load_models(settings, Tier.EDGE, load_manifest())
 
 
 async def test_a_node_whose_token_is_revoked_goes_on_asking_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:

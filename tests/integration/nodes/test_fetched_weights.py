@@ -67,11 +67,11 @@ def bare(tmp_path: Path) -> EdgeSettings:
 
 async def test_missing_weights_are_fetched_once(server: FileServer, bare: EdgeSettings, entry: ModelEntry) -> None:
     async with server.serve() as url:
-        (model,) = await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+        (model,) = await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
         assert (model.name, model.sha256) == (entry.name, entry.sha256)
         assert model.labels["logits"][0] == load_manifest().hierarchy.coarse[0]
     # The scheduler has gone; the cache is enough.
-    (model,) = await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+    (model,) = await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
     assert model.sha256 == entry.sha256
     assert server.asked == 1
 
@@ -81,7 +81,7 @@ async def test_a_scheduler_that_is_not_ready_is_asked_again(
 ) -> None:
     server.answers = [Response(status_code=503), Response(status_code=500)]
     async with server.serve() as url:
-        await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+        await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
     assert server.asked == 3
     assert sum("trying on" in record.getMessage() for record in caplog.records) == 1
 
@@ -95,7 +95,7 @@ async def test_what_is_not_the_file_is_refused_and_not_kept(
     server.answers = [Response(wrong[change])]
     async with server.serve() as url:
         with pytest.raises(WeightsError, match="fetched weights"):
-            await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+            await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
     assert [path for path in bare.cache.rglob("*") if path.is_file()] == []
 
 
@@ -109,7 +109,7 @@ async def test_damaged_weights_in_the_given_folder_stop_the_node(
     async with server.serve() as url:
         for scheduler in (None, url):
             with pytest.raises(WeightsError, match=rf"{entry.file} is damaged.*sha256"):
-                await load_models(bare.model_copy(update={"scheduler": scheduler}), Tier.END)
+                await load_models(bare.model_copy(update={"scheduler": scheduler}), Tier.END, load_manifest())
     assert server.asked == 0
 
 
@@ -170,15 +170,15 @@ async def test_bundled_files_are_not_taken_for_those_of_another_set(
 
 async def test_nobody_has_the_weights(server: FileServer, bare: EdgeSettings) -> None:
     with pytest.raises(WeightsError, match="--scheduler"):
-        await load_models(bare, Tier.END)
+        await load_models(bare, Tier.END, load_manifest())
     server.answers = [Response(status_code=404)]
     async with server.serve() as url:
         with pytest.raises(WeightsError, match="neither this node nor the scheduler"):
-            await load_models(bare.model_copy(update={"scheduler": url}), Tier.END)
+            await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
 
 
 async def test_a_name_given_twice_is_one_model_and_an_unknown_one_is_an_error(entry: ModelEntry) -> None:
-    models = await load_models(EdgeSettings(model=(entry.name, entry.name)), Tier.EDGE)
+    models = await load_models(EdgeSettings(model=(entry.name, entry.name)), Tier.EDGE, load_manifest())
     assert [model.name for model in models] == [entry.name]
     with pytest.raises(SetupError, match="has no model 'xyz'; it has "):
-        await load_models(EdgeSettings(model=("xyz",)), Tier.EDGE)
+        await load_models(EdgeSettings(model=("xyz",)), Tier.EDGE, load_manifest())

@@ -43,7 +43,7 @@ async def cloud(*, only_features: bool) -> AsyncIterator[httpx.AsyncClient]:
     settings = CloudSettings(node_id="cloud-0", threads=1, only_features=only_features, drain_s=1.0)
 
     async def build(lifecycle: Lifecycle) -> Any:
-        return node_app(InferenceNode(settings, await load_served(settings, Tier.CLOUD), lifecycle))
+        return node_app(InferenceNode(settings, await load_served(settings, Tier.CLOUD, load_manifest()), lifecycle))
 
     async with (
         serve_app(build, settings) as service,
@@ -135,8 +135,8 @@ async def test_an_end_node_that_lacks_the_encoder_sends_nothing_in_its_place():
     settings = EndSettings(node_id="end-0", threads=1, drain_s=1.0)
 
     async def build(lifecycle: Lifecycle) -> Any:
-        encoders = Encoders(await load_heads(settings), settings)
-        models = await load_models(settings, Tier.END)
+        encoders = Encoders(await load_heads(settings, load_manifest()), settings)
+        models = await load_models(settings, Tier.END, load_manifest())
         return end_app(EndNode(settings, models, lifecycle, load_manifest().hierarchy, encoders))
 
     async with (
@@ -161,8 +161,10 @@ async def test_an_edge_node_that_cannot_encode_passes_nothing_on():
     settings = EdgeSettings(node_id="edge-0", threads=1, model=(NETWORK,), drain_s=1.0)
 
     async def build(lifecycle: Lifecycle) -> Any:
-        encoders = Encoders(await load_heads(settings), settings)
-        return edge_app(EdgeNode(settings, await load_served(settings, Tier.EDGE), lifecycle, encoders))
+        encoders = Encoders(await load_heads(settings, load_manifest()), settings)
+        return edge_app(
+            EdgeNode(settings, await load_served(settings, Tier.EDGE, load_manifest()), lifecycle, encoders)
+        )
 
     encoder = load_manifest().encoder(TAIL)
     features = Tensor("features", np.zeros((2, *encoder.feature_shape), np.uint8))
@@ -194,8 +196,10 @@ async def test_an_edge_node_does_not_trust_the_answers_that_it_passes_on(monkeyp
     settings = EdgeSettings(node_id="edge-0", threads=1, model=(NETWORK,), drain_s=1.0)
 
     async def build(lifecycle: Lifecycle) -> Any:
-        encoders = Encoders(await load_heads(settings), settings)
-        return edge_app(EdgeNode(settings, await load_served(settings, Tier.EDGE), lifecycle, encoders))
+        encoders = Encoders(await load_heads(settings, load_manifest()), settings)
+        return edge_app(
+            EdgeNode(settings, await load_served(settings, Tier.EDGE, load_manifest()), lifecycle, encoders)
+        )
 
     def said(extra: bytes = b"", **changes: Any) -> bytes:
         return hostile_http(extra=extra, model=TAIL, **changes)

@@ -104,15 +104,15 @@ class InferEndpoint:
         binary = [o.name for o in wanted if (request.binary_output if o.binary is None else o.binary)]
         arrays = {tensor.name: tensor.data for tensor in request.inputs}
         decoded = await self._decode_files(runner, arrays)
+        images = runner.check_request(arrays, names)
         if guard := self._guards.get(model.name):
-            runner.check_request(arrays)
             await guard(request)
         if texts := [output for output in wanted if output.classification or output.name not in binary]:
-            _check_texts(model, runner.check_request(arrays, names), texts)
+            _check_texts(model, images, texts)
         left_s = None if budget is None else budget - (time.perf_counter() - arrived)
         # Reading much JSON has held the event loop up already.
         alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and _is_alone(scope)
-        result = await runner.infer(arrays, names, budget_s=left_s, alone=alone, urgent=is_urgent(headers))
+        result = await runner.answer(arrays, names, images, budget_s=left_s, alone=alone, urgent=is_urgent(headers))
         if decoded is not None:
             result = decoded.charged(result)
         if budget is None and not texts and guard is None:
