@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 
 from models.importing.preprocess import MOST_SIDE, Preprocess
@@ -27,6 +28,7 @@ _MAX_BYTES = 2 * 1024**3 - 1
 """Of a network: the bound of the file format."""
 
 _FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
+_KINDS = {number: name for name, number in TensorProto.DataType.items()}
 _OLDEST_OPSET, _NEWEST_IR = 7, 13
 _MOST_NAMED = 5
 
@@ -65,7 +67,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
-    except Exception as exc:  # protobuf's own class, of which there are several
+    except DecodeError as exc:
         raise DataError(f"{path} is no ONNX file: {exc}") from exc
     if not model.graph.node or not model.opset_import:
         raise DataError(f"{path} is no ONNX file: it holds no graph")
@@ -85,7 +87,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
         )
     try:
         onnx.checker.check_model(model)
-    except Exception as exc:  # the checker's classes share no base but Exception
+    except Exception as exc:  # the checker's own class, UnicodeDecodeError, and whatever its C++ raises
         raise DataError(f"{path} is damaged, or uses operators that ONNX does not know: {first_line(exc)}") from exc
     return model
 
@@ -109,10 +111,14 @@ def _load_external(model: onnx.ModelProto, path: Path) -> None:
     for tensor in outside:
         said = {entry.key: entry.value for entry in tensor.external_data}
         location = said.get("location", "")
-        place = (folder / location).resolve()
+        try:
+            place = (folder / location).resolve()
+            is_file = place.is_file()
+        except (TypeError, ValueError, OSError) as exc:  # not UTF-8, with a NUL in it, too long
+            raise DataError(f"{path} has weights in {location!r:.100}, which no file is called") from exc
         if not location or Path(location).is_absolute() or not place.is_relative_to(folder) or place == folder:
             raise DataError(f"{path} has weights in {location!r}: only files in its own folder are read")
-        if not place.is_file():
+        if not is_file:
             raise DataError(f"{path} has weights in {location!r}, which is not there: put it beside the network")
         places.add(place)
     try:
@@ -125,7 +131,7 @@ def _load_external(model: onnx.ModelProto, path: Path) -> None:
             del tensor.external_data[:]
     except DataError:
         raise
-    except Exception as exc:
+    except Exception as exc:  # what odd offsets, lengths and types raise is not one family
         raise DataError(f"cannot read the weights of {path}: {first_line(exc)}") from exc
 
 
@@ -162,7 +168,7 @@ def signature(model: onnx.ModelProto, classes: int, layout: str | None = None) -
     element, shape = taken.type.tensor_type.elem_type, _shape(taken)
     if len(shape) != 4 or element not in (*_FLOATS, TensorProto.UINT8):
         raise InvalidInput(
-            f"the network takes {TensorProto.DataType.Name(element)} {_shown(shape)}: an image classifier takes FLOAT, "
+            f"the network takes {_KINDS.get(element, element)} {_shown(shape)}: an image classifier takes FLOAT, "
             "FLOAT16 or UINT8 [n, 3, height, width] or [n, height, width, 3]"
         )
     fits = [name for name, at in (("nchw", 1), ("nhwc", 3)) if shape[at] in (3, None)]

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, helper
 from PIL import Image
 
 from models.importing import modelset, run
+from models.importing.graph import read_onnx, signature
 from models.importing.run import Wish, import_network
 from models.manifest import load_manifest
 from models.session import load_model
@@ -182,6 +184,25 @@ def _external(location: str) -> Callable[[Path], Path]:
     return change
 
 
+def _external_bytes(name: bytes) -> Callable[[Path], Path]:
+    """Weights in a file whose name is no text."""
+
+    def change(path: Path) -> Path:
+        stand_in = b"x" * len(name)
+        _external(stand_in.decode())(path)
+        path.write_bytes(path.read_bytes().replace(stand_in, name))
+        return path
+
+    return change
+
+
+def _unknown_type(path: Path) -> Path:
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.elem_type = 102
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
 def _foreign_operator(path: Path) -> Path:
     model = onnx.load(path)
     model.graph.node[0].domain = "com.example"
@@ -246,6 +267,10 @@ def _two_inputs(path: Path) -> Path:
         (_external("/etc/passwd"), "only files in its own folder"),
         (_external("weights.bin"), "not there"),
         (_external(""), "only files in its own folder"),
+        (_external("w" * 5000), "no file is called"),
+        (_external_bytes(b"weights\0.bin"), "no file is called"),
+        (_external_bytes(b"weights\xff.bin"), "no file is called"),
+        (_unknown_type, "takes 102"),
         (_two_inputs, "2 inputs"),
         (lambda path: path.write_bytes(b"\x08\x07no onnx") and path, "no ONNX"),
         (lambda path: path.write_bytes(b"") is None or path, "no ONNX"),
@@ -262,6 +287,22 @@ def test_a_file_of_no_use_is_one_error_and_changes_nothing(
     with pytest.raises(TerraceError, match=words):
         import_network(wish(change(make("second.onnx"))))
     assert {path.name: path.read_bytes() for path in first.models.iterdir()} == before
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_changed_file_is_read_or_refused_in_words(make: Make, data: st.DataObject) -> None:
+    path = make("whole.onnx")
+    whole = bytearray(_external("weights.bin")(path).read_bytes() if data.draw(st.booleans()) else path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at : at + 1] = data.draw(st.binary(max_size=2) | st.sampled_from([b"\0", b"\xff"]))
+    changed = path.with_name("changed.onnx")
+    changed.write_bytes(whole)
+    try:
+        assert signature(read_onnx(changed), 3).classes == 3
+    except TerraceError as exc:
+        assert str(exc)  # noqa: PT017 - some changes do no harm
 
 
 @pytest.mark.parametrize("killed_at", ["write_atomically", "save_manifest"])
