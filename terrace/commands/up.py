@@ -137,7 +137,8 @@ def with_models(plan: FleetPlan, models: Path | None) -> FleetPlan:
             networks = chosen_entries(manifest, names, Tier(node.kind))
             encoders_of(networks, manifest, required=node.settings.get("only_features") == str(True))
         except SetupError as exc:
-            raise SetupError(f"{models} does not do for {node.name}: {exc}; or start no {node.kind} node") from exc
+            fewer = f"; or start no {node.kind} node (--{node.kind} 0)"
+            raise SetupError(f"{models} does not do for {node.name}: {exc}{fewer}") from exc
     return plan
 
 

@@ -5,8 +5,11 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from tests.model_sets import colour_network, colour_set
 
 KEYS = {
     "images",
@@ -71,6 +74,22 @@ def test_a_person_sees_answers_and_totals() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("60 images", "60/60", "coarse", "fine", "end-1 → edge-1", "✓", "everything is stopped again"):
         assert word in done.stdout, word
+
+
+def test_a_set_of_networks_for_large_pictures_answers_the_sample(tmp_path: Path) -> None:
+    networks = {
+        tier: colour_network(tmp_path / f"{tier}.onnx", size=side) for tier, side in (("end", 48), ("cloud", 96))
+    }
+    models = colour_set(tmp_path / "set", networks)
+    done = demo("--models", str(models), "--images", "20", "--edge", "0", "--end", "1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["answered_coarse"], report["answered_fine"], report["lost"]) == (20, 20, 0)
+    assert (report["coarse_accuracy"], report["fine_accuracy"]) == (None, None)  # of other classes than the sample's
+    refused = demo("--models", str(models), "--images", "20")
+    assert refused.returncode == 2
+    assert "--tier edge" in refused.stderr
+    assert "--edge 0" in refused.stderr
 
 
 def test_ctrl_c_ends_it_without_a_word_too_many() -> None:
