@@ -28,7 +28,7 @@ from scheduler.store.commit import GroupCommit
 from scheduler.store.database import last_seq, open_database
 from scheduler.store.jobs import JobStore
 from scheduler.store.secret import kept_secret
-from tierkit.access import client_context
+from tierkit.access import Sessions, client_context
 from tierkit.errors import NotFound, SetupError, TerraceError, Unavailable, WeightsError
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
@@ -59,7 +59,10 @@ async def open_scheduler(
         try:
             async with open_client(max_connections=1024, tls_ca=settings.tls_ca, middlewares=middlewares) as http:
                 devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
-                fleet = Fleet(devices, settings, manifest, kept_secret(state))
+                secret = kept_secret(state)
+                if lifecycle.gate is not None:
+                    lifecycle.gate.sessions = Sessions(secret)
+                fleet = Fleet(devices, settings, manifest, secret)
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
                 store = JobStore(engine, commit)
                 hierarchy = manifest.hierarchy

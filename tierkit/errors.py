@@ -103,7 +103,7 @@ class Unauthenticated(TerraceError):
 
 
 class Forbidden(TerraceError):
-    """The policy, or the role of the token, forbids it."""
+    """The policy, or the role of the token, forbids it; or a page of another origin has sent it."""
 
 
 class Unavailable(TerraceError):

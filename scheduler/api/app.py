@@ -48,6 +48,7 @@ def create_app(
         docs_url=None,  # FastAPI's own pages load their scripts from elsewhere
         redoc_url=None,
     )
+    app.state.gate = lifecycle.gate
     for router in (jobs, fleet, about):
         app.include_router(router)
 

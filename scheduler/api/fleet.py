@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
 from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
-from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, WhoAmI
+from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SignIn, WhoAmI
 from scheduler.devices.own_address import OwnAddress
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
 from scheduler.placement.adaptive.pilot import Pilot
@@ -26,6 +26,7 @@ from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
 from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
 from scheduler.placement.routes import PAPER_BATCH, Fleet
+from tierkit.access import SESSION_COOKIE, SESSION_PATH, Gate
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.types import Scheme, Tier
 from tierkit.wire.api import Device, DeviceList
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 NodeName = Annotated[NodeId, Path()]
 
 fleet = APIRouter(tags=["fleet"], dependencies=CHECKS, route_class=SmallBody)
-about = APIRouter(tags=["about"], dependencies=CHECKS)
+about = APIRouter(tags=["about"], dependencies=CHECKS, route_class=SmallBody)
 
 
 @fleet.get("/v1/devices", response_model=DeviceList, summary="The device list", dependencies=USERS)
@@ -207,6 +208,30 @@ async def get_caller(caller: CallerOf) -> WhoAmI:
     if caller is None:
         return WhoAmI()
     return WhoAmI(name=caller.name, role=caller.role, expires=caller.entry.expires if caller.entry else None)
+
+
+@about.post(SESSION_PATH, response_model=WhoAmI, summary="Exchange a user's token for a session cookie, in a browser")
+async def sign_in(request: Request, response: Response, given: SignIn) -> WhoAmI:
+    """The cookie is valid for 12 hours, and no longer than the token. Where no token is asked for there is none."""
+    gate: Gate | None = request.app.state.gate
+    if gate is None:
+        return WhoAmI()
+    caller, value, seconds = gate.sign_in(given.token)
+    _set_session(request, response, value, seconds)
+    return await get_caller(caller)
+
+
+@about.delete(SESSION_PATH, status_code=204, summary="Forget the session cookie")
+async def sign_out(request: Request, response: Response) -> None:
+    _set_session(request, response, "", 0)
+
+
+def _set_session(request: Request, response: Response, value: str, seconds: int) -> None:
+    # The origin has been checked: it is https as well where TLS ends in front of this service.
+    secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
+    response.set_cookie(
+        SESSION_COOKIE, value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
+    )
 
 
 def _pixels_of(entry: ModelEntry) -> dict[str, Any]:

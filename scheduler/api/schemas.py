@@ -5,16 +5,24 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from scheduler.placement.adaptive.pilot import LinkEstimate, NodeEstimate
 from tierkit.types import Scheme
 
-__all__ = ["AdaptiveReport", "MappingReport", "Pair", "WhoAmI"]
+__all__ = ["AdaptiveReport", "MappingReport", "Pair", "SignIn", "WhoAmI"]
+
+
+class SignIn(BaseModel):
+    """What a browser exchanges for a session."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(max_length=512)
 
 
 class WhoAmI(BaseModel):
-    """The holder of the token that came with the request; nulls where no token is asked for."""
+    """The holder of the token, or of the session, that came with the request; nulls where no token is asked for."""
 
     name: str | None = None
     role: str | None = None

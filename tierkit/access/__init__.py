@@ -1,19 +1,27 @@
 """Who may call a service: tokens and the file that says whose they are, limits per token, TLS of both sides."""
 
+from tierkit.access.browsers import READS, check_host, check_origin
 from tierkit.access.callers import CALLER, Allowance, Caller, Role
 from tierkit.access.files import check_private, checked_token, follow_files, read_private, read_token, signature
 from tierkit.access.gate import Gate
+from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, Sessions
 from tierkit.access.tls import ServerTls, client_context, tls_trouble
 from tierkit.access.tokens import TokenEntry, digest_of, new_token, read_book, write_book
 
 __all__ = [
     "CALLER",
+    "READS",
+    "SESSION_COOKIE",
+    "SESSION_PATH",
     "Allowance",
     "Caller",
     "Gate",
     "Role",
     "ServerTls",
+    "Sessions",
     "TokenEntry",
+    "check_host",
+    "check_origin",
     "check_private",
     "checked_token",
     "client_context",

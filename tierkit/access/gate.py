@@ -3,36 +3,42 @@
 Two kinds of secret open it: the tokens of a file (`tierkit.access.tokens`), which people and nodes hold, and the key of
 a node. The node makes its key at each start and tells the scheduler in its registration; the scheduler passes it to the
 end nodes that it sends there. So calls inside a fleet need no stored or shared secret, and a node can open only the
-nodes that it is sent to.
+nodes that it is sent to. Where the service gives sessions (`tierkit.access.sessions`), the cookie of one stands for the
+token of a user.
 """
 
 from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from prometheus_client import Counter
 
+from tierkit.access.browsers import check_origin
 from tierkit.access.callers import Allowance, Caller, Role
+from tierkit.access.sessions import Sessions, cookie_of
 from tierkit.access.tokens import TokenEntry, digest_of, read_book
 from tierkit.errors import Forbidden, LimitReached, TerraceError, Unauthenticated
 
 __all__ = ["Gate"]
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 _MAX_TOKEN_BYTES = 512
 _REASONS: dict[type[TerraceError], str] = {Unauthenticated: "token", Forbidden: "role", LimitReached: "limit"}
 
 _refused = Counter(
     "terrace_refused_callers_total",
-    "Requests refused at the gate; reason: token (none, unknown or expired), role or limit.",
+    "Requests refused at the gate; reason: token (none, unknown or expired), role (or a page of another origin) or "
+    "limit.",
     ["reason"],
 )
 
 
 class Gate:
-    """Decides on each request by its `Authorization` header.
+    """Decides on each request by its `Authorization` header, or by its session where there is none.
 
     Args:
         path: file of tokens; None for none.
@@ -63,18 +69,21 @@ class Gate:
         self._known: dict[str, tuple[TokenEntry, Caller]] = {}
         """By the hash of the token; exchanged as a whole, by another thread."""
         self._fleet = Caller(name="the fleet", role="fleet")
+        self.sessions: Sessions | None = None
+        """Set by a service that gives sessions; without it no cookie opens the gate."""
         self.load()
 
-    def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+    def admit(self, headers: Headers, *, method: str = "GET", scheme: str = "http") -> Caller:
         """The caller of a request with these headers (names in lower case), whose limits it counts against.
 
         Raises:
-            Unauthenticated: no token, or one that is unknown or has expired.
-            Forbidden: a role that has no business here.
+            Unauthenticated: no token or session, or one that is unknown or has expired.
+            Forbidden: a role that has no business here, or a page of another origin.
             LimitReached: too many requests.
         """
         try:
-            caller = self._identify(headers)
+            caller, by_cookie = self._identify(headers)
+            check_origin(method, scheme, headers, by_cookie=by_cookie)
             if caller.role not in self._roles:
                 raise Forbidden(f"the token of {caller.name!r} has the role {caller.role}, which is not served here")
             if caller.allowance is not None:
@@ -84,22 +93,43 @@ class Gate:
             raise
         return caller
 
-    def knows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether they hold a valid token, of either role; counts against no limit."""
+    def sign_in(self, token: str) -> tuple[Caller, str, int]:
+        """A session for the holder of a token: the caller, the value of the cookie, and for how many seconds it is
+        valid. Only where `sessions` is set.
+
+        Raises:
+            Unauthenticated, LimitReached: as `admit`.
+            Forbidden: not the token of a user.
+        """
+        assert self.sessions is not None
+        caller = self.admit([(b"authorization", b"Bearer " + token.encode(errors="replace"))])
+        caller.need("user")
+        assert caller.entry is not None
+        return caller, *self.sessions.issue(caller.entry, self._wall())
+
+    def knows(self, headers: Headers) -> bool:
+        """Whether they hold a valid token, of either role, or a session; counts against no limit."""
         try:
             self._identify(headers)
         except Unauthenticated:
             return False
         return True
 
-    def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+    def _identify(self, headers: Headers) -> tuple[Caller, bool]:
+        """The caller, and whether a cookie says so."""
+        session = None if self.sessions is None or _claims_token(headers) else cookie_of(headers)
+        if self.sessions is not None and session is not None:
+            return self._holder(self.sessions.token_of(session, self._wall())), True
         token = _bearer(headers)
         if token is None:
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN")
         if self._key and hmac.compare_digest(token, self._key):
-            return self._fleet
+            return self._fleet, False
         # How long the look-up takes tells an attacker nothing: they cannot choose the hash of what they send.
-        entry, caller = self._known.get(digest_of(token).hex(), (None, None))
+        return self._holder(digest_of(token).hex()), False
+
+    def _holder(self, sha256: str) -> Caller:
+        entry, caller = self._known.get(sha256, (None, None))
         if entry is None or caller is None:
             raise Unauthenticated("the token is unknown here: it was revoked, or is for another service")
         if entry.expired(self._wall()):
@@ -132,7 +162,11 @@ class Gate:
         self._allowances, self._known = allowances, known
 
 
-def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+def _claims_token(headers: Headers) -> bool:
+    return any(name == b"authorization" for name, _ in headers)
+
+
+def _bearer(headers: Headers) -> bytes | None:
     """The token of the only Authorization header; None where there is none, or no bearer token."""
     values = [value for name, value in headers if name == b"authorization"]
     if len(values) != 1:

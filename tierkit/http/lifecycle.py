@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from tierkit.access import Gate
+
 __all__ = ["Check", "Lifecycle"]
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ class Lifecycle:
         """Where the service listens, such as http://127.0.0.1:7401; known before anything is loaded."""
         self.key = ""
         """Secret that opens this process's gate (`tierkit.access`), fresh at each start; "" where there is none."""
+        self.gate: Gate | None = None
+        """Asks callers for their tokens; None where none is asked for."""
         self.in_flight = 0
         """Requests being answered that ask for work (any method but GET, HEAD and OPTIONS)."""
         self.crash: BaseException | None = None

@@ -127,7 +127,7 @@ async def running(
     tls = None if settings.tls_cert is None else ServerTls(settings.tls_cert, settings.tls_key)
     tls_seen = () if tls is None else signature(tls.paths)
     tokens_seen = () if settings.tokens is None else signature([settings.tokens])
-    gate = _gate(settings, lifecycle)
+    gate = lifecycle.gate = _gate(settings, lifecycle)
     sock = bind(settings.host, settings.port)
     try:
         _check_exposure(sock, settings, gate, tls)
@@ -135,7 +135,8 @@ async def running(
         sock.close()
         raise
     lifecycle.url = url_of(sock, tls=tls is not None)
-    shell = Shell(lifecycle, generate_latest, node_id=node_id, gate=gate)
+    local_only = gate is None and is_loopback(sock)
+    shell = Shell(lifecycle, generate_latest, node_id=node_id, gate=gate, local_only=local_only)
     server = _Server(
         uvicorn.Config(
             shell,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import re
+import socket
 import time
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierkit.access import CALLER, Gate
+from tierkit.access import CALLER, READS, SESSION_PATH, Gate, check_host, check_origin
 from tierkit.errors import TerraceError
 from tierkit.http.answering import answer_to
 from tierkit.http.exchange import REPEATABLE, Again, Reply
@@ -35,20 +36,31 @@ _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 _ids = random.Random()
 """Request ids need not be secret, only different: the system's randomness is a system call, in which the interpreter's
 lock may go to the inference thread, for each request."""
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Shell:
-    """ASGI application that wraps `app`; `app` may be set after the shell has begun to serve."""
+    """ASGI application that wraps `app`; `app` may be set after the shell has begun to serve.
+
+    Args:
+        local_only: everyone on this machine may use the service, and nobody else can reach it.
+    """
 
     def __init__(
-        self, lifecycle: Lifecycle, metrics: Callable[[], bytes], *, node_id: str = "", gate: Gate | None = None
+        self,
+        lifecycle: Lifecycle,
+        metrics: Callable[[], bytes],
+        *,
+        node_id: str = "",
+        gate: Gate | None = None,
+        local_only: bool = False,
     ) -> None:
         self.app: ASGIApp | None = None
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._node_id = node_id
         self._gate = gate
+        host = socket.gethostname().lower()
+        self._own_names = (host, f"{host}.local") if local_only else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -78,16 +90,17 @@ class Shell:
         elif path in ("/readyz", "/healthz"):
             health = await self._health(told=gate is None or gate.knows(scope["headers"]))
             await health(scope, receive, send)
-        elif gate is not None and not await self._admitted(gate, scope, receive, send):
-            pass
-        elif path == "/metrics":
-            await Response(self._metrics(), media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
-        elif self.app is None or not lifecycle.ready:
+        elif path != "/metrics" and (self.app is None or not lifecycle.ready):
+            # Before the gate, which does not know its sessions yet: a page that is signed in should stay so.
             starting = error_response(
                 503, "the service is starting; try again in a second", retry_after_s=1, close=True
             )
             await starting(scope, receive, send)
-        elif scope["method"] in _READS:
+        elif not await self._admitted(scope, receive, send):
+            pass
+        elif self.app is None or path == "/metrics":
+            await Response(self._metrics(), media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
+        elif scope["method"] in READS:
             await self.app(scope, receive, send)
         elif lifecycle.draining:
             ending = error_response(503, "the service is shutting down; try another node", retry_after_s=1, close=True)
@@ -107,10 +120,16 @@ class Shell:
                 body_bytes, _Within(self._lifecycle, given, again)
             )
 
-    async def _admitted(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Whether the request may go on; it has been answered otherwise."""
+        method, headers, gate = scope["method"], scope["headers"], self._gate
         try:
-            scope[CALLER] = gate.admit(scope["headers"])
+            if self._own_names is not None:
+                check_host(headers, self._own_names)
+            if gate is None or (gate.sessions is not None and scope["path"] == SESSION_PATH):
+                check_origin(method, scope["scheme"], headers)
+            else:
+                scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"])
         except TerraceError as exc:
             await answer_to(exc)(scope, receive, send)
             return False
