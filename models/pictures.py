@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 from PIL import (
@@ -28,7 +29,7 @@ from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 from tierkit.inference.model import Array, Decode
 from tierkit.memory import give_back
 
-__all__ = ["Picture", "check_size", "decoder", "is_large", "resized"]
+__all__ = ["Picture", "check_size", "decoder", "is_large", "resized", "within"]
 
 _STARTS = {
     "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
@@ -183,12 +184,23 @@ class Picture:
             TooLarge: takes too long.
             InvalidInput: damaged or cut short.
         """
+        return self._decode(max(fit.height, fit.width, fit.resize_to or 0), lambda height, width: fit)
+
+    def thumbnail(self, longest: int) -> Array:
+        """Decode it as `decode` does, in its own shape and with at most `longest` pixels on its longer side."""
+        return self._decode(longest, lambda height, width: within(height, width, longest))
+
+    def _decode(self, needed: int, fit_of: Callable[[int, int], Fit]) -> Array:
+        """Decode it to the fit for its height and width.
+
+        Args:
+            needed: pixels on a side that count; a JPEG may be decoded at less than its own size.
+        """
         width, height = self._image.size
         seconds = _S_PER_PNG_PIXEL if self._kind == "PNG" else _S_PER_PIXEL
         self._file.allow(_HEAD_S + width * height * seconds)
         try:
             with self._image as image:
-                needed = max(fit.height, fit.width, fit.resize_to or 0)
                 image.draft(image.mode, (_DRAFT * needed, _DRAFT * needed))
                 if self._kind in _PIECEWISE and not self._single_scan:
                     image.decodermaxblock = _PIECE_BYTES
@@ -197,6 +209,7 @@ class Picture:
                 turned = orientation in _TURNED
                 self.size = (width, height) if turned else (height, width)
                 # Turned at the end: it is small then, and a large one need not be copied.
+                fit = fit_of(*self.size)
                 small = resized(_opaque(image), fit.turned if turned else fit)
                 return small if orientation not in _UPRIGHT else _upright(small, _UPRIGHT[orientation])
         except InvalidInput:
@@ -230,6 +243,12 @@ def decoder(fit: Fit) -> Decode:
             raise InvalidInput(str(exc).removeprefix(f"{_A_FILE}: ")) from exc
 
     return decode
+
+
+def within(height: int, width: int, longest: int) -> Fit:
+    """A picture in its own shape, no larger than it is, and at most `longest` pixels on its longer side."""
+    factor = min(1.0, longest / max(height, width))
+    return Fit(max(1, round(height * factor)), max(1, round(width * factor)))
 
 
 def resized(image: Image.Image, fit: Fit) -> Array:

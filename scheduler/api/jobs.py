@@ -208,6 +208,32 @@ async def get_events(
     return Stream(as_server_sent(events), media_type="text/event-stream", headers=headers)
 
 
+@jobs.get(
+    "/v1/jobs/{job_id}/images/{index}",
+    summary="A picture of a job that has not ended, in small",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/png": {}, "image/jpeg": {}}},
+        404: {"description": "No such job or picture, the job has ended, or the picture cannot be read."},
+    },
+)
+async def get_image(
+    scheduler: Service,
+    job_id: JobId,
+    index: Annotated[int, Path(ge=0, le=999_999_999, description="As in its result.")],
+    size: Annotated[int, Query(ge=16, le=512, description="Pixels on the longer side, at most.")] = 96,
+) -> Response:
+    """Upright, in its own shape, and no larger than it is. Pictures go when their job ends."""
+    content, media_type = await scheduler.thumbnail(job_id, index, size)
+    headers = {
+        "Cache-Control": "private, max-age=3600",
+        "Content-Disposition": "inline",
+        "Content-Security-Policy": "default-src 'none'",
+        **NOSNIFF,
+    }
+    return Response(content, media_type=media_type, headers=headers)
+
+
 @jobs.post(
     "/v1/classify",
     summary=f"Classify up to {CLASSIFY_MAX_IMAGES} images at once",

@@ -25,6 +25,7 @@ from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.ingest.inputs import ImageWriter, InputFiles, JobImages, images_in
 from scheduler.ingest.spool import Spool, spooled
+from scheduler.ingest.thumbnails import thumbnail
 from scheduler.ingest.turns import Turns
 from scheduler.ingest.upload import Upload, build_input, receive_upload
 from scheduler.jobs.live import answer_live
@@ -36,7 +37,16 @@ from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, is_job_id, new_job_id
 from tierkit.access import Allowance
-from tierkit.errors import Conflict, DataError, InvalidInput, NoNodeAvailable, Overloaded, TerraceError, TooLarge
+from tierkit.errors import (
+    Conflict,
+    DataError,
+    InvalidInput,
+    NoNodeAvailable,
+    NotFound,
+    Overloaded,
+    TerraceError,
+    TooLarge,
+)
 from tierkit.types import Health, JobState, Scheme, Tier
 from tierkit.wire.api import AttemptPage, DamagedImage, Explanation, Job, JobPage
 from tierkit.wire.events import CoarseEvent
@@ -92,6 +102,8 @@ class Scheduler:
         self._served = manifest.hierarchy.digest
         self._hierarchies = {self._served: manifest.hierarchy}
         """By digest: those of the jobs in the database as well, once they are recovered."""
+        self._showing = asyncio.Semaphore(settings.decoders)
+        """Thumbnails that are made at a time: uploads do not wait behind a whole page of them."""
 
     # --- submission -----------------------------------------------------------------------------------------------
 
@@ -412,6 +424,27 @@ class Scheduler:
 
         sink = self._sinks.get(job_id)
         return (job.state if sink is None else sink.state), batches()
+
+    async def thumbnail(self, job_id: str, index: int, longest: int) -> tuple[bytes, str]:
+        """A small copy of a picture of a job that has not ended, as a file and its media type.
+
+        Raises:
+            NotFound: no such job or picture, the job has ended, or the picture cannot be read.
+        """
+        job = await self._store.get(job_id)
+        active, sink = self.dispatcher.job(job_id), self._sinks.get(job_id)
+        if active is None or sink is None:
+            raise NotFound(f"job {job_id} has ended, and its pictures are gone")
+        if index >= job.images:
+            raise NotFound(f"job {job_id} has {job.images} images, numbered from 0")
+        if index in sink.progress.damaged:
+            raise NotFound(f"image {index} cannot be read: {sink.progress.damaged[index]}")
+        stopped = threading.Event()
+        try:
+            async with self._showing:
+                return await self._turns.run(thumbnail(active.images, index, longest, self.settings, stopped), stopped)
+        except InvalidInput as exc:
+            raise NotFound(f"image {index} cannot be read: {str(exc).removeprefix(f'image {index}: ')}") from exc
 
     async def events(self, job_id: str, *, after: int, states_only: bool = False) -> Events:
         """The events of a job from the result number `after` on; ends with the final state.

@@ -108,6 +108,7 @@ ROLES = (  # what a user gets, and what a node gets
     ("GET", "/v1/jobs", 200, 403),
     ("POST", "/v1/classify", 400, 403),
     ("DELETE", "/v1/jobs/0", 404, 403),
+    ("GET", "/v1/jobs/0/images/0", 404, 403),
     ("GET", "/v1/devices", 200, 403),
     ("GET", "/v1/mapping", 200, 403),
     ("POST", "/v1/devices/x/drain", 404, 403),

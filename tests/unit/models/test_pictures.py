@@ -19,7 +19,7 @@ from PIL import AvifImagePlugin, Image, ImageOps
 
 from models import pictures
 from models.manifest import Fit, ResizeRule
-from models.pictures import Picture, resized
+from models.pictures import Picture, resized, within
 from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
 
 FIT = Fit(32, 32)
@@ -221,6 +221,36 @@ def test_a_turned_picture_is_fitted_upright(form):
     upright = smooth(200, 100).transpose(Image.Transpose.ROTATE_270)
     for fit in (Fit(40, 30), Fit(40, 30, "pad"), Fit(40, 30, "shortest-side", 50)):
         assert difference(decoded(turned, fit), resized(upright, fit)) <= 6
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "TIFF"])
+def test_a_thumbnail_keeps_the_shape_of_an_upright_picture(form, orientation):
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    upright = ImageOps.exif_transpose(_with_orientation(smooth(600, 400), orientation))
+    small = picture(encoded(smooth(600, 400), form, exif=exif.tobytes(), quality=95)).thumbnail(96)
+    size = (96, 64) if orientation == 1 else (64, 96)
+    assert difference(small, np.asarray(upright.resize(size, Image.Resampling.BICUBIC))) <= 6
+
+
+def _with_orientation(image: Image.Image, orientation: int) -> Image.Image:
+    image.getexif()[ORIENTATION] = orientation
+    return image
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "longest", "fit"),
+    [
+        (400, 600, 96, Fit(64, 96)),
+        (600, 400, 96, Fit(96, 64)),
+        (32, 32, 96, Fit(32, 32)),
+        (96, 96, 96, Fit(96, 96)),
+        (1, 65_535, 16, Fit(1, 16)),
+    ],
+)
+def test_what_lies_within_a_thumbnail(height, width, longest, fit):
+    assert within(height, width, longest) == fit
 
 
 # --- resize rules -----------------------------------------------------------------------------------------------------

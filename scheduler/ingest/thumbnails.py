@@ -1,0 +1,44 @@
+"""Small copies of the pictures of an unfinished job, for people who look at it."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Generator
+
+from PIL import Image
+
+from models.pictures import Picture, resized, within
+from scheduler.ingest.inputs import JobImages
+from scheduler.settings import SchedulerSettings
+
+__all__ = ["thumbnail"]
+
+_QUALITY = 80
+
+
+def thumbnail(
+    images: JobImages, index: int, longest: int, limits: SchedulerSettings, stopped: threading.Event
+) -> Generator[bool, None, tuple[bytes, str]]:
+    """A picture of a job, upright and at most `longest` pixels on its longer side, as a file and its media type; for
+    `Turns`. Pixels become a PNG, files a JPEG.
+
+    Args:
+        index: one that `images` has.
+        stopped: ends the decoding when it is set.
+
+    Raises:
+        InvalidInput and its kin: the picture is damaged, which shows here where it was not decoded as it came.
+    """
+    (image,) = images[index : index + 1]
+    file = io.BytesIO()
+    if not isinstance(image, bytes):
+        height, width, _ = image.shape
+        Image.fromarray(resized(Image.fromarray(image), within(height, width, longest))).save(file, "PNG")
+        return file.getvalue(), "image/png"
+    picture = Picture(
+        image, f"image {index}", max_bytes=limits.max_file_bytes, max_pixels=limits.max_pixels, stopped=stopped
+    )
+    yield picture.large
+    Image.fromarray(picture.thumbnail(longest)).save(file, "JPEG", quality=_QUALITY)
+    return file.getvalue(), "image/jpeg"
