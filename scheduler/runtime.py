@@ -18,6 +18,7 @@ from scheduler.devices.list import DeviceList
 from scheduler.devices.watch import Watch
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.wire import HttpWire
+from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.service import Scheduler
 from scheduler.measures import DEVICES
@@ -71,12 +72,15 @@ async def open_scheduler(
                     hop_s=settings.end_link_s,
                     accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
                 )
+                begun, begun_at = time.monotonic(), time.time()
+                record = Record(devices, wall=lambda now: begun_at + now - begun)
                 dispatcher = Dispatcher(
                     settings=settings,
                     devices=devices,
                     fleet=fleet,
                     pilot=pilot,
                     wire=HttpWire(http),
+                    record=record,
                     classes=(len(hierarchy.coarse), len(hierarchy.fine)),
                     congested=lambda: commit.congested,
                     clock=time.monotonic,
@@ -91,6 +95,7 @@ async def open_scheduler(
                     inputs=InputFiles(state / "inputs", manifest.fit),
                     tuning=_tuning(settings.models, manifest),
                 )
+                record.jobs = lambda: scheduler.unfinished
                 commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
                 lifecycle.add_check("database", commit.check)
                 watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
@@ -113,7 +118,7 @@ async def _loops(
     await scheduler.recover()
     dispatching = lifecycle.own(dispatcher.run(), name="dispatcher")
     others = [
-        lifecycle.own(_sweep(scheduler.devices), name="device list"),
+        lifecycle.own(_sweep(scheduler.devices, dispatcher.record), name="device list"),
         lifecycle.own(watch.run(), name="watch"),
         lifecycle.own(_purge(scheduler), name="purge"),
         lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),
@@ -132,8 +137,8 @@ async def _loops(
         await asyncio.gather(writing, return_exceptions=True)
 
 
-async def _sweep(devices: DeviceList) -> None:
-    """Notice silence; log and count every change of health, once."""
+async def _sweep(devices: DeviceList, record: Record) -> None:
+    """Notice silence; log, count and record every change of health, once."""
     doubting = False
     while True:
         await asyncio.sleep(_SWEEP_S)
@@ -149,6 +154,7 @@ async def _sweep(devices: DeviceList) -> None:
         for tier in Tier:
             for health in Health:
                 DEVICES.labels(tier=tier, health=health).set(counts[tier, health])
+        record.look(now)
 
 
 async def _purge(scheduler: Scheduler) -> None:

@@ -4,12 +4,17 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import certifi
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 import models.manifest
 
 _ACCEPTANCE = "tests/acceptance"
+
+# By default an example that takes more than 0.2 s fails: on a busy machine any of them may.
+hypothesis.settings.register_profile("terrace", deadline=None)
+hypothesis.settings.load_profile("terrace")
 
 
 class _FilesAndOneFleet(LoadFileScheduling):  # type: ignore[misc]  # without types

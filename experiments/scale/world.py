@@ -32,6 +32,7 @@ from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.wire import Order
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
+from scheduler.history.record import Record
 from scheduler.jobs.policy import PolicyRequest, settle
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
@@ -242,6 +243,7 @@ class World:
                 accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
             ),
             wire=self,
+            record=Record(self.devices, wall=lambda now: now),
             classes=(20, 100),
             congested=lambda: False,
             clock=self.loop.time,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -12,11 +13,14 @@ from fastapi.responses import HTMLResponse
 
 from scheduler.api.docs_page import render_docs
 from scheduler.api.fleet import about, fleet
+from scheduler.api.history import history
 from scheduler.api.jobs import jobs
 from scheduler.api.routing import NOSNIFF
 from scheduler.devices.own_address import OwnAddress
+from scheduler.history.snapshot import Snapshots
 from scheduler.runtime import open_scheduler
 from scheduler.settings import SchedulerSettings
+from scheduler.web.pages import pages
 from tierkit.http.answering import install
 from tierkit.http.asgi import HeadAsGet, ReadsWhileWanted
 from tierkit.http.lifecycle import Lifecycle
@@ -37,6 +41,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_scheduler(settings, lifecycle, middlewares) as scheduler:
             app.state.scheduler = scheduler
+            app.state.snapshots = Snapshots(scheduler, clock=time.monotonic)
             app.state.own_address = OwnAddress(settings.host)
             yield
 
@@ -49,7 +54,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.gate = lifecycle.gate
-    for router in (jobs, fleet, about):
+    for router in (jobs, fleet, history, about, pages):
         app.include_router(router)
 
     @app.get("/docs", include_in_schema=False)

@@ -18,11 +18,10 @@ from scheduler.api.routing import (
     allowance_of,
     metered,
 )
-from scheduler.api.streams import Stream, as_csv, as_lines, as_server_sent
+from scheduler.api.streams import EVENT_STREAM, NO_STORE, Stream, as_csv, as_lines, as_server_sent, last_event_of
 from scheduler.ingest.upload import ACCEPTED
 from scheduler.jobs.policy import PolicyRequest
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
-from tierkit.errors import InvalidInput
 from tierkit.http.asgi import cancelled_on_disconnect
 from tierkit.logs import current_request_id
 from tierkit.types import JobState
@@ -190,7 +189,7 @@ async def get_explanation(
     "/v1/jobs/{job_id}/events",
     summary="Follow a job (server-sent events)",
     response_class=Response,
-    responses={200: {"content": {"text/event-stream": {}}}},
+    responses={200: {"content": {EVENT_STREAM: {}}}},
 )
 async def get_events(
     scheduler: Service,
@@ -200,12 +199,9 @@ async def get_events(
 ) -> StreamingResponse:
     """`coarse`, `fine`, `fallback` and `failed` carry `{"task", "first_index", "results": [...]}`, `state` carries the
     job. Ends after the final state."""
-    after = last_event_id or "0"
-    if not (after.isascii() and after.isdigit() and len(after) < 19):
-        raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {after[:32]!r}")
-    events = await scheduler.events(job_id, after=int(after), states_only=only is not None)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **NOSNIFF}
-    return Stream(as_server_sent(events), media_type="text/event-stream", headers=headers)
+    after = last_event_of(last_event_id or "0")
+    events = await scheduler.events(job_id, after=after, states_only=only is not None)
+    return Stream(as_server_sent(events), media_type=EVENT_STREAM, headers={**NO_STORE, **NOSNIFF})
 
 
 @jobs.get(

@@ -14,8 +14,12 @@ from starlette.types import Send
 
 from scheduler.jobs.service import Events
 from scheduler.jobs.views import Rows
+from tierkit.errors import InvalidInput
 
-__all__ = ["Stream", "as_csv", "as_lines", "as_server_sent"]
+__all__ = ["EVENT_STREAM", "NO_STORE", "Stream", "as_csv", "as_lines", "as_server_sent", "last_event_of"]
+
+EVENT_STREAM = "text/event-stream"
+NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _CSV_HEADER = (
     "index,name,label,coarse_label,coarse_confidence,coarse_node,coarse_ms,fine_label,fine_confidence,fine_node,fine_tier,"
@@ -63,6 +67,13 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
         height, width = size
         values["resized_from"] = f"{width}x{height}"
     return values
+
+
+def last_event_of(header: str) -> int:
+    """The number in `Last-Event-ID`. Raises InvalidInput."""
+    if not (header.isascii() and header.isdigit() and len(header) < 19):
+        raise InvalidInput(f"Last-Event-ID is a number that this stream has given, not {header[:32]!r}")
+    return int(header)
 
 
 async def as_server_sent(events: Events) -> AsyncGenerator[str, None]:

@@ -24,6 +24,7 @@ from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.retry import hedge_after_s
 from scheduler.dispatch.wire import Order, Wire
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, AttemptReport, Phase, elapsed_ms
+from scheduler.history.record import Record
 from scheduler.measures import ATTEMPTS, OUTSTANDING, TASKS
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask
@@ -63,6 +64,7 @@ class Dispatcher:
         fleet: routes over it.
         pilot: of the scheme `adaptive`; told of all attempts, of every scheme.
         wire: to the end devices.
+        record: told of what happens.
         classes: how many coarse and fine classes there are.
         congested: whether too many answers wait to be written to send new tasks.
         clock: `time.monotonic`, which both kinds of event loop count by as well (uvloop in whole milliseconds).
@@ -77,6 +79,7 @@ class Dispatcher:
         fleet: Fleet,
         pilot: Pilot,
         wire: Wire,
+        record: Record,
         classes: tuple[int, int],
         congested: Callable[[], bool],
         clock: Callable[[], float],
@@ -87,6 +90,7 @@ class Dispatcher:
         self._fleet = fleet
         self.pilot = pilot
         self._wire = wire
+        self.record = record
         self._coarse_classes, self._fine_classes = classes
         self._congested = congested
         self._clock = clock
@@ -510,6 +514,7 @@ class Dispatcher:
                 self._choice.changed(device.node_id)
             case events.Deliver(job, answer):
                 job.sink.answer(answer)
+                self.record.answered(answer)
             case events.Closed(job, task, outcome):
                 self._on_closed(job, task, outcome, now)
             case events.Report(attempt, outcome, reason):
@@ -560,6 +565,7 @@ class Dispatcher:
     def _on_report(self, attempt: Attempt, outcome: str, reason: str, now: float) -> None:
         ATTEMPTS.labels(outcome).inc()
         job, seconds = attempt.job, now - attempt.started
+        self.record.attempted(outcome, attempt.node_id, job.job_id, reason)
         job.sink.attempted(attempt.report(outcome, reason, attempt.started_at + seconds))
         if outcome in ("unreachable", "lost", "error"):
             what = {"task": job.task_id(attempt.task), "failed_attempts": attempt.task.failed_attempts, "why": reason}
@@ -574,12 +580,18 @@ class Dispatcher:
         most_s = now - attempt.started
         match event:
             case CoarseEvent():
+                self.record.worked(attempt.node_id, attempt.task.images)
                 images = event.batch_images or attempt.task.images
                 self.pilot.coarse(attempt, _timing(event.queue_ms, event.compute_ms, images, most_s), now)
             case FineEvent():
+                self.record.passed(attempt.node_id, event.node_id, attempt.task.images)
                 self._learn_upstream(attempt, event, most_s, now)
             case RoutedEvent():
                 # The images that went on from the first tier: their number was not known before.
+                if event.answers:
+                    self.record.escalates(attempt.job.job_id, now)
+                for answer in event.answers:
+                    self.record.passed(attempt.node_id, answer.node_id, len(answer.indices))
                 sent = asks(event)
                 for node in attempt.first_asked[1:]:
                     self._devices.charge(node.node_id, sent.get(node.tier, 0), now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import itertools
 import json
 import logging
 import re
@@ -241,6 +242,7 @@ class Scheduler:
 
         def on_end() -> None:
             del self._sinks[job.id]
+            self.dispatcher.record.ended(job.id, _in_short(job, sink.state), time.monotonic())
             allowance.jobs.discard(job.id)
             self._inputs.release(job.input_sha256)
             self._tell(job.id)
@@ -257,6 +259,7 @@ class Scheduler:
             deadline=time.monotonic() + job.deadline_at - time.time(),
         )
         sink.mapping = active.mapping
+        self.dispatcher.record.began(job.id, _in_short(job, sink.state), time.monotonic())
         self.dispatcher.add(active)
 
     # --- after a restart ------------------------------------------------------------------------------------------
@@ -302,6 +305,15 @@ class Scheduler:
         self._activate(job, images, open_tasks, progress)
 
     # --- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that wait or run."""
+        return len(self._sinks)
+
+    def running(self, most: int) -> list[DurableSink]:
+        """The newest unfinished jobs, the newest first."""
+        return list(itertools.islice(reversed(self._sinks.values()), most))
 
     async def view(self, job_id: str) -> Job:
         """A job as it is now. Raises NotFound."""
@@ -555,6 +567,7 @@ class Scheduler:
     def stop_streams(self) -> None:
         """End all event streams: the service drains."""
         self.stopping = True
+        self.dispatcher.record.tell()
         for job_id in list(self._news):
             self._tell(job_id)
 
@@ -574,6 +587,11 @@ class Scheduler:
 def _task(job: JobRow, index: int) -> ActiveTask:
     first_image, images = job.images_of(index)
     return ActiveTask(index=index, first_image=first_image, images=images)
+
+
+def _in_short(job: JobRow, state: JobState) -> str:
+    name = f" {job.policy.name!r}" if job.policy.name else ""
+    return f"{state}{name}: {job.images} images, {job.policy.scheme}"
 
 
 def _attempt_cursor(text: str) -> tuple[int, int]:

@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from tierkit.access.tokens import TokenEntry
 from tierkit.errors import Unauthenticated
 
-__all__ = ["SESSION_COOKIE", "SESSION_PATH", "Sessions", "cookie_of"]
+__all__ = ["SESSION_COOKIE", "SESSION_PATH", "Sessions", "cookie_of", "needs_no_token"]
 
 SESSION_COOKIE = "terrace_session"
 SESSION_PATH = "/v1/session"
-"""Where a token is exchanged for a session, or a session is given back; open, where there are sessions."""
+"""Where a token is exchanged for a session, or a session is given back."""
+_OPEN = re.compile(rf"{SESSION_PATH}|/|/ui(/.*)?", re.DOTALL)
+"""Paths that need no token, where there are sessions: a page that holds no data, and asks for a token itself."""
 _LIFETIME_S = 12 * 3600
 _PERSON = b"terrace session\n"
 """Sets these signatures apart from whatever else is made with the same secret."""
@@ -61,6 +63,11 @@ class Sessions:
 
     def _sign(self, content: str) -> str:
         return hmac.digest(self._secret, _PERSON + content.encode(), "sha256").hex()
+
+
+def needs_no_token(path: str) -> bool:
+    """Whether a service with sessions lets everybody in here."""
+    return _OPEN.fullmatch(path) is not None
 
 
 def cookie_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierkit.access import CALLER, READS, SESSION_PATH, Gate, check_host, check_origin
+from tierkit.access import CALLER, READS, Gate, check_host, check_origin, needs_no_token
 from tierkit.errors import TerraceError
 from tierkit.http.answering import answer_to
 from tierkit.http.exchange import REPEATABLE, Again, Reply
@@ -126,7 +126,7 @@ class Shell:
         try:
             if self._own_names is not None:
                 check_host(headers, self._own_names)
-            if gate is None or (gate.sessions is not None and scope["path"] == SESSION_PATH):
+            if gate is None or (gate.sessions is not None and needs_no_token(scope["path"])):
                 check_origin(method, scope["scheme"], headers)
             else:
                 scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"])

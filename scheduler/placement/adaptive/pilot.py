@@ -357,6 +357,14 @@ class Pilot:
         ]
         return nodes, links
 
+    def speeds(self, now: float) -> dict[str, float]:
+        """Milliseconds per image of the nodes of which an answer has told it."""
+        return {
+            node_id: round(known.speed.value(now) * 1000, 4)
+            for node_id, known in self._nodes.items()
+            if known.speed.samples
+        }
+
     def _end_state(self, node: Node, images: int, backlog: _Backlog, now: float, *, fine_only: bool) -> EndState:
         load, hop_s = backlog[node.node_id], self._hop_s(node.node_id, now)
         room = load.tasks < _MOST_TASKS

@@ -16,6 +16,7 @@ from scheduler.devices.list import DeviceList
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.wire import Order
 from scheduler.dispatch.work import ActiveJob, ActiveTask
+from scheduler.history.record import Record
 from scheduler.jobs.policy import JobPolicy
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
@@ -75,6 +76,7 @@ async def test_an_attempt_that_is_cancelled_before_it_begins_keeps_nothing_of_it
         fleet=Fleet(devices, settings, manifest, b"secret"),
         pilot=Pilot(link_s=dict.fromkeys(Tier, 0.0), hop_s=0.0, accuracy={}),
         wire=wire,
+        record=Record(devices, wall=lambda now: now),
         classes=(20, 100),
         congested=lambda: False,
         clock=time.monotonic,

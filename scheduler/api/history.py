@@ -1,0 +1,126 @@
+"""Routes for those who watch: the fleet as it is now, what happens to it, and its figures over time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import TypeAdapter
+
+from scheduler.api.routing import CHECKS, NOSNIFF, USERS, Service
+from scheduler.api.streams import EVENT_STREAM, NO_STORE, Stream, last_event_of
+from scheduler.history.record import COLUMNS, FleetEvent
+from scheduler.history.snapshot import FleetSnapshot, Snapshots
+
+__all__ = ["history"]
+
+_KEEP_ALIVE_S = 15.0
+_SECONDS_MINUTES = 60
+"""A longer history comes by the minute."""
+_JSON = msgspec.json.Encoder()
+
+
+async def _snapshots(request: Request) -> Snapshots:
+    snapshots: Snapshots = request.app.state.snapshots
+    return snapshots
+
+
+Newest = Annotated[Snapshots, Depends(_snapshots)]
+
+_EVENT = TypeAdapter(FleetEvent).json_schema()
+_HISTORY = {
+    "type": "object",
+    "properties": {
+        "start": {"type": "integer", "description": "Of the first row, seconds since 1970."},
+        "step_s": {"type": "integer", "description": "Seconds of a row: 1, or 60 for more than an hour."},
+        "columns": {
+            "type": "object",
+            "properties": {name: {"type": "array", "items": {"type": ["number", "null"]}} for name in COLUMNS},
+        },
+        "events": {"type": "array", "items": _EVENT},
+    },
+}
+
+
+def _answers(schema: Mapping[str, Any]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"content": {"application/json": {"schema": schema}}}}
+
+
+history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
+
+
+@history.get(
+    "/v1/fleet",
+    summary="The fleet as it is now",
+    response_class=Response,
+    responses=_answers(TypeAdapter(FleetSnapshot).json_schema()),
+)
+async def get_fleet(snapshots: Newest) -> Response:
+    """Nodes, links with what passes them, unfinished jobs. Made once a second at most."""
+    return Response(snapshots.json(), media_type="application/json", headers={**NO_STORE, **NOSNIFF})
+
+
+@history.get(
+    "/v1/fleet/events",
+    summary="Follow the fleet (server-sent events)",
+    response_class=Response,
+    responses={200: {"content": {EVENT_STREAM: {}}}},
+)
+async def follow_fleet(
+    scheduler: Service,
+    snapshots: Newest,
+    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+) -> StreamingResponse:
+    """`snapshot` carries what `GET /v1/fleet` answers: at once, each second, and where a node changes. `happened`
+    carries an event of the history; with `Last-Event-ID`, those that were missed come first."""
+    after = snapshots.record.last_id if last_event_id is None else last_event_of(last_event_id)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        nonlocal after
+        record, seen = snapshots.record, -1
+        while not scheduler.stopping:
+            if seen == record.version:
+                yield b": waiting\n\n"
+            else:
+                seen = record.version
+                for event in record.after(after):
+                    after = event.id
+                    yield b"event: happened\nid: %d\ndata: %s\n\n" % (after, _JSON.encode(event))
+                yield b"event: snapshot\nid: %d\ndata: %s\n\n" % (after, snapshots.json())
+            try:
+                await asyncio.wait_for(record.changed(seen), _KEEP_ALIVE_S)
+            except TimeoutError:
+                continue
+
+    return Stream(pieces(), media_type=EVENT_STREAM, headers={**NO_STORE, **NOSNIFF})
+
+
+@history.get(
+    "/v1/history",
+    summary="Figures and events of the last minutes",
+    response_class=Response,
+    responses=_answers(_HISTORY),
+)
+async def get_history(
+    snapshots: Newest,
+    minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
+) -> Response:
+    """A row per step in each column; null where nothing was measured. It begins anew with each start of the
+    scheduler."""
+    record = snapshots.record
+    since = record.wall(time.monotonic()) - 60 * minutes
+    ring = record.seconds if minutes <= _SECONDS_MINUTES else record.minutes
+    start, rows = ring.since(since)
+    content = {
+        "start": start,
+        "step_s": ring.step_s,
+        "columns": dict(zip(COLUMNS, np.round(rows.astype(float), 3).T.tolist(), strict=True)),
+        "events": [event for event in record.events if event.at >= since],
+    }
+    return Response(_JSON.encode(content), media_type="application/json", headers={**NO_STORE, **NOSNIFF})

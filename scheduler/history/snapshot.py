@@ -1,0 +1,198 @@
+"""The fleet as it is now: what the page shows, made once a second at most, however many look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from scheduler.devices.list import DeviceView
+from scheduler.history.record import COLUMNS
+from scheduler.jobs.service import Scheduler
+from scheduler.jobs.sinks import DurableSink
+from tierkit.types import Health, JobState, Scheme, Tier
+
+__all__ = ["FleetSnapshot", "JobNow", "LinkNow", "NodeNow", "Snapshots"]
+
+_MOST_JOBS = 100
+"""Unfinished jobs that are shown, the newest."""
+_ENCODE = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNow:
+    """One node of the device list."""
+
+    node_id: str
+    tier: Tier
+    health: Health
+    reason: str
+    """Why the failure detector thinks so."""
+    draining: bool
+    """Whether it was told to take no new tasks, by an operator or by itself."""
+    trusted: bool
+    """Whether it may see pixels."""
+    models: tuple[str, ...]
+    version: str
+    outstanding: int
+    """Tasks that it has now."""
+    queued_images: int
+    images_per_s: float
+    """That it answered in the last seconds."""
+    ms_per_image: float | None
+    """As its answers show lately; null before the first."""
+    own_ms_per_image: float
+    """By its own measurement when it started."""
+    images_per_minute: int | None
+    """Its power budget; null: no limit."""
+    joined_at: float
+    """Seconds since 1970."""
+    last_seen: float | None
+    """Seconds since 1970; null where it is heard all the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkNow:
+    """From an end device to an upstream node."""
+
+    end: str
+    upper: str
+    mapped: bool
+    """Whether the scheduler's own scheme sends the device's tasks there."""
+    images_per_s: float
+    """That went there and were answered in the last seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNow:
+    """An unfinished job."""
+
+    id: str
+    name: str | None
+    state: JobState
+    reason: str
+    images: int
+    answered_coarse: int
+    answered_fine: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSnapshot:
+    """All that changes by the second."""
+
+    at: float
+    """Seconds since 1970."""
+    scheme: Scheme
+    """Of jobs that name none."""
+    doubting: bool
+    """Whether the scheduler hears no node, and looks for the fault in itself."""
+    nodes: tuple[NodeNow, ...]
+    links: tuple[LinkNow, ...]
+    jobs: tuple[JobNow, ...]
+    """Unfinished jobs, the newest 100."""
+    unfinished: int
+    """All of them."""
+    figures: dict[str, float | None]
+    """The last second; names as in the history."""
+
+
+class Snapshots:
+    """Makes and keeps the newest one.
+
+    Args:
+        clock: of the scheduler, monotonic seconds.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, clock: Callable[[], float]) -> None:
+        self.record = scheduler.dispatcher.record
+        self._scheduler = scheduler
+        self._clock = clock
+        self._version = -1
+        self._json = b""
+        self._mapped: tuple[int, Mapping[str, tuple[str, ...]]] = -1, {}
+
+    def json(self) -> bytes:
+        """The newest one as JSON: made anew only if there is something new."""
+        if self._version != self.record.version:
+            self._version = self.record.version
+            self._json = _ENCODE(self._take())
+        return self._json
+
+    def _take(self) -> FleetSnapshot:
+        now, scheduler = self._clock(), self._scheduler
+        views = scheduler.devices.view(now)
+        speeds = scheduler.dispatcher.pilot.speeds(now)
+        _, rows = self.record.seconds.since(self.record.wall(now) - 2)
+        last = rows[-1].tolist() if len(rows) else []
+        return FleetSnapshot(
+            at=round(self.record.wall(now), 3),
+            scheme=scheduler.settings.scheme,
+            doubting=scheduler.devices.doubting,
+            nodes=tuple(self._node(view, speeds, now) for view in views),
+            links=self._links(now),
+            jobs=tuple(self._job(sink) for sink in scheduler.running(_MOST_JOBS)),
+            unfinished=scheduler.unfinished,
+            figures=dict(zip(COLUMNS, map(_finite, last), strict=False)),
+        )
+
+    def _node(self, view: DeviceView, speeds: Mapping[str, float], now: float) -> NodeNow:
+        device = view.device
+        load, registration = device.load, device.registration
+        return NodeNow(
+            node_id=device.node_id,
+            tier=device.tier,
+            health=view.health,
+            reason=view.reason,
+            draining=device.draining or (load is not None and load.draining),
+            trusted=self._scheduler.fleet.trusts(device),
+            models=tuple(offer.name for offer in registration.models),
+            version=registration.version,
+            outstanding=self._scheduler.dispatcher.outstanding(device.node_id),
+            queued_images=0 if load is None else load.queued_images,
+            images_per_s=round(self.record.images_per_s(device.node_id), 1),
+            ms_per_image=speeds.get(device.node_id),
+            own_ms_per_image=device.ms_per_image,
+            images_per_minute=registration.images_per_minute,
+            joined_at=round(self.record.wall(device.joined_at), 1),
+            last_seen=None if view.health is Health.ALIVE else round(self.record.wall(device.last_seen), 1),
+        )
+
+    def _links(self, now: float) -> tuple[LinkNow, ...]:
+        scheduler = self._scheduler
+        scheme, changes = scheduler.settings.scheme, scheduler.devices.changes
+        if self._mapped[0] != changes:
+            routes = {} if scheme is Scheme.ADAPTIVE else scheduler.fleet.routes(scheme, now)
+            names = {
+                end: tuple(node.node_id for node in route.upstreams[: max(1, route.in_turn)])
+                for end, route in routes.items()
+            }
+            self._mapped = changes, names
+        mapped = {(end, upper) for end, uppers in self._mapped[1].items() for upper in uppers}
+        traffic = self.record.traffic()
+        return tuple(
+            LinkNow(
+                end=end,
+                upper=upper,
+                mapped=(end, upper) in mapped,
+                images_per_s=round(traffic.get((end, upper), 0.0), 1),
+            )
+            for end, upper in sorted(mapped | traffic.keys())
+        )
+
+    def _job(self, sink: DurableSink) -> JobNow:
+        job, active = sink.job, self._scheduler.dispatcher.job(sink.job.id)
+        return JobNow(
+            id=job.id,
+            name=job.policy.name,
+            state=sink.state,
+            reason="" if active is None else active.reason,
+            images=job.images,
+            answered_coarse=sink.progress.answered_coarse,
+            answered_fine=sink.progress.answered_fine,
+        )
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 3) if math.isfinite(value) else None

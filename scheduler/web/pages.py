@@ -1,0 +1,113 @@
+"""Routes of the page: its shells and its files. They hold no data, so they need no token; what fills them does."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from scheduler.api.routing import CHECKS, NOSNIFF
+from tierkit.errors import NotFound
+
+__all__ = ["PAGES", "pages"]
+
+_HERE = Path(__file__).parent
+_FOLDERS = (_HERE / "static", _HERE / "vendor")
+
+PAGES = {"fleet": "Fleet", "try": "Try it", "jobs": "Jobs", "timeline": "Timeline", "privacy": "Privacy"}
+"""Names in the navigation by the names of their modules. The first one is what `/ui` shows."""
+
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self' blob:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    ),
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+    **NOSNIFF,
+}
+_FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable", **NOSNIFF}
+
+pages = APIRouter(include_in_schema=False, dependencies=CHECKS)
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    """By name: the modules and styles of the page, some 200 kB."""
+    found = (path for folder in _FOLDERS for path in sorted(folder.iterdir()) if path.suffix in (".js", ".css", ".svg"))
+    return {path.name: path.read_bytes() for path in found}
+
+
+@cache
+def _digest() -> str:
+    """Part of each file's address, so that browsers may keep them for ever."""
+    digest = hashlib.sha256()
+    for name, content in _files().items():
+        digest.update(name.encode() + b"\0" + content)
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _shell(page: str) -> str:
+    environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html").render(
+        page=page, pages=PAGES, first=next(iter(PAGES)), files=f"/ui/files/{_digest()}", version=version("terrace")
+    )
+
+
+def _shown(page: str) -> HTMLResponse:
+    return HTMLResponse(_shell(page), headers=_HEADERS)
+
+
+@pages.get("/")
+async def root(request: Request) -> Response:
+    """People go on to the page; programs learn that there is nothing here."""
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("/ui", 307)
+    raise NotFound("no such route: /; the page is at /ui, the API at /docs")
+
+
+@pages.get("/ui")
+async def first_page() -> Response:
+    return _shown(next(iter(PAGES)))
+
+
+@pages.get("/ui/jobs/{job_id}")
+async def job_page(job_id: str) -> Response:
+    """One shell for all jobs: its module reads the address."""
+    return _shown("jobs")
+
+
+@pages.get("/ui/files/{digest}/{name}")
+async def file(digest: str, name: str) -> Response:
+    """A module or style. One that another version of the page asks for is given as it is now, and not kept."""
+    content = _files().get(name)
+    if content is None:
+        raise NotFound(f"no such file: {name[:200]}")
+    headers = _FOR_EVER if digest == _digest() else {"Cache-Control": "no-store", **NOSNIFF}
+    kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return Response(content, media_type=kind, headers=headers)
+
+
+@pages.get("/ui/{page}")
+async def page(page: str) -> Response:
+    if page not in PAGES:
+        raise NotFound(f"no such page: {page[:200]}; there are {', '.join(PAGES)}")
+    return _shown(page)

@@ -1,0 +1,131 @@
+// The fleet as it is now: figures, map, table, and what an operator may do to a node.
+
+import { follow, send } from "./api.js";
+import { attribute, confirmed, el, replace, text } from "./dom.js";
+import { milliseconds, number, span } from "./format.js";
+import { FleetMap } from "./map.js";
+import { attempt, begin, main } from "./shell.js";
+import { Table } from "./table.js";
+
+/** @typedef {import("./types").FleetSnapshot} FleetSnapshot */
+/** @typedef {import("./types").NodeNow} NodeNow */
+
+const SLOW = 1.5;
+
+const figures = {
+  images: figure("images a second"),
+  first: figure("first answer, median"),
+  final: figure("answer that stands, median"),
+  alive: figure("nodes alive"),
+  jobs: figure("unfinished jobs"),
+};
+
+const map = new FleetMap();
+const doubt = el("p", { class: "trouble", hidden: true }, "No node is heard. The scheduler looks for the fault in itself or in its network first.");
+const empty = el("p", { class: "card", hidden: true }, "No node has registered. ", el("code", {}, "terrace end --scheduler URL"), " starts an end device.");
+let now = 0;
+
+/** @type {Table<NodeNow>} */
+const table = new Table(
+  "Nodes",
+  [
+    { title: "Node", kind: "name", show: (cell, node) => text(cell, node.node_id) },
+    { title: "Tier", show: (cell, node) => text(cell, node.tier) },
+    { title: "State", kind: "state", show: state },
+    { title: "Do", kind: "do", show: actions },
+    { title: "Tasks", kind: "number", show: (cell, node) => text(cell, node.queued_images ? `${node.outstanding} (${number(node.queued_images)} images wait)` : node.outstanding) },
+    { title: "Images/s", kind: "number", show: (cell, node) => text(cell, number(node.images_per_s)) },
+    { title: "ms/image", kind: "number", show: speed },
+    { title: "Budget", kind: "number", show: (cell, node) => text(cell, node.images_per_minute ? `${number(node.images_per_minute)}/min` : "–") },
+    { title: "Network", show: (cell, node) => text(cell, node.models.join(", ")) },
+    { title: "Trust", show: (cell, node) => text(cell, node.trusted ? "pixels" : "features") },
+    { title: "Version", show: (cell, node) => text(cell, node.version) },
+    { title: "Last seen", show: (cell, node) => text(cell, node.last_seen === null ? "now" : `${span(now - node.last_seen)} ago`) },
+  ],
+  (node) => node.node_id,
+  (row, node) => {
+    attribute(row, "data-testid", "node");
+    attribute(row, "data-node", node.node_id);
+    attribute(row, "data-health", node.health);
+  },
+);
+
+/** @param {string} title */
+function figure(title) {
+  const value = el("strong", {}, "–");
+  return { element: el("div", { class: "figure" }, value, el("span", {}, title)), value };
+}
+
+/** @param {HTMLElement} cell @param {NodeNow} node */
+function state(cell, node) {
+  if (!cell.firstChild) cell.append(el("span", { class: "health" }), el("span", { class: "reason" }));
+  const [health, reason] = cell.children;
+  attribute(health, "data-health", node.health);
+  text(health, node.health);
+  text(reason, node.reason);
+  attribute(reason, "title", node.reason);
+}
+
+/** @param {HTMLElement} cell @param {NodeNow} node */
+function speed(cell, node) {
+  const lately = node.ms_per_image;
+  const ratio = lately === null ? 1 : lately / node.own_ms_per_image;
+  text(cell, `${number(lately ?? node.own_ms_per_image)}${lately === null ? "" : ` (${ratio.toFixed(1)}×)`}`);
+  attribute(cell, "class", ratio > SLOW ? "number slow" : "number");
+  attribute(cell, "title", `${number(node.own_ms_per_image)} ms by its own measurement at its start`);
+}
+
+/** @param {HTMLElement} cell @param {NodeNow} node */
+function actions(cell, node) {
+  const kind = node.draining ? "undrain" : "drain";
+  if (cell.dataset.kind === kind) return;
+  const focused = cell.contains(document.activeElement);
+  cell.dataset.kind = kind;
+  const path = `/v1/devices/${encodeURIComponent(node.node_id)}`;
+  const change = async () => {
+    if (kind === "undrain") await send("DELETE", `${path}/drain`);
+    else if (await confirmed(`Give ${node.node_id} no new tasks? Those that it has are finished.`, "Drain")) await send("POST", `${path}/drain`);
+  };
+  const remove = async () => {
+    const question = `Strike ${node.node_id} off the device list? Its tasks go to others. If it still runs, it registers again.`;
+    if (await confirmed(question, "Remove")) await send("DELETE", path);
+  };
+  const named = (/** @type {string} */ verb) => ({ "aria-label": `${verb} ${node.node_id}` });
+  const title = kind === "drain" ? "Drain" : "Undrain";
+  const first = el("button", { type: "button", ...named(title), click: () => attempt(change) }, title);
+  replace(cell, first, el("button", { type: "button", ...named("Remove"), click: () => attempt(remove) }, "Remove"));
+  if (focused) first.focus();
+}
+
+/** @param {FleetSnapshot} fleet */
+function show(fleet) {
+  now = fleet.at;
+  const { first = 0, finer = 0, fallback = 0, first_p50_ms, final_p50_ms } = fleet.figures;
+  text(figures.images.value, number(Math.max(first ?? 0, (finer ?? 0) + (fallback ?? 0))));
+  text(figures.first.value, milliseconds(first_p50_ms));
+  text(figures.final.value, milliseconds(final_p50_ms));
+  const alive = fleet.nodes.filter((node) => node.health === "alive").length;
+  text(figures.alive.value, alive === fleet.nodes.length ? alive : `${alive} of ${fleet.nodes.length}`);
+  text(figures.jobs.value, number(fleet.unfinished));
+  doubt.hidden = !fleet.doubting;
+  empty.hidden = fleet.nodes.length > 0;
+  map.update(fleet);
+  table.update(fleet.nodes);
+}
+
+begin(() => {
+  main.append(
+    el("div", { class: "figures" }, ...Object.values(figures).map((each) => each.element)),
+    doubt,
+    empty,
+    el("div", { class: "card" }, map.element, legend()),
+    el("h2", {}, "Nodes"),
+    table.element,
+  );
+  follow("/v1/fleet/events", { snapshot: show });
+});
+
+function legend() {
+  const kinds = { alive: "alive", suspect: "suspect", draining: "draining", dead: "dead" };
+  return el("p", { class: "legend" }, ...Object.entries(kinds).map(([health, words]) => el("span", { class: "health", "data-health": health }, words)), el("span", {}, "thicker lines: more images go up"));
+}

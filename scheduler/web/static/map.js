@@ -1,0 +1,159 @@
+// The map of the fleet: cloud above, edge in the middle, end devices below; lines where tasks go up.
+
+import { attribute, svg, text } from "./dom.js";
+import { number } from "./format.js";
+
+const TIERS = ["cloud", "edge", "end"];
+const WIDE = 960;
+const LEFT = 56;
+const ROW = 44;
+const GAP = 56;
+const NAME_PX = 64;
+const SMALL_PX = 18;
+/** Shapes by health, around 0, 0: told apart without colours as well. */
+const SHAPES = {
+  alive: "M 9 0 A 9 9 0 1 1 -9 0 A 9 9 0 1 1 9 0 Z",
+  suspect: "M 0 -11 L 11 9 L -11 9 Z",
+  draining: "M 0 -11 L 11 0 L 0 11 L -11 0 Z",
+  dead: "M -10 -6 L -6 -10 L 0 -4 L 6 -10 L 10 -6 L 4 0 L 10 6 L 6 10 L 0 4 L -6 10 L -10 6 L -4 0 Z",
+};
+
+/** @typedef {{x: number, y: number, scale: number, named: boolean}} Place */
+
+/**
+ * Where the nodes stand.
+ * @param {import("./types").NodeNow[]} nodes @param {number} width in pixels
+ * @returns {{places: Map<string, Place>, lines: {tier: string, y: number}[], height: number}}
+ */
+export function arranged(nodes, width) {
+  const places = new Map();
+  const lines = [];
+  let y = 28;
+  for (const tier of TIERS) {
+    const here = nodes.filter((node) => node.tier === tier);
+    lines.push({ tier, y });
+    const inLineNamed = Math.floor((width - LEFT) / NAME_PX);
+    const named = here.length <= inLineNamed;
+    const inLine = named ? inLineNamed : Math.floor((width - LEFT) / SMALL_PX);
+    const rows = Math.max(1, Math.ceil(here.length / inLine));
+    const step = named ? ROW : SMALL_PX;
+    here.forEach((node, index) => {
+      const row = Math.floor(index / inLine);
+      const inThis = Math.min(inLine, here.length - row * inLine);
+      const x = LEFT + ((width - LEFT) * ((index % inLine) + 0.5)) / inThis;
+      places.set(node.node_id, { x, y: y + row * step, scale: named ? 1 : 0.6, named });
+    });
+    y += (rows - 1) * step + ROW + GAP;
+  }
+  return { places, lines, height: y - GAP + 4 };
+}
+
+/** Thickness of a line in pixels. @param {number} imagesPerS */
+export function thickness(imagesPerS) {
+  return imagesPerS > 0 ? Math.min(9, 1.5 + Math.log2(1 + imagesPerS) / 1.6) : 1;
+}
+
+export class FleetMap {
+  constructor() {
+    this.links = svg("g", { class: "links" });
+    this.nodes = svg("g", { class: "nodes" });
+    this.tiers = svg("g", { class: "tiers" });
+    this.element = svg("svg", { class: "map", role: "img", "aria-label": "Map of the fleet" }, this.tiers, this.links, this.nodes);
+    /** @type {Map<string, SVGGElement>} */
+    this.byNode = new Map();
+    /** @type {Map<string, SVGPathElement>} */
+    this.byLink = new Map();
+    this.layout = "";
+    /** @type {ReturnType<typeof arranged>} */
+    this.arrangement = arranged([], WIDE);
+  }
+
+  /** @param {import("./types").FleetSnapshot} fleet */
+  update(fleet) {
+    const width = Math.min(WIDE, Math.max(320, this.element.clientWidth));
+    const layout = `${width} ${fleet.nodes.map((node) => node.node_id).join(" ")}`;
+    const moved = layout !== this.layout;
+    if (moved) {
+      this.layout = layout;
+      this.arrangement = arranged(fleet.nodes, width);
+      attribute(this.element, "viewBox", `0 0 ${width} ${this.arrangement.height}`);
+      this.tiers.replaceChildren(
+        ...this.arrangement.lines.map(({ tier, y }) => svg("text", { x: 0, y: y + 5 }, tier)),
+      );
+    }
+    const bad = fleet.nodes.filter((node) => node.health !== "alive").map((node) => `${node.node_id} is ${node.health}`);
+    attribute(
+      this.element,
+      "aria-label",
+      `Map of the fleet: ${fleet.nodes.length} nodes; ${bad.slice(0, 5).join(", ") || "all are alive"}. The table below says the same.`,
+    );
+    this.drawNodes(fleet, moved);
+    this.drawLinks(fleet, moved);
+  }
+
+  /** @param {import("./types").FleetSnapshot} fleet @param {boolean} moved */
+  drawNodes(fleet, moved) {
+    const present = new Set(fleet.nodes.map((node) => node.node_id));
+    for (const [id, group] of this.byNode) {
+      if (!present.has(id)) {
+        group.remove();
+        this.byNode.delete(id);
+      }
+    }
+    for (const node of fleet.nodes) {
+      let group = this.byNode.get(node.node_id);
+      const isNew = !group;
+      if (!group) {
+        group = svg("g", { "data-testid": "map-node", "data-node": node.node_id }, svg("path"), svg("title"), svg("text", { y: 26 }));
+        this.byNode.set(node.node_id, group);
+        this.nodes.append(group);
+      }
+      const [shape, title, name] = group.children;
+      if (moved || isNew) {
+        const place = /** @type {Place} */ (this.arrangement.places.get(node.node_id));
+        attribute(group, "transform", `translate(${place.x.toFixed(1)} ${place.y}) scale(${place.scale})`);
+        text(name, place.named ? shortened(node.node_id) : "");
+      }
+      attribute(group, "data-health", node.health);
+      attribute(group, "class", node.outstanding ? "busy" : null);
+      attribute(shape, "d", SHAPES[node.health]);
+      text(title, `${node.node_id}: ${node.health}, ${number(node.images_per_s)} images/s. ${node.reason}`);
+    }
+  }
+
+  /** @param {import("./types").FleetSnapshot} fleet @param {boolean} moved */
+  drawLinks(fleet, moved) {
+    const present = new Set();
+    for (const link of fleet.links) {
+      const from = this.arrangement.places.get(link.end);
+      const to = this.arrangement.places.get(link.upper);
+      if (!from || !to) continue;
+      const key = `${link.end} ${link.upper}`;
+      present.add(key);
+      let path = this.byLink.get(key);
+      const isNew = !path;
+      if (!path) {
+        path = svg("path");
+        this.byLink.set(key, path);
+        this.links.append(path);
+      }
+      if (moved || isNew) {
+        const middle = (from.y + to.y) / 2;
+        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + 30}`);
+      }
+      attribute(path, "class", link.images_per_s > 0 ? "flows" : "idle");
+      attribute(path, "stroke-width", thickness(link.images_per_s).toFixed(1));
+    }
+    for (const [key, path] of this.byLink) {
+      if (!present.has(key)) {
+        path.remove();
+        this.byLink.delete(key);
+      }
+    }
+  }
+}
+
+/** @param {string} name */
+function shortened(name) {
+  return name.length > 10 ? `${name.slice(0, 9)}…` : name;
+}

@@ -1,0 +1,98 @@
+"""The page in a real browser, on a real fleet: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.acceptance.fleets import Up, running
+
+CHROMIUM = shutil.which("chromium")
+BUDGET_MS = 30_000
+"""For whatever a test waits for; far more than it takes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            if CHROMIUM is None:
+                item.add_marker(pytest.mark.skip(reason="Chromium is not installed (Debian: apt-get install chromium)"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """A running `terrace up`."""
+
+    url: str
+    up: Up
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two end devices, an edge node, a cloud node; of one test file."""
+    folder = tmp_path_factory.mktemp("fleet")
+    counts = ("--end", "2", "--edge", "1", "--cloud", "1", "--port", "0", "--state", str(folder / "state"))
+    with running(*counts, log=folder / "log") as up:
+        found = re.search(r"scheduler  (http://\S+)", up.output)
+        assert found is not None
+        yield Fleet(url=found[1], up=up)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture
+def open_page(chromium: Browser) -> Iterator[OpenPage]:
+    """Opens pages; at the end of the test none of them may have had an error, a violation of its policy, or a request
+    to another origin."""
+    contexts: list[BrowserContext] = []
+    wrong: list[str] = []
+
+    def opened(
+        url: str,
+        *,
+        width: int = 1440,
+        height: int = 900,
+        scheme: Literal["light", "dark"] = "light",
+        allowed: str = r"(?!)",
+    ) -> Page:
+        """`allowed`: errors that the test brings about, as a regular expression."""
+        context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        contexts.append(context)
+        context.set_default_timeout(BUDGET_MS)
+        page = context.new_page()
+        origin = "/".join(url.split("/")[:3])
+
+        def note(what: str) -> None:
+            if not re.search(allowed, what):
+                wrong.append(what)
+
+        page.on("console", lambda message: note(f"console: {message.text}") if message.type == "error" else None)
+        page.on("pageerror", lambda error: note(f"error: {error}"))
+        page.on(
+            "request",
+            lambda request: note(f"request: {request.url}") if not request.url.startswith((origin, "blob:")) else None,
+        )
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
