@@ -4,7 +4,7 @@
 #   make unit    the tests without services, for the inner loop
 #   make test    the test suite
 #   make wheel   the wheel, installed in an empty environment, runs the demo in a folder with names like ours
-#   make check   formatting, lint, types, import layers
+#   make check   formatting, lint, types, import layers, and the types of the page
 #
 # PYTHON chooses the interpreter, EXTRA the ONNX Runtime build: `make demo EXTRA=gpu`.
 # WORKERS is the number of processes that share the tests; `make test COVER=--cov` measures what they cover.
@@ -13,6 +13,7 @@ PYTHON ?= python3
 EXTRA  ?= cpu
 VENV   ?= .venv
 TRAIN  ?= .venv-train
+TSC    ?= .venv/tsc
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 DEMO   ?=
 BUILT  ?= $(CURDIR)/dist
@@ -24,7 +25,7 @@ COVER   ?=
 SHARED  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo unit test test-train check wheel format clean
+.PHONY: help demo unit test test-train check check-page wheel format clean
 
 help:
 	@sed -n '3,7p' Makefile | cut -c5-
@@ -74,6 +75,17 @@ check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(MAKE) --no-print-directory check-page
+
+# The modules of the page against the types in their comments. The compiler comes from npm, where that is at hand.
+check-page: $(TSC)/.ready
+	@if [ -x $(TSC)/node_modules/.bin/tsc ]; then $(TSC)/node_modules/.bin/tsc -p scheduler/web/tsconfig.json; \
+	else echo 'check-page: skipped, for want of npm or of its package typescript'; fi
+
+$(TSC)/.ready:
+	@mkdir -p $(TSC)
+	@! command -v npm > /dev/null || npm install --silent --no-fund --no-audit --prefix $(TSC) typescript@7.0.2 || true
+	@touch $@
 
 format: $(VENV)/.dev
 	$(VENV)/bin/ruff format .

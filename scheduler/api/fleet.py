@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import time
+from functools import cache
 from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
+from PIL import Image
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
+from models.data import ImageSet, read_sample
+from models.hierarchy import bundled_hierarchy
 from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
 from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SignIn, WhoAmI
 from scheduler.devices.own_address import OwnAddress
-from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
+from scheduler.jobs.service import CLASSIFY_MAX_IMAGES, Scheduler
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
@@ -203,6 +208,25 @@ async def get_weights(
     return _File(path, media_type="application/octet-stream", headers={"ETag": etag, **NOSNIFF})
 
 
+@about.get(
+    "/v1/samples/{index}",
+    summary="A picture to try the fleet with",
+    response_class=Response,
+    responses={200: {"content": {"image/png": {}}}, 404: {"description": "There is none, or the set has none."}},
+    dependencies=USERS,
+)
+async def get_sample(
+    scheduler: Service, index: Annotated[int, Path(ge=0, le=999_999_999, description="Below `samples` of /v1/info.")]
+) -> Response:
+    """One of the test pictures that come with Terrace, where the fleet answers their classes. Its class stands in the
+    header `Terrace-Sample`."""
+    if index >= (samples := _samples(scheduler)):
+        raise NotFound(f"no sample {index}: there are {samples}")
+    content, label = await asyncio.to_thread(_sample, index)
+    headers = {"Terrace-Sample": label, "Cache-Control": "private, max-age=86400", **NOSNIFF}
+    return Response(content, media_type="image/png", headers=headers)
+
+
 @about.get("/v1/whoami", response_model=WhoAmI, summary="Whose token this is, and until when")
 async def get_caller(caller: CallerOf) -> WhoAmI:
     if caller is None:
@@ -234,6 +258,27 @@ def _set_session(request: Request, response: Response, value: str, seconds: int)
     )
 
 
+_SAMPLES = 1000
+
+
+def _samples(scheduler: Scheduler) -> int:
+    """Pictures that come with Terrace and have classes of this fleet."""
+    return _SAMPLES if scheduler.manifest.hierarchy.digest == bundled_hierarchy().digest else 0
+
+
+@cache
+def _sample_set() -> ImageSet:
+    return read_sample()
+
+
+def _sample(index: int) -> tuple[bytes, str]:
+    """A picture as PNG, and its class. Blocks."""
+    sample, file = _sample_set(), io.BytesIO()
+    assert sample.fine is not None
+    Image.fromarray(sample.images[index]).save(file, "PNG")
+    return file.getvalue(), bundled_hierarchy().fine[sample.fine[index]]
+
+
 def _pixels_of(entry: ModelEntry) -> dict[str, Any]:
     """What a network sees of a picture."""
     height, width, rule, resize_to = entry.fit
@@ -261,6 +306,7 @@ async def get_info(scheduler: Service) -> dict[str, Any]:
             "classify_max_images": CLASSIFY_MAX_IMAGES,
         },
         "input_shape": list(scheduler.manifest.models[0].input_shape),
+        "samples": _samples(scheduler),
         "networks": [_pixels_of(entry) for entry in scheduler.manifest.models],
         "hierarchy": {
             "name": hierarchy.name,

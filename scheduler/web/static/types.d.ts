@@ -66,3 +66,32 @@ export interface History {
   columns: Record<string, (number | null)[]>;
   events: FleetEvent[];
 }
+
+export interface Sent {
+  form: string;
+  upload_bytes: number;
+  encoded_by: string | null;
+}
+
+export interface ImageResult {
+  index: number;
+  name: string | null;
+  label: string | null;
+  coarse: { index: number; label: string; confidence: number; node: string; ms: number } | null;
+  fine: { index: number; label: string; confidence: number; coarse_label: string; node: string; tier: Tier; ms: number } | null;
+  answered_by: Tier | null;
+  not_escalated: boolean;
+  fallback: string | null;
+  error: string | null;
+  resized_from: [number, number] | null;
+  true_fine: string | null;
+  true_coarse: string | null;
+}
+
+export interface Results {
+  event: string;
+  task: number;
+  first_index: number;
+  sent: Sent[];
+  results: ImageResult[];
+}
