@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.acceptance.fleets import Up, running
+from tests.acceptance.fleets import Up, children_of, running
 
 CHROMIUM = shutil.which("chromium")
 BUDGET_MS = 30_000
@@ -33,6 +33,15 @@ class Fleet:
 
     url: str
     up: Up
+
+
+def _command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def pid_of(fleet: Fleet, node_id: str) -> int:
+    """The process of a node."""
+    return next(pid for pid in children_of(fleet.up.process.pid) if f"--node-id {node_id} " in _command_of(pid))
 
 
 @pytest.fixture(scope="module")

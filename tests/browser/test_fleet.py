@@ -8,17 +8,7 @@ import signal
 import httpx
 from playwright.sync_api import expect
 
-from tests.acceptance.fleets import children_of
-from tests.browser.conftest import Fleet, OpenPage
-
-
-def command_of(pid: int) -> str:
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read().replace(b"\0", b" ").decode()
-
-
-def pid_of(fleet: Fleet, node_id: str) -> int:
-    return next(pid for pid in children_of(fleet.up.process.pid) if f"--node-id {node_id} " in command_of(pid))
+from tests.browser.conftest import Fleet, OpenPage, pid_of
 
 
 def health(fleet: Fleet, node_id: str) -> str:
