@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ SCHEDULER = "scheduler"
 _BOUNDARY = "terrace-fuzz"
 _STRANGER = "fuzz-1"
 """Node id of the registrations: never one of the real nodes, which others need."""
-_OTHER_FORMATS = ("TIFF", "BMP", "GIF", "AVIF")
+_OTHER_FORMATS = ("TIFF", "BMP", "GIF", "AVIF", *(["HEIF"] if find_spec("pillow_heif") else []))
 _NOBODY = "http://127.0.0.1:9"
 """Where nothing listens."""
 
@@ -176,7 +177,12 @@ def _json(service: str, path: str, content: Any) -> Template:
 
 def _encoded(image: Array, kind: str) -> bytes:
     written = io.BytesIO()
-    Image.fromarray(image).save(written, kind)
+    if kind == "HEIF":  # which Pillow knows only where somebody has told it
+        from pillow_heif import from_pillow
+
+        from_pillow(Image.fromarray(image)).save(written)
+    else:
+        Image.fromarray(image).save(written, kind)
     return written.getvalue()
 
 

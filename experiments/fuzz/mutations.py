@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.fuzz.corpus import Template
 
-__all__ = ["Delivery", "Mutant", "make"]
+__all__ = ["Delivery", "Mutant", "changed_bytes", "make"]
 
 _HUGE_JSON = 1 / 5000
 """Share of the requests with megabytes of JSON: one takes as long to send as hundreds of others."""
@@ -138,17 +138,17 @@ def make(templates: list[Template], seed: int, number: int) -> Mutant:
     ]
     content = "\r\n".join(lines).encode("utf-8", "surrogatepass") + b"\r\n\r\n" + template.body
     if chance.random() < 0.03:
-        content = _bytes(content, chance)
+        content = changed_bytes(content, chance)
     return Mutant(
         service=template.service, method=template.method, content=content, delivery=chance.choice(_DELIVERIES)
     )
 
 
 def _change_body_bytes(template: Template, chance: Random) -> Template:
-    return replace(template, body=_bytes(template.body, chance)) if template.body else template
+    return replace(template, body=changed_bytes(template.body, chance)) if template.body else template
 
 
-def _bytes(content: bytes, chance: Random) -> bytes:
+def changed_bytes(content: bytes, chance: Random) -> bytes:
     """A few bytes changed, taken out, repeated, or all after a place cut off."""
     at, length = chance.randrange(len(content) + 1), chance.choice((1, 1, 2, 4, 64, 1024))
     match chance.randrange(5):
@@ -243,7 +243,7 @@ def _change_header(template: Template, chance: Random) -> Template:
             case 1:
                 headers[at] = name, chance.choice(_TEXTS).replace("\r\n", " ")
             case _:
-                headers[at] = name, _bytes(value.encode("utf-8", "replace"), chance).decode("latin-1")
+                headers[at] = name, changed_bytes(value.encode("utf-8", "replace"), chance).decode("latin-1")
     else:
         headers.append(chance.choice(_HEADERS))
     return replace(template, headers=tuple(headers))

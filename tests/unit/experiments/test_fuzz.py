@@ -30,6 +30,15 @@ def test_every_service_gets_requests_sent_in_every_way(templates: list[Template]
     assert Counter(mutant.delivery for mutant in mutants).keys() == set(Delivery)
 
 
+@pytest.mark.parametrize(
+    ("kind", "start"), [("tiff", b"II*\0"), ("avif", b"ftypavif"), ("heif", b"ftypheic"), ("webp", b"WEBP")]
+)
+def test_uploads_in_each_format_are_among_them(templates: list[Template], kind: str, start: bytes) -> None:
+    if kind == "heif":
+        pytest.importorskip("pillow_heif", reason="needs the extra 'heic' (pillow-heif)")
+    assert any(start in template.body for template in templates if template.path == "/v1/jobs")
+
+
 def test_the_requests_reach_what_they_are_to_break(templates: list[Template]) -> None:
     contents = [make(templates, 0, number).content for number in range(20_000)]
     wanted = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import struct
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Mapping
+from random import Random
 
 import numpy as np
 import pillow_heif
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import AvifImagePlugin, Image, ImageOps
 
+from experiments.fuzz.mutations import changed_bytes
 from models import pictures
 from models.manifest import Fit, ResizeRule
 from models.pictures import Picture, resized, within
@@ -401,6 +404,41 @@ def test_a_changed_file_is_decoded_or_refused_in_words(data):
 
 
 SMALL = {form: encoded(smooth(40, 30), form) for form in FORMATS}
+
+MANY = """
+import pickle, resource, sys
+from models.manifest import Fit
+from models.pictures import Picture
+from tierkit.errors import InvalidInput
+files, seen = pickle.load(sys.stdin.buffer), {"decoded": 0, "refused": 0}
+for number, file in enumerate(files):
+    try:
+        assert Picture(file, "x", max_bytes=10**7, max_pixels=10**6).decode(Fit(32, 32)).shape == (32, 32, 3)
+        seen["decoded"] += 1
+    except InvalidInput as exc:
+        assert str(exc).startswith("x: ")
+        seen["refused"] += 1
+    if number == 0:  # which is whole
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(seen["decoded"], seen["refused"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("form", ["HEIF", "AVIF", "TIFF"])
+def test_a_thousand_changed_files_neither_end_the_process_nor_fill_its_memory(form):
+    """Their decoders take the whole file at once; in a process, since a crash in one of them takes that along."""
+    wholes = [SMALL[form], encoded(smooth(96, 64).convert("RGBA"), form), encoded(smooth(64, 96).convert("L"), form)]
+    if form == "HEIF":
+        wholes.append(encoded(smooth(600, 400), form, tile_size=256))
+    chance = Random(0)
+    files = [SMALL[form], *(changed_bytes(chance.choice(wholes), chance) for _ in range(1000))]
+    run = subprocess.run([sys.executable, "-c", MANY], input=pickle.dumps(files), capture_output=True, timeout=100)
+    assert run.returncode == 0, run.stderr.decode()
+    decoded, refused, grown_kib = map(int, run.stdout.split())
+    assert decoded + refused == 1001
+    assert min(decoded, refused) > 100
+    # What a million pixels may take, three times.
+    assert grown_kib * 1024 < 3 * 16 * 10**6
 
 
 # --- what would cost much ---------------------------------------------------------------------------------------------
