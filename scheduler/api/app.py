@@ -9,13 +9,11 @@ from importlib.metadata import version
 
 import aiohttp
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse
 
-from scheduler.api.docs_page import render_docs
+from scheduler.api.docs_page import docs
 from scheduler.api.fleet import about, fleet
 from scheduler.api.history import history
 from scheduler.api.jobs import jobs
-from scheduler.api.routing import NOSNIFF
 from scheduler.devices.own_address import OwnAddress
 from scheduler.history.snapshot import Snapshots
 from scheduler.runtime import open_scheduler
@@ -54,13 +52,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.gate = lifecycle.gate
-    for router in (jobs, fleet, history, about, pages):
+    for router in (jobs, fleet, history, about, pages, docs):
         app.include_router(router)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", **NOSNIFF}
-        return HTMLResponse(render_docs(app.openapi()), headers=policy)
 
     app.add_middleware(ReadsWhileWanted)
     app.add_middleware(HeadAsGet)

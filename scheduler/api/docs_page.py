@@ -1,49 +1,88 @@
-"""A page on the API, made from its OpenAPI description: no scripts, nothing from elsewhere."""
+"""The page on the API at `/docs`: Swagger UI, from files of this package, so that it works offline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from html import escape
-from typing import Any
+import asyncio
+import hashlib
+from functools import cache
+from pathlib import Path
 
-__all__ = ["render_docs"]
+from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse, HTMLResponse
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h2 { margin-top: 2rem; border-bottom: 1px solid #ccc; } code { background: #f3f3f3; padding: 0 .25em; }
-td { vertical-align: top; padding: .1rem 1rem .1rem 0; } .method { font-weight: bold; } small { color: #666; }
+from scheduler.api.routing import CHECKS, NOSNIFF
+from tierkit.errors import NotFound
+
+__all__ = ["docs"]
+
+_WEB = Path(__file__).parents[1] / "web"
+_SWAGGER = _WEB / "vendor" / "swagger"
+_FILES = {
+    "swagger-ui.css": (_SWAGGER / "swagger-ui.css", "text/css"),
+    "swagger-ui-bundle.js": (_SWAGGER / "swagger-ui-bundle.js", "text/javascript"),
+    "docs.js": (_WEB / "docs.js", "text/javascript"),
+}
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <title>Terrace API</title>
+  <link rel="icon" href="data:,">
+  <link rel="stylesheet" href="{files}/swagger-ui.css">
+  <script defer src="{files}/swagger-ui-bundle.js"></script>
+  <script defer src="{files}/docs.js"></script>
+</head>
+<body>
+  <noscript>This page needs JavaScript. What it shows is at <a href="/openapi.json">/openapi.json</a>.</noscript>
+  <div id="api"></div>
+</body>
+</html>
 """
 
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self' data: blob:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    **NOSNIFF,
+}
 
-def render_docs(openapi: Mapping[str, Any]) -> str:
-    """HTML for the whole description."""
-    groups: dict[str, list[str]] = {}
-    for path, operations in openapi["paths"].items():
-        for method, operation in operations.items():
-            for tag in operation.get("tags", ["other"]):
-                groups.setdefault(tag, []).append(_operation(method, path, operation))
-    info = openapi["info"]
-    body = "".join(f"<h2>{escape(tag)}</h2>{''.join(parts)}" for tag, parts in groups.items())
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(info['title'])}</title>"
-        f"<style>{_STYLE}</style><h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>"
-        f"<p>{escape(info.get('summary', ''))}</p>"
-        f'<p>Full description: <a href="/openapi.json">/openapi.json</a>. Errors are <code>{{"error": "a sentence"}}'
-        f"</code>.</p>{body}</html>"
-    )
+docs = APIRouter(include_in_schema=False, dependencies=CHECKS)
 
 
-def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td><code>{escape(parameter['name'])}</code><td><small>{escape(parameter['in'])}</small>"
-        f"<td>{escape(parameter.get('description', ''))}"
-        for parameter in operation.get("parameters", ())
-    )
-    text = escape(operation.get("description", ""))
-    body = escape(operation.get("requestBody", {}).get("description", ""))
-    return (
-        f"<h3><span class=method>{escape(method.upper())}</span> <code>{escape(path)}</code> "
-        f"<small>{escape(operation.get('summary', ''))}</small></h3>"
-        + "".join(f"<p>{part}</p>" for part in (text, body) if part)
-        + (f"<table>{rows}</table>" if rows else "")
-    )
+@cache
+def _digest() -> str:
+    """Part of the address of the files, so that browsers may keep them."""
+    digest = hashlib.sha256()
+    for path, _ in _FILES.values():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@docs.get("/docs")
+async def page() -> HTMLResponse:
+    digest = await asyncio.to_thread(_digest)
+    return HTMLResponse(_PAGE.format(files=f"/docs/{digest}"), headers=_HEADERS)
+
+
+@docs.get("/docs/{digest}/{name}")
+async def file(digest: str, name: str) -> Response:
+    """What another version of the page asks for is given as it is now, and not kept."""
+    if name not in _FILES:
+        raise NotFound(f"no such file: {name[:200]}")
+    path, kind = _FILES[name]
+    current = digest == await asyncio.to_thread(_digest)
+    caching = "private, max-age=31536000, immutable" if current else "no-store"
+    return FileResponse(path, media_type=kind, headers={"Cache-Control": caching, **NOSNIFF})

@@ -43,8 +43,9 @@ _BODY = {
                     "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
                     "labels": {
                         "type": "string",
-                        "description": "JSON list with a fine class (name or number) or null per image.",
-                        "example": '["apple", 3, null]',
+                        "description": "JSON list with a fine class (name or number) or null per image, such as "
+                        '["apple", 3, null].',
+                        "example": "",  # or the page at /docs would send labels that do not fit
                     },
                 },
             }

@@ -141,7 +141,8 @@ def _check_damage(damaged: Mapping[int, InvalidInput], images: int, policy: Poli
 
 
 def _read_form(spool: Spool, query: Sequence[tuple[str, str]]) -> Upload:
-    labels = [value for name, value in spool.fields if name == "labels"]
+    # A field that a person leaves empty in a browser's form is sent as well.
+    labels = [value for name, value in spool.fields if name == "labels" and value]
     for part in [part for part in spool.parts if part.field != "images"]:
         if part.field != "labels":
             raise InvalidInput(f"unknown file field {part.field[:64]!r}: files go into 'images' (and 'labels')")

@@ -255,6 +255,11 @@ async def test_wrong_form_fields(scheduler, fields, message):
     await nothing_is_left(scheduler)
 
 
+async def test_labels_that_are_left_empty_in_a_form_are_none(scheduler):
+    response = await scheduler.http.post("/v1/jobs", files=files(("a.png", png())), data={"labels": ""})
+    assert response.status_code == 202, response.text
+
+
 async def test_form_fields_that_would_fill_the_memory(scheduler):
     part = "[" + "[]," * 1_000_000 + "[]]"
     several = {"labels": part, "name": part}
