@@ -168,6 +168,27 @@ async def test_while_it_loads_it_is_alive_but_not_ready_and_stops_at_once(
         assert await service.exit_code(timeout_s=5) == 0
 
 
+async def test_while_it_starts_nobody_is_told_that_their_token_is_wrong(
+    tmp_path: Path, http: httpx.AsyncClient
+) -> None:
+    """A page whose session this service will know again would take it for the end of the session."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    tokens = tmp_path / "tokens.toml"
+    tokens.touch(mode=0o600)
+    options = ("--start", "hangs", "--port", str(port), "--tokens", str(tokens))
+    async with start(tmp_path, *options, wait_ready=False):
+
+        async def answers() -> bool:
+            try:
+                return (await http.get(f"{url}/livez")).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        await wait_for(answers, what="livez")
+        for method, path, status in (("GET", "/", 503), ("POST", "/work", 503), ("GET", "/metrics", 401)):
+            assert (await http.request(method, url + path)).status_code == status
+
+
 async def test_a_stale_ready_file_is_removed_first(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     ready.write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid(), "node_id": "old"}))

@@ -1,12 +1,12 @@
 """The gate and the limits, in time that stands still."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tierkit.access import Allowance, Gate, Role, TokenEntry, digest_of, write_book
+from tierkit.access import SESSION_COOKIE, Allowance, Gate, Role, Sessions, TokenEntry, digest_of, write_book
 from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import FakeClock
 from tierkit.types import Tier
@@ -173,6 +173,76 @@ def test_a_file_that_has_become_unusable_changes_nothing(file: Path) -> None:
     with pytest.raises(SetupError, match="not valid TOML"):
         here.load()
     assert here.admit(bearer(NODE)).name == "pi"
+
+
+def with_sessions(file: Path, *, at: datetime = NOON) -> Gate:
+    here, _ = gate(file, at=at)
+    here.sessions = Sessions(bytes(32))
+    return here
+
+
+def cookie(value: str) -> list[tuple[bytes, bytes]]:
+    return [(b"host", b"x"), (b"cookie", f"{SESSION_COOKIE}={value}".encode())]
+
+
+def test_a_session_stands_for_the_token_of_a_user(file: Path) -> None:
+    here = with_sessions(file)
+    caller, value, seconds = here.sign_in(USER)
+    assert (caller.name, seconds) == ("alice", 12 * 3600)
+    assert here.admit(cookie(value)) == caller
+    assert here.knows(cookie(value))
+    with pytest.raises(Forbidden, match="Origin"):
+        here.admit(cookie(value), method="POST")
+    own = [*cookie(value), (b"origin", b"https://x")]
+    assert here.admit(own, method="POST", scheme="https") == caller
+    with pytest.raises(LimitReached):  # three requests, with the sign-in
+        here.admit(cookie(value))
+
+
+def test_when_a_session_ends(file: Path) -> None:
+    _, value, seconds = with_sessions(file).sign_in(USER)
+    assert with_sessions(file, at=NOON + timedelta(seconds=seconds - 1)).admit(cookie(value)).name == "alice"
+    with pytest.raises(Unauthenticated, match="the session has expired"):
+        with_sessions(file, at=NOON + timedelta(seconds=seconds)).admit(cookie(value))
+    here = with_sessions(file)
+    file.write_text(write_book(ENTRIES[1:]))
+    here.load()
+    with pytest.raises(Unauthenticated, match="revoked"):
+        here.admit(cookie(value))
+    assert not here.knows(cookie(value))
+
+
+def test_who_gets_no_session(file: Path) -> None:
+    here = with_sessions(file)
+    for token, error in (
+        (NODE, Forbidden),
+        (OLD, Unauthenticated),
+        ("unknown", Unauthenticated),
+        ("", Unauthenticated),
+    ):
+        with pytest.raises(error):
+            here.sign_in(token)
+
+
+def test_without_sessions_a_cookie_is_nothing(file: Path) -> None:
+    _, value, _ = with_sessions(file).sign_in(USER)
+    with pytest.raises(Unauthenticated, match="a token is needed"):
+        gate(file)[0].admit(cookie(value))
+
+
+def test_a_token_counts_before_a_cookie(file: Path) -> None:
+    here = with_sessions(file)
+    _, value, _ = here.sign_in(USER)
+    assert here.admit([*cookie(value), *bearer(NODE)[1:]], method="POST").name == "pi"
+    with pytest.raises(Unauthenticated):
+        here.admit([*cookie(value), *bearer("unknown")[1:]])
+
+
+def test_pages_of_other_origins_change_nothing_with_a_token_either(file: Path) -> None:
+    foreign = [*bearer(USER), (b"origin", b"http://evil.example")]
+    assert gate(file)[0].admit(foreign).name == "alice"
+    with pytest.raises(Forbidden, match="another origin"):
+        gate(file)[0].admit(foreign, method="DELETE")
 
 
 def test_uploads_and_jobs_are_limited() -> None:
