@@ -11,9 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from scheduler.api.app import create_app
 from scheduler.settings import SchedulerSettings
 from scheduler.store.secret import kept_secret
-from tierkit.access import SESSION_COOKIE, Sessions, TokenEntry, digest_of, new_token, write_book
+from tierkit.access import SESSION_COOKIE, Gate, Sessions, TokenEntry, digest_of, new_token, write_book
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import wait_for
 
 ALICE, PI, BRIEF = TOKENS = [new_token() for _ in range(3)]
@@ -196,7 +198,18 @@ async def test_an_open_scheduler_is_not_found_by_public_names(scheduler: Any) ->
         assert await status(scheduler, "GET", "/livez", {"Host": host}) == 200
 
 
-async def test_https_in_front_or_inside_makes_the_cookie_secure(closed: Any) -> None:
+async def test_with_tls_in_front_of_it_the_cookie_is_secure(closed: Any) -> None:
     host = httpx.URL(closed.url).netloc.decode()
     answer = await sign_in(closed, ALICE, Origin=f"https://{host}")
     assert SimpleCookie(answer.headers["set-cookie"])[SESSION_COOKIE]["secure"] is True
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_with_tls_the_cookie_is_secure(scheme: str, shut: SchedulerSettings) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.gate = Gate(shut.tokens, roles=shut.callers)
+    lifecycle.gate.sessions = Sessions(bytes(32))
+    transport = httpx.ASGITransport(create_app(shut, lifecycle))
+    async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://hub.example") as http:
+        answer = await http.post("/v1/session", json={"token": ALICE})
+    assert bool(SimpleCookie(answer.headers["set-cookie"])[SESSION_COOKIE]["secure"]) is (scheme == "https")
