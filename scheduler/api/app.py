@@ -10,7 +10,6 @@ from importlib.metadata import version
 import aiohttp
 from fastapi import FastAPI
 
-from scheduler.api.docs_page import docs
 from scheduler.api.fleet import about, fleet
 from scheduler.api.history import history
 from scheduler.api.jobs import jobs
@@ -52,7 +51,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.gate = lifecycle.gate
-    for router in (jobs, fleet, history, about, pages, docs):
+    for router in (jobs, fleet, history, about, pages):
         app.include_router(router)
 
     app.add_middleware(ReadsWhileWanted)

@@ -18,25 +18,25 @@ from tierkit.errors import NotFound
 __all__ = ["PAGES", "pages"]
 
 _HERE = Path(__file__).parent
-_FOLDERS = (_HERE / "static", _HERE / "vendor")
+_FOLDERS = (_HERE / "static", _HERE / "vendor" / "uplot", _HERE / "vendor" / "swagger")
 
 PAGES = {"fleet": "Fleet", "try": "Try it", "jobs": "Jobs", "timeline": "Timeline", "privacy": "Privacy"}
 """Names in the navigation by the names of their modules. The first one is what `/ui` shows."""
 
+_POLICY = (
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "connect-src 'self'",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+)
+_OWN_POLICY = "; ".join((*_POLICY, "img-src 'self' blob:", "require-trusted-types-for 'script'"))
+_API_POLICY = "; ".join((*_POLICY, "img-src 'self' blob: data:"))
+"""Swagger UI writes markup, and has pictures in its styles."""
+
 _HEADERS = {
-    "Content-Security-Policy": "; ".join(
-        (
-            "default-src 'none'",
-            "script-src 'self'",
-            "style-src 'self'",
-            "img-src 'self' blob:",
-            "connect-src 'self'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",
-        )
-    ),
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -50,7 +50,7 @@ pages = APIRouter(include_in_schema=False, dependencies=CHECKS)
 
 @cache
 def _files() -> dict[str, bytes]:
-    """By name: the modules and styles of the page, some 200 kB."""
+    """By name: the modules and styles of the pages, of which most is Swagger UI."""
     found = (path for folder in _FOLDERS for path in sorted(folder.iterdir()) if path.suffix in (".js", ".css", ".svg"))
     return {path.name: path.read_bytes() for path in found}
 
@@ -65,15 +65,21 @@ def _digest() -> str:
 
 
 @cache
-def _shell(page: str) -> str:
+def _rendered(template: str, page: str = "") -> str:
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("page.html").render(
+    return environment.get_template(template).render(
         page=page, pages=PAGES, first=next(iter(PAGES)), files=f"/ui/files/{_digest()}", version=version("terrace")
     )
 
 
 def _shown(page: str) -> HTMLResponse:
-    return HTMLResponse(_shell(page), headers=_HEADERS)
+    return HTMLResponse(_rendered("page.html", page), headers={"Content-Security-Policy": _OWN_POLICY, **_HEADERS})
+
+
+@pages.get("/docs")
+async def api_page() -> Response:
+    """Swagger UI, from files of this package, so that it works offline."""
+    return HTMLResponse(_rendered("docs.html"), headers={"Content-Security-Policy": _API_POLICY, **_HEADERS})
 
 
 @pages.get("/")
