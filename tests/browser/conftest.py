@@ -81,8 +81,9 @@ def open_page(chromium: Browser) -> Iterator[OpenPage]:
         height: int = 900,
         scheme: Literal["light", "dark"] = "light",
         allowed: str = r"(?!)",
+        before: Callable[[Page], None] = lambda page: None,
     ) -> Page:
-        """`allowed`: errors that the test brings about, as a regular expression."""
+        """`allowed`: errors that the test brings about, as a regular expression. `before`: called before it loads."""
         context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
         context.set_default_timeout(BUDGET_MS)
@@ -99,6 +100,7 @@ def open_page(chromium: Browser) -> Iterator[OpenPage]:
             "request",
             lambda request: note(f"request: {request.url}") if not request.url.startswith((origin, "blob:")) else None,
         )
+        before(page)
         page.goto(url)
         return page
 

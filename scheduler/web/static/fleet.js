@@ -111,6 +111,7 @@ function show(fleet) {
   empty.hidden = fleet.nodes.length > 0;
   map.update(fleet);
   table.update(fleet.nodes);
+  if (!performance.getEntriesByName("fleet").length) performance.mark("fleet");
 }
 
 begin(() => {

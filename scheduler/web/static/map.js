@@ -10,6 +10,8 @@ const ROW = 44;
 const GAP = 56;
 const NAME_PX = 64;
 const SMALL_PX = 18;
+/** With more lines than these none of them moves: that takes a browser too much. */
+const MOST_MOVING = 60;
 /** Shapes by health, around 0, 0: told apart without colours as well. */
 const SHAPES = {
   alive: "M 9 0 A 9 9 0 1 1 -9 0 A 9 9 0 1 1 9 0 Z",
@@ -144,6 +146,7 @@ export class FleetMap {
       attribute(path, "class", link.images_per_s > 0 ? "flows" : "idle");
       attribute(path, "stroke-width", thickness(link.images_per_s).toFixed(1));
     }
+    this.element.classList.toggle("calm", present.size > MOST_MOVING);
     for (const [key, path] of this.byLink) {
       if (!present.has(key)) {
         path.remove();
