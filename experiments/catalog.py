@@ -15,6 +15,7 @@ from experiments.overload import OVERLOAD
 from experiments.peers.duel import DUEL
 from experiments.peers.experiment import PEERS
 from experiments.photographs import PHOTOGRAPHS
+from experiments.readers import READERS
 from experiments.scale.experiment import SCALE
 from experiments.slow_edge import SLOW_EDGE
 from experiments.steady import STEADY
@@ -42,6 +43,7 @@ ALL = (
     DURABILITY,
     BEATS,
     MAIN_JOB,
+    READERS,
 )
 """`figure4` is drawn by `table5`; `photographs` needs a model set; the last three of `EXPERIMENTS` need a core
 each for server and load."""
