@@ -233,7 +233,8 @@ def _greeting(fleet: Fleet, access: str) -> Text:
     return Text.assemble(
         ("\nTerrace is up: ", "bold"),
         names,
-        f"\nscheduler  {fleet.scheduler_url}   API pages {fleet.scheduler_url}/docs",
+        f"\nscheduler  {fleet.scheduler_url}   API {fleet.scheduler_url}/docs",
+        f"\npage       {fleet.scheduler_url}/ui",
         f"\ntry        terrace classify {what} --scheduler {fleet.scheduler_url}{access}",
         "\nstop       Ctrl-C\n",
     )

@@ -12,7 +12,7 @@ import { Table } from "./table.js";
 
 const RANGES = { 15: "15 minutes", 60: "1 hour", 1440: "1 day" };
 const MOST_EVENTS = 4000;
-const LANE_PX = 30;
+const LANE_PX = 42;
 const LEAST_S = 60;
 const CLUSTER_PX = 9;
 
@@ -219,7 +219,7 @@ function showLane() {
     ...[...clusters].map(([key, events]) => {
       const [x, kind] = key.split(" ");
       const words = events.slice(-5).map((event) => `${clock(event.at)} ${KINDS[event.kind]?.[1] ?? event.kind} ${event.node ?? event.job ?? ""} ${event.text}`);
-      const mark = svg("path", { class: "mark", "data-kind": kind, d: MARKS[/** @type {keyof typeof MARKS} */ (kind)], transform: `translate(${x} ${6 + 6 * rows.indexOf(kind)})` });
+      const mark = svg("path", { class: "mark", "data-kind": kind, d: MARKS[/** @type {keyof typeof MARKS} */ (kind)], transform: `translate(${x} ${6 + 10 * rows.indexOf(kind)})` });
       mark.append(svg("title", {}, `${events.length > 5 ? `${events.length} events, the last of them:\n` : ""}${words.join("\n")}`));
       return mark;
     }),
