@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from scheduler.api.fleet import about, fleet
 from scheduler.api.history import history
 from scheduler.api.jobs import jobs
+from scheduler.api.privacy import privacy
 from scheduler.devices.own_address import OwnAddress
 from scheduler.history.snapshot import Snapshots
 from scheduler.runtime import open_scheduler
@@ -51,7 +52,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.gate = lifecycle.gate
-    for router in (jobs, fleet, history, about, pages):
+    for router in (jobs, fleet, history, privacy, about, pages):
         app.include_router(router)
 
     app.add_middleware(ReadsWhileWanted)

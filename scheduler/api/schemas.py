@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from encryption.audit.kept import KeptAudit
 from scheduler.placement.adaptive.pilot import LinkEstimate, NodeEstimate
 from tierkit.types import Scheme
 
-__all__ = ["AdaptiveReport", "MappingReport", "Pair", "SignIn", "WhoAmI"]
+__all__ = ["AdaptiveReport", "AuditReport", "MappingReport", "Pair", "SignIn", "WhoAmI"]
 
 
 class SignIn(BaseModel):
@@ -56,3 +57,14 @@ class MappingReport(BaseModel):
     pairs: list[Pair]
     formulas: dict[str, dict[str, Any]]
     adaptive: AdaptiveReport | None = Field(description="With the scheme `adaptive`.")
+
+
+class AuditReport(KeptAudit):
+    """What the encoders gave away of pictures when they were attacked."""
+
+    source: Literal["state", "models", "bundled"] = Field(
+        description="Where it is kept: in the state folder, in the model set, or with the networks of Terrace itself."
+    )
+    outdated: tuple[str, ...] = Field(
+        description="Encoders whose head is another one in this fleet, or missing: the figures are not about those."
+    )

@@ -12,12 +12,13 @@ from typing import Annotated
 import typer
 from rich.progress import TaskID
 
+from encryption.audit.kept import KeptAudit, keep_audit
 from encryption.audit.rows import PROVEN_SSIM, Row, Subject, strongest
 from experiments.harness import Table
 from experiments.pages import fill
 from experiments.record import RunRecord
 from models.dataset import CIFAR100, Dataset
-from models.manifest import Manifest, ModelEntry, load_manifest, weights_folder
+from models.manifest import EncoderEntry, Manifest, ModelEntry, load_manifest, weights_folder
 from terrace.commands.privacy_training import export, front, train
 from terrace.commands.training import TorchThreads
 from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
@@ -71,7 +72,10 @@ def audit(
     images: Annotated[int, typer.Option(min=8, max=10_000, help="Test images to attack.")] = 200,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for record, table and pictures. Default: runs/privacy-…", file_okay=False),
+        typer.Option(
+            help="Folder for record, table and pictures. Default: runs/privacy-… SET/privacy: the page shows them.",
+            file_okay=False,
+        ),
     ] = None,
     page: Annotated[
         Path | None, typer.Option(help="Markdown page whose table is written anew.", dir_okay=False, show_default=False)
@@ -126,6 +130,13 @@ def audit(
     )
     written = record.write(place)
     table = _table(found.rows)
+    kept = KeptAudit(
+        measured_at=datetime.fromisoformat(record.measured_at),
+        quick=quick,
+        heads={entry.name: entry.head.sha256 for entry in manifest.encoders if _attacked(entry, found.rows)},
+        rows=found.rows,
+    )
+    keep_audit(place, kept, found.originals, found.reconstructions)
     (place / "table.md").write_text(table.markdown(), encoding="utf-8")
     labels = [_label(row) for row in found.rows]
     strips = zip(labels, found.reconstructions, strict=True)
@@ -140,6 +151,10 @@ def audit(
     _show(found.rows)
     for path in (written, place / "table.md", sheet):
         screen().print(str(path), style="dim", markup=False, soft_wrap=True)
+
+
+def _attacked(entry: EncoderEntry, rows: Iterable[Row]) -> bool:
+    return any((row.network, row.encoder) == (entry.network, entry.kind) for row in rows)
 
 
 def _subjects(

@@ -1,0 +1,90 @@
+"""Routes of the audit: what attacks got back from what encoders send."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path as InPath, Response
+
+from encryption.audit.kept import KeptAudit, read_audit, read_picture
+from models.manifest import weights_folder
+from scheduler.api.routing import CHECKS, NOSNIFF, USERS, Service
+from scheduler.api.schemas import AuditReport
+from scheduler.api.streams import NO_STORE
+from scheduler.settings import SchedulerSettings
+from tierkit.errors import DataError, NotFound
+
+__all__ = ["privacy"]
+
+_log = logging.getLogger(__name__)
+
+_NONE = (
+    "there is no audit of the encoders of this fleet: 'terrace privacy audit --all --models SET --out SET/privacy' "
+    "makes one, where SET is its model set"
+)
+
+privacy = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
+
+Found = tuple[Literal["state", "models", "bundled"], Path, KeptAudit]
+
+
+def _find(settings: SchedulerSettings) -> Found:
+    """The audit of the state folder, else that of the model set. Blocks.
+
+    Raises:
+        NotFound: there is none, or it is damaged.
+    """
+    of_set = settings.models or weights_folder()
+    bundled = of_set.resolve() == weights_folder().resolve()
+    places = ("state", settings.state), ("bundled" if bundled else "models", of_set)
+    for source, parent in places:
+        folder = parent / "privacy"
+        try:
+            audit = read_audit(folder)
+        except DataError as exc:
+            _log.error("the audit cannot be shown", extra={"why": str(exc)})
+            raise NotFound(f"the audit that is kept for this fleet is damaged ({source}): make it again") from exc
+        if audit is not None:
+            return source, folder, audit  # type: ignore[return-value]  # the literals of the tuple above
+    raise NotFound(_NONE)
+
+
+@privacy.get(
+    "/v1/privacy/audit",
+    response_model=AuditReport,
+    responses={404: {"description": "There is none, or it is damaged."}},
+    summary="What attacks on the encoders got back",
+)
+async def get_audit(scheduler: Service, response: Response) -> AuditReport:
+    """One row per encoder, form and attack. The pictures of row 3 are `/v1/privacy/audit/3.png`, the originals
+    `/v1/privacy/audit/originals.png`."""
+    source, _, audit = await asyncio.to_thread(_find, scheduler.settings)
+    heads = {entry.name: entry.head.sha256 for entry in scheduler.manifest.encoders}
+    outdated = tuple(sorted(name for name, sha256 in audit.heads.items() if heads.get(name) != sha256))
+    response.headers.update({**NO_STORE, **NOSNIFF})
+    return AuditReport(**dict(audit), source=source, outdated=outdated)
+
+
+@privacy.get(
+    "/v1/privacy/audit/{picture}.png",
+    summary="Pictures of the audit, side by side",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/png": {}}},
+        404: {"description": "No such picture, or no audit."},
+    },
+)
+async def get_audit_picture(
+    scheduler: Service,
+    picture: Annotated[str, InPath(pattern="^(originals|[0-9]{1,3})$", description="`originals`, or a row from 0.")],
+) -> Response:
+    """At most 8, those of the originals in the same order."""
+    _, folder, _ = await asyncio.to_thread(_find, scheduler.settings)
+    content = await asyncio.to_thread(read_picture, folder, picture)
+    if content is None:
+        raise NotFound(f"the audit has no picture {picture}")
+    headers = {**NO_STORE, "Content-Disposition": "inline", "Content-Security-Policy": "default-src 'none'", **NOSNIFF}
+    return Response(content, media_type="image/png", headers=headers)
