@@ -45,11 +45,17 @@ def pid_of(fleet: Fleet, node_id: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def options() -> tuple[str, ...]:
+    """Further options of the fleet of a test file."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, options: tuple[str, ...]) -> Iterator[Fleet]:
     """Two end devices, an edge node, a cloud node; of one test file."""
     folder = tmp_path_factory.mktemp("fleet")
     counts = ("--end", "2", "--edge", "1", "--cloud", "1", "--port", "0", "--state", str(folder / "state"))
-    with running(*counts, log=folder / "log") as up:
+    with running(*counts, *options, log=folder / "log") as up:
         found = re.search(r"scheduler  (http://\S+)", up.output)
         assert found is not None
         yield Fleet(url=found[1], up=up)

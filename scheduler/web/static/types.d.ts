@@ -95,3 +95,51 @@ export interface Results {
   sent: Sent[];
   results: ImageResult[];
 }
+
+export interface SentShare {
+  tasks: number;
+  upload_bytes: number;
+  relay_bytes: number;
+  encode_ms: number;
+}
+
+export interface NodeShare {
+  tier: Tier;
+  coarse_images: number;
+  fine_images: number;
+}
+
+export interface JobFacts {
+  id: string;
+  name: string | null;
+  state: string;
+  scheme: string;
+  privacy: string | null;
+  created_at: string;
+  sent: Record<string, SentShare>;
+  by_node: Record<string, NodeShare>;
+  policy: Record<string, any>;
+}
+
+export interface Attack {
+  index: number;
+  encoder: string;
+  network: string;
+  form: string;
+  attack: string;
+  ssim: number;
+  recognised: number;
+  recognised_originals: number;
+  images: number;
+  fine_accuracy: number;
+  payload_bytes: number;
+  counts: boolean;
+}
+
+export interface Audit {
+  measured_at: string;
+  quick: boolean;
+  source: "state" | "models" | "bundled";
+  outdated: string[];
+  rows: Omit<Attack, "index">[];
+}
