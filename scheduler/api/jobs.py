@@ -22,6 +22,7 @@ from scheduler.api.streams import EVENT_STREAM, NO_STORE, Stream, as_csv, as_lin
 from scheduler.ingest.upload import ACCEPTED
 from scheduler.jobs.policy import PolicyRequest
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
+from tierkit.errors import NotFound
 from tierkit.http.asgi import cancelled_on_disconnect
 from tierkit.logs import current_request_id
 from tierkit.types import JobState
@@ -211,6 +212,7 @@ async def get_events(
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}, "image/jpeg": {}}},
+        204: {"description": "The same as 404, for an image element of a page (`Sec-Fetch-Dest: image`)."},
         404: {"description": "No such job or picture, the job has ended, or the picture cannot be read."},
     },
 )
@@ -219,9 +221,15 @@ async def get_image(
     job_id: JobId,
     index: Annotated[int, Path(ge=0, le=999_999_999, description="As in its result.")],
     size: Annotated[int, Query(ge=16, le=512, description="Pixels on the longer side, at most.")] = 96,
+    sec_fetch_dest: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
     """Upright, in its own shape, and no larger than it is. Pictures go when their job ends."""
-    content, media_type = await scheduler.thumbnail(job_id, index, size)
+    try:
+        content, media_type = await scheduler.thumbnail(job_id, index, size)
+    except NotFound:
+        if sec_fetch_dest != "image":
+            raise
+        return Response(status_code=204, headers=NO_STORE)  # browsers count a 404 as an error of the page
     headers = {
         "Cache-Control": "private, max-age=3600",
         "Content-Disposition": "inline",

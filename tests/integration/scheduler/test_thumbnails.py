@@ -118,6 +118,16 @@ async def test_what_is_not_there(scheduler: Any, kit: Any) -> None:
     assert "has ended, and its pictures are gone" in await refused(scheduler, f"{job}/images/0")
 
 
+async def test_the_image_of_a_page_that_is_not_there_is_no_error(scheduler: Any, kit: Any) -> None:
+    job = f"/v1/jobs/{(await scheduler.submit(kit.images(1)))['id']}"
+    for_page = {"Sec-Fetch-Dest": "image"}
+    assert (await scheduler.http.get(f"{job}/images/0", headers=for_page)).status_code == 200
+    assert (await scheduler.http.delete(job)).status_code == 200
+    answer = await scheduler.http.get(f"{job}/images/0", headers=for_page)
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert "has ended" in await refused(scheduler, f"{job}/images/0")
+
+
 async def skips(running: Any) -> None:
     job = await submitted(running, encoded(32, 32), b"none", on_bad_input="skip")
     assert (await running.http.get(f"{job}/images/0")).status_code == 200
