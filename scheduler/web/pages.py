@@ -65,15 +65,21 @@ def _digest() -> str:
 
 
 @cache
-def _rendered(template: str, page: str = "") -> str:
+def _rendered(template: str, page: str = "", module: str = "") -> str:
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
     return environment.get_template(template).render(
-        page=page, pages=PAGES, first=next(iter(PAGES)), files=f"/ui/files/{_digest()}", version=version("terrace")
+        page=page,
+        module=module,
+        pages=PAGES,
+        first=next(iter(PAGES)),
+        files=f"/ui/files/{_digest()}",
+        version=version("terrace"),
     )
 
 
-def _shown(page: str) -> HTMLResponse:
-    return HTMLResponse(_rendered("page.html", page), headers={"Content-Security-Policy": _OWN_POLICY, **_HEADERS})
+def _shown(page: str, module: str | None = None) -> HTMLResponse:
+    content = _rendered("page.html", page, module or page)
+    return HTMLResponse(content, headers={"Content-Security-Policy": _OWN_POLICY, **_HEADERS})
 
 
 @pages.get("/docs")
@@ -98,7 +104,7 @@ async def first_page() -> Response:
 @pages.get("/ui/jobs/{job_id}")
 async def job_page(job_id: str) -> Response:
     """One shell for all jobs: its module reads the address."""
-    return _shown("jobs")
+    return _shown("jobs", module="job")
 
 
 @pages.get("/ui/files/{digest}/{name}")

@@ -86,7 +86,7 @@ def test_the_tests_of_the_promises_exist() -> None:
 
 
 def test_the_readme_leads_to_every_page() -> None:
-    linked = set(re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    linked = set(re.findall(r"\]\((docs/[^)#]+\.md)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert linked == set(DOCS)
 
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.acceptance.fleets import Up, children_of, running
 
 CHROMIUM = shutil.which("chromium")
 BUDGET_MS = 30_000
 """For whatever a test waits for; far more than it takes."""
+
+expect.set_options(timeout=BUDGET_MS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -76,11 +76,21 @@ export function replace(element, ...children) {
 }
 
 /**
+ * A value in large, with what it is.
+ * @param {string} title
+ */
+export function figure(title) {
+  const value = el("strong", {}, "–");
+  const label = el("span", {}, title);
+  return { element: el("div", { class: "figure" }, value, label), value, label };
+}
+
+/**
  * Asks before something that cannot be taken back lightly.
- * @param {string} question @param {string} yes what the button that does it says
+ * @param {string} question @param {string} yes what the button that does it says @param {string} [no] and the other one
  * @returns {Promise<boolean>}
  */
-export function confirmed(question, yes) {
+export function confirmed(question, yes, no = "Cancel") {
   return new Promise((resolve) => {
     const dialog = el("dialog", { "aria-labelledby": "question", "data-testid": "confirm" });
     const close = (/** @type {boolean} */ answer) => {
@@ -98,7 +108,7 @@ export function confirmed(question, yes) {
         "div",
         { class: "buttons" },
         el("button", { type: "button", class: "strong", click: () => close(true) }, yes),
-        el("button", { type: "button", click: () => close(false) }, "Cancel"),
+        el("button", { type: "button", click: () => close(false) }, no),
       ),
     ]);
     document.body.append(dialog);

@@ -1,7 +1,7 @@
 // The fleet as it is now: figures, map, table, and what an operator may do to a node.
 
 import { follow, send } from "./api.js";
-import { attribute, confirmed, el, replace, text } from "./dom.js";
+import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
 import { milliseconds, number, span } from "./format.js";
 import { FleetMap } from "./map.js";
 import { attempt, begin, main } from "./shell.js";
@@ -49,12 +49,6 @@ const table = new Table(
     attribute(row, "data-health", node.health);
   },
 );
-
-/** @param {string} title */
-function figure(title) {
-  const value = el("strong", {}, "–");
-  return { element: el("div", { class: "figure" }, value, el("span", {}, title)), value };
-}
 
 /** @param {HTMLElement} cell @param {NodeNow} node */
 function state(cell, node) {

@@ -9,7 +9,7 @@ import { Table } from "./table.js";
 /** @typedef {import("./types").Attack} Attack */
 /** @typedef {import("./types").Audit} Audit */
 /** @typedef {import("./types").FleetSnapshot} FleetSnapshot */
-/** @typedef {import("./types").JobFacts} JobFacts */
+/** @typedef {import("./types").Job} Job */
 /** @typedef {import("./types").NodeNow} NodeNow */
 
 const MOST_JOBS = 50;
@@ -19,9 +19,9 @@ const UNRECOGNISABLE = 0.3;
 
 /** By node id; a node that is not on the device list is missing. @type {Map<string, NodeNow>} */
 let nodes = new Map();
-/** Newest first. @type {JobFacts[]} */
+/** Newest first. @type {Job[]} */
 let jobs = [];
-/** @type {JobFacts | null} */
+/** @type {Job | null} */
 let shown = null;
 let chosenByHand = false;
 let stale = false;
@@ -98,12 +98,12 @@ const facts = el(
   el("p", { class: "muted" }, "Counted are the answers that came, not attempts that failed or came too late. The rule above holds for all of them."),
 );
 
-/** @param {JobFacts} job */
+/** @param {Job} job */
 function upstream(job) {
   return Object.entries(job.by_node).filter(([, share]) => share.fine_images > 0);
 }
 
-/** What the figures of a job prove, in a sentence. @param {JobFacts} job */
+/** What the figures of a job prove, in a sentence. @param {Job} job */
 function proven(job) {
   const forms = Object.keys(job.sent);
   const features = forms.some((form) => form !== "pixels");
@@ -148,7 +148,7 @@ async function show(id) {
   }
 }
 
-/** @param {JobFacts} job */
+/** @param {Job} job */
 function started(job) {
   return Object.keys(job.sent).length > 0;
 }

@@ -38,6 +38,31 @@ export async function attempt(act) {
   }
 }
 
+/**
+ * Makes something that may be asked for often: it is done at once, but again only some time after it was last done.
+ * @param {number} pauseMs @param {() => Promise<unknown>} act
+ * @returns {() => void} asks for it
+ */
+export function atMost(pauseMs, act) {
+  let asked = false;
+  let busy = false;
+  const go = async () => {
+    busy = true;
+    asked = false;
+    try {
+      await act();
+    } catch (error) {
+      // That the scheduler is away, the event stream tells.
+      if (!(error instanceof ApiError && [0, 401].includes(error.status))) tell(error);
+    }
+    window.setTimeout(() => (asked ? void go() : (busy = false)), pauseMs);
+  };
+  return () => {
+    asked = true;
+    if (!busy) void go();
+  };
+}
+
 async function showCaller() {
   const caller = await get("/v1/whoami");
   const place = document.getElementById("who");

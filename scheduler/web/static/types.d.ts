@@ -67,35 +67,6 @@ export interface History {
   events: FleetEvent[];
 }
 
-export interface Sent {
-  form: string;
-  upload_bytes: number;
-  encoded_by: string | null;
-}
-
-export interface ImageResult {
-  index: number;
-  name: string | null;
-  label: string | null;
-  coarse: { index: number; label: string; confidence: number; node: string; ms: number } | null;
-  fine: { index: number; label: string; confidence: number; coarse_label: string; node: string; tier: Tier; ms: number } | null;
-  answered_by: Tier | null;
-  not_escalated: boolean;
-  fallback: string | null;
-  error: string | null;
-  resized_from: [number, number] | null;
-  true_fine: string | null;
-  true_coarse: string | null;
-}
-
-export interface Results {
-  event: string;
-  task: number;
-  first_index: number;
-  sent: Sent[];
-  results: ImageResult[];
-}
-
 export interface SentShare {
   tasks: number;
   upload_bytes: number;
@@ -109,16 +80,102 @@ export interface NodeShare {
   fine_images: number;
 }
 
-export interface JobFacts {
-  id: string;
+export interface DamagedImage {
+  index: number;
   name: string | null;
-  state: string;
+  reason: string;
+}
+
+export interface Job extends JobNow {
   scheme: string;
   privacy: string | null;
-  created_at: string;
+  tasks: number;
+  fallback: number;
+  failed_images: number;
+  damaged_images: number;
+  damaged: DamagedImage[];
+  sent_up: Partial<Record<Tier, number>>;
+  final_tier: Partial<Record<Tier, number>>;
+  created_at: string | null;
+  started_at: string | null;
+  finished_at: string | null;
+  elapsed_s: number | null;
+  images_per_s: number | null;
+  coarse_accuracy: number | null;
+  fine_accuracy: number | null;
+  final_coarse_accuracy: number | null;
+  coarse_p50_ms: number | null;
+  coarse_p99_ms: number | null;
+  fine_p50_ms: number | null;
+  fine_p99_ms: number | null;
   sent: Record<string, SentShare>;
   by_node: Record<string, NodeShare>;
   policy: Record<string, any>;
+  flat: boolean;
+}
+
+export interface JobPage {
+  jobs: Job[];
+  next_cursor: string | null;
+}
+
+export interface Attempt {
+  task: number;
+  attempt: number;
+  images: number;
+  node: string;
+  upstream: string | null;
+  stage: string;
+  hedge: boolean;
+  outcome: string;
+  reason: string;
+  started_at: string;
+  ended_at: string | null;
+  ms: number | null;
+}
+
+export interface AttemptPage {
+  attempts: Attempt[];
+  next_cursor: string | null;
+}
+
+export interface Explanation {
+  decisions: { task: number; attempt: number; why: string }[];
+}
+
+export interface Sent {
+  form: string;
+  upload_bytes: number;
+  encoded_by: string | null;
+}
+
+export interface Answer {
+  label: string;
+  confidence: number;
+  node: string;
+  tier?: Tier;
+  ms: number;
+}
+
+export interface ImageResult {
+  index: number;
+  name: string | null;
+  label: string | null;
+  coarse: Answer | null;
+  fine: (Answer & { tier: Tier }) | null;
+  not_escalated?: boolean;
+  fallback: string | null;
+  error: string | null;
+  true_fine: string | null;
+  true_coarse: string | null;
+}
+
+export interface Results {
+  event: string;
+  task: number;
+  first_index: number;
+  sent: Sent[];
+  results: ImageResult[];
 }
 
 export interface Attack {
