@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -24,7 +25,7 @@ def client(fleet: Fleet) -> Iterator[Client]:
         yield client
 
 
-def done(client: Client, **policy: str) -> Job:
+def done(client: Client, **policy: Any) -> Job:
     return client.wait(client.submit(read_sample().images[:100], **policy))
 
 
