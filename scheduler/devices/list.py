@@ -414,9 +414,13 @@ class DeviceList:
         """The node's record, if it is on the list."""
         return self._devices.get(node_id)
 
-    def view(self, now: float) -> list[DeviceView]:
-        """All nodes in the order of the list, with their health at `now`."""
-        return [self._view(device, now) for device in self._in_order]
+    def view(self, now: float, most: int | None = None) -> list[DeviceView]:
+        """All nodes in order, or `most` of them: those that are not well, by the last `sweep`, before the others."""
+        shown = self._in_order
+        if most is not None and len(shown) > most:
+            chosen = heapq.nsmallest(most, shown, key=lambda device: (device.told[0] is Health.ALIVE, device.order))
+            shown = sorted(chosen, key=_order)
+        return [self._view(device, now) for device in shown]
 
     def view_of(self, node_id: str, incarnation: str, now: float) -> DeviceView | None:
         """One node with its health at `now`; None once it has left the list or has come back as another."""

@@ -191,7 +191,7 @@ class Record:
         total: Counter[tuple[str, str]] = Counter()
         for _, traffic in self._lately:
             total.update(traffic)
-        return {link: images / len(self._lately) for link, images in total.items()}
+        return {link: round(images / len(self._lately), 1) for link, images in total.items()}
 
     async def changed(self, version: int) -> None:
         """Wait for something newer than a version."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from scheduler.devices.list import DeviceView
+from scheduler.devices.list import Device, DeviceView
 from scheduler.history.record import COLUMNS
 from scheduler.jobs.service import Scheduler
 from scheduler.jobs.sinks import DurableSink
@@ -16,6 +16,8 @@ from tierkit.types import Health, JobState, Scheme, Tier
 
 __all__ = ["FleetSnapshot", "JobNow", "LinkNow", "NodeNow", "Snapshots"]
 
+_MOST_NODES = 1000
+"""That are shown, those that are not well first: more of them nobody reads, and a browser would stand still."""
 _MOST_JOBS = 100
 """Unfinished jobs that are shown, the newest."""
 _ENCODE = msgspec.json.Encoder().encode
@@ -89,6 +91,9 @@ class FleetSnapshot:
     doubting: bool
     """Whether the scheduler hears no node, and looks for the fault in itself."""
     nodes: tuple[NodeNow, ...]
+    """At most 1,000, those that are not well before others."""
+    known: int
+    """All nodes of the device list."""
     links: tuple[LinkNow, ...]
     jobs: tuple[JobNow, ...]
     """Unfinished jobs, the newest 100."""
@@ -111,7 +116,7 @@ class Snapshots:
         self._clock = clock
         self._version = -1
         self._json = b""
-        self._mapped: tuple[int, Mapping[str, tuple[str, ...]]] = -1, {}
+        self._mapped: tuple[int, dict[str, tuple[str, ...]]] = -1, {}
 
     def json(self) -> bytes:
         """The newest one as JSON: made anew only if there is something new."""
@@ -122,24 +127,25 @@ class Snapshots:
 
     def _take(self) -> FleetSnapshot:
         now, scheduler = self._clock(), self._scheduler
-        views = scheduler.devices.view(now)
-        speeds = scheduler.dispatcher.pilot.speeds(now)
+        views = scheduler.devices.view(now, _MOST_NODES)
         _, rows = self.record.seconds.since(self.record.wall(now) - 2)
         last = rows[-1].tolist() if len(rows) else []
         return FleetSnapshot(
             at=round(self.record.wall(now), 3),
             scheme=scheduler.settings.scheme,
             doubting=scheduler.devices.doubting,
-            nodes=tuple(self._node(view, speeds, now) for view in views),
-            links=self._links(now),
+            nodes=tuple(self._node(view, now) for view in views),
+            known=scheduler.devices.healths().total(),
+            links=self._links([view.device for view in views], now),
             jobs=tuple(self._job(sink) for sink in scheduler.running(_MOST_JOBS)),
             unfinished=scheduler.unfinished,
             figures=dict(zip(COLUMNS, map(_finite, last), strict=False)),
         )
 
-    def _node(self, view: DeviceView, speeds: Mapping[str, float], now: float) -> NodeNow:
+    def _node(self, view: DeviceView, now: float) -> NodeNow:
         device = view.device
         load, registration = device.load, device.registration
+        speed_s = self._scheduler.dispatcher.pilot.speed_of(device.node_id, now)
         return NodeNow(
             node_id=device.node_id,
             tier=device.tier,
@@ -152,34 +158,42 @@ class Snapshots:
             outstanding=self._scheduler.dispatcher.outstanding(device.node_id),
             queued_images=0 if load is None else load.queued_images,
             images_per_s=round(self.record.images_per_s(device.node_id), 1),
-            ms_per_image=speeds.get(device.node_id),
+            ms_per_image=None if speed_s is None else round(1000 * speed_s, 4),
             own_ms_per_image=device.ms_per_image,
             images_per_minute=registration.images_per_minute,
             joined_at=round(self.record.wall(device.joined_at), 1),
             last_seen=None if view.health is Health.ALIVE else round(self.record.wall(device.last_seen), 1),
         )
 
-    def _links(self, now: float) -> tuple[LinkNow, ...]:
+    def _links(self, devices: Sequence[Device], now: float) -> tuple[LinkNow, ...]:
+        """Of the nodes that are shown."""
+        mapped = self._mapped_to(devices, now)
+        shown = {device.node_id for device in devices}
+        traffic = {link: images for link, images in self.record.traffic().items() if shown.issuperset(link)}
+        pairs = {(end, upper) for end, uppers in mapped.items() for upper in uppers if upper in shown}
+        return tuple(
+            LinkNow(end=end, upper=upper, mapped=(end, upper) in pairs, images_per_s=traffic.get((end, upper), 0.0))
+            for end, upper in sorted(pairs | traffic.keys())
+        )
+
+    def _mapped_to(self, devices: Sequence[Device], now: float) -> Mapping[str, tuple[str, ...]]:
+        """Upstream nodes by end device, as the scheduler's own scheme has it; worked out anew where the fleet is
+        another."""
         scheduler = self._scheduler
         scheme, changes = scheduler.settings.scheme, scheduler.devices.changes
+        if scheme is Scheme.ADAPTIVE:
+            return {}
         if self._mapped[0] != changes:
-            routes = {} if scheme is Scheme.ADAPTIVE else scheduler.fleet.routes(scheme, now)
-            names = {
-                end: tuple(node.node_id for node in route.upstreams[: max(1, route.in_turn)])
-                for end, route in routes.items()
-            }
-            self._mapped = changes, names
-        mapped = {(end, upper) for end, uppers in self._mapped[1].items() for upper in uppers}
-        traffic = self.record.traffic()
-        return tuple(
-            LinkNow(
-                end=end,
-                upper=upper,
-                mapped=(end, upper) in mapped,
-                images_per_s=round(traffic.get((end, upper), 0.0), 1),
-            )
-            for end, upper in sorted(mapped | traffic.keys())
-        )
+            self._mapped = changes, {}
+        known, mapped = self._mapped[1], {}
+        for device in devices:
+            node_id = device.node_id
+            if device.tier is Tier.END and device.listed:
+                if node_id not in known:
+                    route = scheduler.fleet.route(scheme, node_id, now)
+                    known[node_id] = tuple(node.node_id for node in route.upstreams[: max(1, route.in_turn)])
+                mapped[node_id] = known[node_id]
+        return mapped
 
     def _job(self, sink: DurableSink) -> JobNow:
         job, active = sink.job, self._scheduler.dispatcher.job(sink.job.id)

@@ -50,6 +50,7 @@ def snapshot(nodes: int, seed: int) -> dict[str, Any]:
             }
             for name in names
         ],
+        "known": nodes,
         "links": [
             {"end": name, "upper": f"edge-{number % uppers}", "mapped": True, "images_per_s": chance.random() * 50}
             for number, name in enumerate(names[uppers:])

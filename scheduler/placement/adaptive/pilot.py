@@ -357,13 +357,10 @@ class Pilot:
         ]
         return nodes, links
 
-    def speeds(self, now: float) -> dict[str, float]:
-        """Milliseconds per image of the nodes of which an answer has told it."""
-        return {
-            node_id: round(known.speed.value(now) * 1000, 4)
-            for node_id, known in self._nodes.items()
-            if known.speed.samples
-        }
+    def speed_of(self, node_id: str, now: float) -> float | None:
+        """Seconds per image of a node, as its answers tell; None before the first."""
+        known = self._nodes.get(node_id)
+        return known.speed.value(now) if known is not None and known.speed.samples else None
 
     def _end_state(self, node: Node, images: int, backlog: _Backlog, now: float, *, fine_only: bool) -> EndState:
         load, hop_s = backlog[node.node_id], self._hop_s(node.node_id, now)

@@ -23,6 +23,7 @@ const figures = {
 const map = new FleetMap();
 const doubt = el("p", { class: "trouble", hidden: true }, "No node is heard. The scheduler looks for the fault in itself or in its network first.");
 const empty = el("p", { class: "card", hidden: true }, "No node has registered. ", el("code", {}, "terrace end --scheduler URL"), " starts an end device.");
+const more = el("p", { class: "muted", hidden: true });
 let now = 0;
 
 /** @type {Table<NodeNow>} */
@@ -98,8 +99,10 @@ function show(fleet) {
   text(figures.images.value, number(Math.max(first ?? 0, (finer ?? 0) + (fallback ?? 0))));
   text(figures.first.value, milliseconds(first_p50_ms));
   text(figures.final.value, milliseconds(final_p50_ms));
-  const alive = fleet.nodes.filter((node) => node.health === "alive").length;
-  text(figures.alive.value, alive === fleet.nodes.length ? alive : `${alive} of ${fleet.nodes.length}`);
+  const well = fleet.figures.alive ?? fleet.nodes.filter((node) => node.health === "alive").length;
+  text(figures.alive.value, well === fleet.known ? number(well) : `${number(well)} of ${number(fleet.known)}`);
+  text(more, `${number(fleet.nodes.length)} of ${number(fleet.known)} nodes are shown, those that are not well before others.`);
+  more.hidden = fleet.nodes.length === fleet.known;
   text(figures.jobs.value, number(fleet.unfinished));
   doubt.hidden = !fleet.doubting;
   empty.hidden = fleet.nodes.length > 0;
@@ -115,6 +118,7 @@ begin(() => {
     empty,
     el("div", { class: "card" }, map.element, legend()),
     el("h2", {}, "Nodes"),
+    more,
     table.element,
   );
   follow("/v1/fleet/events", { snapshot: show });

@@ -44,6 +44,7 @@ export interface FleetSnapshot {
   scheme: string;
   doubting: boolean;
   nodes: NodeNow[];
+  known: number;
   links: LinkNow[];
   jobs: JobNow[];
   unfinished: number;

@@ -535,3 +535,17 @@ def test_a_node_that_cannot_be_judged_is_given_up_and_no_other(devices, judge):
         devices.heartbeat("end-0", beat(), 3.0)
     devices.register(registration("end-0", "second-one"), 3.1)
     assert health(devices, "end-0", 3.1) is Health.ALIVE
+
+
+def test_of_a_long_list_those_that_are_not_well_are_shown_before_the_others(devices):
+    for number in range(10):
+        devices.register(registration(f"end-{number}"), 0.0)
+    devices.drain("end-7", 0.0)
+    devices.drain("end-9", 0.0)
+
+    def shown(most: int | None) -> list[str]:
+        return [view.device.node_id for view in devices.view(0.0, most)]
+
+    assert shown(4) == ["end-0", "end-1", "end-7", "end-9"]
+    assert shown(1) == ["end-7"]
+    assert shown(10) == shown(None) == [f"end-{number}" for number in range(10)]
