@@ -280,3 +280,23 @@ def grave(page: Page) -> None:
     assert [
         (each["id"], each["nodes"][0]["target"]) for each in found if each["impact"] in ("serious", "critical")
     ] == []
+
+
+def test_an_attempt_that_failed_says_what_came_of_it(fleet: Fleet, open_page: OpenPage) -> None:
+    job = finished(fleet, pictures(4))
+    (good,) = httpx.get(f"{fleet.url}/v1/jobs/{job}/attempts").json()["attempts"]
+    lost = good | {"attempt": 0, "node": "<b>end-0</b>", "outcome": "lost", "reason": "<i>silent</i>"}
+    pages = [{"attempts": [lost, good], "next_cursor": None}, {"attempts": [lost], "next_cursor": "0-0"}]
+    page = open_page(f"{fleet.url}/ui")
+    page.route("**/attempts?limit=*", lambda route: route.fulfill(json=pages.pop(0)))
+    page.goto(f"{fleet.url}/ui/jobs/{job}")
+    bars = page.get_by_test_id("attempts").locator(".bars rect")
+    expect(bars).to_have_count(2)
+    expect(bars.and_(page.locator("[data-outcome=lost]")).locator("title")).to_contain_text("<i>silent</i>")
+    expect(bars.and_(page.locator("[data-outcome=ok]")).locator("title")).to_contain_text("sent there")
+    expect(page.get_by_test_id("failure")).to_contain_text("<i>silent</i>")
+    page.locator("summary").click()
+    expect(page.get_by_test_id("attempt").first).to_contain_text("<b>end-0</b>")
+    expect(page.get_by_test_id("of-attempts")).to_contain_text("All 2")
+    page.reload()
+    expect(page.get_by_test_id("of-attempts")).to_contain_text("first 1 attempts")

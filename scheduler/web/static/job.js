@@ -29,7 +29,6 @@ let job;
 let rows = [];
 /** @type {Attempt[]} */
 let attempts = [];
-let moreAttempts = false;
 
 const figures = {
   speed: figure("images a second"),
@@ -41,12 +40,20 @@ const figures = {
 const head = el("div", { class: "job-head", "data-testid": "job-head" });
 const bar = el("div", { class: "bar" });
 const counts = el("p", { class: "counts", "data-testid": "counts" });
-const facts = el("dl", { class: "facts" });
+const facts = {
+  Id: el("code"),
+  Scheme: el("span"),
+  Privacy: el("span"),
+  Tasks: el("span"),
+  Submitted: el("span"),
+  Took: el("span"),
+};
 const escalation = el("p", { "data-testid": "escalation" });
 const ofResults = el("p", { class: "muted", "data-testid": "of-results" });
-const ofAttempts = el("p", { class: "muted" });
+const ofAttempts = el("p", { class: "muted", "data-testid": "of-attempts" });
 const cancel = el("button", { type: "button", "data-testid": "cancel", hidden: true, click: () => attempt(askCancel) }, "Cancel the job");
 const timeline = new AttemptTimeline();
+const asTable = el("details", { hidden: true }, el("summary", {}, "The attempts as a table"));
 
 /** @type {Table<ImageResult>} */
 let results;
@@ -67,7 +74,7 @@ function resultTable() {
         { title: "True", kind: "answer", show: (cell, row) => shortened(cell, truth(row) ?? "") },
         { title: "Right", show: right },
         { title: "Node", show: (cell, row) => text(cell, (row.fine ?? row.coarse)?.node ?? "") },
-        { title: "ms", kind: "number", show: (cell, row) => text(cell, number((row.fine ?? row.coarse)?.ms)) },
+        { title: "ms", kind: "number", show: (cell, row) => text(cell, row.coarse ? number((row.fine ?? row.coarse).ms) : "") },
         { title: "Trouble", kind: "why", show: (cell, row) => shortened(cell, row.error ?? row.fallback ?? "") },
       ],
       (row) => String(row.index),
@@ -228,17 +235,12 @@ function showJob() {
     job.damaged_images > 0 && `${number(job.damaged_images)} of these cannot be read`,
   ];
   text(counts, said.filter(Boolean).join(" · "));
-  replace(
-    facts,
-    ...Object.entries({
-      Id: el("code", {}, job.id),
-      Scheme: job.scheme,
-      Privacy: job.privacy ?? "auto",
-      Tasks: number(job.tasks),
-      Submitted: day(job.created_at),
-      Took: job.elapsed_s === null ? "not begun" : job.elapsed_s < 60 ? milliseconds(1000 * job.elapsed_s) : span(job.elapsed_s),
-    }).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
-  );
+  text(facts.Id, job.id);
+  text(facts.Scheme, job.scheme);
+  text(facts.Privacy, job.privacy ?? "auto");
+  text(facts.Tasks, number(job.tasks));
+  text(facts.Submitted, day(job.created_at));
+  text(facts.Took, job.elapsed_s === null ? "not begun" : job.elapsed_s < 60 ? milliseconds(1000 * job.elapsed_s) : span(job.elapsed_s));
   cancel.hidden = ended();
   results.element.classList.toggle("ended", ended());
   shares.update(Object.entries(job.by_node).sort(([one, { tier }], [other, share]) => TIERS.indexOf(tier) - TIERS.indexOf(share.tier) || one.localeCompare(other, "en", { numeric: true })));
@@ -269,7 +271,7 @@ function showRows() {
     const answered = rows.reduce((sum, row) => sum + Number(row.label !== null || row.error !== null), 0);
     const sentences = [
       rows.length < job.images && `The first ${number(rows.length)} of ${number(job.images)} images are shown; the files to download have all.`,
-      !ended() && `${number(answered)} of these ${number(rows.length)} have an answer so far.`,
+      !ended() && `${number(answered)} of ${rows.length < job.images ? "these" : "the"} ${number(rows.length)} have an answer so far.`,
       ended() && "The pictures themselves went when the job ended: its answers are kept, its pictures are not.",
     ];
     text(ofResults, sentences.filter(Boolean).join(" "));
@@ -310,14 +312,13 @@ const readAttempts = atMost(ATTEMPTS_PAUSE_MS, async () => {
   const [page, explained] = await Promise.all([get(`${path}/attempts?limit=${MOST_ATTEMPTS}`), get(`${path}/explain?limit=${MOST_ATTEMPTS}`)]);
   const why = new Map(/** @type {import("./types").Explanation} */ (explained).decisions.map((each) => [`${each.task}-${each.attempt}`, each.why]));
   attempts = /** @type {import("./types").AttemptPage} */ (page).attempts.map((each) => ({ ...each, why: why.get(`${each.task}-${each.attempt}`) }));
-  moreAttempts = page.next_cursor !== null;
   timeline.update(attempts, Date.now());
   attemptTable.update(attempts);
-  timeline.element.hidden = attemptTable.element.hidden = attempts.length === 0;
+  timeline.element.hidden = asTable.hidden = attempts.length === 0;
   const last = attempts.at(-1)?.task ?? 0;
   text(
     ofAttempts,
-    moreAttempts
+    page.next_cursor !== null
       ? `The first ${number(attempts.length)} attempts are shown, of tasks 0 to ${number(last)} of ${number(job.tasks)}; terrace jobs attempts tells the others.`
       : attempts.length
         ? `All ${number(attempts.length)} attempts are shown.`
@@ -397,6 +398,7 @@ begin(async () => {
     return;
   }
   results = resultTable();
+  asTable.append(attemptTable.element);
   rows = Array.from({ length: Math.min(MOST_ROWS, job.images) }, (_, index) => ({ index, name: null, label: null, coarse: null, fine: null, fallback: null, error: null, true_fine: null, true_coarse: null }));
   const file = (/** @type {string} */ format) =>
     el("a", { class: "button", href: `${path}/results?format=${format}`, download: `${job.id}.${format}`, "data-testid": `download-${format}` }, `Download ${format === "csv" ? "CSV" : "JSONL"}`);
@@ -405,12 +407,12 @@ begin(async () => {
     bar,
     counts,
     el("div", { class: "figures" }, ...Object.values(figures).map(({ element }) => element)),
-    facts,
+    el("dl", { class: "facts" }, ...Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     el("p", { class: "buttons" }, cancel, file("jsonl"), file("csv")),
     parts.escalation,
     parts.trouble,
     el("section", {}, el("h2", {}, "Results"), ofResults, results.element),
-    el("section", {}, el("h2", {}, "Attempts"), ofAttempts, timeline.element, el("details", {}, el("summary", {}, "The attempts as a table"), attemptTable.element)),
+    el("section", {}, el("h2", {}, "Attempts"), ofAttempts, timeline.element, asTable),
     parts.shares,
     parts.sent,
   );
