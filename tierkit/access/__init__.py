@@ -4,7 +4,7 @@ from tierkit.access.browsers import READS, check_host, check_origin
 from tierkit.access.callers import CALLER, Allowance, Caller, Role
 from tierkit.access.files import check_private, checked_token, follow_files, read_private, read_token, signature
 from tierkit.access.gate import Gate
-from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, Sessions, needs_no_token
+from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
 from tierkit.access.tls import ServerTls, client_context, tls_trouble
 from tierkit.access.tokens import TokenEntry, digest_of, new_token, read_book, write_book
 
@@ -13,6 +13,7 @@ __all__ = [
     "READS",
     "SESSION_COOKIE",
     "SESSION_PATH",
+    "SIGN_IN_PAGE",
     "Allowance",
     "Caller",
     "Gate",

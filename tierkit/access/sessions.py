@@ -13,12 +13,14 @@ from collections.abc import Iterable
 from tierkit.access.tokens import TokenEntry
 from tierkit.errors import Unauthenticated
 
-__all__ = ["SESSION_COOKIE", "SESSION_PATH", "Sessions", "cookie_of", "needs_no_token"]
+__all__ = ["SESSION_COOKIE", "SESSION_PATH", "SIGN_IN_PAGE", "Sessions", "cookie_of", "needs_no_token"]
 
 SESSION_COOKIE = "terrace_session"
 SESSION_PATH = "/v1/session"
 """Where a token is exchanged for a session, or a session is given back."""
-_OPEN = re.compile(rf"{SESSION_PATH}|/|/ui(/.*)?", re.DOTALL)
+SIGN_IN_PAGE = "/ui"
+"""Where people sign in."""
+_OPEN = re.compile(rf"{SESSION_PATH}|/|{SIGN_IN_PAGE}(/.*)?", re.DOTALL)
 """Paths that need no token, where there are sessions: a page that holds no data, and asks for a token itself."""
 _LIFETIME_S = 12 * 3600
 _PERSON = b"terrace session\n"

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierkit.access import CALLER, READS, Gate, check_host, check_origin, needs_no_token
-from tierkit.errors import TerraceError
+from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Gate, check_host, check_origin, needs_no_token
+from tierkit.errors import TerraceError, Unauthenticated
 from tierkit.http.answering import answer_to
 from tierkit.http.exchange import REPEATABLE, Again, Reply
 from tierkit.http.lifecycle import Lifecycle
@@ -131,7 +131,10 @@ class Shell:
             else:
                 scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"])
         except TerraceError as exc:
-            await answer_to(exc)(scope, receive, send)
+            answer: Response = answer_to(exc)
+            if isinstance(exc, Unauthenticated) and gate is not None and gate.sessions is not None and _is_visit(scope):
+                answer = RedirectResponse(SIGN_IN_PAGE, 303, {"Cache-Control": "no-store"})
+            await answer(scope, receive, send)
             return False
         return True
 
@@ -199,6 +202,12 @@ def _given_id(scope: Scope) -> str:
         if name == _REQUEST_ID and _VALID_REQUEST_ID.fullmatch(value):
             return str(value, "ascii")
     return ""
+
+
+def _is_visit(scope: Scope) -> bool:
+    """Whether a person has opened this address in a browser; programs and scripts of pages ask for no HTML."""
+    accepts = (value for name, value in scope["headers"] if name == b"accept")
+    return scope["method"] in READS and any(b"text/html" in value for value in accepts)
 
 
 def _new_id() -> str:

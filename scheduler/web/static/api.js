@@ -76,7 +76,13 @@ export function follow(path, handlers, told = {}) {
       if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
       timer = window.setTimeout(() => {
         // A refusal has no status here; a request tells whether it is for want of a token.
-        request("/v1/whoami").then(() => open(true), () => !ended && source.dispatchEvent(new Event("error")));
+        request("/v1/whoami").then(
+          () => !ended && open(true),
+          (refusal) => {
+            if (refusal.status === 401) connection(true); // the page asks for a token, and is loaded again with it
+            else if (!ended) source.dispatchEvent(new Event("error"));
+          },
+        );
       }, AGAIN_MS);
     });
   };

@@ -213,3 +213,14 @@ async def test_with_tls_the_cookie_is_secure(scheme: str, shut: SchedulerSetting
     async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://hub.example") as http:
         answer = await http.post("/v1/session", json={"token": ALICE})
     assert bool(SimpleCookie(answer.headers["set-cookie"])[SESSION_COOKIE]["secure"]) is (scheme == "https")
+
+
+async def test_who_opens_an_address_without_a_session_is_led_to_the_page_that_asks_for_a_token(closed: Any) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path in ("/docs", "/openapi.json", "/v1/jobs"):
+        answer = await closed.http.get(path, headers=browser)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui")
+        assert await status(closed, "GET", path, {"Accept": "*/*"}) == 401
+    assert await status(closed, "POST", "/v1/jobs", browser) == 401
+    assert await status(closed, "GET", "/v1/jobs", browser, {"Authorization": f"Bearer {PI}"}) == 403
+    assert await status(closed, "GET", "/docs", browser, session(await sign_in(closed, ALICE))) == 200
