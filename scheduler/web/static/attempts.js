@@ -76,6 +76,22 @@ export function arranged(attempts, now, width) {
   return { lines, bars, span, height: y + AXIS_PX };
 }
 
+/**
+ * How many attempts from the first on will stay as they are: all of tasks that are done, without a gap.
+ * @param {Attempt[]} attempts by task
+ */
+export function settled(attempts) {
+  let count = 0;
+  for (let task = 0; count < attempts.length; task += 1) {
+    let end = count;
+    while (attempts[end]?.task === task) end += 1;
+    const ofTask = attempts.slice(count, end);
+    if (!ofTask.some(({ outcome }) => outcome === "ok") || ofTask.some(({ ended_at }) => ended_at === null)) break;
+    count = end;
+  }
+  return count;
+}
+
 /** Times in ms at which there is a mark. @param {number} span in ms @param {number} most */
 export function ticks(span, most) {
   const least = span / Math.max(1, most);

@@ -1,7 +1,7 @@
 // One job: how far it is, what came of each attempt and each image, and what went wrong.
 
 import { ApiError, follow, get, request, send } from "./api.js";
-import { AttemptTimeline } from "./attempts.js";
+import { AttemptTimeline, settled } from "./attempts.js";
 import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
 import { day, milliseconds, number, percent, size, span } from "./format.js";
 import { answerNames, jobState, progressBar } from "./jobparts.js";
@@ -308,24 +308,35 @@ const readFigures = atMost(FIGURES_PAUSE_MS, async () => {
   showJob();
 });
 
+/** Only those that may have changed. */
 const readAttempts = atMost(ATTEMPTS_PAUSE_MS, async () => {
-  const [page, explained] = await Promise.all([get(`${path}/attempts?limit=${MOST_ATTEMPTS}`), get(`${path}/explain?limit=${MOST_ATTEMPTS}`)]);
-  const why = new Map(/** @type {import("./types").Explanation} */ (explained).decisions.map((each) => [`${each.task}-${each.attempt}`, each.why]));
-  attempts = /** @type {import("./types").AttemptPage} */ (page).attempts.map((each) => ({ ...each, why: why.get(`${each.task}-${each.attempt}`) }));
+  const kept = attempts.slice(0, settled(attempts));
+  const last = kept.at(-1);
+  const query = new URLSearchParams({ limit: String(Math.max(1, MOST_ATTEMPTS - kept.length)) });
+  if (last) query.set("cursor", `${last.task}-${last.attempt}`);
+  /** @type {[import("./types").AttemptPage, import("./types").Explanation]} */
+  const [page, explained] = await Promise.all([get(`${path}/attempts?${query}`), get(`${path}/explain?${query}`)]);
+  const why = new Map(explained.decisions.map((each) => [`${each.task}-${each.attempt}`, each.why]));
+  const news = page.attempts.map((each) => ({ ...each, why: why.get(`${each.task}-${each.attempt}`) }));
+  attempts = [...kept, ...news].slice(0, MOST_ATTEMPTS);
+  showAttempts(page.next_cursor !== null || kept.length + news.length > MOST_ATTEMPTS);
+});
+
+/** @param {boolean} more whether there are more than are shown */
+function showAttempts(more) {
   timeline.update(attempts, Date.now());
   attemptTable.update(attempts);
   timeline.element.hidden = asTable.hidden = attempts.length === 0;
-  const last = attempts.at(-1)?.task ?? 0;
   text(
     ofAttempts,
-    page.next_cursor !== null
-      ? `The first ${number(attempts.length)} attempts are shown, of tasks 0 to ${number(last)} of ${number(job.tasks)}; terrace jobs attempts tells the others.`
+    more
+      ? `The first ${number(attempts.length)} attempts are shown, of tasks 0 to ${number(attempts.at(-1)?.task)} of ${number(job.tasks)}; terrace jobs attempts tells the others.`
       : attempts.length
         ? `All ${number(attempts.length)} attempts are shown.`
         : "Nothing has been sent yet.",
   );
   showFailures();
-});
+}
 
 /** @param {ImageResult[]} some */
 function take(some) {
