@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.acceptance.fleets import Up, children_of, running
@@ -27,6 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
             if CHROMIUM is None:
                 item.add_marker(pytest.mark.skip(reason="Chromium is not installed (Debian: apt-get install chromium)"))
+
+
+_AXE = Axe()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +75,19 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+def faults(page: Page) -> list[str]:
+    """Serious and critical findings, and what is wider than the window."""
+    page.evaluate("document.getAnimations().forEach((each) => { try { each.finish() } catch { each.cancel() } })")
+    found = _AXE.run(page).response["violations"]
+    said = [
+        f"{each['id']}: {json.dumps([node['target'] for node in each['nodes'][:3]])}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
+    wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    return said if wide <= 0 else [*said, f"{wide} px wider than the window"]
 
 
 OpenPage = Callable[..., Page]

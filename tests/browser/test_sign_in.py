@@ -13,7 +13,7 @@ from playwright.sync_api import Page, Response, expect
 from models.data import read_sample
 from models.hierarchy import bundled_hierarchy
 from scheduler.web.pages import PAGES
-from tests.browser.conftest import BUDGET_MS, OpenPage
+from tests.browser.conftest import BUDGET_MS, OpenPage, faults
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import Client
 from tierkit.testing import ServiceProcess, service_process
@@ -136,12 +136,13 @@ def test_signed_out_no_page_shows_anything(hub: Hub, open_page: OpenPage, addres
 
 
 def test_only_the_token_of_a_person_opens_the_page_until_they_sign_out(hub: Hub, open_page: OpenPage) -> None:
-    page = open_page(f"{hub.url}/ui", allowed=UNSIGNED)
+    page = open_page(f"{hub.url}/ui", width=360, scheme="dark", allowed=UNSIGNED)
     wrong = page.get_by_test_id("sign-in").get_by_role("alert")
     sign_in(page, new_token())
     expect(wrong).to_contain_text("unknown")
     sign_in(page, PI)
     expect(wrong).to_contain_text("pi")
+    assert faults(page) == []
     sign_in(page, f" {ALICE} ")
     signed_in(page)
     expect(page.locator(f'[data-testid=node][data-node="{NODE}"]')).to_be_visible()
@@ -173,6 +174,7 @@ def test_the_page_says_when_the_scheduler_is_away_and_goes_on_by_itself(
         expect(node).to_be_visible()
         hub.kill()
         expect(page.locator("#connection")).to_contain_text("No connection")
+        assert faults(page) == []
         expect(node).to_be_visible()
         page.evaluate("window.notLoadedAgain = true")
         hub.start_again()

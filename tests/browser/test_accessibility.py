@@ -1,0 +1,65 @@
+"""What axe finds on the pages, in light and dark, on a phone and on a desk; and that nothing is wider than a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from models.data import read_sample
+from tests.browser.conftest import Fleet, OpenPage, faults
+from tierkit.client import Client
+from tierkit.wire.api import Job
+
+LONG = "<img src=x onerror=alert(1)> " + "an-unbroken-name-that-is-far-too-long" * 4
+NARROW, WIDE = 360, 1440
+
+Scheme = Literal["light", "dark"]
+
+
+@pytest.fixture(scope="module")
+def options() -> tuple[str, ...]:
+    return ("--untrusted", "cloud")
+
+
+@pytest.fixture(scope="module")
+def job(fleet: Fleet) -> Iterator[Job]:
+    """One that all pages have something to show of."""
+    with Client(fleet.url) as client:
+        yield client.wait(client.submit(read_sample().images[:100], scheme="end-cloud", name=LONG))
+
+
+def show(page: Page, fleet: Fleet, path: str, job: Job) -> None:
+    """Open a page, until it is filled."""
+    page.goto(f"{fleet.url}{path}")
+    shown = {
+        "/ui": "[data-testid=node] >> nth=3",
+        "/ui/try": "#upload, [data-testid=upload]",
+        "/ui/timeline": "[data-testid=event][data-kind=ended]",
+        "/ui/privacy": f'[data-job="{job.id}"]',
+    }.get(path, "main > :not(h1, noscript)")
+    expect(page.locator(shown).first).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_no_page_has_a_serious_fault(fleet: Fleet, job: Job, open_page: OpenPage, width: int, scheme: Scheme) -> None:
+    page = open_page(f"{fleet.url}/ui", width=width, scheme=scheme)
+    wrong = {}
+    for path in ("/ui", "/ui/try", "/ui/jobs", f"/ui/jobs/{job.id}", "/ui/timeline", "/ui/privacy"):
+        show(page, fleet, path, job)
+        wrong[path] = faults(page)
+    page.locator("details").first.locator("summary").click()
+    wrong["more of an audit"] = faults(page)
+    show(page, fleet, "/ui/try", job)
+    page.get_by_role("button", name="sample").first.click()
+    expect(page.locator("[data-testid=card][data-fine]").first).to_be_visible()
+    expect(page.locator("[data-testid=card]:not([data-fine])")).to_have_count(0)
+    wrong["cards"] = faults(page)
+    show(page, fleet, "/ui", job)
+    page.get_by_role("button", name="Remove end-1").click()
+    expect(page.get_by_test_id("confirm")).to_be_visible()
+    wrong["a question"] = faults(page)
+    assert {name: found for name, found in wrong.items() if found} == {}
