@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from PIL import Image
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, Field, field_validator
 
 from encryption.audit.rows import Row
 from models.atomic import write_atomically
@@ -35,7 +37,16 @@ class KeptAudit(Frozen):
     """Whether the attackers were weaker than they could be."""
     heads: Mapping[str, str]
     """SHA-256 of the heads that were attacked, by the name of the encoder."""
-    rows: tuple[Row, ...]
+    rows: Annotated[tuple[Row, ...], Field(max_length=999)]
+
+    @field_validator("rows")
+    @classmethod
+    def _measurable(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        for row in rows:
+            shares = (row.ssim, row.recognised, row.recognised_originals, row.fine_accuracy)
+            if not (all(-1 <= share <= 1 for share in shares) and 0 <= row.payload_bytes < math.inf):
+                raise ValueError("a figure is none that can be measured")
+        return rows
 
 
 def keep_audit(folder: Path, audit: KeptAudit, originals: Array, reconstructions: Sequence[Array]) -> None:

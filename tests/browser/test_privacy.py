@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -70,6 +71,24 @@ def test_a_job_says_what_it_proves(fleet: Fleet, client: Client, features: Job, 
     relayed = done(client, scheme="end-cloud", privacy="conv1", encode_on="edge")
     expect(page.locator(f'option[value="{relayed.id}"]')).to_have_count(1)
     says(page, relayed, "trusted edge nodes that encoded")
+
+
+def test_an_audit_that_is_weak_outdated_or_missing_is_told_as_such(
+    fleet: Fleet, features: Job, open_page: OpenPage
+) -> None:
+    answer = httpx.get(f"{fleet.url}/v1/privacy/audit").json()
+    assert (answer["source"], answer["outdated"]) == ("bundled", [])
+    page = open_page("about:blank", allowed=rf"status of 404|request: {fleet.url}")
+    told = {**answer, "source": "models", "quick": True, "outdated": ["resnet-34.conv1"]}
+    page.route("**/v1/privacy/audit", lambda route: route.fulfill(json=told))
+    page.goto(f"{fleet.url}/ui/privacy")
+    expect(page.get_by_test_id("audit")).to_contain_text("weak ones")
+    expect(page.get_by_test_id("audit").locator(".trouble")).to_contain_text("resnet-34.conv1")
+    page.unroute("**/v1/privacy/audit")
+    page.route("**/v1/privacy/audit", lambda route: route.fulfill(status=404, json={"error": "run <b>this</b>"}))
+    page.reload()
+    expect(page.get_by_text("run <b>this</b>")).to_be_visible()
+    expect(page.get_by_test_id("verdict")).not_to_be_empty()
 
 
 def test_the_audit_that_ships_is_shown_with_its_pictures(fleet: Fleet, open_page: OpenPage) -> None:

@@ -55,6 +55,7 @@ const chosen = /** @type {HTMLSelectElement} */ (
     },
   })
 );
+const choice = el("div", { class: "buttons tools", hidden: true }, el("label", { for: "job" }, "Job"), chosen);
 const nothing = el("p", { class: "card", hidden: true }, "No job is stored yet. For pictures of “Try it”, each card says what left the device.");
 const verdict = el("p", { class: "verdict", "data-testid": "verdict" });
 const asked = el("p", { class: "muted" });
@@ -156,7 +157,7 @@ function started(job) {
 async function loadJobs() {
   jobs = (await get(`/v1/jobs?limit=${MOST_JOBS}`)).jobs;
   nothing.hidden = jobs.length > 0;
-  chosen.disabled = !jobs.length;
+  choice.hidden = !jobs.length;
   const kept = shown;
   const options = kept && !jobs.some((job) => job.id === kept.id) ? [...jobs, kept] : jobs;
   const wanted = kept && (chosenByHand || started(kept)) ? kept : (jobs.find(started) ?? jobs[0]);
@@ -295,7 +296,7 @@ begin(async () => {
   main.append(
     rule,
     el("h2", {}, "What was sent"),
-    el("div", { class: "buttons tools" }, el("label", { for: "job" }, "Job"), chosen),
+    choice,
     nothing,
     facts,
     el("h2", {}, "What an attacker gets back"),

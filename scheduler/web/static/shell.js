@@ -103,7 +103,7 @@ function signIn() {
       token,
       el("button", { type: "submit", class: "strong" }, "Sign in"),
       wrong,
-      el("p", { class: "muted" }, "A person's token, as `terrace token` makes it. The browser keeps a session, not the token."),
+      el("p", { class: "muted" }, "A person's token, as ", el("code", {}, "terrace token create --role user"), " makes it. The browser keeps a session, not the token."),
     ),
   );
   token.focus();

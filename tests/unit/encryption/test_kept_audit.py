@@ -65,6 +65,15 @@ def test_what_is_no_audit_is_refused(content: bytes, tmp_path: Path) -> None:
         read_audit(tmp_path)
 
 
+@pytest.mark.parametrize("wrong", [b"NaN", b"1.5", b"Infinity", b"null"])
+def test_figures_that_cannot_be_measured_are_refused(wrong: bytes, folder: Path) -> None:
+    content = (folder / RECORD).read_bytes()
+    assert b'"ssim": 0.95' in content
+    (folder / RECORD).write_bytes(content.replace(b'"ssim": 0.95', b'"ssim": ' + wrong))
+    with pytest.raises(DataError, match=RECORD):
+        read_audit(folder)
+
+
 @pytest.mark.parametrize("content", [b"", b"<svg/>", b"\x89PNG\r\n\x1a\n" + bytes(8 * 2**20)])
 def test_what_is_no_picture_is_not_given(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(content)
