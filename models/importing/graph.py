@@ -79,7 +79,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
             f"{path} is of opset {opset} and IR version {model.ir_version}: export it with an opset from "
             f"{_OLDEST_OPSET} to {newest}, and IR version {_NEWEST_IR} or older"
         )
-    if unknown := sorted({node.op_type for node in model.graph.node if not _is_known(node, opset)}):
+    if unknown := sorted({str(node.op_type) for node in model.graph.node if not _is_known(node, opset)}):
         named = ", ".join(unknown[:_MOST_NAMED]) + (" and others" if len(unknown) > _MOST_NAMED else "")
         raise DataError(
             f"{path} uses operators that opset {opset} of ONNX does not have: {named}; export it with another opset "
@@ -96,6 +96,8 @@ def _is_known(node: onnx.NodeProto, opset: int) -> bool:
     """Whether ONNX has the operator; those of other domains are ONNX Runtime's to know."""
     if node.domain not in ("", "ai.onnx"):
         return True
+    if not isinstance(node.op_type, str):  # bytes that are no UTF-8
+        return False
     try:
         onnx.defs.get_schema(node.op_type, opset)
     except onnx.defs.SchemaError:

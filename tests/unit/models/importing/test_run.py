@@ -203,6 +203,14 @@ def _unknown_type(path: Path) -> Path:
     return path
 
 
+def _operator_bytes(path: Path) -> Path:
+    """An operator whose name is no text."""
+    model = onnx.load(path)
+    model.graph.node[0].op_type = "x" * 9
+    path.write_bytes(model.SerializeToString().replace(b"x" * 9, b"xxxxxxxx\xff"))
+    return path
+
+
 def _foreign_operator(path: Path) -> Path:
     model = onnx.load(path)
     model.graph.node[0].domain = "com.example"
@@ -271,6 +279,7 @@ def _two_inputs(path: Path) -> Path:
         (_external_bytes(b"weights\0.bin"), "no file is called"),
         (_external_bytes(b"weights\xff.bin"), "no file is called"),
         (_unknown_type, "takes 102"),
+        (_operator_bytes, "does not have"),
         (_two_inputs, "2 inputs"),
         (lambda path: path.write_bytes(b"\x08\x07no onnx") and path, "no ONNX"),
         (lambda path: path.write_bytes(b"") is None or path, "no ONNX"),
