@@ -39,7 +39,7 @@ def show(page: Page, fleet: Fleet, path: str, job: Job) -> None:
         "/ui/try": "#upload, [data-testid=upload]",
         "/ui/timeline": "[data-testid=event][data-kind=ended]",
         "/ui/privacy": f'[data-job="{job.id}"]',
-    }.get(path, "main > :not(h1, noscript)")
+    }.get(path, "main > :not(h1, noscript):visible")
     expect(page.locator(shown).first).to_be_visible()
 
 
