@@ -22,6 +22,7 @@ from models.data import ImageSet, read_sample
 from models.hierarchy import bundled_hierarchy
 from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
+from scheduler.api.privacy import has_audit
 from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SignIn, WhoAmI
 from scheduler.devices.own_address import OwnAddress
@@ -307,6 +308,7 @@ async def get_info(scheduler: Service) -> dict[str, Any]:
         },
         "input_shape": list(scheduler.manifest.models[0].input_shape),
         "samples": _samples(scheduler),
+        "audit": await has_audit(limits),
         "networks": [_pixels_of(entry) for entry in scheduler.manifest.models],
         "hierarchy": {
             "name": hierarchy.name,

@@ -17,7 +17,7 @@ from scheduler.api.streams import NO_STORE
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import DataError, NotFound
 
-__all__ = ["privacy"]
+__all__ = ["has_audit", "privacy"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,15 @@ def _find(settings: SchedulerSettings) -> Found:
         if audit is not None:
             return source, folder, audit  # type: ignore[return-value]  # the literals of the tuple above
     raise NotFound(_NONE)
+
+
+async def has_audit(settings: SchedulerSettings) -> bool:
+    """Whether there is one that can be shown."""
+    try:
+        await asyncio.to_thread(_find, settings)
+    except NotFound:
+        return False
+    return True
 
 
 @privacy.get(

@@ -1,6 +1,6 @@
 // What left the end devices, in which form, and what attacks on the encoders get back.
 
-import { ApiError, follow, get } from "./api.js";
+import { follow, get } from "./api.js";
 import { attribute, el, replace, text } from "./dom.js";
 import { day, milliseconds, number, percent, size } from "./format.js";
 import { attempt, begin, main } from "./shell.js";
@@ -23,7 +23,8 @@ let nodes = new Map();
 let jobs = [];
 /** @type {Job | null} */
 let shown = null;
-let chosenByHand = false;
+/** @type {string | null} the id of the job that a person has chosen */
+let byHand = null;
 let stale = false;
 let loading = false;
 
@@ -50,7 +51,7 @@ const chosen = /** @type {HTMLSelectElement} */ (
   el("select", {
     id: "job",
     change: () => {
-      chosenByHand = true;
+      byHand = chosen.value;
       attempt(() => show(chosen.value));
     },
   })
@@ -155,12 +156,14 @@ function started(job) {
 }
 
 async function loadJobs() {
-  jobs = (await get(`/v1/jobs?limit=${MOST_JOBS}`)).jobs;
+  const newest = (await get(`/v1/jobs?limit=${MOST_JOBS}`)).jobs;
+  const before = jobs;
+  jobs = newest;
   nothing.hidden = jobs.length > 0;
   choice.hidden = !jobs.length;
-  const kept = shown;
+  const kept = [shown, ...before].find((job) => job && (byHand === null ? job === shown && started(job) : job.id === byHand));
   const options = kept && !jobs.some((job) => job.id === kept.id) ? [...jobs, kept] : jobs;
-  const wanted = kept && (chosenByHand || started(kept)) ? kept : (jobs.find(started) ?? jobs[0]);
+  const wanted = kept ?? jobs.find(started) ?? jobs[0];
   replace(chosen, ...options.map((job) => el("option", { value: job.id, selected: job.id === wanted?.id }, `${job.name ?? job.id} · ${job.state} · ${day(job.created_at)}`)));
   if (wanted) await show(wanted.id);
 }
@@ -282,12 +285,12 @@ function results(audit) {
 }
 
 async function showAudit() {
-  try {
+  if ((await get("/v1/info")).audit) {
     audit.append(results(await get("/v1/privacy/audit")));
-  } catch (error) {
-    if (!(error instanceof ApiError && error.status === 404)) throw error;
-    audit.append(el("p", { class: "card" }, error.message));
+    return;
   }
+  const command = el("code", {}, "terrace privacy audit --all --models SET --out SET/privacy");
+  audit.append(el("p", { class: "card" }, "There is no audit of the encoders of this fleet. ", command, " makes one, where SET is its model set."));
 }
 
 const audit = el("div");
