@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,15 +58,22 @@ def options() -> tuple[str, ...]:
     return ()
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, options: tuple[str, ...]) -> Iterator[Fleet]:
-    """Two end devices, an edge node, a cloud node; of one test file."""
-    folder = tmp_path_factory.mktemp("fleet")
-    counts = ("--end", "2", "--edge", "1", "--cloud", "1", "--port", "0", "--state", str(folder / "state"))
-    with running(*counts, *options, log=folder / "log") as up:
+@contextmanager
+def started(*options: str, folder: Path) -> Iterator[Fleet]:
+    """A `terrace up` on a free port."""
+    with running(*options, "--port", "0", "--state", str(folder / "state"), log=folder / "log") as up:
         found = re.search(r"scheduler  (http://\S+)", up.output)
         assert found is not None
         yield Fleet(url=found[1], up=up)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, options: tuple[str, ...]) -> Iterator[Fleet]:
+    """Two end devices, an edge node, a cloud node; of one test file."""
+    with started(
+        "--end", "2", "--edge", "1", "--cloud", "1", *options, folder=tmp_path_factory.mktemp("fleet")
+    ) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ A fleet works through jobs, loses an end device, and is looked at in Debian's Ch
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -16,8 +15,7 @@ from typing import Literal
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from models.data import read_sample
-from tests.acceptance.fleets import running
-from tests.browser.conftest import CHROMIUM, Fleet, pid_of
+from tests.browser.conftest import CHROMIUM, pid_of, started
 from tests.browser.test_try import pictures
 from tierkit.client import Client
 
@@ -25,9 +23,19 @@ _PICTURES = 12
 _JOBS = 3
 _WARM_S = 6
 """Seconds of work before the pictures are taken."""
+_SETTLED_MS = 2500
+_Scheme = Literal["light", "dark"]
+_PAGES: tuple[tuple[str, str, int, _Scheme], ...] = (
+    ("fleet-dark", "", 1280, "dark"),
+    ("fleet-narrow", "", 400, "light"),
+    ("timeline", "/timeline", 1280, "light"),
+    ("jobs", "/jobs", 1280, "light"),
+    ("job", "/jobs/{job}", 1280, "light"),
+    ("privacy", "/privacy", 1280, "light"),
+)
 
 
-def _opened(browser: Browser, url: str, width: int, scheme: Literal["light", "dark"]) -> Page:
+def _opened(browser: Browser, url: str, width: int, scheme: _Scheme) -> Page:
     viewport = {"width": width, "height": 1000 if width > 500 else 900}
     page = browser.new_context(viewport=viewport, color_scheme=scheme, device_scale_factor=1).new_page()  # type: ignore[arg-type]
     page.goto(url)
@@ -42,42 +50,38 @@ def _take(page: Page, folder: Path, name: str) -> None:
 def take_all(folder: Path) -> None:
     """Blocks for about a minute."""
     folder.mkdir(parents=True, exist_ok=True)
-    images = read_sample().images
-    with tempfile.TemporaryDirectory() as state, sync_playwright() as playwright:
-        counts = ("--end", "6", "--edge", "2", "--cloud", "1", "--port", "0", "--state", f"{state}/state")
-        with running(*counts, log=Path(state) / "log") as up:
-            found = re.search(r"scheduler  (http://\S+)", up.output)
-            assert found is not None
-            fleet = Fleet(url=found[1], up=up)
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            with Client(fleet.url) as client:
-                done = client.wait(client.submit(images, scheme="mapping", name="sample"))
-                jobs = [client.submit(images.repeat(20, 0), name=f"batch {number}") for number in range(_JOBS)]
-                page = _opened(browser, f"{fleet.url}/ui", 1280, "light")
-                page.wait_for_timeout(1000 * _WARM_S)
-                os.kill(pid_of(fleet, "end-3"), signal.SIGKILL)
-                client.drain("end-5")
-                expect(page.locator('[data-testid=node][data-node="end-3"]')).to_have_attribute("data-health", "dead")
-                page.wait_for_timeout(2500)
-                _take(page, folder, "fleet")
-                for name, path, width, scheme in (
-                    ("fleet-dark", "", 1280, "dark"),
-                    ("fleet-narrow", "", 400, "light"),
-                    ("timeline", "/timeline", 1280, "light"),
-                    ("jobs", "/jobs", 1280, "light"),
-                    ("job", f"/jobs/{done.id}", 1280, "light"),
-                ):
-                    page = _opened(browser, f"{fleet.url}/ui{path}", width, scheme)  # type: ignore[arg-type]
-                    page.wait_for_timeout(2500)
-                    _take(page, folder, name)
-                for job in jobs:
-                    client.cancel(job)
-                page = _opened(browser, f"{fleet.url}/ui/try", 1280, "dark")
-                page.get_by_test_id("upload").set_input_files(pictures(_PICTURES))
-                expect(page.locator("[data-testid=card][data-fine]")).to_have_count(_PICTURES)
-                page.wait_for_timeout(500)
-                _take(page, folder, "try-dark")
-            browser.close()
+    sample = read_sample()
+    counts = ("--end", "6", "--edge", "2", "--cloud", "1")
+    with (
+        tempfile.TemporaryDirectory() as state,
+        sync_playwright() as playwright,
+        started(*counts, folder=Path(state)) as fleet,
+        Client(fleet.url) as client,
+    ):
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        assert sample.fine is not None
+        labels = sample.fine.tolist()
+        done = client.wait(client.submit(sample.images, labels=labels, scheme="mapping", name="sample"))
+        jobs = [client.submit(sample.images.repeat(20, 0), name=f"batch {number}") for number in range(_JOBS)]
+        page = _opened(browser, f"{fleet.url}/ui", 1280, "light")
+        page.wait_for_timeout(1000 * _WARM_S)
+        os.kill(pid_of(fleet, "end-3"), signal.SIGKILL)
+        client.drain("end-5")
+        expect(page.locator('[data-testid=node][data-node="end-3"]')).to_have_attribute("data-health", "dead")
+        page.wait_for_timeout(_SETTLED_MS)
+        _take(page, folder, "fleet")
+        for name, path, width, scheme in _PAGES:
+            page = _opened(browser, f"{fleet.url}/ui{path.format(job=done.id)}", width, scheme)
+            page.wait_for_timeout(_SETTLED_MS)
+            _take(page, folder, name)
+        for job in jobs:
+            client.cancel(job)
+        page = _opened(browser, f"{fleet.url}/ui/try", 1280, "dark")
+        page.get_by_test_id("upload").set_input_files(pictures(_PICTURES))
+        expect(page.locator("[data-testid=card][data-fine]")).to_have_count(_PICTURES)
+        page.wait_for_timeout(_SETTLED_MS)
+        _take(page, folder, "try-dark")
+        browser.close()
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
+import sys
 
 import httpx
+import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Fleet, OpenPage, pid_of
+from tests.browser.conftest import Fleet, OpenPage, pid_of, started
 
 
 def health(fleet: Fleet, node_id: str) -> str:
@@ -74,3 +77,37 @@ def test_a_killed_node_shows_on_the_map_and_a_removed_one_leaves_it(fleet: Fleet
     page.get_by_test_id("confirm").get_by_role("button", name="Remove").click()
     expect(row).to_have_count(0)
     expect(page.locator('[data-testid=map-node][data-node="end-1"]')).to_have_count(0)
+
+
+@pytest.mark.benchmark
+def test_speed_of_a_death_on_the_map(
+    tmp_path_factory: pytest.TempPathFactory, open_page: OpenPage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the detector's verdict to the mark on the map, on one clock."""
+    folder = tmp_path_factory.mktemp("dying")
+    nodes = [f"end-{number}" for number in range(1, 9)]
+    with started("--end", str(len(nodes)), "--edge", "1", "--cloud", "0", folder=folder) as fleet:
+        page = open_page(f"{fleet.url}/ui")
+        marks = page.locator("[data-testid=map-node][data-health=alive]")
+        expect(marks).to_have_count(len(nodes) + 1)
+        page.evaluate(
+            """() => {
+              window.died = {};
+              new MutationObserver((changes) => {
+                for (const { target } of changes)
+                  if (target.dataset.health === "dead") window.died[target.dataset.node] ??= Date.now() / 1000;
+              }).observe(document.querySelector(".nodes"), { subtree: true, attributeFilter: ["data-health"] });
+            }"""
+        )
+        for node_id in nodes:
+            os.kill(pid_of(fleet, node_id), signal.SIGKILL)
+            mark = page.locator(f'[data-testid=map-node][data-node="{node_id}"]')
+            expect(mark).to_have_attribute("data-health", "dead")
+        events = httpx.get(f"{fleet.url}/v1/history").json()["events"]
+        verdicts = {event["node"]: event["at"] for event in events if event["kind"] == "dead"}
+        seconds = [at - verdicts[node_id] for node_id, at in page.evaluate("window.died").items()]
+    with capsys.disabled():
+        spread = f"median {statistics.median(seconds) * 1000:.0f} ms, at most {max(seconds) * 1000:.0f} ms"
+        sys.stdout.write(f"\nfrom the verdict to the map: {spread}, n = {len(seconds)}\n")
+    assert len(seconds) == len(nodes)
+    assert max(seconds) <= 1
