@@ -588,7 +588,7 @@ class Dispatcher:
                 self._learn_upstream(attempt, event, most_s, now)
             case RoutedEvent():
                 # The images that went on from the first tier: their number was not known before.
-                if event.answers:
+                if event.answers and not attempt.job.interactive:  # of requests no end is told
                     self.record.escalates(attempt.job.job_id, now)
                 for answer in event.answers:
                     self.record.passed(attempt.node_id, answer.node_id, len(answer.indices))
