@@ -55,12 +55,19 @@ export function thickness(imagesPerS) {
   return imagesPerS > 0 ? Math.min(9, 1.5 + Math.log2(1 + imagesPerS) / 1.6) : 1;
 }
 
+/** The head of a line. @param {string} kind */
+function arrow(kind) {
+  const size = { markerWidth: 9, markerHeight: 9, refX: 5, refY: 4.5, orient: "auto", markerUnits: "userSpaceOnUse" };
+  return svg("marker", { id: `arrow-${kind}`, class: kind, ...size }, svg("path", { d: "M 0 0 L 9 4.5 L 0 9 Z" }));
+}
+
 export class FleetMap {
   constructor() {
     this.links = svg("g", { class: "links" });
     this.nodes = svg("g", { class: "nodes" });
     this.tiers = svg("g", { class: "tiers" });
-    this.element = svg("svg", { class: "map", role: "img", "aria-label": "Map of the fleet" }, this.tiers, this.links, this.nodes);
+    const arrows = svg("defs", {}, ...["flows", "idle"].map(arrow));
+    this.element = svg("svg", { class: "map", role: "img", "aria-label": "Map of the fleet" }, arrows, this.tiers, this.links, this.nodes);
     /** @type {Map<string, SVGGElement>} */
     this.byNode = new Map();
     /** @type {Map<string, SVGPathElement>} */

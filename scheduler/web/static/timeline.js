@@ -34,6 +34,9 @@ const KINDS = {
   removed: ["fault", "removed"],
 };
 
+/** @type {Record<string, string>} */
+const GROUPS = { fault: "faults", decision: "decisions", good: "arrivals", plain: "jobs" };
+
 /** @type {{title: string, show: (value: number | null) => string, series: [string, string, string][]}[]} */
 const CHARTS = [
   {
@@ -67,8 +70,8 @@ let plots = [];
 
 const lane = svg("svg", { class: "lane", role: "img", "aria-label": "Events" });
 const charts = el("div", { class: "charts" });
-const figure = el("div", { class: "card", "data-testid": "timeline" }, lane, charts);
-const chosen = el("select", { id: "kinds", change: showEvents }, el("option", { value: "" }, "all events"), ...["fault", "decision", "good", "plain"].map((kind) => el("option", { value: kind }, { fault: "faults", decision: "decisions", good: "arrivals", plain: "jobs" }[kind])));
+const figure = el("div", { class: "card", "data-testid": "timeline" }, el("h2", {}, "What happened"), lane, charts);
+const chosen = el("select", { id: "kinds", change: showEvents }, el("option", { value: "" }, "all events"), ...Object.entries(GROUPS).map(([kind, words]) => el("option", { value: kind }, words)));
 
 /** @type {Table<FleetEvent>} */
 const table = new Table(
@@ -214,8 +217,9 @@ function showLane() {
     const key = `${Math.round(x / CLUSTER_PX) * CLUSTER_PX} ${kind}`;
     clusters.set(key, [...(clusters.get(key) ?? []), event]);
   }
-  const rows = ["fault", "decision", "good", "plain"];
+  const rows = Object.keys(GROUPS);
   lane.replaceChildren(
+    ...rows.map((kind, index) => svg("text", { x: 0, y: 9 + 10 * index }, GROUPS[kind])),
     ...[...clusters].map(([key, events]) => {
       const [x, kind] = key.split(" ");
       const words = events.slice(-5).map((event) => `${clock(event.at)} ${KINDS[event.kind]?.[1] ?? event.kind} ${event.node ?? event.job ?? ""} ${event.text}`);

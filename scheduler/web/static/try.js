@@ -16,6 +16,8 @@ const TOGETHER = 8;
 /** Requests at a time: a browser has six connections, and the event stream may need one. */
 const AT_ONCE = 4;
 const SAMPLES = 6;
+/** Below this an answer is shown as a guess. */
+const UNSURE = 0.5;
 
 class Card {
   /** @param {File} file */
@@ -34,25 +36,31 @@ class Card {
     );
   }
 
+  /** @param {import("./types").Answer} answer */
+  shows(answer) {
+    text(this.label, words(answer.label));
+    this.element.classList.toggle("unsure", answer.confidence < UNSURE);
+  }
+
   /** @param {ImageResult} result */
   first(result) {
     const { coarse } = result;
     if (!coarse) return;
     attribute(this.element, "data-coarse", coarse.label);
-    text(this.label, words(coarse.label));
+    this.shows(coarse);
     text(this.about, `${percent(coarse.confidence)} sure · end device ${coarse.node} · ${milliseconds(coarse.ms)}`);
   }
 
-  /** @param {ImageResult} result @param {Sent[]} sent */
-  finer(result, sent) {
+  /** @param {ImageResult} result @param {Sent[]} sent @param {number} together pictures of the request */
+  finer(result, sent, together) {
     this.first(result);
     const { coarse, fine } = result;
     if (fine) {
       attribute(this.element, "data-fine", fine.label);
-      text(this.label, words(fine.label));
+      this.shows(fine);
       text(this.about, `${percent(fine.confidence)} sure · ${fine.tier} node ${fine.node} · ${milliseconds(fine.ms)}`);
       if (coarse) text(this.before, `first: ${words(coarse.label)} · ${coarse.node} · ${milliseconds(coarse.ms)}`);
-      text(this.sent, `left the device: ${left(sent)}`);
+      text(this.sent, `left the device: ${left(sent, together)}`);
     } else {
       text(this.before, result.not_escalated ? "The first answer was sure, so it stands." : `The first answer stands${result.fallback ? `: ${result.fallback}` : "."}`);
       if (result.not_escalated) text(this.sent, "left the device: nothing");
@@ -73,10 +81,11 @@ function words(label) {
   return label.replaceAll("_", " ");
 }
 
-/** @param {Sent[]} sent of the request that the picture was in */
-function left(sent) {
+/** @param {Sent[]} sent of the request that the picture was in @param {number} together pictures of it */
+function left(sent, together) {
   if (!sent.length) return "unknown";
-  return sent.map(({ form, upload_bytes }) => `${form === "pixels" ? "pixels" : `features (${form}), no pixels`}, ${size(upload_bytes)}`).join("; ");
+  const all = together > 1 ? ` for the ${together} pictures that went together` : "";
+  return sent.map(({ form, upload_bytes }) => `${form === "pixels" ? "pixels" : `features (${form}), no pixels`}, ${size(upload_bytes)}${all}`).join("; ");
 }
 
 const cards = el("ul", { class: "pictures" });
@@ -131,7 +140,7 @@ async function classify(items) {
         const item = items[result.index];
         if (told.event === "coarse" && !result.error) item.card.first(result);
         else if (result.error) settle(item, () => item.card.failed(result.error ?? ""));
-        else settle(item, () => item.card.finer(result, told.sent));
+        else settle(item, () => item.card.finer(result, told.sent, items.length));
       }
       say();
     }
