@@ -79,7 +79,7 @@ def shows(fleet: Fleet, open_page: OpenPage) -> Shows:
         def before(page: Page) -> None:
             page.route("**/v1/fleet/events", answer)
             page.add_init_script(
-                "var tasks = [];"
+                "const tasks = window.tasks = [];"
                 "new PerformanceObserver((list) => list.getEntries().forEach(({duration}) => tasks.push(duration)))"
                 ".observe({type: 'longtask', buffered: true})"
             )
@@ -106,7 +106,7 @@ def test_of_a_thousand_nodes_those_in_sight_have_rows(shows: Shows) -> None:
 def test_speed_of_updates_of_a_thousand_nodes(shows: Shows, capsys: pytest.CaptureFixture[str]) -> None:
     page = shows(1000, 20)
     page.wait_for_timeout(3000)
-    tasks: list[float] = page.evaluate("tasks")
+    tasks: list[float] = page.evaluate("window.tasks")
     with capsys.disabled():
         sys.stdout.write(f"\n1,000 nodes, 20 updates: tasks over 50 ms, the first with the page itself: {tasks} ms\n")
     assert all(task <= 100 for task in tasks[1:])

@@ -57,8 +57,8 @@ export function thickness(imagesPerS) {
 
 /** The head of a line. @param {string} kind */
 function arrow(kind) {
-  const size = { markerWidth: 9, markerHeight: 9, refX: 5, refY: 4.5, orient: "auto", markerUnits: "userSpaceOnUse" };
-  return svg("marker", { id: `arrow-${kind}`, class: kind, ...size }, svg("path", { d: "M 0 0 L 9 4.5 L 0 9 Z" }));
+  const size = { markerWidth: 14, markerHeight: 14, refX: 4, refY: 7, orient: "auto", markerUnits: "userSpaceOnUse" };
+  return svg("marker", { id: `arrow-${kind}`, class: kind, ...size }, svg("path", { d: "M 0 0 L 14 7 L 0 14 Z" }));
 }
 
 export class FleetMap {
@@ -148,7 +148,7 @@ export class FleetMap {
       }
       if (moved || isNew) {
         const middle = (from.y + to.y) / 2;
-        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + 30}`);
+        attribute(path, "d", `M ${from.x} ${from.y - 12} C ${from.x} ${middle} ${to.x} ${middle} ${to.x} ${to.y + (to.named ? 42 : 18)}`);
       }
       attribute(path, "class", link.images_per_s > 0 ? "flows" : "idle");
       attribute(path, "stroke-width", thickness(link.images_per_s).toFixed(1));
