@@ -67,7 +67,10 @@ export function follow(path, handlers, told = {}) {
       again = false;
     });
     for (const [name, handle] of Object.entries(handlers)) {
-      source.addEventListener(name, (event) => handle(JSON.parse(/** @type {MessageEvent} */ (event).data)));
+      source.addEventListener(name, (event) => {
+        heard = new Date();
+        handle(JSON.parse(/** @type {MessageEvent} */ (event).data));
+      });
     }
     source.addEventListener("error", () => {
       if (ended) return;
@@ -94,8 +97,12 @@ export function follow(path, handlers, told = {}) {
   };
 }
 
+/** When the scheduler was heard last. @type {Date | null} */
+let heard = null;
+
 /** @param {boolean} well */
 function connection(well) {
   const line = document.getElementById("connection");
-  if (line) line.textContent = well ? "" : "No connection to the scheduler. Trying again …";
+  const since = heard ? ` What stands here is as of ${heard.toLocaleTimeString("en-GB")}.` : "";
+  if (line) line.textContent = well ? "" : `No connection to the scheduler.${since} Trying again …`;
 }

@@ -99,7 +99,8 @@ function show(fleet) {
   text(figures.images.value, number(Math.max(first ?? 0, (finer ?? 0) + (fallback ?? 0))));
   text(figures.first.value, milliseconds(first_p50_ms));
   text(figures.final.value, milliseconds(final_p50_ms));
-  const well = fleet.figures.alive ?? fleet.nodes.filter((node) => node.health === "alive").length;
+  const shown = fleet.nodes.filter((node) => node.health === "alive").length;
+  const well = fleet.nodes.length === fleet.known ? shown : (fleet.figures.alive ?? shown);
   text(figures.alive.value, well === fleet.known ? number(well) : `${number(well)} of ${number(fleet.known)}`);
   text(more, `${number(fleet.nodes.length)} of ${number(fleet.known)} nodes are shown, those that are not well before others.`);
   more.hidden = fleet.nodes.length === fleet.known;
