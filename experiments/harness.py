@@ -51,6 +51,7 @@ __all__ = [
     "MOST_RUNS",
     "MOST_TASKS",
     "RECORD",
+    "SPREAD_HEADINGS",
     "Experiment",
     "Log",
     "Options",
@@ -70,6 +71,7 @@ __all__ = [
     "present",
     "publish",
     "reason",
+    "spread_row",
 ]
 
 RECORD = "record.json"
@@ -88,6 +90,20 @@ _JOIN_S = 30.0
 
 Record = Mapping[str, Any]
 Point = Mapping[str, Any]
+
+
+SPREAD_HEADINGS = " | median | range | n"
+
+
+def spread_row(words: str, spread: Mapping[str, Any], form: str) -> list[str]:
+    """A figure under `SPREAD_HEADINGS`.
+
+    Args:
+        spread: `experiments.record.Spread` as a dict.
+        form: how a value of it is written, such as ".2f".
+    """
+    least, most = format(spread["minimum"], form), format(spread["maximum"], form)
+    return [words, format(spread["median"], form), f"{least} to {most}", str(spread["n"])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_jsonable_python
 
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.harness import (
+    MOST_RUNS,
+    SPREAD_HEADINGS,
+    Experiment,
+    Options,
+    Record,
+    Run,
+    Table,
+    option,
+    spread_row,
+)
 from experiments.peers.processes import resident_bytes
 from experiments.record import spread
 from models.data import ImageSet
@@ -240,12 +250,9 @@ class MainJob(Experiment):
         (row,) = self.rows(record)
         figures = [(words, row[name]) for name, words in _FIGURES.items() if name in row]
         return Table(
-            headings=" | median | range | n",
+            headings=SPREAD_HEADINGS,
             rows=[
-                *(
-                    [words, f"{of['median']:.2f}", f"{of['minimum']:.2f} to {of['maximum']:.2f}", str(of["n"])]
-                    for words, of in figures
-                ),
+                *(spread_row(words, of, ".2f") for words, of in figures),
                 ["answers as bare: coarse", f"{row['coarse_equal']:,} of {row['images']:,}", "", ""],
                 ["answers as bare: fine", f"{row['fine_equal']:,} of {row['images']:,}", "", ""],
             ],

@@ -20,7 +20,17 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.harness import (
+    MOST_RUNS,
+    SPREAD_HEADINGS,
+    Experiment,
+    Options,
+    Record,
+    Run,
+    Table,
+    option,
+    spread_row,
+)
 from experiments.imagenet import photographs
 from experiments.record import spread
 from models.manifest import Fit, load_manifest
@@ -226,17 +236,9 @@ class Photographs(Experiment):
             "ratio": ("fleet / bare", ".3f"),
         }
         return Table(
-            headings=" | median | range | n",
+            headings=SPREAD_HEADINGS,
             rows=[
-                *(
-                    [
-                        words,
-                        format(row[name]["median"], form),
-                        f"{row[name]['minimum']:{form}} to {row[name]['maximum']:{form}}",
-                        str(row[name]["n"]),
-                    ]
-                    for name, (words, form) in figures.items()
-                ),
+                *(spread_row(words, row[name], form) for name, (words, form) in figures.items()),
                 ["answers as bare", f"{row['equal']:,} of {row['photographs'] * row['rounds']:,}", "", ""],
             ],
         )

@@ -17,7 +17,17 @@ from typing import Any
 import httpx
 import numpy as np
 
-from experiments.harness import MOST_RUNS, Experiment, Options, Record, Run, Table, option
+from experiments.harness import (
+    MOST_RUNS,
+    SPREAD_HEADINGS,
+    Experiment,
+    Options,
+    Record,
+    Run,
+    Table,
+    option,
+    spread_row,
+)
 from experiments.peers.processes import cpu_s
 from experiments.record import spread
 from models.data import read_sample
@@ -157,16 +167,8 @@ class Readers(Experiment):
             "page_ms": ("to load a page, ms", ".1f"),
         }
         return Table(
-            headings=" | median | range | n",
-            rows=[
-                [
-                    words,
-                    format(row[name]["median"], form),
-                    f"{row[name]['minimum']:{form}} to {row[name]['maximum']:{form}}",
-                    str(row[name]["n"]),
-                ]
-                for name, (words, form) in figures.items()
-            ],
+            headings=SPREAD_HEADINGS,
+            rows=[spread_row(words, row[name], form) for name, (words, form) in figures.items()],
         )
 
 

@@ -260,6 +260,7 @@ def _set_session(request: Request, response: Response, value: str, seconds: int)
 
 
 _SAMPLES = 1000
+"""Pictures of the bundled sample."""
 
 
 def _samples(scheduler: Scheduler) -> int:
@@ -308,7 +309,7 @@ async def get_info(scheduler: Service) -> dict[str, Any]:
         },
         "input_shape": list(scheduler.manifest.models[0].input_shape),
         "samples": _samples(scheduler),
-        "audit": await has_audit(limits),
+        "audit": has_audit(limits),
         "networks": [_pixels_of(entry) for entry in scheduler.manifest.models],
         "hierarchy": {
             "name": hierarchy.name,

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path as InPath, Response
 
-from encryption.audit.kept import KeptAudit, read_audit, read_picture
+from encryption.audit.kept import RECORD, KeptAudit, read_audit, read_picture
 from models.manifest import weights_folder
 from scheduler.api.routing import CHECKS, NOSNIFF, USERS, Service
 from scheduler.api.schemas import AuditReport
@@ -18,6 +18,9 @@ from scheduler.settings import SchedulerSettings
 from tierkit.errors import DataError, NotFound
 
 __all__ = ["has_audit", "privacy"]
+
+_FOLDER = "privacy"
+"""Of the state folder or the model set."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ def _find(settings: SchedulerSettings) -> Found:
     bundled = of_set.resolve() == weights_folder().resolve()
     places = ("state", settings.state), ("bundled" if bundled else "models", of_set)
     for source, parent in places:
-        folder = parent / "privacy"
+        folder = parent / _FOLDER
         try:
             audit = read_audit(folder)
         except DataError as exc:
@@ -52,13 +55,10 @@ def _find(settings: SchedulerSettings) -> Found:
     raise NotFound(_NONE)
 
 
-async def has_audit(settings: SchedulerSettings) -> bool:
-    """Whether there is one that can be shown."""
-    try:
-        await asyncio.to_thread(_find, settings)
-    except NotFound:
-        return False
-    return True
+def has_audit(settings: SchedulerSettings) -> bool:
+    """Whether there is one; it is not read."""
+    parents = settings.state, settings.models or weights_folder()
+    return any((parent / _FOLDER / RECORD).is_file() for parent in parents)
 
 
 @privacy.get(
