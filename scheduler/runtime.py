@@ -15,6 +15,7 @@ import aiohttp
 from models.escalation import Tuning, load_tuning
 from models.manifest import Manifest, load_manifest
 from scheduler.devices.list import DeviceList
+from scheduler.devices.operating import Operators
 from scheduler.devices.watch import Watch
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.wire import HttpWire
@@ -28,6 +29,7 @@ from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import last_seq, open_database
 from scheduler.store.jobs import JobStore
+from scheduler.store.nodes import NodeStore
 from scheduler.store.secret import kept_secret
 from tierkit.access import Sessions, client_context
 from tierkit.errors import NotFound, SetupError, TerraceError, Unavailable, WeightsError
@@ -66,6 +68,8 @@ async def open_scheduler(
                 fleet = Fleet(devices, settings, manifest, secret)
                 commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
                 store = JobStore(engine, commit)
+                nodes = NodeStore(engine, commit)
+                devices.restore(await nodes.load(), time.monotonic())
                 hierarchy = manifest.hierarchy
                 pilot = Pilot(
                     link_s={Tier.EDGE: settings.edge_link_s, Tier.CLOUD: settings.cloud_link_s},
@@ -89,6 +93,7 @@ async def open_scheduler(
                     settings=settings,
                     manifest=manifest,
                     devices=devices,
+                    operators=Operators(devices, nodes, clock=time.monotonic),
                     fleet=fleet,
                     dispatcher=dispatcher,
                     store=store,
@@ -121,6 +126,7 @@ async def _loops(
         lifecycle.own(_sweep(scheduler.devices, dispatcher.record), name="device list"),
         lifecycle.own(watch.run(), name="watch"),
         lifecycle.own(_purge(scheduler), name="purge"),
+        lifecycle.own(scheduler.operators.run(), name="known nodes"),
         lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),
     ]
     try:
@@ -132,6 +138,7 @@ async def _loops(
         # What has been answered need not be computed again by the next scheduler; but it can be.
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if writing.done() else _FLUSH_S):
+                await scheduler.operators.flush()
                 await commit.flush()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

@@ -230,12 +230,12 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
 
 def _check_node(device: Device, tls_ca: Path | None) -> Check:
     place = f"{device.tier} at {device.url}"
-    if device.health is Health.DRAINING:
-        return Check(_FLEET, device.node_id, Verdict.NOTE, f"{place}: draining, no new tasks")
+    if device.health in (Health.DRAINING, Health.REMOVED):
+        advice = f"terrace devices resume {device.node_id}"
+        return Check(_FLEET, device.node_id, Verdict.NOTE, f"{place}: {device.reason}", advice)
     if device.health is not Health.ALIVE:
-        silent = f", silent for {device.silent_s:.1f} s" if device.silent_s is not None else ""
-        advice = "restart it if it should be there; otherwise: terrace devices remove " + device.node_id
-        return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {device.health}{silent}", advice)
+        advice = "restart it if it should be there; otherwise: terrace devices forget " + device.node_id
+        return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {device.health}: {device.reason}", advice)
     try:
         tls = client_context(tls_ca) if device.url.startswith("https://") else False
         ready = httpx.get(f"{device.url}/readyz", timeout=_PROBE_S, trust_env=False, verify=tls).is_success

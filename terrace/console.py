@@ -52,7 +52,13 @@ _GAP = 2
 _WHOLE = 12
 """Results of up to this many characters stay on one line."""
 
-_HEALTH_STYLES = {Health.ALIVE: "green", Health.SUSPECT: "yellow", Health.DEAD: "red", Health.DRAINING: "yellow"}
+_HEALTH_STYLES = {
+    Health.ALIVE: "green",
+    Health.SUSPECT: "yellow",
+    Health.DEAD: "red",
+    Health.DRAINING: "yellow",
+    Health.REMOVED: "dim",
+}
 
 
 class _Screen(Console):

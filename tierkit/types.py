@@ -38,6 +38,12 @@ class Health(StrEnum):
     SUSPECT = "suspect"
     DEAD = "dead"
     DRAINING = "draining"
+    REMOVED = "removed"
+
+    @property
+    def gone(self) -> bool:
+        """Whether the work of such a node is with others, and only a new registration brings it back."""
+        return self in (Health.DEAD, Health.REMOVED)
 
 
 class OnBadInput(StrEnum):

@@ -9,7 +9,7 @@ import logging
 import time
 from functools import cache
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
@@ -23,7 +23,7 @@ from models.hierarchy import bundled_hierarchy
 from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
 from scheduler.api.privacy import has_audit
-from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody
+from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody, for_users
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SignIn, WhoAmI
 from scheduler.devices.own_address import OwnAddress
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES, Scheduler
@@ -32,7 +32,7 @@ from scheduler.placement.adaptive.planner import Ask, Send as SendUp
 from scheduler.placement.bound import NodeCounts, bound_of_scheme
 from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
 from scheduler.placement.routes import PAPER_BATCH, Fleet
-from tierkit.access import SESSION_COOKIE, SESSION_PATH, Gate
+from tierkit.access import SESSION_COOKIE, SESSION_PATH, Caller, Gate
 from tierkit.errors import InvalidInput, NotFound, WeightsError
 from tierkit.types import Scheme, Tier
 from tierkit.wire.api import Device, DeviceList
@@ -96,30 +96,60 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
 
 
 @fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks", dependencies=USERS)
-async def drain(scheduler: Service, node_id: NodeName) -> None:
-    scheduler.devices.drain(node_id, time.monotonic())
+async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
+    """Holds until it is resumed, over restarts of the node and of the scheduler."""
+    await scheduler.operators.drain(node_id, _name(caller))
 
 
 @fleet.delete(
-    "/v1/devices/{node_id}/drain", status_code=204, summary="Give a drained node tasks again", dependencies=USERS
+    "/v1/devices/{node_id}/drain",
+    status_code=204,
+    summary="Give a drained node tasks again, or let a removed one register",
+    dependencies=USERS,
 )
-async def resume(scheduler: Service, node_id: NodeName) -> None:
+async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
     """409: the node itself is shutting down."""
-    scheduler.devices.resume(node_id, time.monotonic())
+    await scheduler.operators.resume(node_id, _name(caller))
 
 
-@fleet.delete("/v1/devices/{node_id}", status_code=204, summary="Strike a node off the list")
+@fleet.put(
+    "/v1/devices/{node_id}/trust", status_code=204, summary="Say whether a node may see pixels", dependencies=USERS
+)
+async def trust(
+    scheduler: Service,
+    caller: CallerOf,
+    node_id: NodeName,
+    trusted: Annotated[
+        Literal["yes", "no", "default"], Query(description="`default`: as the scheduler's setting `trusted` says.")
+    ],
+) -> None:
+    """Counts from the next task on, and over restarts, before the setting."""
+    await scheduler.operators.trust(node_id, _name(caller), {"yes": True, "no": False, "default": None}[trusted])
+
+
+@fleet.delete("/v1/devices/{node_id}", status_code=204, summary="Remove a node, or forget one that is gone")
 async def remove(
     scheduler: Service,
     caller: CallerOf,
     node_id: NodeName,
-    incarnation: Annotated[str | None, Query(description="Only if this is the present one.")] = None,
+    incarnation: Annotated[str | None, Query(description="A node takes its leave: this process of it ends.")] = None,
+    forget: Annotated[bool, Query(description="Strike a dead or removed node off the list.")] = False,
 ) -> None:
-    """Its tasks go to others. A node that lives on registers again; drain it to keep it away. With a node's token, only
-    a node of its own."""
-    if caller is not None:
-        caller.check_claim(node_id)
-    scheduler.devices.remove(node_id, incarnation)
+    """Its tasks go to others, and it may not register until it is resumed, or forgotten once it is gone."""
+    if incarnation is not None:
+        if caller is not None:
+            caller.check_claim(node_id)
+        scheduler.devices.leave(node_id, incarnation, time.monotonic())
+        return
+    await for_users(caller)
+    if forget:
+        await scheduler.operators.forget(node_id)
+    else:
+        await scheduler.operators.remove(node_id, _name(caller))
+
+
+def _name(caller: Caller | None) -> str:
+    return "" if caller is None else caller.name
 
 
 @fleet.get("/v1/mapping", response_model=MappingReport, summary="Who forwards to whom, and why", dependencies=USERS)

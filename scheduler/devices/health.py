@@ -159,6 +159,8 @@ class Evidence:
     """Since its last progress, or since it got what it owes."""
     death: str | None = None
     """Why it was given up before."""
+    removed: bool = False
+    """Given up by an operator, for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,8 @@ def judge(evidence: Evidence, times: DetectorTimes) -> Verdict:
     """Opinion on a node. For equal evidence, longer silence never makes it healthier."""
     silent_s, late = evidence.silent_s, evidence.silent_s > evidence.suspect_after_s
     if evidence.death is not None:
-        return _dead(evidence.death)
+        health = Health.REMOVED if evidence.removed else Health.DEAD
+        return Verdict(health=health, reason=evidence.death, keeps_tasks=False)
     if silent_s > times.lease_s:
         return _dead(f"silent for {silent_s:.1f} s, its lease of {times.lease_s:g} s has run out")
     # While it drains it closes its socket before it ends, and takes its leave by itself.

@@ -4,8 +4,9 @@ A node registers with an incarnation that is fresh at each of its starts, receiv
 What else speaks for or against it is gathered here as well: answers to tasks and failed attempts (told by the
 dispatcher), probes (told by the watch), work that it owes. `health` judges all of it.
 
-The list is not stored: after a restart of the scheduler the nodes' next heartbeats are answered "unknown" and they
-register again, which is both quicker and truer than what a file remembers.
+Who is alive is not stored: after a restart of the scheduler all nodes count as dead until their next heartbeats, which
+are answered "register again". What outlasts it is which nodes are known, and what operators want with them
+(`restore`, `take_unsaved`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from scheduler.devices.breaker import WrongAnswers, rest_s
@@ -31,8 +32,9 @@ from scheduler.devices.health import (
     stalled_after_s,
     suspect_after_s,
 )
+from scheduler.devices.intent import NO_INTENT, Intent, KnownNode
 from scheduler.placement.mapping import Node, natural_order
-from tierkit.errors import Conflict, NotFound, Overloaded
+from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from tierkit.pacing import TokenBucket
 from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, Lease, Registration
@@ -41,14 +43,17 @@ __all__ = ["Device", "DeviceList", "DeviceView", "Order"]
 
 _log = logging.getLogger(__name__)
 
-_FORGET_S = 600.0
-"""How long a dead node stays visible, so that people can see what happened."""
-
 _MOST_SAID = 500
 """Characters of a reason."""
 
 MOST_NODES = 250_000
 """Of the list, those included that are dead and still shown."""
+
+MOST_DEAD = 10_000
+"""Dead nodes that stay on the list, so that people see who is missing. Beyond, those that died first are forgotten, but
+for those of which an operator has said something."""
+
+_LIST_FULL_S = 60.0
 
 _MOST_RETIRED = 64
 """Older incarnations that are remembered of each node."""
@@ -83,7 +88,11 @@ class Device:
     """Silence that its heartbeats so far allow."""
     progress_at: float
     """When it last finished images or, having owed nothing, was given some."""
-    draining: bool = False
+    leaving: bool = False
+    """It has said that it shuts down."""
+    left: bool = False
+    """It has taken its leave, or an operator has removed it: that is no death."""
+    intent: Intent = NO_INTENT
     accusation: str | None = None
     wrong: WrongAnswers = field(default_factory=WrongAnswers)
     probe: Probe | None = None
@@ -117,6 +126,11 @@ class Device:
         # Each decision asks for them many times.
         self.node_id, self.tier = self.registration.node_id, self.registration.tier
         self.incarnation = self.registration.incarnation
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is about to leave, or an operator wants no new tasks for it."""
+        return self.leaving or self.intent.drained
 
     @property
     def ms_per_image(self) -> float:
@@ -178,6 +192,10 @@ class DeviceList:
         """A heap: when to judge whom anew."""
         self._untold: set[str] = set()
         """Nodes whose health is another than the listeners know."""
+        self._dead: dict[str, None] = {}
+        """Those of which no operator has said anything, in the order of their deaths."""
+        self._unsaved: set[str] = set()
+        """Nodes of which another thing is known than the database holds."""
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with a node id after any change that may free, add or remove capacity."""
@@ -199,12 +217,15 @@ class DeviceList:
         Raises:
             Conflict: the id belongs to a node that is alive or of another tier, or this incarnation was replaced by one
                 that is alive.
+            Forbidden: an operator has removed it.
             Overloaded: the list is full.
         """
         node_id = registration.node_id
         old = self._devices.get(node_id)
         if old is None and len(self._devices) >= MOST_NODES:
-            raise Overloaded(f"the device list is full: {MOST_NODES:,} nodes", retry_after_s=_FORGET_S / 10)
+            if not self._dead:
+                raise Overloaded(f"the device list is full: {MOST_NODES:,} nodes", retry_after_s=_LIST_FULL_S)
+            self.forget(next(iter(self._dead)))
         retired: tuple[str, ...] = ()
         if old is not None:
             self._check_claim(registration, old, now)
@@ -212,20 +233,12 @@ class DeviceList:
             retired = tuple(each for each in older if each != registration.incarnation)[-_MOST_RETIRED:]
         if self._swept_at is None:
             self._swept_at = now  # no node is silent before the first has come
-        arrivals, per_minute = Arrivals(self.times.heartbeat_s), registration.images_per_minute
-        self._devices[node_id] = Device(
-            registration=registration,
-            joined_at=now,
-            last_seen=now,
-            last_beat=now,
-            arrivals=arrivals,
-            budget=TokenBucket(per_minute / 60, burst=0) if per_minute is not None else None,
-            suspect_after_s=suspect_after_s(*arrivals.fit(), self.times),
-            progress_at=now,
-            retired=retired,
-            order=natural_order(node_id),
-        )
-        device = self._devices[node_id]
+        intent = NO_INTENT if old is None else old.intent
+        device = self._devices[node_id] = self._new(registration, intent, now)
+        device.retired = retired
+        self._dead.pop(node_id, None)
+        if old is None or old.registration != registration.model_copy(update={"key": old.registration.key}):
+            self._unsaved.add(node_id)
         if old is not None:
             self._unlist(old)
             self._in_order[_place(self._in_order, old)] = device
@@ -235,16 +248,62 @@ class DeviceList:
         self._tell(node_id)
         return Lease(lease_s=self.times.lease_s, heartbeat_s=self.times.heartbeat_s)
 
+    def _new(self, registration: Registration, intent: Intent, now: float) -> Device:
+        arrivals, per_minute = Arrivals(self.times.heartbeat_s), registration.images_per_minute
+        return Device(
+            registration=registration,
+            joined_at=now,
+            last_seen=now,
+            last_beat=now,
+            arrivals=arrivals,
+            budget=TokenBucket(per_minute / 60, burst=0) if per_minute is not None else None,
+            suspect_after_s=suspect_after_s(*arrivals.fit(), self.times),
+            progress_at=now,
+            intent=intent,
+            order=natural_order(registration.node_id),
+        )
+
+    def restore(self, nodes: Iterable[KnownNode], now: float) -> None:
+        """Put nodes on the list that the scheduler before this one knew: dead, until they register again. Called once,
+        on an empty list."""
+        for known in nodes:
+            device = self._new(known.registration, known.intent, now)
+            removed = known.intent.removed
+            device.death = _removal(known.intent) if removed else "has not come back since the scheduler started"
+            device.told = (Health.REMOVED if removed else Health.DEAD, False)
+            self._devices[device.node_id] = device
+            self._buried(device)
+        self._in_order = sorted(self._devices.values(), key=_order)
+
+    def take_unsaved(self) -> dict[str, KnownNode | None]:
+        """What is to be written of the nodes that have changed since the last call, by id; None: forget it."""
+        unsaved, self._unsaved = self._unsaved, set()
+        return {node_id: self.known(node_id) for node_id in unsaved}
+
+    def put_back(self, node_ids: Iterable[str]) -> None:
+        """These could not be written."""
+        self._unsaved.update(node_ids)
+
+    def known(self, node_id: str) -> KnownNode | None:
+        """What is to be kept of a node; None for one that is not on the list."""
+        device = self._devices.get(node_id)
+        return None if device is None else KnownNode(registration=device.registration, intent=device.intent)
+
     def _check_claim(self, claim: Registration, old: Device, now: float) -> None:
+        if old.intent.removed:
+            raise Forbidden(
+                f"an operator has removed the node {claim.node_id!r}: 'terrace devices resume {claim.node_id}' lets it "
+                "register again"
+            )
         view = self._view(old, now)
         health = view.health
         if claim.tier is not old.tier:
             # Trust and tokens go by the id, so a node of another tier must not take it over.
             raise Conflict(
                 f"the node id {claim.node_id!r} belongs to an {old.tier} node, and this is one of tier {claim.tier}: "
-                "give it another --node-id, or strike the old one off the list first"
+                "give it another --node-id, or let the list forget the old one first"
             )
-        if claim.incarnation == old.incarnation or health is Health.DEAD:
+        if claim.incarnation == old.incarnation or health.gone:
             return
         # A second process cannot listen where the first one does, so the same address means that the first has ended.
         same_place = claim.url == old.registration.url and claim.incarnation not in old.retired
@@ -265,12 +324,12 @@ class DeviceList:
         if device.incarnation != beat.incarnation:
             raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
         view = self._view(device, now)
-        if view.health is Health.DEAD:
+        if view.health.gone:
             raise NotFound(f"node {node_id!r} was given up ({view.reason}): register again")
         device.arrivals.add(now - device.last_beat)
         device.last_beat = now
         device.suspect_after_s = suspect_after_s(*device.arrivals.fit(), self.times)
-        device.draining = device.draining or beat.draining
+        device.leaving = device.leaving or beat.draining
         owed_before, done_before = device.owed, 0 if device.load is None else device.load.images_done
         device.load = beat
         if beat.images_done != done_before:
@@ -372,36 +431,44 @@ class DeviceList:
             device.not_before = max(device.not_before, until)
             self._refresh(device, now)
 
-    def drain(self, node_id: str, now: float) -> None:
-        """Give the node no new tasks; those that it has may finish. Raises NotFound."""
+    def intend(self, node_id: str, intent: Intent, now: float) -> None:
+        """Take over what an operator wants with a node from now on. Raises NotFound."""
         device = self.get(node_id)
-        device.draining = True
+        device.intent = intent
+        if intent.removed:
+            device.left, device.death = True, _removal(intent)
+        elif device.told[0] is Health.REMOVED:
+            device.death = "was removed, and has not come back since"
+        self._dead.pop(node_id, None)
         self._announce(device, now)
+        # Whether it may see pixels decides on the routes, which are worked out when this changes.
+        self._moved(device)
 
-    def resume(self, node_id: str, now: float) -> None:
-        """Take back `drain`.
-
-        Raises:
-            NotFound: no such node.
-            Conflict: the node itself is shutting down.
-        """
-        device = self.get(node_id)
-        if device.load is not None and device.load.draining:
-            raise Conflict(f"node {node_id!r} is shutting down by itself; start it again")
-        device.draining = False
-        self._announce(device, now)
-
-    def remove(self, node_id: str, incarnation: str | None = None) -> None:
-        """Strike a node off the list; its tasks go to others.
+    def leave(self, node_id: str, incarnation: str, now: float) -> None:
+        """The process of a node ends; its tasks go to others. One of which an operator has said something stays listed.
 
         Raises:
             NotFound: no such node.
             Conflict: `incarnation` is not the present one.
         """
         device = self.get(node_id)
-        if incarnation is not None and incarnation != device.incarnation:
+        if incarnation != device.incarnation:
             raise Conflict(f"node {node_id!r} is on the list with another incarnation: this one is void")
-        self._forget(device)
+        if device.intent == NO_INTENT:
+            self.forget(node_id)
+        elif device.death is None:
+            device.left, device.death = True, "has left: its process has ended"
+            self._announce(device, now)
+
+    def forget(self, node_id: str) -> None:
+        """Know nothing of a node any more. Raises NotFound."""
+        device = self.get(node_id)
+        self._unlist(device)
+        del self._in_order[_place(self._in_order, device)], self._devices[node_id]
+        self._untold.discard(node_id)
+        self._dead.pop(node_id, None)
+        self._unsaved.add(node_id)
+        self._tell(node_id)
 
     def get(self, node_id: str) -> Device:
         """The node's record. Raises NotFound."""
@@ -413,6 +480,11 @@ class DeviceList:
     def find(self, node_id: str) -> Device | None:
         """The node's record, if it is on the list."""
         return self._devices.get(node_id)
+
+    def has_left(self, node_id: str) -> bool:
+        """Whether a node is gone by its own or an operator's word, or unknown."""
+        device = self._devices.get(node_id)
+        return device is None or device.left
 
     def view(self, now: float, most: int | None = None) -> list[DeviceView]:
         """All nodes in order, or `most` of them: those that are not well, by the last `sweep`, before the others."""
@@ -466,7 +538,7 @@ class DeviceList:
         return device is not None and self._view(device, now).keeps_tasks
 
     def sweep(self, now: float) -> list[DeviceView]:
-        """Judge all nodes anew, tell the listeners of changes, forget the long dead.
+        """Judge all nodes anew, and tell the listeners of changes.
 
         Returns:
             All changes since the last call, those included that evidence has brought in between.
@@ -550,11 +622,14 @@ class DeviceList:
             ms_per_image=device.ms_per_image,
             idle_s=max(0.0, until - device.progress_at),
             death=device.death,
+            removed=device.intent.removed,
         )
         verdict = judge(evidence, self.times)
         reason = verdict.reason
         if self.doubting and verdict.health is Health.SUSPECT:
             reason = f"{reason}; no other node is heard either, so the scheduler doubts itself first"
+        if device.intent.drained and not device.intent.removed:
+            reason = f"{reason}; drained{device.intent.of_whom}"
         if verdict.health is Health.ALIVE and device.budget and (rest_s := device.budget.wait_s(now, 0)):
             per_minute = device.registration.images_per_minute
             reason = f"{reason}; rests for {rest_s:.1f} s to keep to {per_minute} images a minute"
@@ -578,8 +653,9 @@ class DeviceList:
     def _announce(self, device: Device, now: float) -> None:
         """Judge a node whose evidence has changed, and tell the listeners if its health has."""
         view = self._refresh(device, now)
-        if view.health is Health.DEAD:
+        if view.health.gone:
             device.death = view.reason
+            self._buried(device)
         elif not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.
             device.stalled = device.owed
@@ -599,10 +675,7 @@ class DeviceList:
             if device is None or at != device.review_at:
                 continue  # another entry has taken its place
             device.review_at = math.inf
-            if device.death is not None and now - device.last_seen > _FORGET_S:
-                self._forget(device)
-            else:
-                self._refresh(device, now)
+            self._refresh(device, now)
 
     def _refresh(self, device: Device, now: float) -> DeviceView:
         """Judge a node, and put it into the list of those that may receive tasks, or take it out."""
@@ -625,7 +698,7 @@ class DeviceList:
     def _next_review(self, device: Device, now: float) -> float:
         """When time alone may change what `judge` says, or the node may have tasks again."""
         if device.death is not None:
-            return max(device.last_seen + _FORGET_S, now) + _AGAIN_S
+            return math.inf
         moments = [device.last_seen + device.suspect_after_s, device.last_seen + self.times.lease_s]
         if owed := device.owed:
             moments.append(device.progress_at + stalled_after_s(owed, device.ms_per_image, self.times))
@@ -646,16 +719,20 @@ class DeviceList:
         for follower in self._followers:
             follower(device.node_id)
 
-    def _forget(self, device: Device) -> None:
-        node_id = device.node_id
-        self._unlist(device)
-        del self._in_order[_place(self._in_order, device)], self._devices[node_id]
-        self._untold.discard(node_id)
-        self._tell(node_id)
+    def _buried(self, device: Device) -> None:
+        """A node is dead: one too many, and the first of them is forgotten."""
+        if device.intent == NO_INTENT and self._devices.get(device.node_id) is device:
+            self._dead[device.node_id] = None
+            while len(self._dead) > MOST_DEAD:
+                self.forget(next(iter(self._dead)))
 
     def _tell(self, node_id: str) -> None:
         for listener in self._listeners:
             listener(node_id)
+
+
+def _removal(intent: Intent) -> str:
+    return f"removed{intent.of_whom}: it may not register until it is resumed"
 
 
 def _order(device: Device) -> Order:

@@ -77,7 +77,7 @@ class Watch:
                         continue
                     watched, changed = self._watched.get(node_id, ("", None))
                     view = self._devices.view_of(node_id, device.incarnation, self._clock())
-                    if watched == device.incarnation or view is None or view.health is Health.DEAD:
+                    if watched == device.incarnation or view is None or view.health.gone:
                         continue
                     if changed is not None:
                         changed.set()
@@ -98,7 +98,7 @@ class Watch:
         closed_soon = 0
         try:
             while (view := self._devices.view_of(node_id, incarnation, self._clock())) is not None:
-                if view.health is Health.DEAD:
+                if view.health.gone:
                     return
                 changed.clear()
                 began = self._clock()
@@ -183,7 +183,7 @@ class Watch:
     def _again_s(self, device: Device) -> float | None:
         """Seconds after which to ask again although nothing has happened; None for a node that is well."""
         view = self._devices.view_of(device.node_id, device.incarnation, self._clock())
-        if view is None or view.health is Health.DEAD:
+        if view is None or view.health.gone:
             return 0.0  # its watch is over
         if view.health is not Health.SUSPECT or view.set_aside:
             return None  # a wrong answer came from a process that is there

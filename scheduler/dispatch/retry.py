@@ -85,10 +85,10 @@ class Suspicion:
 
     def note_death(self, node_id: str, attempts: Iterable[Attempt], now: float) -> None:
         """Write the death of a node into the log, with the tasks that it held."""
-        if self._devices.find(node_id) is None or self._devices.keeps_tasks(node_id, now):
+        if self._devices.has_left(node_id) or self._devices.keeps_tasks(node_id, now):
             self._down.discard(node_id)
         elif node_id not in self._down:
-            self._down = {node_id, *(other for other in self._down if self._devices.find(other) is not None)}
+            self._down = {node_id, *(other for other in self._down if not self._devices.has_left(other))}
             held = [attempt.task for attempt in attempts]
             held += [task for key, tasks in self._broken.items() if key[0] == node_id for task in tasks]
             self._deaths.add(now, [task.deaths for task in held])
@@ -108,8 +108,8 @@ class Suspicion:
     def poison(self, job: ActiveJob, task: ActiveTask, node_id: str, now: float) -> str:
         """Count a node's death against a task; returns why the task is given up, or "". Off the list by an operator's
         command is no death."""
-        known = self._devices.find(node_id) is not None
-        if job.policy.recovery is not Recovery.MONITOR or task.closed or job.ending or not known:
+        left = self._devices.has_left(node_id)
+        if job.policy.recovery is not Recovery.MONITOR or task.closed or job.ending or left:
             return ""
         task.deaths.add(node_id)
         if not is_poison(task.deaths, self._deaths.unexplained(now)):

@@ -60,7 +60,7 @@ _OF_ATTEMPTS = {
     "refused": "limited",
 }
 """Kinds of events by the outcome of attempts."""
-_OF_HEALTH = {Health.SUSPECT: "suspect", Health.DEAD: "dead", Health.DRAINING: "drained"}
+_OF_HEALTH = {Health.SUSPECT: "suspect", Health.DEAD: "dead", Health.DRAINING: "drained", Health.REMOVED: "removed"}
 
 
 _What = tuple[str, str | None, str | None]
@@ -230,7 +230,7 @@ class Record:
         if device is None:
             if known is not None:
                 del self._known[node_id]
-                self._note("removed", now, node=node_id, text="struck off the device list")
+                self._note("removed", now, node=node_id, text="off the device list")
             return
         view = self._devices.view_of(node_id, device.incarnation, now)
         health = device.told[0] if view is None else view.health

@@ -22,6 +22,7 @@ from models.escalation import Tuning
 from models.hierarchy import Hierarchy
 from models.manifest import Manifest
 from scheduler.devices.list import DeviceList
+from scheduler.devices.operating import Operators
 from scheduler.dispatch.loop import Dispatcher
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.ingest.inputs import ImageWriter, InputFiles, JobImages, images_in
@@ -77,6 +78,7 @@ class Scheduler:
         settings: SchedulerSettings,
         manifest: Manifest,
         devices: DeviceList,
+        operators: Operators,
         fleet: Fleet,
         dispatcher: Dispatcher,
         store: JobStore,
@@ -88,6 +90,7 @@ class Scheduler:
         self.tuning = tuning
         """The thresholds of escalation, or why there are none."""
         self.devices = devices
+        self.operators = operators
         self.fleet = fleet
         self.dispatcher = dispatcher
         self.stopping = False
@@ -546,7 +549,7 @@ class Scheduler:
             NoNodeAvailable: with the state of each.
         """
         ends = [view for view in self.devices.view(time.monotonic()) if view.device.tier is Tier.END]
-        if ends and all(view.health in (Health.DRAINING, Health.DEAD) for view in ends):
+        if ends and all(view.health.gone or view.health is Health.DRAINING for view in ends):
             known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
             raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)
 

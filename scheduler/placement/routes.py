@@ -197,7 +197,9 @@ class Fleet:
         return [self.node(device) for device in self._devices.alive(Tier.END, now)]
 
     def trusts(self, device: Device) -> bool:
-        """By the scheduler's own list, never by what the node says."""
+        """By an operator's word, else by the scheduler's own list; never by what the node says."""
+        if device.intent.trusted is not None:
+            return device.intent.trusted
         trusted = self._settings.trusted
         # Names of tiers stand in the same list, and are no ids, even if a node calls itself so.
         return device.tier in trusted or (device.node_id in trusted and device.node_id not in _TIERS)
@@ -212,7 +214,7 @@ class Fleet:
             Forbidden: pixels would go to a node that is not trusted; with what to do about it.
             Conflict: an encoder that the job needs is missing on a device or on an upstream node.
         """
-        known = [view.device for view in self._devices.view(now)]
+        known = [view.device for view in self._devices.view(now) if not view.health.gone]
         wanted = _UPPER_TIERS[scheme]
         targets = [device for device in known if device.tier in wanted]
         blind = [
@@ -246,7 +248,7 @@ class Fleet:
         others = [scheme for scheme in (Scheme.END_EDGE, Scheme.END) if self._is_clean(scheme, known)]
         return (
             f"scheme {scheme} would send pixels to {which}, which this scheduler does not trust: submit with scheme "
-            f"{' or '.join(others)}, or, if it may see them, start the scheduler with "
+            f"{' or '.join(others)}, or, if it may see them, {_trusting(untrusted)}start the scheduler with "
             f"--trusted {','.join([*self._settings.trusted, *([d.node_id for d in untrusted] or tiers)])}"
         )
 
@@ -419,6 +421,10 @@ class Fleet:
         return all(tier in self._settings.trusted for tier in wanted) and all(
             self.trusts(device) for device in known if device.tier in wanted
         )
+
+
+def _trusting(untrusted: Sequence[Device]) -> str:
+    return "".join(f"'terrace devices trust {device.node_id} yes', or " for device in untrusted[:1])
 
 
 def in_words(entry: Upstream) -> str:

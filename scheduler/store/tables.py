@@ -21,15 +21,26 @@ from sqlalchemy import (
     Text,
 )
 
-__all__ = ["SCHEMA_VERSION", "UPGRADES", "attempts", "hierarchies", "jobs", "metadata", "properties", "results"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "UPGRADES",
+    "attempts",
+    "hierarchies",
+    "jobs",
+    "metadata",
+    "nodes",
+    "properties",
+    "results",
+]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (),
     2: ("DROP TABLE IF EXISTS terrace_tasks",),
     3: ("ALTER TABLE terrace_jobs ADD COLUMN damaged TEXT",),
     4: ("ALTER TABLE terrace_jobs ADD COLUMN hierarchy VARCHAR(64)",),
+    5: ("ALTER TABLE terrace_jobs ADD COLUMN owner VARCHAR(63)",),
 }
 """Statements that turn a database of this version into one of the next; new tables are created by themselves."""
 
@@ -50,12 +61,25 @@ hierarchies = Table(
     Column("content", Text, nullable=False),  # JSON
 )
 
+# The nodes that have registered and have not taken their leave, and what operators want with them.
+nodes = Table(
+    "terrace_nodes",
+    metadata,
+    Column("id", String(63), primary_key=True),
+    Column("registration", Text, nullable=False),  # JSON, without the node's key
+    Column("drained", Boolean, nullable=False),
+    Column("removed", Boolean, nullable=False),
+    Column("trusted", Boolean),  # null: as the setting says
+    Column("said_by", String(63), nullable=False),
+)
+
 jobs = Table(
     "terrace_jobs",
     metadata,
     # Begins with the time of submission, so that the order of ids is the order of jobs.
     Column("id", String(32), primary_key=True),
     Column("name", String(200)),
+    Column("owner", String(63)),  # name of the token; null where none was asked for
     Column("state", String(16), nullable=False, index=True),
     Column("reason", Text, nullable=False),
     Column("policy", Text, nullable=False),  # JSON

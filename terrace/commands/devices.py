@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -10,10 +12,14 @@ from rich.markup import escape
 from terrace.console import Column, Listing, health_text, node_order, print_json, screen, tier_text
 from terrace.options import Json, connected
 from tierkit.client import Client
+from tierkit.errors import NotFound
+from tierkit.types import Health
 
 __all__ = ["app"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="See the nodes, drain them, take them off the list.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="See the nodes; drain, remove, trust and forget them."
+)
 
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", show_default=False)]
 
@@ -59,7 +65,7 @@ def list_devices(client: Client, json: Json = False) -> None:
 @app.command()
 @connected
 def drain(client: Client, node: NodeId, json: Json = False) -> None:
-    """Give a node no new tasks; what it has may finish."""
+    """Give a node no new tasks until it is resumed; what it has may finish."""
     client.drain(node)
     _say(node, "draining", f"{node} gets no new tasks", json=json)
 
@@ -67,17 +73,64 @@ def drain(client: Client, node: NodeId, json: Json = False) -> None:
 @app.command()
 @connected
 def resume(client: Client, node: NodeId, json: Json = False) -> None:
-    """Give a drained node tasks again."""
+    """Give a drained node tasks again, or let a removed one come back."""
     client.resume(node)
-    _say(node, "resumed", f"{node} gets tasks again", json=json)
+    _say(node, "resumed", f"{node} gets tasks again as soon as it is there", json=json)
 
 
 @app.command()
 @connected
 def remove(client: Client, node: NodeId, json: Json = False) -> None:
-    """Take a node off the list, its tasks go to others; it comes back when it registers again."""
+    """Give a node's tasks to others, and keep it out until it is resumed."""
     client.remove(node)
-    _say(node, "removed", f"{node} is off the list", json=json)
+    _say(node, "removed", f"{node} is out; 'terrace devices resume {node}' lets it come back", json=json)
+
+
+@app.command()
+@connected
+def forget(
+    client: Client,
+    nodes: Annotated[
+        list[str] | None, typer.Argument(metavar="[NODE]...", help="Ids of the nodes.", show_default=False)
+    ] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="All that are dead.")] = False,
+    json: Json = False,
+) -> None:
+    """Strike nodes off the list that are dead or removed, and know nothing of them any more."""
+    chosen = list(nodes or ())
+    if dead:
+        chosen += [device.node_id for device in client.devices() if device.health is Health.DEAD]
+    elif not chosen:
+        raise typer.BadParameter("name nodes, or say --dead")
+    for node in chosen:
+        with contextlib.suppress(NotFound) if dead else contextlib.nullcontext():
+            client.forget(node)
+    if json:
+        print_json({"node_ids": chosen, "state": "forgotten"})
+    else:
+        screen().print(f"forgotten: {', '.join(chosen) or 'none, for none is dead'}", markup=False)
+
+
+class Trusted(StrEnum):
+    YES = "yes"
+    NO = "no"
+    DEFAULT = "default"
+
+
+@app.command()
+@connected
+def trust(
+    client: Client,
+    node: NodeId,
+    trusted: Annotated[
+        Trusted, typer.Argument(metavar="yes|no|default", help="default: as the scheduler's setting `trusted` says.")
+    ],
+    json: Json = False,
+) -> None:
+    """Say whether a node may see pixels; counts from the next task on."""
+    client.trust(node, {Trusted.YES: True, Trusted.NO: False, Trusted.DEFAULT: None}[trusted])
+    said = {Trusted.YES: "may see pixels", Trusted.NO: "may not see pixels", Trusted.DEFAULT: "is as the setting says"}
+    _say(node, f"trusted: {trusted}", f"{node} {said[trusted]}", json=json)
 
 
 def _say(node: str, state: str, sentence: str, *, json: bool) -> None:

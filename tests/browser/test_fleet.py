@@ -66,17 +66,28 @@ def test_a_node_is_drained_and_undrained_by_keyboard_alone(fleet: Fleet, open_pa
     expect(row).to_have_attribute("data-health", "alive")
 
 
-def test_a_killed_node_shows_on_the_map_and_a_removed_one_leaves_it(fleet: Fleet, open_page: OpenPage) -> None:
+def test_a_killed_node_shows_on_the_map_until_it_is_forgotten(fleet: Fleet, open_page: OpenPage) -> None:
     page = open_page(f"{fleet.url}/ui")
     row = page.locator('[data-testid=node][data-node="end-1"]')
     expect(row).to_have_attribute("data-health", "alive")
     os.kill(pid_of(fleet, "end-1"), signal.SIGKILL)
     expect(row).to_have_attribute("data-health", "dead")
     expect(page.locator('[data-testid=map-node][data-node="end-1"]')).to_have_attribute("data-health", "dead")
-    row.get_by_role("button", name="Remove end-1").click()
-    page.get_by_test_id("confirm").get_by_role("button", name="Remove").click()
+    row.get_by_role("button", name="Forget end-1").click()
+    page.get_by_test_id("confirm").get_by_role("button", name="Forget").click()
     expect(row).to_have_count(0)
     expect(page.locator('[data-testid=map-node][data-node="end-1"]')).to_have_count(0)
+
+
+def test_a_removed_node_stays_away_until_it_is_let_in(fleet: Fleet, open_page: OpenPage) -> None:
+    page = open_page(f"{fleet.url}/ui")
+    row = page.locator('[data-testid=node][data-node="end-2"]')
+    row.get_by_role("button", name="Remove end-2").click()
+    page.get_by_test_id("confirm").get_by_role("button", name="Remove").click()
+    expect(row).to_have_attribute("data-health", "removed")
+    expect(page.locator('[data-testid=map-node][data-node="end-2"]')).to_have_attribute("data-health", "removed")
+    row.get_by_role("button", name="Let in end-2").click()
+    expect(row).to_have_attribute("data-health", "alive")
 
 
 @pytest.mark.benchmark

@@ -244,16 +244,25 @@ class AsyncClient(Connection):
         return (await self._get(DeviceList, "/v1/devices")).devices
 
     async def drain(self, node_id: str) -> None:
-        """Give a node no new tasks."""
+        """Give a node no new tasks, until it is resumed."""
         await self._request("POST", f"{_device_path(node_id)}/drain", repeatable=True)
 
     async def resume(self, node_id: str) -> None:
-        """Give a drained node tasks again; `Conflict` if it shuts down by itself."""
+        """Give a drained node tasks again, or let a removed one register; `Conflict` if it shuts down by itself."""
         await self._request("DELETE", f"{_device_path(node_id)}/drain", repeatable=True)
 
     async def remove(self, node_id: str) -> None:
-        """Take a node from the device list; it comes back when it registers again."""
-        await self._request("DELETE", _device_path(node_id), repeatable=False)
+        """Take a node's work away, and let it not register until it is resumed."""
+        await self._request("DELETE", _device_path(node_id), repeatable=True)
+
+    async def forget(self, node_id: str) -> None:
+        """Strike a dead or removed node off the device list; `Conflict` if it has not ended."""
+        await self._request("DELETE", _device_path(node_id), repeatable=False, params={"forget": "true"})
+
+    async def trust(self, node_id: str, trusted: bool | None) -> None:
+        """Say whether a node may see pixels; None: as the scheduler's setting says."""
+        said = {True: "yes", False: "no", None: "default"}[trusted]
+        await self._request("PUT", f"{_device_path(node_id)}/trust", repeatable=True, params={"trusted": said})
 
     async def mapping(self) -> dict[str, Any]:
         """Which end device forwards where, why, and the paper's formulas with the present figures."""

@@ -134,6 +134,8 @@ class Client:
     drain = _blocking(AsyncClient.drain)
     resume = _blocking(AsyncClient.resume)
     remove = _blocking(AsyncClient.remove)
+    forget = _blocking(AsyncClient.forget)
+    trust = _blocking(AsyncClient.trust)
     mapping = _blocking(AsyncClient.mapping)
     whoami = _blocking(AsyncClient.whoami)
     info = _blocking(AsyncClient.info)

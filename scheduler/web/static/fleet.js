@@ -72,24 +72,29 @@ function speed(cell, node) {
 
 /** @param {HTMLElement} cell @param {NodeNow} node */
 function actions(cell, node) {
-  const kind = node.draining ? "undrain" : "drain";
+  const gone = node.health === "dead" || node.health === "removed";
+  const kind = `${node.health === "removed" ? "resume" : node.draining ? "undrain" : gone ? "" : "drain"} ${gone ? "forget" : "remove"}`;
   if (cell.dataset.kind === kind) return;
   const focused = cell.contains(document.activeElement);
   cell.dataset.kind = kind;
   const path = `/v1/devices/${encodeURIComponent(node.node_id)}`;
-  const change = async () => {
-    if (kind === "undrain") await send("DELETE", `${path}/drain`);
-    else if (await confirmed(`Give ${node.node_id} no new tasks? Those that it has are finished.`, "Drain")) await send("POST", `${path}/drain`);
+  /** @type {Record<string, [string, string, () => Promise<unknown>]>} */
+  const known = {
+    drain: ["Drain", "Give NODE no new tasks, until you undrain it? Those that it has are finished.", () => send("POST", `${path}/drain`)],
+    undrain: ["Undrain", "", () => send("DELETE", `${path}/drain`)],
+    resume: ["Let in", "", () => send("DELETE", `${path}/drain`)],
+    remove: ["Remove", "Remove NODE? Its tasks go to others, and it is kept out until you let it in again.", () => send("DELETE", path)],
+    forget: ["Forget", "Strike NODE off the list?", () => send("DELETE", `${path}?forget=true`)],
   };
-  const remove = async () => {
-    const question = `Strike ${node.node_id} off the device list? Its tasks go to others. If it still runs, it registers again.`;
-    if (await confirmed(question, "Remove")) await send("DELETE", path);
-  };
-  const named = (/** @type {string} */ verb) => ({ "aria-label": `${verb} ${node.node_id}` });
-  const title = kind === "drain" ? "Drain" : "Undrain";
-  const first = el("button", { type: "button", ...named(title), click: () => attempt(change) }, title);
-  replace(cell, first, el("button", { type: "button", ...named("Remove"), click: () => attempt(remove) }, "Remove"));
-  if (focused) first.focus();
+  const buttons = kind.split(" ").filter(Boolean).map((each) => {
+    const [title, question, act] = known[each];
+    const change = async () => {
+      if (!question || (await confirmed(question.replace("NODE", node.node_id), title))) await act();
+    };
+    return el("button", { type: "button", "aria-label": `${title} ${node.node_id}`, click: () => attempt(change) }, title);
+  });
+  replace(cell, ...buttons);
+  if (focused) buttons[0].focus();
 }
 
 /** @param {FleetSnapshot} fleet */
@@ -126,6 +131,6 @@ begin(() => {
 });
 
 function legend() {
-  const kinds = { alive: "alive", suspect: "suspect", draining: "draining", dead: "dead" };
+  const kinds = { alive: "alive", suspect: "suspect", draining: "draining", dead: "dead", removed: "removed" };
   return el("p", { class: "legend" }, ...Object.entries(kinds).map(([health, words]) => el("span", { class: "health", "data-health": health }, words)), el("span", {}, "thicker lines: more images go up"));
 }

@@ -17,6 +17,7 @@ const SHAPES = {
   alive: "M 9 0 A 9 9 0 1 1 -9 0 A 9 9 0 1 1 9 0 Z",
   suspect: "M 0 -11 L 11 9 L -11 9 Z",
   draining: "M 0 -11 L 11 0 L 0 11 L -11 0 Z",
+  removed: "M -10 -3 L 10 -3 L 10 3 L -10 3 Z",
   dead: "M -10 -6 L -6 -10 L 0 -4 L 6 -10 L 10 -6 L 4 0 L 10 6 L 6 10 L 0 4 L -6 10 L -10 6 L -4 0 Z",
 };
 

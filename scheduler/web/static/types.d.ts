@@ -1,6 +1,6 @@
 // What the API answers, as far as the page reads it. docs/api.md describes it.
 
-export type Health = "alive" | "suspect" | "dead" | "draining";
+export type Health = "alive" | "suspect" | "dead" | "draining" | "removed";
 export type Tier = "end" | "edge" | "cloud";
 
 export interface NodeNow {

@@ -194,6 +194,21 @@ class FakeEnd:
         return lines
 
 
+def registration(
+    node_id: str, tier: str = "end", *, url: str = "http://127.0.0.1:9", ms: float = 1.0
+) -> dict[str, Any]:
+    """What a node says when it asks for its place; the incarnation is fresh."""
+    model = {"end": "small", "edge": "middle", "cloud": "large"}[tier]
+    return {
+        "node_id": node_id,
+        "incarnation": secrets.token_hex(8),
+        "tier": tier,
+        "url": url,
+        "models": [{"name": model, "sha256": "0" * 64, "ms_per_image": ms}],
+        "version": "0",
+    }
+
+
 @dataclass
 class Running:
     """A scheduler under test and its client."""
@@ -204,20 +219,10 @@ class Running:
 
     async def register(self, node_id: str, tier: str, *, url: str = "http://127.0.0.1:9", ms: float = 1.0) -> str:
         """Put a node on the device list; returns its incarnation."""
-        incarnation = secrets.token_hex(8)
-        model = {"end": "small", "edge": "middle", "cloud": "large"}[tier]
-        offer = {"name": model, "sha256": "0" * 64, "ms_per_image": ms}
-        registration = {
-            "node_id": node_id,
-            "incarnation": incarnation,
-            "tier": tier,
-            "url": url,
-            "models": [offer],
-            "version": "0",
-        }
-        response = await self.http.post("/v1/devices", json=registration)
+        place = registration(node_id, tier, url=url, ms=ms)
+        response = await self.http.post("/v1/devices", json=place)
         assert response.status_code == 200, response.text
-        return incarnation
+        return str(place["incarnation"])
 
     async def keep_alive(self, node_id: str, tier: str, incarnation: str, *, url: str = "http://127.0.0.1:9") -> None:
         """Heartbeats, and a new registration whenever the scheduler has forgotten the node, until cancelled."""
@@ -351,6 +356,7 @@ class Kit:
     """What the tests here work with, as one fixture."""
 
     running = Running
+    registration = staticmethod(registration)
     scheduler = staticmethod(_scheduler)
     end = staticmethod(_end)
     fake_end = FakeEnd

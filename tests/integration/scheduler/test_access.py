@@ -113,7 +113,7 @@ ROLES = (  # what a user gets, and what a node gets
     ("GET", "/v1/mapping", 200, 403),
     ("POST", "/v1/devices/x/drain", 404, 403),
     ("DELETE", "/v1/devices/x/drain", 404, 403),
-    ("DELETE", "/v1/devices/x", 404, 404),
+    ("DELETE", "/v1/devices/x", 404, 403),
     ("GET", "/v1/models", 200, 200),
     ("GET", "/v1/models/small/file", 404, 404),
     ("GET", "/v1/info", 200, 403),

@@ -23,11 +23,11 @@ async def test_what_is_known_of_nodes_that_have_left_is_forgotten(kit, settings)
 
     async with kit.scheduler(settings) as scheduler, kit.uppers(scheduler, "edge-0"):
         for name in ("end-a", "end-b", "end-c"):
-            async with kit.end(scheduler, name):
+            async with kit.end(scheduler, name) as end:
                 await answer(scheduler)
                 assert name in await known_nodes(scheduler)
                 assert (await samples(scheduler))[name] > 0
-            await scheduler.http.delete(f"/v1/devices/{name}")
+            await scheduler.http.delete(f"/v1/devices/{name}", params={"incarnation": end.incarnation})
         async with kit.end(scheduler, "end-d"):
             await answer(scheduler)
 

@@ -155,7 +155,7 @@ class World:
 
     def lose(self, node_id: str) -> list[str]:
         """A node is struck off the list."""
-        self.devices.remove(node_id)
+        self.devices.forget(node_id)
         return self.feed(events.NodeChanged(node_id, self.now))
 
     def kill(self, node_id: str) -> list[str]:
@@ -193,7 +193,7 @@ def event_for(name: str, world: World, attempt: Attempt) -> events.Event:
     """An event of this name that is about the attempt."""
     now = world.now
     if name.endswith("gone"):
-        world.devices.remove("edge-0" if name == "upper gone" else "end-0")
+        world.devices.forget("edge-0" if name == "upper gone" else "end-0")
         return events.NodeChanged("edge-0" if name == "upper gone" else "end-0", now)
     made: dict[str, events.Event] = {
         "acknowledged": events.Acknowledged(attempt, now),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,15 @@ from hypothesis import given, strategies as st
 
 from scheduler.devices import list as devices_module
 from scheduler.devices.health import DetectorTimes, Probe
+from scheduler.devices.intent import NO_INTENT, Intent
 from scheduler.devices.list import DeviceList
-from tierkit.errors import Conflict, NotFound, Overloaded
+from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
 from tierkit.types import Health, Tier
 from tierkit.wire.messages import Heartbeat, ModelOffer, Registration
+
+DRAINED = Intent(drained=True)
+REMOVED = Intent(removed=True, by="alice")
+
 
 TIMES = DetectorTimes(heartbeat_s=0.5, suspect_s=1.5, probe_s=0.4, lease_s=3.0, stall_s=5.0, set_aside_s=1.0)
 
@@ -24,6 +30,7 @@ def registration(
     *,
     port: int = 1,
     images_per_minute: int | None = None,
+    key: str = "",
 ) -> Registration:
     return Registration(
         node_id=node_id,
@@ -33,6 +40,7 @@ def registration(
         models=(ModelOffer(name="small", sha256="0" * 64, ms_per_image=1.0),),
         version="0",
         images_per_minute=images_per_minute,
+        key=key,
     )
 
 
@@ -72,7 +80,7 @@ def test_a_full_list_takes_no_further_node_but_the_old_ones_again(devices, monke
     with pytest.raises(Overloaded, match="full"):
         devices.register(registration("end-2"), 0.1)
     devices.register(registration("end-1"), 0.2)
-    devices.remove("end-0", None)
+    devices.forget("end-0")
     devices.register(registration("end-2"), 0.3)
 
 
@@ -105,7 +113,7 @@ def test_a_new_incarnation_replaces_the_old_one(devices):
     with pytest.raises(Conflict, match="another incarnation"):
         devices.heartbeat("end-0", beat("first-one"), 1.1)
     with pytest.raises(Conflict, match="another incarnation"):
-        devices.remove("end-0", "first-one")
+        devices.leave("end-0", "first-one", 1.1)
 
 
 def test_a_node_cannot_claim_the_id_of_one_that_is_alive(devices):
@@ -122,9 +130,9 @@ def test_a_node_cannot_claim_the_id_of_one_that_is_alive(devices):
 def test_a_node_of_another_tier_takes_no_id_over(devices, now: float, port: int):
     devices.register(registration("edge-1", tier=Tier.EDGE), 0.0)
     other = registration("edge-1", "second-one", Tier.CLOUD, port=port)
-    with pytest.raises(Conflict, match=r"'edge-1' belongs to an edge node, and this is one of tier cloud.*strike"):
+    with pytest.raises(Conflict, match=r"'edge-1' belongs to an edge node, and this is one of tier cloud.*forget"):
         devices.register(other, now)
-    devices.remove("edge-1", None)
+    devices.forget("edge-1")
     devices.register(other, now)
     assert devices.get("edge-1").tier is Tier.CLOUD
 
@@ -219,7 +227,7 @@ def test_nodes_that_are_set_aside_are_asked_where_there_is_no_other(devices):
     assert asked(1.31) == ["end-0"]
     devices.accuse("end-1", "first-one", "connection reset", 1.35)
     assert asked(1.4) == [], "the other one may be back in a moment"
-    devices.remove("end-1")
+    devices.forget("end-1")
     assert asked(1.4) == ["end-0"]
 
 
@@ -347,7 +355,7 @@ def test_an_accusation_against_an_older_incarnation_means_nothing(devices):
 def test_a_draining_node_gets_nothing_new_and_keeps_what_it_has(devices, by):
     devices.register(registration(), 0.0)
     if by == "operator":
-        devices.drain("end-0", 0.1)
+        devices.intend("end-0", DRAINED, 0.1)
     else:
         devices.heartbeat("end-0", beat(draining=True), 0.1)
     devices.heartbeat("end-0", beat(), 0.2)
@@ -379,7 +387,7 @@ def test_changes_are_told_once(devices):
     ]
     assert told == ["end-0", "edge-0", "end-0"]
     told.clear()
-    devices.remove("edge-0")
+    devices.forget("edge-0")
     assert told == ["edge-0"]
 
 
@@ -481,13 +489,97 @@ def test_one_node_that_is_heard_or_too_few_nodes_leave_no_doubt(heard):
     assert health(devices, "end-0", 7.0) is Health.DEAD
 
 
-def test_the_long_dead_are_forgotten(devices):
+def test_the_dead_stay_on_the_list_up_to_a_bound(devices, monkeypatch):
+    monkeypatch.setattr(devices_module, "MOST_DEAD", 2)
+    for number in range(5):
+        devices.register(registration(f"end-{number}"), 0.1 * number)
+    devices.intend("end-0", DRAINED, 0.5)
+    devices.heartbeat("end-4", beat(), 3.0)
+    devices.sweep(3.45)
+    assert listed(devices, 3.45) == {
+        "end-0": Health.DEAD,
+        "end-2": Health.DEAD,
+        "end-3": Health.DEAD,
+        "end-4": Health.ALIVE,
+    }, "end-1 died first of those of which nobody has said anything"
+    devices.sweep(1e6)
+    assert set(listed(devices, 1e6)) == {"end-0", "end-3", "end-4"}
+
+
+def test_the_dead_make_room_for_the_living(devices, monkeypatch):
+    monkeypatch.setattr(devices_module, "MOST_NODES", 2)
+    devices.register(registration("end-0"), 0.0)
+    devices.register(registration("end-1"), 3.0)
+    devices.sweep(3.2)
+    devices.register(registration("end-2"), 3.2)
+    assert listed(devices, 3.2) == {"end-1": Health.ALIVE, "end-2": Health.ALIVE}
+
+
+def listed(devices: DeviceList, now: float) -> dict[str, Health]:
+    return {view.device.node_id: view.health for view in devices.view(now)}
+
+
+def test_a_drain_outlasts_the_node(devices):
     devices.register(registration(), 0.0)
-    devices.sweep(599.0)
-    assert devices.get("end-0")
-    devices.sweep(601.0)
-    with pytest.raises(NotFound):
-        devices.get("end-0")
+    devices.intend("end-0", replace(DRAINED, by="alice"), 0.1)
+    devices.register(registration(incarnation="second-one"), 0.2)
+    view = devices.view_of("end-0", "second-one", 0.2)
+    assert view is not None
+    assert view.health is Health.DRAINING
+    assert "by alice" in view.reason
+    assert devices.alive(Tier.END, 0.2) == []
+    devices.intend("end-0", NO_INTENT, 0.3)
+    assert health(devices, "end-0", 0.3) is Health.ALIVE
+
+
+def test_a_removed_node_may_not_come_back_until_it_is_resumed(devices):
+    told: list[str] = []
+    devices.register(registration(), 0.0)
+    devices.listen(told.append)
+    devices.intend("end-0", REMOVED, 0.1)
+    assert told == ["end-0"]
+    assert health(devices, "end-0", 0.1) is Health.REMOVED
+    assert not keeps_tasks(devices, "first-one", 0.1)
+    with pytest.raises(NotFound, match="register again"):
+        devices.heartbeat("end-0", beat(), 0.2)
+    for incarnation in ("first-one", "second-one"):
+        with pytest.raises(Forbidden, match="terrace devices resume end-0"):
+            devices.register(registration(incarnation=incarnation), 0.3)
+    devices.intend("end-0", NO_INTENT, 0.4)
+    assert health(devices, "end-0", 0.4) is Health.DEAD
+    devices.register(registration(), 0.5)
+    assert health(devices, "end-0", 0.5) is Health.ALIVE
+    assert keeps_tasks(devices, "first-one", 0.5)
+
+
+@pytest.mark.parametrize(("intent", "stays"), [(NO_INTENT, False), (DRAINED, True), (Intent(trusted=True), True)])
+def test_a_node_that_takes_its_leave_stays_listed_where_an_operator_has_said_something(devices, intent, stays):
+    devices.register(registration(), 0.0)
+    devices.intend("end-0", intent, 0.1)
+    devices.leave("end-0", "first-one", 0.2)
+    assert listed(devices, 0.2) == ({"end-0": Health.DEAD} if stays else {})
+
+
+def test_what_is_known_of_nodes_is_written_when_it_changes_and_read_by_the_next_list(devices):
+    devices.register(registration("end-0", key="secret"), 0.0)
+    devices.register(registration("end-1"), 0.0)
+    devices.intend("end-1", REMOVED, 0.1)
+    unsaved = devices.take_unsaved()
+    assert set(unsaved) == {"end-0", "end-1"}
+    assert devices.take_unsaved() == {}
+    after = DeviceList(TIMES)
+    after.restore([known for known in unsaved.values() if known is not None], 0.0)
+    assert listed(after, 100.0) == {"end-0": Health.DEAD, "end-1": Health.REMOVED}
+    assert after.sweep(100.0) == [], "that is no news"
+    assert after.alive(Tier.END, 100.0) == []
+    with pytest.raises(NotFound, match="register again"):
+        after.heartbeat("end-0", beat(), 100.0)
+    after.register(registration("end-0", key="secret"), 100.0)
+    assert after.take_unsaved() == {}, "the same process as before"
+    after.register(registration("end-0", "second-one"), 101.0)
+    after.forget("end-1")
+    assert set(after.take_unsaved()) == {"end-0", "end-1"}
+    assert after.known("end-1") is None
 
 
 def test_the_list_is_in_natural_order_whoever_came_first(devices):
@@ -508,7 +600,7 @@ def test_a_place_in_the_list_follows_who_comes_and_goes(devices: DeviceList):
     devices.register(registration("end-1"), 0.0)
     devices.register(registration("end-10"), 0.0)
     assert (place(), place()) == (1, 1)
-    devices.remove("end-1")
+    devices.forget("end-1")
     assert place() == 0
 
 
@@ -540,8 +632,8 @@ def test_a_node_that_cannot_be_judged_is_given_up_and_no_other(devices, judge):
 def test_of_a_long_list_those_that_are_not_well_are_shown_before_the_others(devices):
     for number in range(10):
         devices.register(registration(f"end-{number}"), 0.0)
-    devices.drain("end-7", 0.0)
-    devices.drain("end-9", 0.0)
+    devices.intend("end-7", DRAINED, 0.0)
+    devices.intend("end-9", DRAINED, 0.0)
 
     def shown(most: int | None) -> list[str]:
         return [view.device.node_id for view in devices.view(0.0, most)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from scheduler.devices.health import DetectorTimes
+from scheduler.devices.intent import Intent
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch.choice import Choice, Chooser, Ring, grade, tags, turn
 from scheduler.dispatch.work import ActiveJob, ActiveTask
@@ -16,6 +17,9 @@ from scheduler.jobs.policy import JobPolicy
 from scheduler.placement.mapping import natural_order
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.messages import ModelOffer, Registration
+
+DRAINED = Intent(drained=True)
+
 
 TIMES = DetectorTimes(heartbeat_s=0.2, suspect_s=0.5, probe_s=0.2, lease_s=1.0, stall_s=5.0, set_aside_s=1.0)
 
@@ -103,14 +107,14 @@ def test_a_full_device_is_passed_over_and_the_order_goes_on_after_the_last_one()
 
 def test_only_alive_devices_receive_tasks():
     fleet = Fleet("a", "b")
-    fleet.devices.drain("a", 0.0)
+    fleet.devices.intend("a", DRAINED, 0.0)
     assert [fleet.choose(job()), fleet.choose(job())] == ["b", None]
 
 
 def test_reassign_goes_round_over_the_devices_of_the_beginning_dead_or_alive():
     fleet, batch = Fleet("a", "b", window=3), job(recovery=Recovery.REASSIGN)
     assert fleet.choose(batch) == "a"
-    fleet.devices.drain("a", 0.0)
+    fleet.devices.intend("a", DRAINED, 0.0)
     fleet.held["new"] = []
     fleet.devices.register(registration("new"), 0.0)
     assert [fleet.choose(batch), fleet.choose(batch)] == ["b", "a"]
@@ -130,7 +134,7 @@ def test_a_task_waits_for_a_device_that_has_not_failed_it_rather_than_go_to_one_
     choice = fleet.choice(with_tried("a", tasks=2))
     assert choice is not None
     assert (choice.device.node_id, choice.task.index) == ("a", 1)
-    fleet.devices.drain("b", 0.0)
+    fleet.devices.intend("b", DRAINED, 0.0)
     assert fleet.choose(with_tried("a")) == "a"
 
 

@@ -79,7 +79,7 @@ def test_n_map_follows_the_fleet():
     assert world.fleet.n_map(0.0).value is None
     world.add("edge-1", 5.99)
     assert world.fleet.n_map(0.0).value == 3
-    world.devices.remove("edge-1")
+    world.devices.forget("edge-1")
     assert world.fleet.n_map(0.0).value is None
 
 
@@ -88,7 +88,7 @@ def test_a_node_that_came_back_elsewhere_is_asked_there():
     world.add("end-1", 7.41)
     world.add("edge-1", 5.99)
     assert [node.url for node in world.fleet.upper(Tier.EDGE, 0.0)] == ["http://127.0.0.1:1"]
-    world.devices.remove("edge-1")
+    world.devices.forget("edge-1")
     assert world.fleet.upper(Tier.EDGE, 0.0) == []
     world.add("edge-1", 2.0, port=2, incarnation="the-second")
     (node,) = world.fleet.upper(Tier.EDGE, 0.0)
@@ -112,7 +112,7 @@ def test_what_is_remembered_of_an_upper_node_counts_as_long_as_it_is_on_the_list
             "edge-1",
             "cloud-1",
         ]
-    world.devices.remove("edge-1")
+    world.devices.forget("edge-1")
     assert [node.node_id for node in world.fleet.upstreams(end, nodes, PrivacyRules(), 0.0, content="")] == ["cloud-1"]
     assert [node.node_id for node in world.fleet.route(Scheme.MAPPING, "end-1", 0.0).upstreams] == ["cloud-1"]
 
@@ -130,7 +130,7 @@ def test_an_untrusted_node_is_an_upper_node_while_somebody_can_encode_for_it():
     (entry,) = world.fleet.upstreams(world.devices.get("end-2"), nodes, PrivacyRules(), 0.0, content="")
     assert entry.encoding is not None
     assert world.fleet.upper(Tier.CLOUD, 0.0, PrivacyRules(privacy=Privacy.NONE)) == []
-    world.devices.remove("end-2")
+    world.devices.forget("end-2")
     assert world.fleet.upper(Tier.CLOUD, 0.0) == []
 
 

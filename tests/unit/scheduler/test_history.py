@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scheduler.devices.intent import NO_INTENT, Intent
 from scheduler.devices.list import DeviceList
 from scheduler.dispatch.work import Answer
 from scheduler.history.record import COLUMNS, Record
@@ -17,6 +18,9 @@ from scheduler.history.series import Latencies, Ring
 from tests.unit.scheduler.test_devices import TIMES, beat, registration
 from tierkit.types import Tier
 from tierkit.wire.events import CoarseEvent
+
+DRAINED = Intent(drained=True)
+
 
 EPOCH = 1_800_000_000.0
 
@@ -120,14 +124,14 @@ def test_latencies_beyond_all_measure_are_counted_at_the_rim(ms):
 def test_what_becomes_of_a_node_is_noted_in_order_and_once(watched):
     watched.devices.register(registration(), 0.0)
     watched.pass_to(0.5)
-    watched.devices.drain("end-0", 0.5)
+    watched.devices.intend("end-0", DRAINED, 0.5)
     watched.pass_to(1.0)
     watched.devices.heartbeat("end-0", beat(), 1.0)
-    watched.devices.resume("end-0", 1.0)
+    watched.devices.intend("end-0", NO_INTENT, 1.0)
     watched.pass_to(5.0)  # silent
     watched.devices.register(registration(incarnation="another-one"), 5.0)
     watched.pass_to(5.5)
-    watched.devices.remove("end-0")
+    watched.devices.forget("end-0")
     watched.pass_to(6.0)
     kinds = [kind for kind, node in watched.kinds() if node == "end-0"]
     assert kinds == ["joined", "drained", "resumed", "suspect", "dead", "joined", "removed"]
@@ -218,8 +222,8 @@ async def test_who_waits_is_told_of_an_event_and_of_each_second_and_no_more_ofte
     await asyncio.wait_for(waiting, 5)
     assert watched.record.version == version + 1
     for number in range(100):
-        watched.devices.drain("end-0", 0.75)
-        watched.devices.resume("end-0", 0.75 + number * 1e-4)
+        watched.devices.intend("end-0", DRAINED, 0.75)
+        watched.devices.intend("end-0", NO_INTENT, 0.75 + number * 1e-4)
         watched.record.look(0.75 + number * 1e-4)
     assert watched.record.version == version + 1
 

@@ -23,7 +23,7 @@ from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, new_job_id
-from scheduler.store.tables import properties
+from scheduler.store.tables import SCHEMA_VERSION, properties
 from tierkit.errors import NotFound, SetupError, Unavailable
 from tierkit.testing import wait_for
 from tierkit.types import JobState, Scheme, Tier
@@ -355,7 +355,7 @@ async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
     assert await store.jobs.attempts_after(job.id, 0, 0, limit=10, only_task=2) == made[3:]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, version):
     async with opened(tmp_path / "x.db") as store:
         job = await add(store.jobs)
@@ -367,9 +367,12 @@ async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, ve
             old.execute(f"INSERT INTO terrace_tasks VALUES ('{job.id}')")
         if version < 4:
             old.execute("ALTER TABLE terrace_jobs DROP COLUMN damaged")
+        if version < 5:
+            old.execute("ALTER TABLE terrace_jobs DROP COLUMN hierarchy")
+            old.execute("DROP TABLE terrace_hierarchies")
         old.executescript(
-            f"""ALTER TABLE terrace_jobs DROP COLUMN hierarchy;
-            DROP TABLE terrace_hierarchies;
+            f"""ALTER TABLE terrace_jobs DROP COLUMN owner;
+            DROP TABLE terrace_nodes;
             UPDATE terrace_properties SET value = '{version}' WHERE name = 'schema_version';"""
         )
     for _ in range(2):
@@ -421,7 +424,9 @@ def test_job_ids_sort_by_time():
 async def test_a_database_of_a_newer_terrace_is_refused(tmp_path):
     async with opened(tmp_path / "x.db") as store, store.engine.begin() as connection:
         await connection.execute(update(properties).values(value="99"))
-    with pytest.raises(SetupError, match=r"newer Terrace \(schema 99, this one knows 5\): update Terrace or use"):
+    with pytest.raises(
+        SetupError, match=rf"newer Terrace \(schema 99, this one knows {SCHEMA_VERSION}\): update Terrace or use"
+    ):
         await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
 
 

@@ -88,9 +88,10 @@ async def test_a_healthy_node() -> None:
 @pytest.mark.parametrize(
     ("change", "verdict", "words"),
     [
-        ({"health": Health.DEAD, "silent_s": 4.2}, Verdict.FAIL, "dead, silent for 4.2 s"),
+        ({"health": Health.DEAD, "reason": "refuses connections"}, Verdict.FAIL, "dead: refuses connections"),
         ({"health": Health.SUSPECT}, Verdict.FAIL, "suspect"),
-        ({"health": Health.DRAINING}, Verdict.NOTE, "draining"),
+        ({"health": Health.DRAINING, "reason": "draining: drained by bob"}, Verdict.NOTE, "drained by bob"),
+        ({"health": Health.REMOVED, "reason": "removed by bob"}, Verdict.NOTE, "removed by bob"),
     ],
 )
 def test_a_node_that_the_scheduler_doubts(change: dict[str, Any], verdict: Verdict, words: str) -> None:

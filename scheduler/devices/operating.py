@@ -1,0 +1,109 @@
+"""What operators do to nodes: it is in the database before it counts, so no restart forgets it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Protocol
+
+from scheduler.devices.intent import NO_INTENT, Intent, KnownNode
+from scheduler.devices.list import DeviceList
+from tierkit.errors import Conflict, Unavailable
+
+__all__ = ["Operators"]
+
+_log = logging.getLogger(__name__)
+
+_SAVE_S = 1.0
+"""Between two writes of what changes by itself: nodes that come and go."""
+
+
+class _Store(Protocol):
+    async def save(self, changed: Mapping[str, KnownNode | None]) -> None: ...
+
+
+class Operators:
+    """Drain, remove, trust and forget nodes. One change at a time.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, devices: DeviceList, store: _Store, *, clock: Callable[[], float]) -> None:
+        self._devices = devices
+        self._store = store
+        self._clock = clock
+        self._turn = asyncio.Lock()
+
+    async def drain(self, node_id: str, by: str) -> None:
+        """Give the node no new tasks from now on; those that it has may finish. Raises NotFound, Unavailable."""
+        await self._intend(node_id, by, lambda intent: replace(intent, drained=True))
+
+    async def resume(self, node_id: str, by: str) -> None:
+        """Take back `drain` and `remove`.
+
+        Raises:
+            NotFound: no such node.
+            Conflict: the node itself is shutting down.
+            Unavailable: the database refuses it.
+        """
+        device = self._devices.get(node_id)
+        if device.leaving and device.death is None:
+            raise Conflict(f"node {node_id!r} is shutting down by itself; start it again")
+        await self._intend(node_id, by, lambda intent: replace(intent, drained=False, removed=False))
+
+    async def remove(self, node_id: str, by: str) -> None:
+        """Take the node off those that work, and keep it off; its tasks go to others. Raises NotFound, Unavailable."""
+        await self._intend(node_id, by, lambda intent: replace(intent, removed=True))
+
+    async def trust(self, node_id: str, by: str, trusted: bool | None) -> None:
+        """Say whether the node may see pixels; None: as the setting says. Raises NotFound, Unavailable."""
+        await self._intend(node_id, by, lambda intent: replace(intent, trusted=trusted))
+
+    async def forget(self, node_id: str) -> None:
+        """Know nothing of a node any more that is gone.
+
+        Raises:
+            NotFound: no such node.
+            Conflict: it is not gone, and would be back with its next heartbeat.
+            Unavailable: the database refuses it.
+        """
+        async with self._turn:
+            self._check_gone(node_id)
+            await self._store.save({node_id: None})
+            self._check_gone(node_id)
+            self._devices.forget(node_id)
+
+    def _check_gone(self, node_id: str) -> None:
+        if self._devices.get(node_id).death is None:
+            raise Conflict(f"node {node_id!r} has not ended, and would come back: stop it, or remove it")
+
+    async def _intend(self, node_id: str, by: str, change: Callable[[Intent], Intent]) -> None:
+        async with self._turn:
+            device = self._devices.get(node_id)
+            intent = replace(change(device.intent), by="")
+            intent = intent if intent == NO_INTENT else replace(intent, by=by)
+            known = KnownNode(registration=device.registration, intent=intent)
+            await self._store.save({node_id: known})
+            self._devices.intend(node_id, intent, self._clock())
+            _log.info("an operator has changed what is wanted with a node", extra={"node": node_id, **asdict(intent)})
+
+    async def run(self) -> None:
+        """Write the nodes that come and go, until cancelled."""
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what has changed by itself; what the database refuses is written later."""
+        async with self._turn:
+            unsaved = self._devices.take_unsaved()
+            try:
+                await self._store.save(unsaved)
+            except Unavailable:
+                self._devices.put_back(unsaved)
+            except asyncio.CancelledError:
+                self._devices.put_back(unsaved)
+                raise

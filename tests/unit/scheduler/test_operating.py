@@ -1,0 +1,130 @@
+"""What operators do to nodes: written before it counts, and read again by the next scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from scheduler.devices.intent import KnownNode
+from scheduler.devices.list import DeviceList
+from scheduler.devices.operating import Operators
+from scheduler.store.nodes import NodeStore
+from tests.unit.scheduler.test_devices import TIMES, beat, listed, registration
+from tests.unit.scheduler.test_store import opened
+from tierkit.errors import Conflict, NotFound, Unavailable
+from tierkit.testing import FakeClock
+from tierkit.types import Health
+
+
+class Rows:
+    """A table in memory, which may refuse."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, KnownNode] = {}
+        self.refuses = False
+
+    async def save(self, changed: Mapping[str, KnownNode | None]) -> None:
+        if self.refuses:
+            raise Unavailable("locked")
+        for node_id, known in changed.items():
+            self.rows.pop(node_id, None)
+            if known is not None:
+                self.rows[node_id] = known
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.clock, self.store = FakeClock(), Rows()
+        self.devices = DeviceList(TIMES)
+        self.operators = Operators(self.devices, self.store, clock=self.clock)
+        self.devices.register(registration("end-0"), self.clock())
+
+    def health(self) -> Health | None:
+        return listed(self.devices, self.clock()).get("end-0")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+async def test_each_word_of_an_operator_is_a_row(desk: Desk):
+    said = []
+    for act in (desk.operators.drain, desk.operators.remove, desk.operators.resume):
+        await act("end-0", "alice")
+        intent = desk.store.rows["end-0"].intent
+        said.append((intent.drained, intent.removed, intent.by, desk.health()))
+    assert said == [
+        (True, False, "alice", Health.DRAINING),
+        (True, True, "alice", Health.REMOVED),
+        (False, False, "", Health.DEAD),
+    ]
+    await desk.operators.trust("end-0", "root", True)
+    assert desk.store.rows["end-0"].intent.trusted is True
+    await desk.operators.trust("end-0", "root", None)
+    assert desk.devices.get("end-0").intent.by == ""
+
+
+async def test_what_is_not_written_does_not_count(desk: Desk):
+    desk.store.refuses = True
+    for act in (desk.operators.drain, desk.operators.remove):
+        with pytest.raises(Unavailable):
+            await act("end-0", "alice")
+        assert desk.health() is Health.ALIVE
+    await desk.operators.flush()
+    desk.store.refuses = False
+    await desk.operators.flush()
+    assert set(desk.store.rows) == {"end-0"}, "nodes that came meanwhile are written later"
+
+
+async def test_only_what_is_gone_can_be_forgotten(desk: Desk):
+    with pytest.raises(Conflict, match="would come back"):
+        await desk.operators.forget("end-0")
+    await desk.operators.remove("end-0", "alice")
+    await desk.operators.forget("end-0")
+    assert (desk.health(), desk.store.rows) == (None, {})
+    for act in (desk.operators.drain, desk.operators.remove, desk.operators.resume):
+        with pytest.raises(NotFound):
+            await act("end-0", "alice")
+    with pytest.raises(NotFound):
+        await desk.operators.forget("end-0")
+
+
+async def test_a_node_that_shuts_down_cannot_be_resumed(desk: Desk):
+    desk.devices.heartbeat("end-0", beat(draining=True), desk.clock())
+    with pytest.raises(Conflict, match="shutting down by itself"):
+        await desk.operators.resume("end-0", "alice")
+
+
+async def test_the_table_of_nodes_keeps_what_is_known_but_no_key(tmp_path: Path):
+    async with opened(tmp_path / "x.db") as store:
+        nodes, devices = NodeStore(store.engine, store.commit), DeviceList(TIMES)
+        operators = Operators(devices, nodes, clock=FakeClock())
+        for number in range(1200):
+            devices.register(registration(f"end-{number}", key="a-secret-key"), 0.0)
+        await operators.flush()
+        await operators.drain("end-3", "alice")
+        await operators.trust("end-3", "root", False)
+        devices.leave("end-7", "first-one", 0.1)
+        await operators.flush()
+    async with opened(tmp_path / "x.db") as store:
+        found = {known.registration.node_id: known for known in await NodeStore(store.engine, store.commit).load()}
+        assert set(found) == {f"end-{number}" for number in range(1200)} - {"end-7"}
+        assert (found["end-3"].intent.drained, found["end-3"].intent.trusted, found["end-3"].intent.by) == (
+            True,
+            False,
+            "root",
+        )
+        assert found["end-3"].registration == registration("end-3")
+    assert b"a-secret-key" not in (tmp_path / "x.db").read_bytes()
+
+
+async def test_a_row_that_cannot_be_read_is_left_out(tmp_path: Path):
+    async with opened(tmp_path / "x.db") as store:
+        nodes = NodeStore(store.engine, store.commit)
+        await nodes.save({name: KnownNode(registration=registration(name)) for name in ("end-0", "end-1")})
+        async with store.engine.begin() as connection:
+            await connection.exec_driver_sql("UPDATE terrace_nodes SET registration = '{}' WHERE id = 'end-0'")
+        assert [known.registration.node_id for known in await nodes.load()] == ["end-1"]
