@@ -23,7 +23,19 @@ from models.hierarchy import bundled_hierarchy
 from models.manifest import ModelEntry, weights_folder
 from models.store import ModelStore
 from scheduler.api.privacy import has_audit
-from scheduler.api.routing import CHECKS, NODES, NOSNIFF, USERS, CallerOf, Service, SmallBody, for_users
+from scheduler.api.routing import (
+    ADMINS,
+    CHECKS,
+    NODES,
+    NOSNIFF,
+    OPERATORS,
+    USERS,
+    CallerOf,
+    Service,
+    SmallBody,
+    for_nodes,
+    for_operators,
+)
 from scheduler.api.schemas import AdaptiveReport, MappingReport, Pair, SignIn, WhoAmI
 from scheduler.devices.own_address import OwnAddress
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES, Scheduler
@@ -95,7 +107,7 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
     return Response(status_code=204)
 
 
-@fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks", dependencies=USERS)
+@fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks", dependencies=OPERATORS)
 async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
     """Holds until it is resumed, over restarts of the node and of the scheduler."""
     await scheduler.operators.drain(node_id, _name(caller))
@@ -105,7 +117,7 @@ async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None
     "/v1/devices/{node_id}/drain",
     status_code=204,
     summary="Give a drained node tasks again, or let a removed one register",
-    dependencies=USERS,
+    dependencies=OPERATORS,
 )
 async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
     """409: the node itself is shutting down."""
@@ -113,7 +125,7 @@ async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> Non
 
 
 @fleet.put(
-    "/v1/devices/{node_id}/trust", status_code=204, summary="Say whether a node may see pixels", dependencies=USERS
+    "/v1/devices/{node_id}/trust", status_code=204, summary="Say whether a node may see pixels", dependencies=ADMINS
 )
 async def trust(
     scheduler: Service,
@@ -137,11 +149,12 @@ async def remove(
 ) -> None:
     """Its tasks go to others, and it may not register until it is resumed, or forgotten once it is gone."""
     if incarnation is not None:
+        await for_nodes(caller)
         if caller is not None:
             caller.check_claim(node_id)
         scheduler.devices.leave(node_id, incarnation, time.monotonic())
         return
-    await for_users(caller)
+    await for_operators(caller)
     if forget:
         await scheduler.operators.forget(node_id)
     else:

@@ -13,8 +13,8 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
-from scheduler.api.routing import CHECKS, NOSNIFF, USERS, Service
-from scheduler.api.streams import EVENT_STREAM, NO_STORE, Stream, last_event_of
+from scheduler.api.routing import CHECKS, NOSNIFF, USERS, CallerOf, Service, allowance_of, only_of
+from scheduler.api.streams import EVENT_STREAM, NO_STORE, EventStream, last_event_of
 from scheduler.history.record import COLUMNS, FleetEvent
 from scheduler.history.snapshot import FleetSnapshot, Snapshots
 
@@ -61,9 +61,10 @@ history = APIRouter(tags=["watching"], dependencies=[*CHECKS, *USERS])
     response_class=Response,
     responses=_answers(TypeAdapter(FleetSnapshot).json_schema()),
 )
-async def get_fleet(snapshots: Newest) -> Response:
-    """Nodes, links with what passes them, unfinished jobs. Made once a second at most."""
-    return Response(snapshots.json(), media_type="application/json", headers={**NO_STORE, **NOSNIFF})
+async def get_fleet(snapshots: Newest, caller: CallerOf) -> Response:
+    """Nodes, links with what passes them, unfinished jobs: all for operators, for others their own. Made once a second
+    at most."""
+    return Response(snapshots.json(only_of(caller)), media_type="application/json", headers={**NO_STORE, **NOSNIFF})
 
 
 @history.get(
@@ -74,11 +75,13 @@ async def get_fleet(snapshots: Newest) -> Response:
 )
 async def follow_fleet(
     scheduler: Service,
+    caller: CallerOf,
     snapshots: Newest,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
 ) -> StreamingResponse:
     """`snapshot` carries what `GET /v1/fleet` answers: at once, each second, and where a node changes. `happened`
     carries an event of the history; with `Last-Event-ID`, those that were missed come first."""
+    owner = only_of(caller)
     after = snapshots.record.last_id if last_event_id is None else last_event_of(last_event_id)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
@@ -91,14 +94,16 @@ async def follow_fleet(
                 seen = record.version
                 for event in record.after(after):
                     after = event.id
+                    if not event.concerns(owner):
+                        continue
                     yield b"event: happened\nid: %d\ndata: %s\n\n" % (after, _JSON.encode(event))
-                yield b"event: snapshot\nid: %d\ndata: %s\n\n" % (after, snapshots.json())
+                yield b"event: snapshot\nid: %d\ndata: %s\n\n" % (after, snapshots.json(owner))
             try:
                 await asyncio.wait_for(record.changed(seen), _KEEP_ALIVE_S)
             except TimeoutError:
                 continue
 
-    return Stream(pieces(), media_type=EVENT_STREAM, headers={**NO_STORE, **NOSNIFF})
+    return EventStream(pieces(), allowance_of(caller))
 
 
 @history.get(
@@ -109,11 +114,12 @@ async def follow_fleet(
 )
 async def get_history(
     snapshots: Newest,
+    caller: CallerOf,
     minutes: Annotated[int, Query(ge=1, le=1440, description="Up to an hour by the second, else by the minute.")] = 15,
 ) -> Response:
     """A row per step in each column; null where nothing was measured. It begins anew with each start of the
     scheduler."""
-    record = snapshots.record
+    record, owner = snapshots.record, only_of(caller)
     since = record.wall(time.monotonic()) - 60 * minutes
     ring = record.seconds if minutes <= _SECONDS_MINUTES else record.minutes
     start, rows = ring.since(since)
@@ -121,6 +127,6 @@ async def get_history(
         "start": start,
         "step_s": ring.step_s,
         "columns": dict(zip(COLUMNS, np.round(rows.astype(float), 3).T.tolist(), strict=True)),
-        "events": [event for event in record.events if event.at >= since],
+        "events": [event for event in record.events if event.at >= since and event.concerns(owner)],
     }
     return Response(_JSON.encode(content), media_type="application/json", headers={**NO_STORE, **NOSNIFF})

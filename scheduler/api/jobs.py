@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from scheduler.api.routing import (
@@ -17,8 +17,18 @@ from scheduler.api.routing import (
     Service,
     allowance_of,
     metered,
+    only_of,
 )
-from scheduler.api.streams import EVENT_STREAM, NO_STORE, Stream, as_csv, as_lines, as_server_sent, last_event_of
+from scheduler.api.streams import (
+    EVENT_STREAM,
+    NO_STORE,
+    EventStream,
+    Stream,
+    as_csv,
+    as_lines,
+    as_server_sent,
+    last_event_of,
+)
 from scheduler.ingest.upload import ACCEPTED
 from scheduler.jobs.policy import PolicyRequest
 from scheduler.jobs.service import CLASSIFY_MAX_IMAGES
@@ -80,7 +90,20 @@ def _policy_parameters() -> list[dict[str, Any]]:
 _RESULT = ImageResult.model_json_schema(mode="serialization")
 _UPLOAD = {UPLOAD_FIELDS: True, "requestBody": _BODY, "parameters": _policy_parameters()}
 
-JobId = Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)]
+
+async def _seen(
+    scheduler: Service,
+    caller: CallerOf,
+    job_id: Annotated[str, Path(description="As in `Location` and `id`.", max_length=64)],
+) -> str:
+    """The id of a job that the caller may see. Raises NotFound."""
+    if (owner := only_of(caller)) is not None:
+        await scheduler.check_owner(job_id, owner)
+    return job_id
+
+
+JobId = Annotated[str, Depends(_seen)]
+"""For those who look after the fleet any job, for others one of their own."""
 Cursor = Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")]
 OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only those of this task.")]
 
@@ -113,6 +136,7 @@ async def submit(
         metered(request.stream(), allowance),
         until_gone=cancelled_on_disconnect(request.scope),
         idempotency_key=idempotency_key,
+        owner=None if caller is None else caller.name,
         allowance=allowance,
     )
     response.headers["Location"] = f"/v1/jobs/{job.id}"
@@ -123,11 +147,13 @@ async def submit(
 @jobs.get("/v1/jobs", response_model=JobPage, summary="List jobs, newest first")
 async def list_jobs(
     scheduler: Service,
+    caller: CallerOf,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Cursor = None,
     state: JobState | None = None,
 ) -> JobPage:
-    return await scheduler.page(limit=limit, cursor=cursor, state=state)
+    """All of them for operators, for others their own."""
+    return await scheduler.page(limit=limit, cursor=cursor, state=state, owner=only_of(caller))
 
 
 @jobs.get("/v1/jobs/{job_id}", response_model=Job, summary="A job as it is now")
@@ -195,6 +221,7 @@ async def get_explanation(
 )
 async def get_events(
     scheduler: Service,
+    caller: CallerOf,
     job_id: JobId,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
     only: Annotated[Literal["state"] | None, Query(description="Leave the results out.")] = None,
@@ -203,7 +230,7 @@ async def get_events(
     job. Ends after the final state."""
     after = last_event_of(last_event_id or "0")
     events = await scheduler.events(job_id, after=after, states_only=only is not None)
-    return Stream(as_server_sent(events), media_type=EVENT_STREAM, headers={**NO_STORE, **NOSNIFF})
+    return EventStream(as_server_sent(events), allowance_of(caller))
 
 
 @jobs.get(

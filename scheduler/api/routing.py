@@ -19,19 +19,24 @@ from tierkit.access import CALLER, Allowance, Caller
 from tierkit.http.asgi import read_body
 
 __all__ = [
+    "ADMINS",
     "CHECKS",
     "NDJSON",
     "NODES",
     "NOSNIFF",
+    "OPERATORS",
     "UPLOAD_FIELDS",
     "USERS",
     "CallerOf",
     "Service",
     "SmallBody",
     "allowance_of",
+    "for_admins",
     "for_nodes",
+    "for_operators",
     "for_users",
     "metered",
+    "only_of",
 ]
 
 NOSNIFF = {"X-Content-Type-Options": "nosniff"}
@@ -67,6 +72,23 @@ async def for_users(caller: CallerOf) -> None:
         caller.need("user")
 
 
+async def for_operators(caller: CallerOf) -> None:
+    """A route for those who look after the fleet. Raises Forbidden for others."""
+    if caller is not None:
+        caller.need("operator")
+
+
+async def for_admins(caller: CallerOf) -> None:
+    """A route for those who say whom to trust. Raises Forbidden for others."""
+    if caller is not None:
+        caller.need("admin")
+
+
+def only_of(caller: Caller | None) -> str | None:
+    """Whose jobs alone the caller may see; None: all."""
+    return None if caller is None or caller.may("operator") else caller.name
+
+
 async def for_nodes(caller: CallerOf) -> None:
     """A route for nodes. Raises Forbidden for others."""
     if caller is not None:
@@ -82,12 +104,13 @@ async def metered(stream: AsyncIterable[bytes], allowance: Allowance) -> AsyncIt
     """An upload, counted as it comes.
 
     Raises:
-        LimitReached: before its first byte, when earlier ones have used up the allowance.
+        LimitReached: before its first byte, when earlier ones have used up the allowance, or too many are under way.
     """
     allowance.check_upload(time.monotonic())
-    async for piece in stream:
-        allowance.count_bytes(len(piece), time.monotonic())
-        yield piece
+    with allowance.uploading():
+        async for piece in stream:
+            allowance.count_bytes(len(piece), time.monotonic())
+            yield piece
 
 
 async def _check_query(request: Request) -> None:
@@ -118,4 +141,6 @@ class SmallBody(APIRoute):
 
 CHECKS = [Depends(_check_query)]
 USERS = [Depends(for_users)]
+OPERATORS = [Depends(for_operators)]
+ADMINS = [Depends(for_admins)]
 NODES = [Depends(for_nodes)]

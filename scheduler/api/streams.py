@@ -10,13 +10,15 @@ from typing import Any
 
 import msgspec
 from fastapi.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
+from scheduler.api.routing import NOSNIFF
 from scheduler.jobs.service import Events
 from scheduler.jobs.views import Rows
+from tierkit.access import Allowance
 from tierkit.errors import InvalidInput
 
-__all__ = ["EVENT_STREAM", "NO_STORE", "Stream", "as_csv", "as_lines", "as_server_sent", "last_event_of"]
+__all__ = ["EVENT_STREAM", "NO_STORE", "EventStream", "Stream", "as_csv", "as_lines", "as_server_sent", "last_event_of"]
 
 EVENT_STREAM = "text/event-stream"
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -40,6 +42,22 @@ class Stream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self._pieces):
             await super().stream_response(send)
+
+
+class EventStream(Stream):
+    """Server-sent events; counts as an open stream of its reader.
+
+    Raises:
+        LimitReached: before its first byte, when the reader has too many.
+    """
+
+    def __init__(self, pieces: AsyncGenerator[str | bytes, None], allowance: Allowance) -> None:
+        super().__init__(pieces, media_type=EVENT_STREAM, headers={**NO_STORE, **NOSNIFF})
+        self._allowance = allowance
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._allowance.streaming():
+            await super().__call__(scope, receive, send)
 
 
 async def as_lines(batches: AsyncGenerator[Rows, None]) -> AsyncGenerator[bytes, None]:

@@ -80,10 +80,16 @@ class FleetEvent:
     escalated | began | ended"""
     node: str | None = None
     job: str | None = None
+    owner: str | None = None
+    """Whose job it is."""
     count: int = 1
     """Tasks within a second to which it happened."""
     text: str = ""
     """Why."""
+
+    def concerns(self, owner: str | None) -> bool:
+        """Whether those may see it who see the jobs of one owner alone; None: all jobs."""
+        return owner is None or self.job is None or self.owner == owner
 
 
 class Record:
@@ -113,6 +119,9 @@ class Record:
         self._to_tasks: Counter[_What] = Counter()
         self._why: dict[_What, str] = {}
         self._escalated: set[str] = set()
+        self._owners: dict[str, str | None] = {}
+        """Of jobs that have not ended, or not before this second."""
+        self._ended: list[str] = []
         self._second: int | None = None
         self._now = Counter[str]()
         self._first, self._final = Latencies(), Latencies()
@@ -161,13 +170,15 @@ class Record:
             self._escalated.add(job_id)
             self._note("escalated", now, job=job_id, text="the images that the first answer is unsure of go up")
 
-    def began(self, job_id: str, text: str, now: float) -> None:
+    def began(self, job_id: str, text: str, now: float, owner: str | None = None) -> None:
         """A job has been taken."""
+        self._owners[job_id] = owner
         self._note("began", now, job=job_id, text=text)
 
     def ended(self, job_id: str, text: str, now: float) -> None:
         """A job is over."""
         self._escalated.discard(job_id)
+        self._ended.append(job_id)
         self._note("ended", now, job=job_id, text=text)
 
     # --- for those who look -----------------------------------------------------------------------------------------
@@ -249,7 +260,14 @@ class Record:
         at = self.wall(now)
         self._last_id = max(self._last_id + 1, int(at * 1000))
         event = FleetEvent(
-            id=self._last_id, at=round(at, 3), kind=kind, node=node, job=job, count=count, text=text[:_MOST_SAID]
+            id=self._last_id,
+            at=round(at, 3),
+            kind=kind,
+            node=node,
+            job=job,
+            owner=None if job is None else self._owners.get(job),
+            count=count,
+            text=text[:_MOST_SAID],
         )
         self.events.append(event)
 
@@ -259,6 +277,9 @@ class Record:
             self._note(kind, now, node=node, job=job, count=count, text=self._why[kind, node, job])
         self._to_tasks.clear()
         self._why.clear()
+        for job_id in self._ended:
+            self._owners.pop(job_id, None)
+        self._ended.clear()
         healths: Counter[Health] = Counter()
         for (_, health), number in self._devices.healths().items():
             healths[health] += number

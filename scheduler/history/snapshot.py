@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -73,6 +73,8 @@ class JobNow:
 
     id: str
     name: str | None
+    owner: str | None
+    """Name of the token that submitted it."""
     state: JobState
     reason: str
     images: int
@@ -115,15 +117,25 @@ class Snapshots:
         self._scheduler = scheduler
         self._clock = clock
         self._version = -1
-        self._json = b""
+        self._newest: FleetSnapshot
+        self._json: dict[str | None, bytes] = {}
+        """By whose jobs it shows."""
         self._mapped: tuple[int, dict[str, tuple[str, ...]]] = -1, {}
 
-    def json(self) -> bytes:
-        """The newest one as JSON: made anew only if there is something new."""
+    def json(self, owner: str | None = None) -> bytes:
+        """The newest one as JSON: made anew only if there is something new.
+
+        Args:
+            owner: only their jobs are in it; None: all.
+        """
         if self._version != self.record.version:
             self._version = self.record.version
-            self._json = _ENCODE(self._take())
-        return self._json
+            self._newest = self._take()
+            self._json.clear()
+        if owner not in self._json:
+            running = self._scheduler.running(_MOST_JOBS, owner)
+            self._json[owner] = _ENCODE(replace(self._newest, jobs=tuple(map(self._job, running))))
+        return self._json[owner]
 
     def _take(self) -> FleetSnapshot:
         now, scheduler = self._clock(), self._scheduler
@@ -137,7 +149,7 @@ class Snapshots:
             nodes=tuple(self._node(view, now) for view in views),
             known=scheduler.devices.healths().total(),
             links=self._links([view.device for view in views], now),
-            jobs=tuple(self._job(sink) for sink in scheduler.running(_MOST_JOBS)),
+            jobs=(),
             unfinished=scheduler.unfinished,
             figures=dict(zip(COLUMNS, map(_finite, last), strict=False)),
         )
@@ -200,6 +212,7 @@ class Snapshots:
         return JobNow(
             id=job.id,
             name=job.policy.name,
+            owner=job.owner,
             state=sink.state,
             reason="" if active is None else active.reason,
             images=job.images,

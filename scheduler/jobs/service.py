@@ -119,12 +119,14 @@ class Scheduler:
         *,
         until_gone: AbstractContextManager[None],
         idempotency_key: str | None,
+        owner: str | None = None,
         allowance: Allowance = UNLIMITED,
     ) -> tuple[Job, bool]:
         """Receive an upload and make it a job. A failure before the job is stored leaves nothing behind.
 
         Args:
             until_gone: cancels what runs inside when the client has gone.
+            owner: whose job it is.
             allowance: the limits of the caller.
 
         Returns:
@@ -139,19 +141,21 @@ class Scheduler:
         """
         if idempotency_key is not None and not 0 < len(idempotency_key) <= _MAX_KEY:
             raise InvalidInput(f"an Idempotency-Key has 1 to {_MAX_KEY} characters")
+        if idempotency_key is not None and owner is not None:
+            idempotency_key = hashlib.sha256(f"{owner}\n{idempotency_key}".encode()).hexdigest()  # a key is one's own
         # A repeated submission is no further job.
         further = idempotency_key is None or await self._store.by_idempotency_key(idempotency_key) is None
-        with spooled(self.settings.state) as spool, self._counted(allowance, check=further):
+        with spooled(self.settings.state) as spool, self._counted(owner, allowance, check=further):
             upload = await receive_upload(headers, query, stream, spool, self.settings)
             policy = self._settle(upload.policy)
             with self._inputs.create(max_images=self.settings.max_images) as writer:
                 facts = await self._read(upload, spool, writer, until_gone)
                 sha256 = await asyncio.to_thread(self._inputs.keep, writer)
             policy = policy.model_copy(update={"batch_size": min(policy.batch_size, writer.images_per_task)})
-            return await self._store_job(policy, sha256, writer.images, facts, idempotency_key, allowance)
+            return await self._store_job(policy, sha256, writer.images, facts, idempotency_key, owner)
 
     @contextmanager
-    def _counted(self, allowance: Allowance, *, check: bool) -> Iterator[None]:
+    def _counted(self, owner: str | None, allowance: Allowance, *, check: bool) -> Iterator[None]:
         """Count an upload that will be a job.
 
         Raises:
@@ -162,7 +166,7 @@ class Scheduler:
             taken = self.dispatcher.unfinished + self._submissions
             if taken >= self.settings.max_unfinished_jobs:
                 raise Overloaded(f"{taken} jobs are unfinished or being submitted; try again later", retry_after_s=5)
-            allowance.check_jobs()
+            allowance.check_jobs(sum(sink.job.owner == owner for sink in self._sinks.values()))
         self._submissions += 1
         allowance.submitting += 1
         try:
@@ -198,12 +202,13 @@ class Scheduler:
         images: int,
         facts: ImageFacts,
         key: str | None,
-        allowance: Allowance,
+        owner: str | None,
     ) -> tuple[Job, bool]:
         now = time.time()
         fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
         job = JobRow(
             id=new_job_id(now),
+            owner=owner,
             policy=policy,
             images=images,
             input_sha256=sha256,
@@ -223,13 +228,12 @@ class Scheduler:
             self._inputs.release(sha256)
             if stored.fingerprint != fingerprint:
                 raise Conflict(
-                    f"the Idempotency-Key {key!r} belongs to job {stored.id} with another content or policy; "
-                    "use a fresh key"
+                    f"this Idempotency-Key belongs to job {stored.id} with another content or policy; use a fresh key"
                 )
             return self._shown(stored), False
         tasks = [_task(job, index) for index in range(job.tasks)]
         progress = self._progress(job, facts)
-        self._activate(job, self._inputs.open(sha256, images), tasks, progress, allowance)
+        self._activate(job, self._inputs.open(sha256, images), tasks, progress)
         _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
         return await self._named(self._shown(job)), True
 
@@ -239,14 +243,10 @@ class Scheduler:
         images: JobImages,
         tasks: Sequence[ActiveTask],
         progress: Progress,
-        allowance: Allowance = UNLIMITED,
     ) -> None:
-        allowance.jobs.add(job.id)
-
         def on_end() -> None:
             del self._sinks[job.id]
             self.dispatcher.record.ended(job.id, _in_short(job, sink.state), time.monotonic())
-            allowance.jobs.discard(job.id)
             self._inputs.release(job.input_sha256)
             self._tell(job.id)
 
@@ -262,7 +262,7 @@ class Scheduler:
             deadline=time.monotonic() + job.deadline_at - time.time(),
         )
         sink.mapping = active.mapping
-        self.dispatcher.record.began(job.id, _in_short(job, sink.state), time.monotonic())
+        self.dispatcher.record.began(job.id, _in_short(job, sink.state), time.monotonic(), job.owner)
         self.dispatcher.add(active)
 
     # --- after a restart ------------------------------------------------------------------------------------------
@@ -314,9 +314,14 @@ class Scheduler:
         """Jobs that wait or run."""
         return len(self._sinks)
 
-    def running(self, most: int) -> list[DurableSink]:
-        """The newest unfinished jobs, the newest first."""
-        return list(itertools.islice(reversed(self._sinks.values()), most))
+    def running(self, most: int, owner: str | None = None) -> list[DurableSink]:
+        """The newest unfinished jobs, the newest first.
+
+        Args:
+            owner: only theirs; None for all.
+        """
+        wanted = (sink for sink in reversed(self._sinks.values()) if owner in (None, sink.job.owner))
+        return list(itertools.islice(wanted, most))
 
     async def view(self, job_id: str) -> Job:
         """A job as it is now. Raises NotFound."""
@@ -356,11 +361,22 @@ class Scheduler:
         sink = self._sinks.get(job_id)
         return sink.state if sink is not None else (await self._store.get(job_id)).state
 
-    async def page(self, *, limit: int, cursor: str | None, state: JobState | None) -> JobPage:
-        """Jobs, newest first. Raises InvalidInput for a cursor that no page has given."""
+    async def check_owner(self, job_id: str, owner: str) -> None:
+        """Raises NotFound for the jobs of others: they are not there for this caller."""
+        if (await self._store.get(job_id)).owner != owner:
+            raise NotFound(f"no job {job_id[:64]!r}")
+
+    async def page(
+        self, *, limit: int, cursor: str | None, state: JobState | None, owner: str | None = None
+    ) -> JobPage:
+        """Jobs, newest first. Raises InvalidInput for a cursor that no page has given.
+
+        Args:
+            owner: only theirs; None for all.
+        """
         if cursor is not None and not is_job_id(cursor):
             raise InvalidInput(f"cursor is the next_cursor of the page before, not {cursor[:32]!r}")
-        rows = await self._store.page(limit=limit + 1, before=cursor, state=state)
+        rows = await self._store.page(limit=limit + 1, before=cursor, state=state, owner=owner)
         shown = [await self._current(row) for row in rows[:limit]]
         return JobPage(jobs=tuple(map(self._shown, shown)), next_cursor=shown[-1].id if len(rows) > limit else None)
 

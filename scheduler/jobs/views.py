@@ -68,6 +68,7 @@ def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any]
     return Job(
         id=row.id,
         name=row.policy.name,
+        owner=row.owner,
         state=state,
         reason=reason,
         scheme=row.policy.scheme,

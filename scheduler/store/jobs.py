@@ -58,6 +58,8 @@ class JobRow:
     """A job as the database has it, without what grows with the number of images."""
 
     id: str
+    owner: str | None = None
+    """Name of the token that submitted it; None where none was asked for."""
     state: JobState = JobState.QUEUED
     reason: str = "waiting for its first task to be sent"
     policy: JobPolicy
@@ -163,13 +165,21 @@ class JobStore:
     async def by_idempotency_key(self, key: str) -> JobRow | None:
         return next(iter(await self._jobs(_JOBS.where(jobs.c.idempotency_key == key))), None)
 
-    async def page(self, *, limit: int, before: str | None, state: JobState | None) -> list[JobRow]:
-        """Up to `limit` jobs, newest first, those older than the job id `before`."""
+    async def page(
+        self, *, limit: int, before: str | None, state: JobState | None, owner: str | None = None
+    ) -> list[JobRow]:
+        """Up to `limit` jobs, newest first, those older than the job id `before`.
+
+        Args:
+            owner: only theirs; None for all.
+        """
         query = _JOBS.order_by(jobs.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(jobs.c.id < before)
         if state is not None:
             query = query.where(jobs.c.state == state)
+        if owner is not None:
+            query = query.where(jobs.c.owner == owner)
         return await self._jobs(query)
 
     async def unfinished(self) -> list[JobRow]:

@@ -48,9 +48,11 @@ def list_jobs(
     if not page.jobs:
         screen().print("no jobs yet; submit one with [bold]terrace classify[/bold]")
         return
+    owned = any(job.owner for job in page.jobs)
     table = Listing(
         Column(title="job"),
         Column(title="name", rank=4, max_width=_NAME_WIDTH),
+        *([Column(title="owner", rank=4)] if owned else []),
         Column(title="state", rank=1),
         Column(title="images", rank=3, right=True),
         Column(title="unanswered", rank=2, right=True),
@@ -62,6 +64,7 @@ def list_jobs(
         table.add_row(
             job.id,
             job.name or "",
+            *([job.owner or ""] if owned else []),
             job.state,
             f"{job.images:,}",
             f"{job.failed_images:,}",

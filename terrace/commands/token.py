@@ -7,14 +7,14 @@ import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
 from terrace.console import Column, Listing, print_json, screen
 from terrace.options import Json
-from tierkit.access import TokenEntry, digest_of, new_token, read_book
+from tierkit.access import TokenEntry, TokenRole, digest_of, new_token, read_book
 from tierkit.access.editing import added, editing, revoked, rotated, write_private
 from tierkit.errors import SetupError
 from tierkit.types import Tier
@@ -51,7 +51,12 @@ Expires = Annotated[
 def create(
     name: Annotated[str, typer.Option(metavar="NAME", help="Whose token it is.", show_default=False)],
     role: Annotated[
-        Literal["user", "node"], typer.Option(help="user: the job API; node: registration.", show_default=False)
+        TokenRole,
+        typer.Option(
+            help="user: jobs of one's own; operator: all jobs, drain and remove nodes; admin: trust as well; node: "
+            "registration.",
+            show_default=False,
+        ),
     ],
     tokens: TokensFile = DEFAULT_TOKENS,
     expires: Expires = None,
@@ -65,9 +70,11 @@ def create(
     tier: Annotated[
         list[Tier] | None, typer.Option(help="Node: a tier that it may join; may be repeated. Default: all.")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="User: limit of requests.")] = None,
-    upload_bytes_per_minute: Annotated[int | None, typer.Option(min=1, help="User: limit of uploads.")] = None,
-    unfinished_jobs: Annotated[int | None, typer.Option(min=1, help="User: limit of jobs at a time.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="People: limit of requests.")] = None,
+    upload_bytes_per_minute: Annotated[int | None, typer.Option(min=1, help="People: limit of bytes sent.")] = None,
+    unfinished_jobs: Annotated[int | None, typer.Option(min=1, help="People: limit of jobs at a time.")] = None,
+    uploads: Annotated[int | None, typer.Option(min=1, help="People: limit of uploads at a time.")] = None,
+    streams: Annotated[int | None, typer.Option(min=1, help="People: limit of event streams at a time.")] = None,
 ) -> None:
     """Make a token, show it this once or write it into a file of its own, and add its hash to the file of tokens."""
     token, now = new_token(), _now()
@@ -81,6 +88,8 @@ def create(
             requests_per_minute=requests_per_minute,
             upload_bytes_per_minute=upload_bytes_per_minute,
             unfinished_jobs=unfinished_jobs,
+            uploads=uploads,
+            streams=streams,
             nodes=tuple(node or ()),
             tiers=tuple(tier or ()),
         )
@@ -166,6 +175,8 @@ def _scope(entry: TokenEntry) -> str:
         "requests a minute": entry.requests_per_minute,
         "bytes a minute": entry.upload_bytes_per_minute,
         "unfinished jobs": entry.unfinished_jobs,
+        "uploads at a time": entry.uploads,
+        "event streams": entry.streams,
     }
     return ", ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit is not None) or "no limits"
 

@@ -18,7 +18,7 @@ from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import Client
 from tierkit.testing import ServiceProcess, service_process
 
-ALICE, PI = new_token(), new_token()
+ALICE, PI, BOB = (new_token() for _ in range(3))
 NODE, JOB = "pi-of-alice", "job-of-alice"
 UNSIGNED = r"status of 401|status of 403"
 AWAY = r"ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE|status of 503"
@@ -44,7 +44,8 @@ class Hub:
         self._stack = ExitStack()
         if tokens:
             book = [
-                TokenEntry(name="alice", role="user", sha256=digest_of(ALICE.encode()).hex()),
+                TokenEntry(name="alice", role="operator", sha256=digest_of(ALICE.encode()).hex()),
+                TokenEntry(name="bob", role="user", sha256=digest_of(BOB.encode()).hex()),
                 TokenEntry(name="pi", role="node", sha256=digest_of(PI.encode()).hex()),
             ]
             self._write("tokens.toml", write_book(book))
@@ -110,8 +111,20 @@ def sign_in(page: Page, token: str) -> None:
 
 
 def signed_in(page: Page) -> None:
-    expect(page.locator("#who")).to_contain_text("alice (user)")
+    expect(page.locator("#who")).to_contain_text("alice (operator)")
     expect(page.get_by_test_id("sign-in")).to_have_count(0)
+
+
+def test_who_may_not_drain_nodes_has_no_button_for_it(hub: Hub, open_page: OpenPage) -> None:
+    page = open_page(f"{hub.url}/ui", allowed=UNSIGNED)
+    sign_in(page, BOB)
+    expect(page.locator("#who")).to_contain_text("bob (user)")
+    node = page.locator(f'[data-testid=node][data-node="{NODE}"]')
+    expect(node).to_be_visible()
+    expect(node.get_by_role("button")).to_have_count(0)
+    page.locator("nav").get_by_role("link", name="Jobs").click()
+    expect(page.get_by_text("No job", exact=False)).to_be_visible()
+    expect(page.get_by_text(JOB)).to_have_count(0)
 
 
 ADDRESSES = ("", *(f"/{name}" for name in PAGES if name != "fleet"), "/jobs/some-job")

@@ -6,7 +6,7 @@ from tierkit.access.files import check_private, checked_token, follow_files, rea
 from tierkit.access.gate import Gate
 from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
 from tierkit.access.tls import ServerTls, client_context, tls_trouble
-from tierkit.access.tokens import TokenEntry, digest_of, new_token, read_book, write_book
+from tierkit.access.tokens import TokenEntry, TokenRole, digest_of, new_token, read_book, write_book
 
 __all__ = [
     "CALLER",
@@ -21,6 +21,7 @@ __all__ = [
     "ServerTls",
     "Sessions",
     "TokenEntry",
+    "TokenRole",
     "check_host",
     "check_origin",
     "check_private",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 from tierkit.access.tokens import TokenEntry
@@ -15,13 +17,19 @@ __all__ = ["CALLER", "Allowance", "Caller", "Role"]
 CALLER = "terrace.caller"
 """Key in the ASGI scope under which the gate leaves the caller; absent where a service is open to all."""
 
-Role = Literal["user", "node", "fleet"]
-"""`fleet`: the holders of a node's own key, its scheduler and the end nodes that the scheduler sends there."""
+Role = Literal["user", "operator", "admin", "node", "fleet"]
+"""Those of tokens, and `fleet`: the holders of a node's own key, its scheduler and the end nodes that the scheduler
+sends there."""
+
+_INCLUDES: Mapping[Role, tuple[Role, ...]] = {"operator": ("user",), "admin": ("operator", "user")}
+"""Whose rights a role has besides its own."""
+
+_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What one name may still do. Holds two buckets and a set of job ids, however much is asked.
+    """What one name may still do. Holds two buckets and three counts, however much is asked.
 
     A bucket holds one minute's worth, and may be overdrawn by what is charged after the fact. So in any minute at most
     twice the limit passes, and the limit on average.
@@ -31,16 +39,20 @@ class Allowance:
     requests: TokenBucket | None = None
     upload: TokenBucket | None = None
     max_jobs: int | None = None
-    jobs: set[str] = field(default_factory=set)
-    """Unfinished jobs that it has submitted."""
+    max_uploads: int | None = None
+    max_streams: int | None = None
     submitting: int = 0
     """Uploads under way that will be jobs."""
+    uploads: int = 0
+    """Uploads under way."""
+    streams: int = 0
+    """Open event streams."""
 
     def adopt(self, entry: TokenEntry) -> None:
         """Take over the limits of an entry, and keep what has been used up of those that stay."""
         self.requests = _bucket(self.requests, entry.requests_per_minute)
         self.upload = _bucket(self.upload, entry.upload_bytes_per_minute)
-        self.max_jobs = entry.unfinished_jobs
+        self.max_jobs, self.max_uploads, self.max_streams = entry.unfinished_jobs, entry.uploads, entry.streams
 
     def take_request(self, now: float) -> None:
         """Count a request. Raises LimitReached when there were too many."""
@@ -57,12 +69,39 @@ class Allowance:
         if self.upload is not None:
             self.upload.take(now, amount)
 
-    def check_jobs(self) -> None:
-        """Before a job is accepted. Raises LimitReached when too many are unfinished."""
-        if self.max_jobs is not None and len(self.jobs) + self.submitting >= self.max_jobs:
-            raise LimitReached(
-                f"{self.name!r} may have {self.max_jobs} unfinished jobs, and has them now", retry_after_s=5.0
-            )
+    def check_jobs(self, unfinished: int) -> None:
+        """Before a job is accepted. Raises LimitReached when too many are unfinished.
+
+        Args:
+            unfinished: jobs of this name that wait or run.
+        """
+        if self.max_jobs is not None and unfinished + self.submitting >= self.max_jobs:
+            raise self._too_many(self.max_jobs, "unfinished jobs")
+
+    @contextmanager
+    def uploading(self) -> Iterator[None]:
+        """Count an upload. Raises LimitReached when too many are under way."""
+        if self.max_uploads is not None and self.uploads >= self.max_uploads:
+            raise self._too_many(self.max_uploads, "uploads under way")
+        self.uploads += 1
+        try:
+            yield
+        finally:
+            self.uploads -= 1
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Count an event stream. Raises LimitReached when too many are open."""
+        if self.max_streams is not None and self.streams >= self.max_streams:
+            raise self._too_many(self.max_streams, "event streams open")
+        self.streams += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1
+
+    def _too_many(self, most: int, what: str) -> LimitReached:
+        return LimitReached(f"{self.name!r} may have {most} {what}, and has them now", retry_after_s=_AGAIN_S)
 
     def _check(self, bucket: TokenBucket | None, what: str, now: float) -> None:
         if bucket is not None and (wait_s := bucket.wait_s(now)):
@@ -86,10 +125,14 @@ class Caller:
     entry: TokenEntry | None = None
     allowance: Allowance | None = None
 
-    def need(self, *roles: Role) -> None:
-        """Raises Forbidden for other roles."""
-        if self.role not in roles:
-            raise Forbidden(f"the token of {self.name!r} has the role {self.role}; this takes {' or '.join(roles)}")
+    def may(self, role: Role) -> bool:
+        """Whether it has the rights of a role."""
+        return role in (self.role, *_INCLUDES.get(self.role, ()))
+
+    def need(self, role: Role) -> None:
+        """Raises Forbidden without the rights of a role."""
+        if not self.may(role):
+            raise Forbidden(f"the token of {self.name!r} has the role {self.role}; this takes {role}")
 
     def check_claim(self, node_id: str, tier: Tier | None = None) -> None:
         """A node speaks for itself alone.

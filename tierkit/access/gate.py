@@ -84,7 +84,7 @@ class Gate:
         try:
             caller, by_cookie = self._identify(headers)
             check_origin(method, scheme, headers, by_cookie=by_cookie)
-            if caller.role not in self._roles:
+            if not any(caller.may(role) for role in self._roles):
                 raise Forbidden(f"the token of {caller.name!r} has the role {caller.role}, which is not served here")
             if caller.allowance is not None:
                 caller.allowance.take_request(self._clock())
@@ -99,7 +99,7 @@ class Gate:
 
         Raises:
             Unauthenticated, LimitReached: as `admit`.
-            Forbidden: not the token of a user.
+            Forbidden: the token of a node.
         """
         assert self.sessions is not None
         caller = self.admit([(b"authorization", b"Bearer " + token.encode(errors="replace"))])

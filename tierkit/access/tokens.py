@@ -31,7 +31,9 @@ from tierkit.errors import SetupError
 from tierkit.types import Tier
 from tierkit.wire.messages import NodeId
 
-__all__ = ["TokenEntry", "digest_of", "new_token", "read_book", "write_book"]
+__all__ = ["TokenEntry", "TokenRole", "digest_of", "new_token", "read_book", "write_book"]
+
+TokenRole = Literal["user", "operator", "admin", "node"]
 
 _PREFIX = "terrace_"
 """Lets people and scanners for leaked secrets see what it is."""
@@ -57,19 +59,24 @@ class TokenEntry(BaseModel):
 
     name: NodeId
     """Whose it is. Several tokens may have one name while they are exchanged; limits count per name."""
-    role: Literal["user", "node"]
-    """`user` may use the job API and a node's models; `node` may register, send heartbeats and fetch weights."""
+    role: TokenRole
+    """`user` submits jobs, sees and cancels their own, and uses a node's models; `operator` sees and cancels all jobs,
+    drains and removes nodes as well; `admin` also says whom to trust. `node` registers and fetches networks."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
     """Of the token. Messages do not repeat it: it may be the token itself, by mistake."""
     created: AwareDatetime | None = None
     expires: AwareDatetime | None = None
     """Refused from then on, by the clock of the service that is asked. None: never."""
     requests_per_minute: PositiveInt | None = None
-    """User: requests on average, and at once at most."""
+    """People: requests on average, and at once at most."""
     upload_bytes_per_minute: PositiveInt | None = None
-    """User: bytes of images on average. An upload that has begun is completed; the next one waits."""
+    """People: bytes of images on average. An upload that has begun is completed; the next one waits."""
     unfinished_jobs: PositiveInt | None = None
-    """User: jobs that wait or run at a time."""
+    """People: jobs that wait or run at a time."""
+    uploads: PositiveInt | None = None
+    """People: uploads under way at a time."""
+    streams: PositiveInt | None = None
+    """People: event streams open at a time."""
     nodes: Annotated[tuple[Annotated[str, Field(pattern=_PATTERN)], ...], Field(max_length=64)] = ()
     """Node: ids that it may take, `*` and `?` as in a shell. Default: the token's name, and that with "-" and more."""
     tiers: tuple[Tier, ...] = ()
@@ -77,8 +84,8 @@ class TokenEntry(BaseModel):
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
-        limits = ("requests_per_minute", "upload_bytes_per_minute", "unfinished_jobs")
-        for name in ("nodes", "tiers") if self.role == "user" else limits:
+        limits = ("requests_per_minute", "upload_bytes_per_minute", "unfinished_jobs", "uploads", "streams")
+        for name in limits if self.role == "node" else ("nodes", "tiers"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not for tokens of the role {self.role}")
         return self

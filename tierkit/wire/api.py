@@ -139,6 +139,8 @@ class Job(_Value):
 
     id: str
     name: str | None = None
+    owner: str | None = None
+    """Name of the token that submitted it; None where none was asked for."""
     state: JobState
     reason: str = ""
     """Why it waits, failed or misses answers; "" when all is well."""

@@ -4,7 +4,7 @@ import { follow, send } from "./api.js";
 import { attribute, confirmed, el, figure, replace, text } from "./dom.js";
 import { milliseconds, number, span } from "./format.js";
 import { FleetMap } from "./map.js";
-import { attempt, begin, main } from "./shell.js";
+import { attempt, begin, caller, main } from "./shell.js";
 import { Table } from "./table.js";
 
 /** @typedef {import("./types").FleetSnapshot} FleetSnapshot */
@@ -72,6 +72,7 @@ function speed(cell, node) {
 
 /** @param {HTMLElement} cell @param {NodeNow} node */
 function actions(cell, node) {
+  if (!caller.operates) return;
   const gone = node.health === "dead" || node.health === "removed";
   const kind = `${node.health === "removed" ? "resume" : node.draining ? "undrain" : gone ? "" : "drain"} ${gone ? "forget" : "remove"}`;
   if (cell.dataset.kind === kind) return;

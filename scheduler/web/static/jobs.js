@@ -56,7 +56,7 @@ function link(cell, job) {
   if (!cell.firstChild) cell.append(el("a", { href: `/ui/jobs/${encodeURIComponent(job.id)}` }));
   const [anchor] = cell.children;
   text(anchor, job.name || job.id);
-  attribute(anchor, "title", job.name ? `${job.name} (${job.id})` : null);
+  attribute(anchor, "title", [job.name ? `${job.name} (${job.id})` : "", job.owner ? `of ${job.owner}` : ""].filter(Boolean).join(", ") || null);
 }
 
 /** @param {Job} job */

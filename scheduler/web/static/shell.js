@@ -3,6 +3,9 @@
 import { ApiError, get, send } from "./api.js";
 import { el, replace } from "./dom.js";
 
+/** Who looks: whether they may drain and remove nodes. Known when a page begins. */
+export const caller = { operates: true };
+
 /** The element that a page fills. */
 export const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 
@@ -64,16 +67,17 @@ export function atMost(pauseMs, act) {
 }
 
 async function showCaller() {
-  const caller = await get("/v1/whoami");
+  const holder = await get("/v1/whoami");
+  caller.operates = holder.name === null || ["operator", "admin"].includes(holder.role);
   const place = document.getElementById("who");
-  if (!place || caller.name === null) return;
+  if (!place || holder.name === null) return;
   const leave = async () => {
     await send("DELETE", "/v1/session");
     location.reload();
   };
   replace(
     place,
-    el("span", {}, `${caller.name} (${caller.role})`),
+    el("span", {}, `${holder.name} (${holder.role})`),
     el("button", { type: "button", class: "quiet", click: () => attempt(leave) }, "Sign out"),
   );
 }

@@ -32,6 +32,7 @@ export interface LinkNow {
 export interface JobNow {
   id: string;
   name: string | null;
+  owner: string | null;
   state: string;
   reason: string;
   images: number;

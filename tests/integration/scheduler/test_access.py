@@ -14,14 +14,14 @@ from fastapi.routing import APIRoute
 
 from scheduler.api.fleet import about, fleet
 from scheduler.api.jobs import jobs
-from scheduler.api.routing import for_nodes, for_users
+from scheduler.api.routing import for_admins, for_nodes, for_operators, for_users
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import connected, wait_for
 
-ALICE, BOB, DAVE, PI, ANY, OLD = TOKENS = [new_token() for _ in range(6)]
+ALICE, BOB, DAVE, PI, ANY, OLD, OLGA, ROOT, EVE = TOKENS = [new_token() for _ in range(9)]
 
 
 def entry(token: str, **fields: Any) -> TokenEntry:
@@ -31,6 +31,9 @@ def entry(token: str, **fields: Any) -> TokenEntry:
 ENTRIES = (
     entry(ALICE, name="alice", role="user"),
     entry(BOB, name="bob", role="user", upload_bytes_per_minute=5000, unfinished_jobs=1),
+    entry(EVE, name="eve", role="user", uploads=1, streams=1),
+    entry(OLGA, name="olga", role="operator"),
+    entry(ROOT, name="root", role="admin"),
     entry(PI, name="pi", role="node", tiers=("end",)),
     entry(ANY, name="any", role="node", nodes=("*",)),
     entry(DAVE, name="dave", role="user", requests_per_minute=2),
@@ -104,35 +107,125 @@ async def test_paths_that_only_look_open_are_not(closed: Any) -> None:
         assert (await closed.http.send(request)).status_code == 401, path
 
 
-ROLES = (  # what a user gets, and what a node gets
-    ("GET", "/v1/jobs", 200, 403),
-    ("POST", "/v1/classify", 400, 403),
-    ("DELETE", "/v1/jobs/0", 404, 403),
-    ("GET", "/v1/jobs/0/images/0", 404, 403),
-    ("GET", "/v1/devices", 200, 403),
-    ("GET", "/v1/mapping", 200, 403),
-    ("POST", "/v1/devices/x/drain", 404, 403),
-    ("DELETE", "/v1/devices/x/drain", 404, 403),
-    ("DELETE", "/v1/devices/x", 404, 403),
-    ("GET", "/v1/models", 200, 200),
-    ("GET", "/v1/models/small/file", 404, 404),
-    ("GET", "/v1/info", 200, 403),
-    ("GET", "/v1/whoami", 200, 200),
-    ("GET", "/metrics", 200, 200),
+ROLES = (  # what a user, an operator, an admin and a node get
+    ("GET", "/v1/jobs", 200, 200, 200, 403),
+    ("POST", "/v1/classify", 400, 400, 400, 403),
+    ("DELETE", "/v1/jobs/0", 404, 404, 404, 403),
+    ("GET", "/v1/jobs/0/images/0", 404, 404, 404, 403),
+    ("GET", "/v1/devices", 200, 200, 200, 403),
+    ("GET", "/v1/mapping", 200, 200, 200, 403),
+    ("POST", "/v1/devices/x/drain", 403, 404, 404, 403),
+    ("DELETE", "/v1/devices/x/drain", 403, 404, 404, 403),
+    ("DELETE", "/v1/devices/x", 403, 404, 404, 403),
+    ("DELETE", "/v1/devices/x?forget=true", 403, 404, 404, 403),
+    ("DELETE", "/v1/devices/x?incarnation=1", 403, 403, 403, 404),
+    ("PUT", "/v1/devices/x/trust?trusted=yes", 403, 403, 404, 403),
+    ("GET", "/v1/models", 200, 200, 200, 200),
+    ("GET", "/v1/models/small/file", 404, 404, 404, 404),
+    ("GET", "/v1/info", 200, 200, 200, 403),
+    ("GET", "/v1/fleet", 200, 200, 200, 403),
+    ("GET", "/v1/whoami", 200, 200, 200, 200),
+    ("GET", "/metrics", 200, 200, 200, 200),
 )
 
 
 async def test_roles(closed: Any) -> None:
-    for method, path, user, node in ROLES:
-        for token, status in ((ALICE, user), (ANY, node)):
+    callers = ((ALICE, "user"), (OLGA, "operator"), (ROOT, "admin"), (ANY, "node"))
+    for method, path, *expected in ROLES:
+        for (token, role), status in zip(callers, expected, strict=True):
             answer = await closed.http.request(method, path, headers=bearer(token))
-            assert answer.status_code == status, (method, path, answer.text)
+            assert answer.status_code == status, (method, path, role, answer.text)
             if status == 403:
-                assert "the token of 'any' has the role node; this takes user" in answer.json()["error"]
+                assert f"has the role {role}; this takes " in answer.json()["error"]
+
+
+async def test_users_see_and_cancel_their_own_jobs_alone(closed: Any, kit: Any) -> None:
+    body, headers = kit.tensor_body(kit.images(3))
+    jobs: dict[str, str] = {}
+    for token in (ALICE, DAVE, OLGA):
+        sent = await closed.http.post(
+            "/v1/jobs?name=theirs", content=body, headers={**headers, **bearer(token), "Idempotency-Key": "the same"}
+        )
+        assert sent.status_code == 202, "a key is one's own"
+        jobs[token] = sent.json()["id"]
+        assert sent.json()["owner"] == {ALICE: "alice", DAVE: "dave", OLGA: "olga"}[token]
+
+    async def seen(token: str) -> set[str]:
+        listed = (await closed.http.get("/v1/jobs", headers=bearer(token))).json()["jobs"]
+        fleet = (await closed.http.get("/v1/fleet", headers=bearer(token))).json()["jobs"]
+        history = (await closed.http.get("/v1/history", headers=bearer(token))).json()["events"]
+        shown = [{job["id"] for job in listed}, {job["id"] for job in fleet}, {event["job"] for event in history}]
+        assert shown[0] == shown[1] == shown[2]
+        return shown[0]
+
+    assert await seen(ALICE) == {jobs[ALICE]}
+    assert await seen(OLGA) == await seen(ROOT) == set(jobs.values())
+    for rest in ("", "/results", "/attempts", "/explain", "/events", "/images/0"):
+        theirs = await closed.http.get(f"/v1/jobs/{jobs[DAVE]}{rest}", headers=bearer(ALICE))
+        none = await closed.http.get(f"/v1/jobs/{'0' * 20}{rest}", headers=bearer(ALICE))
+        assert (theirs.status_code, theirs.json()["error"]) == (404, f"no job '{jobs[DAVE]}'")
+        assert none.status_code == 404
+    assert (await closed.http.delete(f"/v1/jobs/{jobs[DAVE]}", headers=bearer(ALICE))).status_code == 404
+    assert (await closed.http.delete(f"/v1/jobs/{jobs[ALICE]}", headers=bearer(ALICE))).status_code == 200
+    assert (await closed.http.delete(f"/v1/jobs/{jobs[DAVE]}", headers=bearer(OLGA))).status_code == 200
+
+
+async def test_a_live_stream_of_the_fleet_shows_no_jobs_of_others(closed: Any, kit: Any) -> None:
+    body, headers = kit.tensor_body(kit.images(3))
+    own = (await closed.http.post("/v1/jobs", content=body, headers={**headers, **bearer(ALICE)})).json()["id"]
+    async with closed.http.stream("GET", "/v1/fleet/events", headers=bearer(ALICE)) as stream:
+        sent = await closed.http.post("/v1/jobs", content=body, headers={**headers, **bearer(OLGA)})
+        other = sent.json()["id"]
+        await closed.http.delete(f"/v1/jobs/{own}", headers=bearer(ALICE))
+        text = ""
+        async for line in stream.aiter_lines():
+            text += line
+            if '"kind":"ended"' in line:
+                break
+    assert own in text
+    assert other not in text
+
+
+async def test_uploads_and_streams_at_a_time_are_limited(closed: Any, kit: Any) -> None:
+    async with closed.http.stream("GET", "/v1/fleet/events", headers=bearer(EVE)) as stream:
+        assert stream.status_code == 200
+        second = await closed.http.get("/v1/fleet/events", headers=bearer(EVE))
+        assert (second.status_code, second.headers["retry-after"]) == (429, "5")
+        assert "'eve' may have 1 event streams open" in second.json()["error"]
+
+    async def again() -> bool:
+        async with closed.http.stream("GET", "/v1/fleet/events", headers=bearer(EVE)) as stream:
+            return bool(stream.status_code == 200)
+
+    await wait_for(again, what="the end of the stream")
+    body, headers = kit.tensor_body(kit.images(1))
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[:1000]
+        await asyncio.Event().wait()
+
+    async def refused() -> bool:
+        answer = await closed.http.post("/v1/jobs", content=body, headers={**headers, **bearer(EVE)})
+        return "uploads under way" in answer.text and answer.status_code == 429
+
+    upload = asyncio.create_task(closed.http.post("/v1/jobs", content=slowly(), headers={**headers, **bearer(EVE)}))
+    await wait_for(refused, what="the upload to be counted")
+    upload.cancel()
+
+
+async def test_unfinished_jobs_count_over_a_restart(kit: Any, settings: SchedulerSettings, tokens: Path) -> None:
+    settings = settings.model_copy(update={"tokens": tokens})
+    body, headers = kit.tensor_body(kit.images(1))
+    bobs = {**headers, **bearer(BOB)}
+    async with kit.scheduler(settings) as running:
+        assert (await running.http.post("/v1/jobs", content=body, headers=bobs)).status_code == 202
+    async with kit.scheduler(settings) as running:
+        second = await running.http.post("/v1/jobs", content=body, headers=bobs)
+        assert (second.status_code, "unfinished jobs" in second.text) == (429, True)
 
 
 FOR_BOTH = {
-    ("DELETE", "/v1/devices/{node_id}"),  # a node its own
+    ("DELETE", "/v1/devices/{node_id}"),  # a node its own place; operators others
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}/file"),
     ("GET", "/v1/whoami"),
@@ -145,10 +238,11 @@ def test_every_route_has_said_whose_it_is() -> None:
     """A route that is added later is not open to nodes because nobody has thought of it."""
     routes = [route for router in (jobs, fleet, about) for route in router.routes if isinstance(route, APIRoute)]
     assert len(routes) > 15
+    said = {for_users, for_operators, for_admins, for_nodes}
     for_both = {
         (method, route.path)
         for route in routes
-        if not {for_users, for_nodes} & {dependency.call for dependency in route.dependant.dependencies}
+        if not said & {dependency.call for dependency in route.dependant.dependencies}
         for method in route.methods or ()
     }
     assert for_both == FOR_BOTH

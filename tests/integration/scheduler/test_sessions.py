@@ -27,7 +27,7 @@ def entry(token: str, **fields: Any) -> TokenEntry:
 
 
 ENTRIES = (
-    entry(ALICE, name="alice", role="user"),
+    entry(ALICE, name="alice", role="operator"),
     entry(BRIEF, name="brief", role="user", expires=SOON),
     entry(PI, name="pi", role="node"),
 )
@@ -67,7 +67,7 @@ async def status(running: Any, method: str, path: str, *headers: dict[str, str])
 
 async def test_a_token_becomes_a_session(closed: Any) -> None:
     answer = await sign_in(closed, ALICE)
-    assert (answer.status_code, answer.json()) == (200, {"name": "alice", "role": "user", "expires": None})
+    assert (answer.status_code, answer.json()) == (200, {"name": "alice", "role": "operator", "expires": None})
     assert ALICE not in answer.headers["set-cookie"]
     found = SimpleCookie(answer.headers["set-cookie"])[SESSION_COOKIE]
     assert (found["httponly"], found["samesite"].lower(), found["path"]) == (True, "strict", "/")

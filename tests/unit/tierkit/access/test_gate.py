@@ -1,12 +1,13 @@
 """The gate and the limits, in time that stands still."""
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tierkit.access import SESSION_COOKIE, Allowance, Gate, Role, Sessions, TokenEntry, digest_of, write_book
+from tierkit.access import SESSION_COOKIE, Allowance, Caller, Gate, Role, Sessions, TokenEntry, digest_of, write_book
 from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import FakeClock
 from tierkit.types import Tier
@@ -254,11 +255,40 @@ def test_uploads_and_jobs_are_limited() -> None:
         allowance.check_upload(0.0)
     assert caught.value.retry_after_s == pytest.approx(60.1)
     allowance.check_upload(60.2)
-    allowance.jobs.add("a")
-    allowance.check_jobs()
+    allowance.check_jobs(1)
     allowance.submitting = 1
     with pytest.raises(LimitReached, match="may have 2 unfinished jobs"):
-        allowance.check_jobs()
+        allowance.check_jobs(1)
+
+
+@pytest.mark.parametrize("what", ["uploads", "streams"])
+def test_what_is_under_way_at_a_time_is_limited(what: str) -> None:
+    allowance = Allowance("alice")
+    allowance.adopt(entry(USER, name="alice", role="user", **{what: 2}))
+    begin = allowance.uploading if what == "uploads" else allowance.streaming
+    with begin():
+        with begin(), pytest.raises(LimitReached, match=f"may have 2 .*{what[:-1]}"), begin():
+            pass
+        with begin():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("role", "may"),
+    [
+        ("user", {"user"}),
+        ("operator", {"user", "operator"}),
+        ("admin", {"user", "operator", "admin"}),
+        ("node", {"node"}),
+        ("fleet", {"fleet"}),
+    ],
+)
+def test_a_role_has_the_rights_of_those_below(role: Role, may: set[Role]) -> None:
+    caller = Caller(name="alice", role=role)
+    for wanted in ("user", "operator", "admin", "node", "fleet"):
+        assert caller.may(wanted) is (wanted in may)
+        with nullcontext() if wanted in may else pytest.raises(Forbidden, match=f"role {role}; this takes {wanted}"):
+            caller.need(wanted)
 
 
 def test_without_limits_nothing_is_counted() -> None:
@@ -268,4 +298,4 @@ def test_without_limits_nothing_is_counted() -> None:
         allowance.take_request(0.0)
         allowance.count_bytes(10**9, 0.0)
         allowance.check_upload(0.0)
-        allowance.check_jobs()
+        allowance.check_jobs(1000)

@@ -79,8 +79,8 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
             "token.0.name is 'A b': must be 1 to 63 lower-case",
         ),
         (
-            f'[[token]]\nname = "a"\nrole = "admin"\nsha256 = "{SHA}"',
-            "token.0.role is 'admin': input should be 'user' or 'node'",
+            f'[[token]]\nname = "a"\nrole = "root"\nsha256 = "{SHA}"',
+            "token.0.role is 'root': input should be 'user', 'operator', 'admin' or 'node'",
         ),
         (
             '[[token]]\nname = "a"\nrole = "user"\nsha256 = "hello"',

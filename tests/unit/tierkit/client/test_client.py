@@ -263,9 +263,9 @@ async def test_retries_end(api: FakeApi, client: AsyncClient) -> None:
     ("route", "call"),
     [
         ("DELETE /v1/jobs/j1", lambda client: client.cancel("j1")),
-        ("DELETE /v1/devices/end-1", lambda client: client.remove("end-1")),
+        ("DELETE /v1/devices/end-1", lambda client: client.forget("end-1")),
     ],
-    ids=["cancel", "remove"],
+    ids=["cancel", "forget"],
 )
 async def test_what_may_have_happened_is_not_repeated(
     api: FakeApi, client: AsyncClient, route: str, call: Callable[[AsyncClient], Awaitable[Any]]
