@@ -26,7 +26,8 @@
         ├── ProviderUnavailable the execution provider asked for is not there
         ├── WeightsError        a weights file is missing, damaged or not the one in the manifest
         ├── DataError           a data set is missing, damaged or disagrees with its hierarchy
-        ├── PortInUse           another process listens on this address
+        ├── AddressUnavailable  the address to listen on is not there yet, or its name is unknown: start again later
+        │   └── PortInUse       another process listens there
         └── ServiceFailed       a service of a fleet stopped before it was ready
 
 The HTTP layer has the one table from these classes to status codes (`tierkit.http.errors`).
@@ -35,6 +36,7 @@ The HTTP layer has the one table from these classes to status codes (`tierkit.ht
 from __future__ import annotations
 
 __all__ = [
+    "AddressUnavailable",
     "CertificateError",
     "Conflict",
     "DataError",
@@ -182,7 +184,11 @@ class DataError(SetupError):
     """A data set is missing, damaged, or disagrees with its hierarchy."""
 
 
-class PortInUse(SetupError):
+class AddressUnavailable(SetupError):
+    """The address to listen on is none of this machine's now, or its name is unknown: a later start may work."""
+
+
+class PortInUse(AddressUnavailable):
     """Another process listens on this address."""
 
 

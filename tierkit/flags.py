@@ -7,6 +7,7 @@ same `run`, so that there is one way to start a service.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from pydantic import SecretStr
 
-from tierkit.errors import SetupError
+from tierkit.errors import AddressUnavailable, SetupError
 from tierkit.plaintext import harmless
 from tierkit.settings import ServiceSettings, description, load_settings
 
@@ -31,7 +32,8 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
     """A function that typer turns into a command: `--config` and one flag for each field of `settings_class`.
 
     It loads the settings, calls `start(settings)` and exits with the code that comes back. A `SetupError` on the way
-    becomes one sentence on standard error and exit code 2.
+    becomes one sentence on standard error and exit code 2, or 75 (EX_TEMPFAIL) where the address to listen on is not
+    available: what supervises the service, such as systemd, may then start it again, and a person sees it at once.
     """
 
     def run(config: Path | None = None, **flags: str | bool | None) -> NoReturn:
@@ -39,7 +41,7 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
             code = start(load_settings(settings_class, flags=flags, config=config))
         except SetupError as exc:
             sys.stderr.write(f"terrace {settings_class.service}: {harmless(str(exc))}\n")
-            code = EXIT_SETUP
+            code = os.EX_TEMPFAIL if isinstance(exc, AddressUnavailable) else EXIT_SETUP
         sys.exit(code)
 
     about = "TOML file with a table for this service; environment variables and flags take precedence."

@@ -124,7 +124,7 @@ def test_a_taken_port_is_one_sentence() -> None:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "terrace", "up", "--port", str(port)]
         again = subprocess.run(command, capture_output=True, text=True)
-    assert again.returncode == 2
+    assert again.returncode == 75
     (sentence,) = again.stderr.splitlines()
     assert f"port {port} on 127.0.0.1 is in use" in sentence
     assert again.stdout == ""

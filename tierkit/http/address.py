@@ -9,7 +9,7 @@ import random
 import socket
 from urllib.parse import urlsplit
 
-from tierkit.errors import PortInUse, SetupError, Unavailable
+from tierkit.errors import AddressUnavailable, PortInUse, SetupError, Unavailable
 
 __all__ = ["bind", "free_port", "is_loopback", "reachable_url", "url_of"]
 
@@ -22,12 +22,15 @@ def bind(host: str, port: int) -> socket.socket:
 
     Raises:
         PortInUse: another process listens there.
-        SetupError: the address is none of this machine's, or the port needs privileges.
+        AddressUnavailable: the address is none of this machine's, or the name is unknown: both may come later.
+        SetupError: the port needs privileges.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as exc:
-        raise SetupError(f"the host '{host}' is unknown ({exc.strerror}); use an address of this machine") from exc
+        raise AddressUnavailable(
+            f"the host '{host}' is unknown ({exc.strerror}); use an address of this machine"
+        ) from exc
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,7 +44,8 @@ def bind(host: str, port: int) -> socket.socket:
                 f"port {port} on {host} is in use by another process; stop it, or choose another port with --port "
                 "(0 takes a free one)"
             ) from exc
-        raise SetupError(f"cannot listen on {host} port {port}: {exc.strerror}") from exc
+        error = AddressUnavailable if exc.errno == errno.EADDRNOTAVAIL else SetupError
+        raise error(f"cannot listen on {host} port {port}: {exc.strerror}") from exc
     sock.setblocking(False)
     return sock
 
@@ -52,7 +56,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     A port that the system chose would soon be another program's: on a busy machine it gives away hundreds a second.
 
     Raises:
-        SetupError: the address is none of this machine's.
+        AddressUnavailable: the address is none of this machine's.
     """
     dice = random.SystemRandom()
     while True:

@@ -72,7 +72,7 @@ def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
         0 after a drain; 1 when a background loop of the service crashed.
 
     Raises:
-        PortInUse: another process listens there; nothing has been loaded.
+        AddressUnavailable: the address is not there, or in use; nothing has been loaded.
         SetupError: what `build` or the lifespan found missing.
     """
     logs.configure(settings.log_level, settings.log_format, node_id=node_id or settings.service)

@@ -109,7 +109,7 @@ async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         async with start(tmp_path, "--port", port, wait_ready=False) as service:
-            assert await service.exit_code() == 2
+            assert await service.exit_code() == 75
         assert service.log == (
             f"terrace sample: port {port} on 127.0.0.1 is in use by another process; stop it, "
             "or choose another port with --port (0 takes a free one)\n"
@@ -120,21 +120,23 @@ async def test_the_ready_file_of_the_one_that_has_the_port_stays(tmp_path: Path)
     async with start(tmp_path) as service:
         port = service.url.rpartition(":")[2]
         async with start(tmp_path, "--port", port, wait_ready=False) as second:
-            assert await second.exit_code() == 2
+            assert await second.exit_code() == 75
         assert json.loads((tmp_path / "ready.json").read_text())["pid"] == service.process.pid
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "sentence", "code"),
     [
-        (["--start", "fails"], "the weights are gone; run 'terrace doctor'"),
-        (["--host", "no.such.host.invalid"], "the host 'no.such.host.invalid' is unknown"),
-        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+        (["--start", "fails"], "the weights are gone; run 'terrace doctor'", 2),
+        (["--host", "no.such.host.invalid"], "the host 'no.such.host.invalid' is unknown", 75),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1", 75),
     ],
 )
-async def test_what_is_missing_at_the_start_is_one_sentence(tmp_path: Path, flags: list[str], sentence: str) -> None:
+async def test_what_is_missing_at_the_start_is_one_sentence(
+    tmp_path: Path, flags: list[str], sentence: str, code: int
+) -> None:
     async with start(tmp_path, *flags, wait_ready=False) as service:
-        assert await service.exit_code() == 2
+        assert await service.exit_code() == code
     assert service.log.startswith(f"terrace sample: {sentence}")
     assert service.log.count("\n") == 1
 

@@ -1,10 +1,11 @@
 """Addresses of services."""
 
+import errno
 import socket
 
 import pytest
 
-from tierkit.errors import PortInUse, SetupError, Unavailable
+from tierkit.errors import AddressUnavailable, PortInUse, SetupError, Unavailable
 from tierkit.http.address import bind, free_port, reachable_url, url_of
 
 
@@ -42,8 +43,18 @@ def test_a_port_to_use_later_is_none_that_the_system_gives_away() -> None:
     assert 1024 <= port < 32_768
     with bind("127.0.0.1", port) as sock:
         assert sock.getsockname()[1] == port
-    with pytest.raises(SetupError, match=r"cannot listen on 192\.0\.2\.1"):
+    with pytest.raises(AddressUnavailable, match=r"cannot listen on 192\.0\.2\.1"):
         free_port("192.0.2.1")
+
+
+def test_an_address_that_no_later_start_can_have_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: socket.socket, address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refused)
+    with pytest.raises(SetupError, match="Permission denied") as caught:
+        bind("127.0.0.1", 80)
+    assert not isinstance(caught.value, AddressUnavailable)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")

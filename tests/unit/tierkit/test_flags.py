@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tierkit.errors import PortInUse
+from tierkit.errors import AddressUnavailable, PortInUse, SetupError
 from tierkit.flags import command
 from tierkit.settings import NodeSettings
 
@@ -57,12 +57,25 @@ def test_a_switch_takes_no_value(arguments: list[str], value: bool) -> None:
     assert seen == [value]
 
 
-def test_what_a_person_must_mend_is_one_sentence_and_exit_code_2() -> None:
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (SetupError, 2),  # a person must mend it: no use to start again
+        (PortInUse, 75),
+        (AddressUnavailable, 75),
+    ],
+)
+def test_what_keeps_a_service_from_starting_is_one_sentence_and_an_exit_code(
+    error: type[SetupError], expected: int
+) -> None:
     def start(settings: EdgeLike) -> int:
-        raise PortInUse("port 80 is in use")
+        raise error("the reason")
 
-    assert invoke([], start) == (2, "terrace edgelike: port 80 is in use\n")
-    code, output = invoke(["--port", "x"], start)
+    assert invoke([], start) == (expected, "terrace edgelike: the reason\n")
+
+
+def test_a_wrong_flag_is_one_sentence_and_exit_code_2() -> None:
+    code, output = invoke(["--port", "x"], lambda _: 0)
     assert code == 2
     assert output.count("\n") == 1
     assert "--port" in output

@@ -40,6 +40,7 @@ TABLE = {
     errors.ProviderUnavailable: 500,
     errors.WeightsError: 500,
     errors.DataError: 500,
+    errors.AddressUnavailable: 500,
     errors.PortInUse: 500,
     errors.ServiceFailed: 500,
     errors.TerraceError: 500,
