@@ -1,16 +1,21 @@
-"""The files in deploy/ say what the services understand."""
+"""The files in deploy/ say what the services understand, by the tools that will read them."""
 
-import configparser
 import re
 import shlex
+import shutil
+import subprocess
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from cloud_node.settings import CloudSettings
 from edge_node.settings import EdgeSettings
 from end_node.settings import EndSettings
 from scheduler.settings import SchedulerSettings
+from tierkit.flags import command
 from tierkit.fleet import read_fleet_file
 from tierkit.settings import ServiceSettings, load_settings
 
@@ -22,34 +27,94 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "edge": EdgeSettings,
     "cloud": CloudSettings,
 }
+UNITS = {kind: f"terrace-{kind}.service" if kind == "scheduler" else f"terrace-{kind}@.service" for kind in SETTINGS}
+COMMON = DEPLOY / "systemd" / "terrace-.service.d" / "common.conf"
+MAY_BE_UNKNOWN = ("RestartSteps", "RestartMaxDelaySec")
+"""Before systemd 254, which says so and goes on."""
 
 
-def service_section(unit: Path) -> dict[str, str]:
-    parser = configparser.ConfigParser(interpolation=None, strict=True)
+def section(unit: Path, name: str = "Service") -> dict[str, str]:
+    parser = ConfigParser(interpolation=None, strict=False)  # a list is a key that is repeated
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
     parser.read(unit)
-    return dict(parser["Service"])
+    return dict(parser[name])
 
 
 def test_there_is_a_unit_per_service() -> None:
-    assert {unit.stem for unit in (DEPLOY / "systemd").iterdir()} == {f"terrace-{kind}" for kind in SETTINGS}
+    assert {unit.name for unit in (DEPLOY / "systemd").glob("*.service")} == set(UNITS.values())
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_a_unit_starts_its_service_with_flags_that_exist(kind: str) -> None:
-    section = service_section(DEPLOY / "systemd" / f"terrace-{kind}.service")
-    program, command, *flags = shlex.split(section["ExecStart"])
-    assert (program, command) == ("/opt/terrace/bin/terrace", kind)
-    names = [flag.removeprefix("--").replace("-", "_") for flag in flags if flag.startswith("--")]
-    assert set(names) <= {"config", *SETTINGS[kind].model_fields}
-    assert section["DynamicUser"] == "yes"
-    assert float(section["TimeoutStopSec"]) > SETTINGS[kind]().drain_s
+def test_a_unit_starts_its_service_with_flags_and_settings_that_exist(kind: str, tmp_path: Path) -> None:
+    unit = section(DEPLOY / "systemd" / UNITS[kind])
+    program, name, *flags = shlex.split(unit["ExecStart"])
+    assert (program, name) == ("/opt/terrace/bin/terrace", kind)
+    assert unit["DynamicUser"] == "yes", "not as root, even where the drop-in is forgotten"
+    started: list[ServiceSettings] = []
 
+    def start(settings: ServiceSettings) -> int:
+        started.append(settings)
+        return 0
 
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_the_example_settings_are_read_by_their_service(kind: str) -> None:
-    settings = load_settings(SETTINGS[kind], flags={}, config=DEPLOY / "terrace.toml")
+    app = typer.Typer()
+    app.command()(command(SETTINGS[kind], start))
+    meant = {"%i": "8099", "%p": f"terrace-{kind}", "%S": str(tmp_path), "%C": str(tmp_path)}
+    line = " ".join(flags).replace("/etc/terrace/terrace.toml", str(DEPLOY / "terrace.toml"))
+    arguments = re.sub(r"%\w", lambda found: meant[found[0]], line).split()
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (settings,) = started
     assert settings.host.startswith("10.0.0.")
+    assert settings.port == (8070 if kind == "scheduler" else 8099)
+    assert float(section(COMMON)["TimeoutStopSec"]) > settings.drain_s
+
+
+def test_units_stop_for_a_wrong_setting_alone() -> None:
+    common = section(COMMON)
+    assert common["Restart"] == "on-failure"
+    assert common["RestartPreventExitStatus"].split() == ["2"]
+    assert section(COMMON, "Unit")["StartLimitIntervalSec"] == "0"
+
+
+def test_the_documentation_that_units_name_is_installed_by_the_commands() -> None:
+    named = section(COMMON, "Unit")["Documentation"].removeprefix("file://")
+    assert "\n# cp -r docs /opt/terrace/" in (DEPLOY.parent / "docs" / "deploy.md").read_text()
+    assert (ROOT / Path(named).relative_to("/opt/terrace")).is_file()
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root folder with the units in it, and systemd's own that they name."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze: apt-get install systemd")
+    root = tmp_path_factory.mktemp("machine")
+    shutil.copytree(DEPLOY / "systemd", root / "etc/systemd/system")
+    shutil.copytree("/usr/lib/systemd/system", root / "usr/lib/systemd/system", symlinks=True)
+    program = root / "opt/terrace/bin/terrace"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    return root
+
+
+def systemd_analyze(verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["systemd-analyze", verb, "--no-pager", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("unit", UNITS.values())
+def test_systemd_finds_no_fault_with_a_unit(machine: Path, unit: str) -> None:
+    done = systemd_analyze("verify", f"--root={machine}", "--man=no", str(machine / "etc/systemd/system" / unit))
+    told = [line for line in done.stderr.splitlines() if "terrace" in line]
+    assert [line for line in told if not any(f"'{key}'" in line for key in MAY_BE_UNKNOWN)] == []
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS.values())
+def test_systemd_rates_the_restrictions_of_a_unit(machine: Path, unit: str) -> None:
+    name = unit.replace("@.", "@8099.")
+    done = systemd_analyze("security", f"--root={machine}", "--offline=true", "--threshold=20", name)
+    assert done.returncode == 0, done.stdout + done.stderr  # 2.0 at most
 
 
 @pytest.mark.parametrize("file", [DEPLOY / "fleet.toml", ROOT / "docs" / "deploy.md"], ids=lambda path: path.name)
