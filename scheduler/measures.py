@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge
 
-__all__ = ["ATTEMPTS", "COMMITS", "DEVICES", "JOBS", "OUTSTANDING", "TASKS"]
+__all__ = ["ATTEMPTS", "COMMITS", "DATABASE", "DEVICES", "JOBS", "OUTSTANDING", "TASKS", "UNFINISHED", "WAITING"]
 
 ATTEMPTS = Counter(
     "terrace_scheduler_attempts_total",
@@ -18,6 +18,21 @@ TASKS = Counter(
     ["outcome"],
 )
 JOBS = Counter("terrace_scheduler_jobs_total", "Jobs that ended: completed, failed, cancelled.", ["state"])
+UNFINISHED = Gauge("terrace_scheduler_unfinished_jobs", "Jobs that wait or run.")
+WAITING = Gauge("terrace_scheduler_waiting_tasks", "Tasks of unfinished jobs that wait to be sent to an end device.")
 OUTSTANDING = Gauge("terrace_scheduler_outstanding_tasks", "Tasks that an end device has now.", ["node"])
 DEVICES = Gauge("terrace_scheduler_devices", "Nodes on the device list.", ["tier", "health"])
 COMMITS = Counter("terrace_scheduler_commits_total", "Group commits of results to the database.")
+DATABASE = Gauge(
+    "terrace_scheduler_database_accepts_results",
+    "1, or 0 while the database refuses results, which then wait.",
+)
+
+# Prometheus sees an increase only from a value that it has read before, so each counter begins at 0.
+for _metric, _values in (
+    (ATTEMPTS, "ok refused unreachable error lost fallback rerouted deadline cancelled late"),
+    (TASKS, "fine coarse fallback failed"),
+    (JOBS, "completed failed cancelled"),
+):
+    for _value in _values.split():
+        _metric.labels(_value)

@@ -22,7 +22,7 @@ from scheduler.dispatch.wire import HttpWire
 from scheduler.history.record import Record
 from scheduler.ingest.inputs import InputFiles
 from scheduler.jobs.service import Scheduler
-from scheduler.measures import DEVICES
+from scheduler.measures import DATABASE, DEVICES, UNFINISHED, WAITING
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
 from scheduler.settings import SchedulerSettings
@@ -123,7 +123,7 @@ async def _loops(
     await scheduler.recover()
     dispatching = lifecycle.own(dispatcher.run(), name="dispatcher")
     others = [
-        lifecycle.own(_sweep(scheduler.devices, dispatcher.record), name="device list"),
+        lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),
         lifecycle.own(watch.run(), name="watch"),
         lifecycle.own(_purge(scheduler), name="purge"),
         lifecycle.own(scheduler.operators.run(), name="known nodes"),
@@ -144,8 +144,9 @@ async def _loops(
         await asyncio.gather(writing, return_exceptions=True)
 
 
-async def _sweep(devices: DeviceList, record: Record) -> None:
-    """Notice silence; log, count and record every change of health, once."""
+async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupCommit) -> None:
+    """Notice silence; log, count and record every change of health, once. Set the gauges."""
+    devices = scheduler.devices
     doubting = False
     while True:
         await asyncio.sleep(_SWEEP_S)
@@ -161,7 +162,10 @@ async def _sweep(devices: DeviceList, record: Record) -> None:
         for tier in Tier:
             for health in Health:
                 DEVICES.labels(tier=tier, health=health).set(counts[tier, health])
-        record.look(now)
+        UNFINISHED.set(scheduler.unfinished)
+        WAITING.set(dispatcher.waiting)
+        DATABASE.set(commit.refused is None)
+        dispatcher.record.look(now)
 
 
 async def _purge(scheduler: Scheduler) -> None:

@@ -121,6 +121,11 @@ class Dispatcher:
         """Jobs that wait or run, interactive requests included."""
         return len(self._jobs)
 
+    @property
+    def waiting(self) -> int:
+        """Tasks of these jobs that wait to be sent to an end device."""
+        return sum(job.waiting for job in self._jobs.values() if not job.ending)
+
     def job(self, job_id: str) -> ActiveJob | None:
         """A job that is not final."""
         return self._jobs.get(job_id)

@@ -10,11 +10,16 @@ import pytest
 
 from scheduler.ingest.inputs import PixelWriter
 from tests.integration.scheduler.test_dispatching import counts
+from tests.integration.scheduler.test_measures import measured
 from tierkit.testing import wait_for
 
 
 async def ready(scheduler) -> str:
     return str((await scheduler.http.get("/readyz")).json()["checks"]["database"])
+
+
+async def accepts(scheduler, wanted: int) -> bool:
+    return await measured(scheduler, "terrace_scheduler_database_accepts_results") == wanted
 
 
 async def test_a_database_that_is_gone_for_a_while_in_the_middle_of_a_job(kit, scheduler, settings):
@@ -30,6 +35,7 @@ async def test_a_database_that_is_gone_for_a_while_in_the_middle_of_a_job(kit, s
             return "is gone or another one; put it back" in await ready(scheduler)
 
         await wait_for(said, what="the check to say why")
+        await wait_for(lambda: accepts(scheduler, 0), what="the gauge to say so")
         refused = await scheduler.try_submit(kit.images(10))
         assert refused.status_code == 503
         assert "is gone or another one" in refused.json()["error"]
@@ -40,6 +46,7 @@ async def test_a_database_that_is_gone_for_a_while_in_the_middle_of_a_job(kit, s
         indices = [result["index"] for kind, _, data in events if kind == stage for result in data["results"]]
         assert sorted(indices) == list(range(300))
     assert await ready(scheduler) == "ok"
+    await wait_for(lambda: accepts(scheduler, 1), what="the gauge to say that it is over")
 
 
 async def test_a_database_that_is_gone_while_nothing_is_to_do(kit, scheduler, settings, caplog):
