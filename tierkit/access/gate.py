@@ -35,6 +35,8 @@ _refused = Counter(
     "limit.",
     ["reason"],
 )
+for _reason in _REASONS.values():
+    _refused.labels(_reason)  # begins at 0: Prometheus sees no increase from nothing
 
 
 class Gate:
