@@ -1,0 +1,504 @@
+"""The Helm chart: what it renders is valid, closed, and starts the services as they are."""
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from cloud_node.settings import CloudSettings
+from edge_node.settings import EdgeSettings
+from end_node.settings import EndSettings
+from models.data import read_sample
+from scheduler.settings import SchedulerSettings
+from tierkit.access import read_book, read_token
+from tierkit.client import AsyncClient
+from tierkit.errors import SetupError
+from tierkit.http.address import free_port
+from tierkit.settings import ServiceSettings
+from tierkit.testing import ServiceProcess, service_process, wait_for
+from tierkit.wire.messages import checked_node_id
+
+helm = pytest.importorskip("helm_python", reason="needs the extra `chart`: pip install '.[chart]'")
+kubernetes = pytest.importorskip("kubernetes_validate", reason="needs the extra `chart`: pip install '.[chart]'")
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "deploy" / "helm" / "terrace"
+RELEASE, NAMESPACE = "vision", "fleets"
+NAME = "vision-terrace"
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "scheduler": SchedulerSettings,
+    "end": EndSettings,
+    "edge": EdgeSettings,
+    "cloud": CloudSettings,
+}
+VERSIONS = ("1.25", "1.31", "1.37")
+MATRIX: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "daemons by label": {
+        "tiers": {
+            "end": {"kind": "DaemonSet", "nodeSelector": {"example.com/tier": "end"}},
+            "edge": {"kind": "DaemonSet", "nodeSelector": {"example.com/tier": "edge"}, "settings": {"threads": 2}},
+            "cloud": {"enabled": False},
+        }
+    },
+    "autoscaling": {
+        "tiers": {tier: {"autoscaling": {"enabled": True, "maxReplicas": 9}} for tier in ("end", "edge", "cloud")}
+    },
+    "monitored": {
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    },
+    "own tokens, no volume": {
+        "auth": {"existingSecret": "own-tokens"},
+        "scheduler": {
+            "persistence": {"enabled": False},
+            "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+        },
+        "podMonitor": {"enabled": True},
+    },
+    "much": {
+        "image": "registry.example/terrace:1",
+        "imagePullSecrets": [{"name": "registry"}],
+        "fullnameOverride": "f" * 40,
+        "settings": {"log_level": "debug", "drain_s": 30.5},
+        "scheduler": {
+            "settings": {"trusted": ["end", "edge", "cloud"], "max_body_bytes": 2147483648, "hedge": True},
+            "persistence": {"size": "1.5Ti", "storageClassName": "fast"},
+            "affinity": {"nodeAffinity": {}},
+        },
+        "tiers": {
+            "cloud": {
+                "image": "registry.example/terrace-gpu:1",
+                "replicas": 3,
+                "settings": {"provider": "cuda", "threads": 8, "drain_s": 60, "only_features": True},
+                "resources": {"limits": {"nvidia.com/gpu": 1}},
+                "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            }
+        },
+    },
+}
+
+(MATRIX["the page's"],) = (
+    yaml.safe_load(example)
+    for example in re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "deploy.md").read_text(), re.M | re.S)
+    if example.startswith("scheduler:")
+)
+
+Manifest = dict[str, Any]
+
+
+@cache
+def chart() -> Any:
+    helm.disable_logging()
+    return helm.Chart.load(str(CHART))
+
+
+def rendered(values: dict[str, Any], *, release: str = RELEASE) -> list[Manifest]:
+    files = chart().render(values=values, name=release, namespace=NAMESPACE)
+    return [
+        manifest
+        for name, text in files.items()
+        if not name.endswith("NOTES.txt")
+        for manifest in yaml.safe_load_all(text)
+        if manifest
+    ]
+
+
+def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest["kind"] in kinds]
+
+
+def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """Specs of pods by the service that they run."""
+    found = of_kind(manifests, "StatefulSet", "Deployment", "DaemonSet")
+    specs = [manifest["spec"]["template"]["spec"] for manifest in found]
+    return {spec["containers"][0]["name"]: spec for spec in specs}
+
+
+@pytest.fixture(params=MATRIX)
+def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
+    return rendered(MATRIX[request.param])
+
+
+def test_lint_finds_nothing() -> None:
+    for values in MATRIX.values():
+        report = helm.lint(str(CHART), values, strict=True)
+        assert report["errors"] == []
+        assert [each["error"] for each in report["messages"]] == ["icon is recommended"]
+
+
+def test_the_chart_has_the_version_of_the_distribution() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert (chart().metadata["version"], chart().metadata["appVersion"]) == (version, version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_rendered_is_valid_in_old_and_new_clusters(manifests: list[Manifest], version: str) -> None:
+    for manifest in manifests:
+        if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes.validate(manifest, version, strict=True)
+
+
+def test_containers_have_no_rights_and_probes_and_time_to_end(manifests: list[Manifest]) -> None:
+    assert pods(manifests)
+    for service, pod in pods(manifests).items():
+        (container,) = pod["containers"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False  # TERRACE_SCHEDULER_PORT would be one of them
+        rights = pod["securityContext"]
+        assert (rights["runAsNonRoot"], rights["runAsUser"], rights["fsGroup"]) == (True, 10001, 10001)
+        assert rights["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("liveness", "readiness")}
+        assert probes == {
+            "liveness": {"path": "/livez", "port": "http"},
+            "readiness": {"path": "/readyz", "port": "http"},
+        }
+        drain_s = float(environment(container, service).get("drain_s", SETTINGS[service]().drain_s))
+        assert drain_s + 10 <= pod["terminationGracePeriodSeconds"] <= drain_s + 20
+    for account in of_kind(manifests, "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+
+
+def environment(container: Manifest, service: str) -> dict[str, str]:
+    """Settings of a container; "" for what the cluster fills in."""
+    prefix = f"TERRACE_{service.upper()}_"
+    found = [(each["name"], each.get("value", "")) for each in container["env"]]
+    assert len(dict(found)) == len(found), "a variable is there twice"
+    return {name.removeprefix(prefix).lower(): value for name, value in found if name.startswith(prefix)}
+
+
+def test_each_variable_is_a_setting_of_its_service(manifests: list[Manifest]) -> None:
+    for service, pod in pods(manifests).items():
+        (container,) = pod["containers"]
+        assert container["args"] == [service]
+        assert set(environment(container, service)) <= set(SETTINGS[service].model_fields)
+        strange = {each["name"] for each in container["env"]} - {"POD_IP", "MACHINE"}
+        assert all(name.startswith(f"TERRACE_{service.upper()}_") for name in strange)
+
+
+def test_settings_are_written_as_services_read_them() -> None:
+    pod = pods(rendered(MATRIX["much"]))["scheduler"]
+    said = environment(pod["containers"][0], "scheduler")
+    settings = SchedulerSettings.model_validate(said)
+    assert (settings.max_body_bytes, settings.drain_s, settings.hedge) == (2**31, 30.5, True)
+    assert settings.trusted == ("end", "edge", "cloud")
+
+
+def test_a_setting_of_a_service_goes_before_one_of_all() -> None:
+    values = {"settings": {"drain_s": 20}, "tiers": {"edge": {"settings": {"drain_s": 0}}}}
+    found = pods(rendered(values))
+    grace = {service: pod["terminationGracePeriodSeconds"] for service, pod in found.items()}
+    assert grace == {"scheduler": 35, "end": 35, "cloud": 35, "edge": 15}
+    assert environment(found["edge"]["containers"][0], "edge")["drain_s"] == "0"
+
+
+def test_a_node_computes_on_the_cores_that_it_requests_where_it_requests_any() -> None:
+    def source(resources: Manifest) -> str | None:
+        pod = pods(rendered({"tiers": {"edge": {"resources": resources}}}))["edge"]
+        found = {each["name"]: each.get("valueFrom", {}) for each in pod["containers"][0]["env"]}
+        threads = found.get("TERRACE_EDGE_THREADS")
+        return None if threads is None else str(threads["resourceFieldRef"]["resource"])
+
+    assert source({"requests": {"cpu": "3"}}) == "requests.cpu"
+    # The cluster takes a limit for the request where there is none.
+    assert source({"requests": None, "limits": {"cpu": "500m"}}) == "requests.cpu"
+    # It would be told 0.
+    assert source({"requests": {"cpu": None}}) is None
+    pod = pods(rendered({"tiers": {"edge": {"settings": {"threads": 2}}}}))["edge"]
+    assert environment(pod["containers"][0], "edge")["threads"] == "2"
+
+
+def test_names_fit_whatever_the_release_is_called() -> None:
+    for release in ("a", "terrace", "x" * 53):
+        for manifest in rendered({"tiers": {"edge": {"autoscaling": {"enabled": True}}}}, release=release):
+            name = manifest["metadata"]["name"]
+            if manifest["kind"] == "Deployment":
+                checked_node_id(f"{name}-7d4b9c6f8d-x2k9p")
+            assert len(name) <= 52
+            assert release[:40] in name
+
+
+def test_what_belongs_together_has_the_same_labels(manifests: list[Manifest]) -> None:
+    workloads = of_kind(manifests, "StatefulSet", "Deployment", "DaemonSet")
+    labels = [manifest["spec"]["template"]["metadata"]["labels"] for manifest in workloads]
+    for manifest, own in zip(workloads, labels, strict=True):
+        chosen = manifest["spec"]["selector"]["matchLabels"].items()
+        assert [chosen <= each.items() for each in labels].count(True) == 1
+        assert chosen <= own.items()
+    (service,) = of_kind(manifests, "Service")
+    assert [service["spec"]["selector"].items() <= each.items() for each in labels].count(True) == 1
+    # Heartbeats reach a scheduler that is not ready, and nodes look for it under the name of its service.
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    for tier, pod in pods(manifests).items():
+        if tier != "scheduler":
+            url = environment(pod["containers"][0], tier)["scheduler"]
+            assert url == f"http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+
+
+def test_there_is_one_scheduler_on_a_volume_of_its_own() -> None:
+    (scheduler,) = of_kind(rendered({}), "StatefulSet")
+    assert scheduler["spec"]["replicas"] == 1
+    (claim,) = scheduler["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_a_queue_makes_more_nodes() -> None:
+    manifests = rendered(MATRIX["autoscaling"])
+    scalers = of_kind(manifests, "HorizontalPodAutoscaler")
+    assert len(scalers) == 3
+    for scaler in scalers:
+        (metric,) = scaler["spec"]["metrics"]
+        # That the scheduler measures it, a test of the metrics shows.
+        assert metric["external"]["metric"]["name"] == "terrace_scheduler_waiting_tasks"
+        assert f"| `{metric['external']['metric']['name']}` |" in (ROOT / "docs" / "metrics.md").read_text()
+    # With a number of their own, each `helm upgrade` would undo what the autoscaler did.
+    assert all("replicas" not in manifest["spec"] for manifest in of_kind(manifests, "Deployment"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"unknown": 1},
+        {"tiers": {"fog": {}}},
+        {"tiers": {"end": {"kind": "StatefulSet"}}},
+        {"tiers": {"end": {"settings": {"token": "secret"}}}},
+        {"scheduler": {"settings": {"port": 1}}},
+        {"scheduler": {"settings": {"nested": {}}}},
+        {"scheduler": {"persistence": {"size": "much"}}},
+        {"tiers": {"end": {"kind": "DaemonSet", "autoscaling": {"enabled": True}}}},
+    ],
+    ids=str,
+)
+def test_values_that_mean_nothing_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises((helm.HelmValuesError, helm.HelmRenderError)):
+        rendered(values)
+
+
+def test_prometheus_gets_the_same_rules_and_a_token() -> None:
+    manifests = rendered(MATRIX["monitored"])
+    (rule,) = of_kind(manifests, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())
+    (monitor,) = of_kind(manifests, "PodMonitor")
+    assert set(monitor["spec"]) == {"selector", "podTargetLabels", "podMetricsEndpoints"}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for manifest in of_kind(manifests, "StatefulSet", "Deployment"):
+        template = manifest["spec"]["template"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert endpoint["port"] in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+    (secret,) = of_kind(manifests, "Secret")
+    credentials = endpoint["authorization"]["credentials"]
+    assert credentials["name"] == secret["metadata"]["name"]
+    assert credentials["key"] in secret["stringData"]
+    for made in (rule, monitor):
+        assert made["metadata"]["labels"]["release"] == "prometheus"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")
+def test_promtool_takes_the_rules_of_the_cluster(tmp_path: Path) -> None:
+    (rule,) = of_kind(rendered(MATRIX["monitored"]), "PrometheusRule")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    done = subprocess.run(["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_pods_get_the_files_of_the_secret_that_are_for_them(tmp_path: Path) -> None:
+    manifests = rendered(MATRIX["daemons by label"] | {"tiers": {}})
+    (secret,) = of_kind(manifests, "Secret")
+    held = secret["stringData"]
+    mounted = {}
+    for service, pod in pods(manifests).items():
+        (volume,) = [each["secret"] for each in pod["volumes"] if "secret" in each]
+        assert volume["secretName"] == secret["metadata"]["name"]
+        mounted[service] = {item["key"] for item in volume["items"]}
+        assert mounted[service] <= set(held)
+        names = environment(pod["containers"][0], service)
+        assert {Path(names[name]).name for name in ("tokens", "token_file") if name in names} == mounted[service]
+    # A node that is broken into has its own token alone.
+    tiers = ("end", "edge", "cloud")
+    assert mounted == {"scheduler": {"tokens.toml"}} | {
+        tier: {f"{tier}.token", "metrics-tokens.toml"} for tier in tiers
+    }
+
+    def book(name: str) -> dict[str, Any]:
+        path = tmp_path / name
+        path.touch(mode=0o600)
+        path.write_text(held[name])
+        return {entry.sha256: entry for entry in read_book(path)}
+
+    scheduler, of_nodes = book("tokens.toml"), book("metrics-tokens.toml")
+    digests = {name: hashlib.sha256(held[name].encode()).hexdigest() for name in held if name.endswith(".token")}
+    assert set(scheduler) == set(digests.values())
+    assert set(of_nodes) == {digests["metrics.token"]}
+    for tier in tiers:
+        entry = scheduler[digests[f"{tier}.token"]]
+        assert (entry.role, entry.tiers) == ("node", (tier,))
+        assert entry.may_take(f"{NAME}-{tier}-7d4b9c6f8d-x2k9p")
+        assert not entry.may_take(f"{NAME}-other-1")
+
+
+def test_tokens_are_made_anew_for_each_fleet() -> None:
+    (one,), (other,) = (of_kind(rendered({}), "Secret") for _ in range(2))
+    assert not set(one["stringData"].values()) & set(other["stringData"].values())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.parametrize(("mode", "accepted"), [(0o440, True), (0o400, False), (0o444, False), (0o460, False)])
+def test_a_file_of_a_secret_as_a_kubelet_makes_it_is_accepted(tmp_path_factory: Any, mode: int, accepted: bool) -> None:
+    """Root's, with `fsGroup` as its group: 0400 could not be read, and 0444 is everybody's."""
+    (volume,) = [each["secret"] for each in pods(rendered({}))["edge"]["volumes"] if "secret" in each]
+    assert volume["defaultMode"] == 0o440
+    folder = tmp_path_factory.mktemp("secret")
+    folder.chmod(0o755)
+    path = folder / "edge.token"
+    path.write_text("terrace_" + "x" * 43)
+    os.chown(path, 0, 10001)
+    path.chmod(mode)
+    root = os.open(folder, os.O_RDONLY)  # the way to it is root's alone
+    here, groups = os.open(".", os.O_RDONLY), os.getgroups()
+    os.fchdir(root)
+    os.setgroups([10001])
+    os.setegid(10001)
+    os.seteuid(10001)
+    try:
+        if accepted:
+            assert read_token(Path("edge.token")).startswith("terrace_")
+        else:
+            with pytest.raises(SetupError):
+                read_token(Path("edge.token"))
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+        os.fchdir(here)
+        os.close(here)
+        os.close(root)
+
+
+# --- the services, started as a kubelet would ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    services: dict[str, ServiceProcess]
+    secret: dict[str, str]
+
+    def http(self, token: str) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {self.secret[token]}"}
+        return httpx.AsyncClient(headers=headers, trust_env=False, timeout=20)
+
+
+def started_by_kubelet(
+    pod: Manifest, service: str, *, folder: Path, secret: dict[str, str], hosts: dict[str, str], port: int
+) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a container, with its volumes as folders."""
+    (container,) = pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    places = {}
+    for mount in container["volumeMounts"]:
+        place = folder / service / mount["name"]
+        place.mkdir(parents=True)
+        places[mount["mountPath"]] = str(place)
+        for item in volumes.get(mount["name"], {}).get("secret", {}).get("items", ()):
+            path = place / item["path"]
+            path.touch(mode=0o600)
+            path.write_text(secret[item["key"]])
+    fields = {"status.podIP": "127.0.0.1", "metadata.name": f"{NAME}-{service}-abc", "spec.nodeName": "machine-1"}
+    known: dict[str, str] = {}
+    for each in container["env"]:
+        source = each.get("valueFrom", {})
+        if "resourceFieldRef" in source:
+            kind, _, what = source["resourceFieldRef"]["resource"].partition(".")
+            value = container["resources"][kind][what]
+        elif "fieldRef" in source:
+            value = fields[source["fieldRef"]["fieldPath"]]
+        else:
+            value = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], each["value"])
+        path = next((path for path in places if f"{value}/".startswith(f"{path}/")), "")
+        value = places.get(path, "") + value.removeprefix(path)
+        for host, address in hosts.items():
+            value = value.replace(host, address)
+        known[each["name"]] = value.replace(str(container["ports"][0]["containerPort"]), str(port))
+    return ["-m", "terrace", *container["args"]], known
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    folder = tmp_path_factory.mktemp("pods")
+    manifests = rendered({"tiers": {"end": {"kind": "DaemonSet"}}})
+    (secret,) = of_kind(manifests, "Secret")
+    services: dict[str, ServiceProcess] = {}
+    hosts: dict[str, str] = {}
+    async with AsyncExitStack() as stack:
+        for service, pod in sorted(pods(manifests).items(), key=lambda each: each[0] != "scheduler"):
+            command, variables = started_by_kubelet(
+                pod, service, folder=folder, secret=secret["stringData"], hosts=hosts, port=free_port()
+            )
+            services[service] = await stack.enter_async_context(
+                service_process(command, ready_file=folder / f"{service}.ready", environment=variables)
+            )
+            hosts = {f"http://{NAME}-scheduler:8070": services["scheduler"].url.replace("0.0.0.0", "127.0.0.1")}
+        fleet = Fleet(services=services, secret=secret["stringData"])
+        async with fleet.http("user.token") as http:
+
+            async def joined() -> bool:
+                answer = await http.get(f"{hosts[f'http://{NAME}-scheduler:8070']}/v1/devices")
+                devices = answer.raise_for_status().json()["devices"]
+                return len(devices) == 3 and all(device["reached"] for device in devices)
+
+            await wait_for(joined, what="the nodes of the chart")
+        yield fleet
+
+
+def url_of(service: ServiceProcess) -> str:
+    return service.url.replace("0.0.0.0", "127.0.0.1")
+
+
+async def test_the_services_run_as_rendered_and_know_each_other(fleet: Fleet) -> None:
+    url = url_of(fleet.services["scheduler"])
+    async with AsyncClient(url, token=fleet.secret["user.token"]) as client:
+        devices = {str(device.tier): device for device in await client.devices()}
+        assert devices["end"].node_id == f"{NAME}-end-machine-1"
+        assert devices["edge"].node_id == f"{NAME}-edge-abc"
+        job = await client.wait(await client.submit(read_sample().images[:20], scheme="end-edge"), budget_s=60)
+        assert (job.answered_coarse, job.answered_fine) == (20, 20)
+
+
+async def test_prometheus_reads_each_pod_with_its_token_and_nobody_else_does(fleet: Fleet) -> None:
+    for service in fleet.services.values():
+        for token, status in (("metrics.token", 200), ("end.token", 401)):
+            if service is fleet.services["scheduler"] and token == "end.token":
+                continue  # a node may read the metrics of the scheduler
+            async with fleet.http(token) as http:
+                assert (await http.get(f"{url_of(service)}/metrics")).status_code == status
+        async with httpx.AsyncClient(trust_env=False) as http:
+            for path in ("/livez", "/readyz"):
+                assert (await http.get(f"{url_of(service)}{path}")).status_code == 200
+
+
+async def test_pods_end_when_they_are_told_to(fleet: Fleet) -> None:
+    for service in reversed(fleet.services.values()):
+        service.terminate()
+    assert await asyncio.gather(*(service.exit_code() for service in fleet.services.values())) == [0, 0, 0, 0]
