@@ -46,7 +46,7 @@ class RelayEndpoint:
         arrived = time.monotonic()
         to = self._target(Headers(scope=scope).get(UPSTREAM_HEADER), scope["path_params"]["model"])
         headers = dict(scope["headers"])
-        request = await self._reader.read(headers, await self._reader.body(headers, receive, room))
+        request = await self._reader.read(headers, await self._reader.body(headers, receive, room), room)
         if [tensor.name for tensor in request.inputs] != ["images"]:
             raise InvalidInput(f"a relay takes one tensor, 'images', not {[tensor.name for tensor in request.inputs]}")
         budget = budget_s(headers, request)

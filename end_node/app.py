@@ -70,7 +70,7 @@ class _TaskEndpoint:
                 runner.check_room(announced_images(headers, images_input))
             body = await self._reader.body(headers, receive, room)
             check_room = runner.check_room if wants_coarse else None
-            request = await self._reader.read(headers, body, raw_input=images_input, check_room=check_room)
+            request = await self._reader.read(headers, body, room, raw_input=images_input, check_room=check_room)
             budget = budget_s(headers, request)
             images = _images(request)
             if wants_coarse:

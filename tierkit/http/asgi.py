@@ -80,7 +80,7 @@ async def read_body(receive: Receive, room: BodyRoom | None = None, *, most_byte
     that it would send.
 
     Args:
-        room: counts it, if it is large.
+        room: counts it.
         most_bytes: where the route takes less than the service does.
 
     Raises:
@@ -98,7 +98,7 @@ async def read_body(receive: Receive, room: BodyRoom | None = None, *, most_byte
         size += len(body)
         if size > most_bytes:
             raise TooLarge(f"the body is larger than the {most_bytes} bytes that this route takes")
-        if room is not None and size > _SMALL_BODY_BYTES:
+        if room is not None:
             room.grow(size)
         if not message.get("more_body", False):
             return b"".join([*pieces, body]) if pieces else body
@@ -120,6 +120,9 @@ class BodyRoom:
         return self
 
     def grow(self, size: int) -> None:
+        """It is this large by now, or larger. Raises Overloaded when there is no room for it."""
+        if size <= _SMALL_BODY_BYTES:
+            return
         BodyRoom.total_bytes += size - self._bytes
         self._bytes = size
         BodyRoom.most_bytes = max(BodyRoom.most_bytes, BodyRoom.total_bytes)

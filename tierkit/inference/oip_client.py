@@ -24,7 +24,7 @@ from tierkit.wire.oip import (
     encode_request,
     parse_header_length,
 )
-from tierkit.wire.oip.compression import CODING, compress
+from tierkit.wire.oip.compression import ZSTD, compress
 
 __all__ = ["OipClient"]
 
@@ -101,7 +101,7 @@ class OipClient:
         own |= authorization(token)
         if compressed:
             chunks = [await compress(b"".join(chunks))]
-            own |= {"Content-Encoding": CODING, "Content-Length": str(len(chunks[0]))}
+            own |= {"Content-Encoding": ZSTD, "Content-Length": str(len(chunks[0]))}
         target = f"{url}{prefix}/{quote(model, safe='')}/infer"
         rows = len(request.inputs[0].data)
         limit_bytes = min(self._limits.max_body_bytes, self._limits.max_json_bytes + rows * self._row_bytes)

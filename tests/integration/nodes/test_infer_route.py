@@ -23,6 +23,7 @@ from tierkit.wire.oip import (
     encode_request,
     parse_header_length,
 )
+from tierkit.wire.oip.compression import compress
 
 
 def message(images: np.ndarray, **fields: Any) -> tuple[bytes, dict[str, str]]:
@@ -105,7 +106,9 @@ async def test_a_batch_larger_than_the_largest_comes_back_whole(start_node: Any)
         ({BINARY_HEADER: "+9"}, 400, "must be a number of bytes"),
         ({BINARY_HEADER: "1e2"}, 400, "must be a number of bytes"),
         ({BINARY_HEADER: ""}, 400, "must be a number of bytes"),
-        ({"Content-Encoding": "gzip"}, 415, "uncompressed"),
+        ({"Content-Encoding": "br"}, 415, "uncompressed"),
+        ({"Content-Encoding": "gzip"}, 400, "no gzip stream"),
+        ({"Content-Encoding": "gzip, gzip"}, 415, "uncompressed"),
         ({BUDGET_HEADER: "soon"}, 400, "must be a number of at least 0"),
         ({BUDGET_HEADER: "-5"}, 400, "must be a number of at least 0"),
         ({BUDGET_HEADER: "nan"}, 400, "must be a number of at least 0"),
@@ -407,3 +410,23 @@ async def test_metrics_count_what_happened(running: Any) -> None:
     after = (await running.http.get("/metrics")).text
     assert {name: value(after, name) - value(before, name) for name in names} == names
     assert value(after, "terrace_upload_bytes_total") > value(before, "terrace_upload_bytes_total") + 4 * 48
+
+
+@pytest.mark.parametrize("sent", ["identity", "zstd", "gzip", "deflate"])
+@pytest.mark.parametrize("accepted", ["identity", "gzip", "deflate", "gzip, deflate"])
+async def test_compressed_both_ways(running: Any, sent: str, accepted: str) -> None:
+    """The length of the JSON is that of the content, in requests and in answers."""
+    body, headers = message(running.model.images((7, 1, 2)))
+    if sent != "identity":
+        body = await compress(body, sent)
+    headers |= {"Content-Encoding": sent, "Accept-Encoding": accepted, "Content-Length": str(len(body))}
+    answer = await running.http.post(running.infer_path, content=body, headers=headers)
+    assert answer.headers.get("content-encoding") == (accepted if accepted in ("gzip", "deflate") else None)
+    assert read(answer).outputs[0].data.tolist() == [[7, 1, 2]]  # httpx has unpacked it
+
+
+async def test_a_compressed_answer_as_json(running: Any) -> None:
+    tensor = {"name": "images", "shape": [1, 4, 4, 3], "datatype": "UINT8", "data": [7] * 48}
+    answer = await running.http.post(running.infer_path, json={"inputs": [tensor]}, headers={"Accept-Encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert answer.json()["outputs"][0]["data"] == [7.0, 7.0, 7.0]

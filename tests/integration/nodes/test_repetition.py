@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
+import struct
 import threading
+import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -310,3 +313,42 @@ async def test_much_json_is_not_followed_by_an_inference_on_the_event_loop(
 
         await wait_for(lambda: computed_on_the_loop(1))
         assert not await computed_on_the_loop(1000)
+
+
+async def test_a_compressed_answer_is_compressed_each_time(steady: Any) -> None:
+    async with connection(steady) as client:
+        for turn in range(5):
+            body, headers = message(steady.model.images((turn, 1, 2)))
+            answer = await client.post(body, {**headers, "Accept-Encoding": "deflate"})
+            assert answer.headers["content-encoding"] == "deflate"
+            response = decode_response(answer.content, parse_header_length(answer.headers[BINARY_HEADER]))
+            assert logits(response) == [[turn, 1, 2]]
+
+
+def packed_to_its_own_length(images: Array) -> tuple[bytes, dict[str, str]]:
+    """A request whose body is as long packed as unpacked: JSON that shrinks, pixels that are stored as they are."""
+    body, headers = message(images)
+    json_bytes = int(headers[BINARY_HEADER])
+    pixels = body[json_bytes:]
+    for blanks, empty_blocks in itertools.product(range(20), range(20)):
+        content = body[:json_bytes] + b" " * blanks
+        packer = zlib.compressobj(9)
+        head = packer.compress(content) + packer.flush(zlib.Z_SYNC_FLUSH) + b"\0\0\0\xff\xff" * empty_blocks
+        stored = b"\x01" + struct.pack("<HH", len(pixels), len(pixels) ^ 0xFFFF) + pixels
+        packed = head + stored + struct.pack(">I", zlib.adler32(content + pixels))
+        if len(packed) == len(content) + len(pixels):
+            assert zlib.decompress(packed) == content + pixels
+            lengths = {BINARY_HEADER: str(len(content)), "Content-Length": str(len(packed))}
+            return packed, headers | lengths | {"Content-Encoding": "deflate"}
+    raise AssertionError
+
+
+async def test_no_compressed_body_is_taken_for_pixels(steady: Any) -> None:
+    async with connection(steady) as client:
+        for turn in range(5):
+            images = steady.model.images((1, 2, 3))
+            images.reshape(-1)[4:8] = turn
+            answer = await client.post(*packed_to_its_own_length(images))
+            assert answer.status_code == 200, answer.text
+            response = decode_response(answer.content, parse_header_length(answer.headers[BINARY_HEADER]))
+            assert logits(response) == [[1, 2, 3]]

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from tierkit.errors import TooLarge, UnsupportedMedia
-from tierkit.inference.endpoints import request as reading
+from tierkit.errors import Overloaded, TooLarge, UnsupportedMedia
+from tierkit.http import asgi
+from tierkit.http.asgi import BodyRoom
 from tierkit.inference.endpoints.request import RequestReader, announced_images, budget_s
 from tierkit.inference.model import TensorSpec
 from tierkit.wire.oip import InferRequest, Limits
@@ -63,7 +64,7 @@ async def test_large_json_is_read_one_after_the_other_with_a_turn_for_others_bef
     done: dict[str, int] = {}
 
     async def read(body: bytes, name: str) -> InferRequest:
-        request = await reader.read({}, body)
+        request = await reader.read({}, body, BodyRoom())
         done[name] = turns
         return request
 
@@ -83,26 +84,41 @@ async def test_large_json_is_read_one_after_the_other_with_a_turn_for_others_bef
 _RAW = {b"content-encoding": b"zstd", b"inference-header-content-length": b"0"}
 
 
-async def test_images_of_a_compressed_body_need_room_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("coding", "told"), [("zstd", 40_000), ("gzip", 21_845), ("deflate", 21_845)])
+async def test_images_of_a_compressed_body_need_room_before_it_is_unpacked(coding: str, told: int) -> None:
     def check_room(images: int) -> None:
         if images > 4:
             raise TooLarge(f"{images} images")
 
-    reader = RequestReader(Limits())
-    four = await reader.read(_RAW, await compress(bytes(4 * 48)), raw_input=IMAGES, check_room=check_room)
+    reader, headers = RequestReader(Limits()), {**_RAW, b"content-encoding": coding.encode()}
+    four = await reader.read(
+        headers, await compress(bytes(4 * 48), coding), BodyRoom(), raw_input=IMAGES, check_room=check_room
+    )
     assert four.inputs[0].data.shape == (4, 4, 4, 3)
-    five = await compress(bytes(5 * 48))
-    # To unpack anything fails from here on.
-    monkeypatch.delattr(reading, "decompress")
-    with pytest.raises(TooLarge, match="5 images"):
-        await reader.read(_RAW, five, raw_input=IMAGES, check_room=check_room)
+    many = await compress(bytes(40_000 * 48), coding)
+    # What does not say its length is refused after a mebibyte.
+    with BodyRoom() as room, pytest.raises(TooLarge, match=f"{told} images"):
+        await reader.read(headers, many, room, raw_input=IMAGES, check_room=check_room)
 
 
-async def test_compressed_json_is_bounded_by_what_the_frame_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = await compress(b"{" + b" " * 1000 + b"}")
-    monkeypatch.delattr(reading, "decompress")
-    with pytest.raises(TooLarge, match="at most 1000 are accepted"):
-        await RequestReader(Limits(max_json_bytes=1000)).read({b"content-encoding": b"zstd"}, body)
+@pytest.mark.parametrize("coding", ["zstd", "gzip", "deflate"])
+async def test_compressed_json_is_bounded_by_what_it_unpacks_to(coding: str) -> None:
+    body = await compress(b"{" + b" " * 1000 + b"}", coding)
+    reader = RequestReader(Limits(max_json_bytes=1000))
+    with pytest.raises(TooLarge, match="unpacks to"):
+        await reader.read({b"content-encoding": coding.encode()}, body, BodyRoom())
+
+
+@pytest.mark.parametrize("coding", ["zstd", "gzip", "deflate"])
+async def test_what_a_body_unpacks_to_counts_as_held(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_MAX_LARGE_BYTES", 800_000)
+    body, headers = await compress(bytes(900_000), coding), {**_RAW, b"content-encoding": coding.encode()}
+    pixels = TensorSpec(name="pixels", datatype="UINT8", shape=(-1, 1))
+    with BodyRoom() as first, BodyRoom() as second:
+        await RequestReader(Limits()).read(headers, body, first, raw_input=pixels)
+        assert BodyRoom.total_bytes >= 900_000
+        with pytest.raises(Overloaded):
+            await RequestReader(Limits()).read(headers, body, second, raw_input=pixels)
 
 
 @pytest.mark.parametrize("coding", [b"zstd", b"ZSTD", b"identity", b"Identity"])
@@ -110,6 +126,11 @@ async def test_codings_are_told_apart_whatever_their_case(coding: bytes) -> None
     body = bytes(48)
     headers = {**_RAW, b"content-encoding": coding}
     sent = await compress(body) if coding.lower() == b"zstd" else body
-    assert (await RequestReader(Limits()).read(headers, sent, raw_input=IMAGES)).inputs[0].data.shape == (1, 4, 4, 3)
+    assert (await RequestReader(Limits()).read(headers, sent, BodyRoom(), raw_input=IMAGES)).inputs[0].data.shape == (
+        1,
+        4,
+        4,
+        3,
+    )
     with pytest.raises(UnsupportedMedia, match="'br'"):
-        await RequestReader(Limits()).read({**_RAW, b"content-encoding": b"br"}, body, raw_input=IMAGES)
+        await RequestReader(Limits()).read({**_RAW, b"content-encoding": b"br"}, body, BodyRoom(), raw_input=IMAGES)

@@ -28,6 +28,7 @@ from tierkit.wire.oip import (
     Tensor,
     encode_response,
 )
+from tierkit.wire.oip.compression import accepted_coding, compress
 
 __all__ = ["Guard", "InferEndpoint"]
 
@@ -78,7 +79,7 @@ class InferEndpoint:
                 runner.check_room(announced_images(headers, runner.model.inputs[0]))
                 body = await self._reader.body(headers, receive, room)
                 with cancelled_on_disconnect(scope):
-                    answer, fields = await self._answer(runner, body, headers, scope)
+                    answer, fields = await self._answer(runner, body, headers, scope, room)
             except BaseException as exc:
                 metrics.observe_request(time.perf_counter() - started, len(body), exc)
                 raise
@@ -87,7 +88,7 @@ class InferEndpoint:
         metrics.observe_request(time.perf_counter() - started, len(body), None)
 
     async def _answer(
-        self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], scope: Scope
+        self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], scope: Scope, room: BodyRoom
     ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """Body and headers of the answer."""
         arrived = time.perf_counter()
@@ -95,6 +96,7 @@ class InferEndpoint:
         request = await self._reader.read(
             headers,
             body,
+            room,
             raw_input=model.inputs[0] if len(model.inputs) == 1 else None,
             check_room=runner.check_room,
         )
@@ -115,7 +117,8 @@ class InferEndpoint:
         result = await runner.answer(arrays, names, images, budget_s=left_s, alone=alone, urgent=is_urgent(headers))
         if decoded is not None:
             result = decoded.charged(result)
-        if budget is None and not texts and guard is None:
+        coding = accepted_coding(headers.get(b"accept-encoding", b"").decode("latin-1"))
+        if budget is None and not texts and guard is None and coding is None and b"content-encoding" not in headers:
             self._offer_repetition(scope, runner, headers, request, len(body), names)
         tensors = []
         for output in wanted:
@@ -125,8 +128,13 @@ class InferEndpoint:
             tensors.append(Tensor(output.name, data))
         response = InferResponse(model.name, model.version, tuple(tensors), request.id)
         chunks, fields = encode_response(response, binary=len(binary) == len(wanted) or binary)
-        raw = [(RAW_NAMES[name], value.encode()) for name, value in fields.items()]
-        return b"".join(chunks), [*raw, (b"server-timing", server_timing(result))]
+        answer = b"".join(chunks)
+        raw = [(b"server-timing", server_timing(result))]
+        if coding is not None:
+            answer = await compress(answer, coding)
+            fields["Content-Length"] = str(len(answer))
+            raw.append((b"content-encoding", coding.encode()))
+        return answer, [*raw, *((RAW_NAMES[name], value.encode()) for name, value in fields.items())]
 
     async def _decode_files(self, runner: ModelRunner, arrays: dict[str, Array]) -> Decoded | None:
         """Put rows in the place of files, where these have come."""

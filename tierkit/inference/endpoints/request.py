@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import Receive
 
-from tierkit.errors import InvalidInput, TooLarge, UnsupportedMedia
+from tierkit.errors import InvalidInput, TooLarge
 from tierkit.http.asgi import BodyRoom, read_body
 from tierkit.inference.model import TensorSpec
 from tierkit.wire.messages import BUDGET_HEADER, INTERACTIVE, PRIORITY_HEADER
 from tierkit.wire.oip import BINARY_HEADER, InferRequest, Limits, decode_request, parse_header_length
-from tierkit.wire.oip.compression import CODING, content_bytes, decompress
+from tierkit.wire.oip.compression import decompress
 from tierkit.wire.oip.datatypes import dtype_of
 
 __all__ = ["LARGE_JSON_BYTES", "RequestReader", "announced_images", "budget_s", "is_urgent"]
@@ -68,6 +68,7 @@ class RequestReader:
         self,
         headers: Mapping[bytes, bytes],
         body: bytes,
+        room: BodyRoom,
         *,
         raw_input: TensorSpec | None = None,
         check_room: Callable[[int], object] | None = None,
@@ -76,25 +77,26 @@ class RequestReader:
 
         Args:
             headers: of the HTTP request, names in lower case.
-            check_room: raises where this number of images has no room. Called before a compressed body is unpacked,
-                where there is a `raw_input`.
+            room: counts what a compressed body unpacks to as well.
+            check_room: raises where this number of images has no room. Called while a compressed body is unpacked, as
+                soon as its length shows, where there is a `raw_input`.
 
         Raises:
             UnsupportedMedia: the body is compressed in another way than `tierkit.wire.oip.compression` does.
         """
         length = headers.get(_BINARY)
         header_length = parse_header_length(None if length is None else length.decode("latin-1"))
-        coding = headers.get(b"content-encoding", b"identity").lower()
-        if coding == CODING.encode():
+        coding = headers.get(b"content-encoding", b"identity").lower().decode("latin-1")
+        if coding != "identity":
+            packed_bytes = len(body)
+
+            def hold(size: int) -> None:
+                room.grow(packed_bytes + size)
+                if raw_input is not None and check_room is not None:
+                    check_room(announced_images({**headers, b"content-length": b"%d" % size}, raw_input))
+
             most_bytes = self._limits.max_json_bytes if header_length is None else self._limits.max_body_bytes
-            size = content_bytes(body, most_bytes)
-            if raw_input is not None and check_room is not None:
-                check_room(announced_images({**headers, b"content-length": b"%d" % size}, raw_input))
-            body = await decompress(body, most_bytes)
-        elif coding != b"identity":
-            raise UnsupportedMedia(
-                f"content encoding {coding.decode('latin-1')[:32]!r}: send the body uncompressed, or as {CODING}"
-            )
+            body = await decompress(body, most_bytes, coding, hold=hold)
         json_bytes = len(body) if header_length is None else header_length
         # More than the limit is refused unread.
         if LARGE_JSON_BYTES < json_bytes <= self._limits.max_json_bytes:

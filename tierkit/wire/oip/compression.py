@@ -1,4 +1,5 @@
-"""Bodies as one Zstandard frame (RFC 8878), for packed features. Packing takes a while, so it runs in a thread.
+"""Compressed bodies: zstd (RFC 8878) for packed features between Terrace's nodes, gzip and deflate (RFC 1952, 1950) for
+other clients. Packing and unpacking take a while, so they run in a thread.
 
 docs/privacy.md compares codecs on the features of the shipped encoders.
 """
@@ -6,58 +7,133 @@ docs/privacy.md compares codecs on the features of the shipped encoders.
 from __future__ import annotations
 
 import asyncio
+import zlib
+from collections.abc import Callable
 
 import zstandard
 
-from tierkit.errors import MalformedMessage, TooLarge
+from tierkit.errors import MalformedMessage, TooLarge, UnsupportedMedia
 
-__all__ = ["CODING", "compress", "content_bytes", "decompress"]
+__all__ = ["CODINGS", "ZSTD", "accepted_coding", "compress", "decompress"]
 
-CODING = "zstd"
-"""Value of the header Content-Encoding."""
+ZSTD = "zstd"
+
+_FORMATS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""What zlib calls them. HTTP's deflate is zlib's own format."""
+
+CODINGS = (ZSTD, *_FORMATS)
+"""Values of the header Content-Encoding."""
 
 _LEVEL = 1
 
+_STEP_BYTES = 2**20
+"""Of content, that is unpacked before anybody is told how long it is by now."""
+_SLICE_BYTES = 2**16
+"""Of what is packed, that goes to zlib at a time: it copies what it leaves over."""
 
-async def compress(body: bytes) -> bytes:
-    """`body` as one frame, which says how long it was."""
-    return await asyncio.to_thread(_compress, body)
+
+def accepted_coding(header: str) -> str | None:
+    """The coding of an answer, by the request's header Accept-Encoding; None for an answer as it is.
+
+    It is gzip or deflate where the header names that one and no other. Libraries name all codings that they know by
+    themselves, and probabilities shrink by a few percent: nobody gains from that who has not asked for it.
+    """
+    named: list[tuple[str, str]] = []
+    for each in header.lower().split(","):
+        coding, _, parameter = each.partition(";")
+        if (coding := coding.strip()) not in ("", "identity"):
+            named.append((coding, parameter.replace(" ", "")))
+    if len(named) != 1:
+        return None
+    ((coding, parameter),) = named
+    refused = parameter.startswith("q=") and not parameter[2:].strip("0.")
+    return coding if coding in _FORMATS and not refused else None
 
 
-def content_bytes(body: bytes, most_bytes: int) -> int:
-    """How long the content of a frame is, by what it says itself.
+async def compress(body: bytes, coding: str = ZSTD) -> bytes:
+    """`body` in a coding of `CODINGS`; a zstd frame says how long it was."""
+    return await asyncio.to_thread(_compress, body, coding)
+
+
+async def decompress(
+    body: bytes, most_bytes: int, coding: str = ZSTD, *, hold: Callable[[int], object] = lambda _size: None
+) -> bytes:
+    """What is in a compressed body.
+
+    Args:
+        body: one zstd frame that says how long its content is, one gzip member, or one zlib stream.
+        most_bytes: of content.
+        coding: the value of the header Content-Encoding, in lower case.
+        hold: told how long the content is, at least, and told again as more of it shows; what it raises ends the work.
 
     Raises:
-        MalformedMessage: it is no frame that says so.
-        TooLarge: that is more than `most_bytes`.
+        UnsupportedMedia: there is no such coding.
+        MalformedMessage: the body is not what it should be.
+        TooLarge: that is more than `most_bytes`. No more than that has been unpacked then.
     """
+    if coding == ZSTD:
+        size = _content_bytes(body, most_bytes)
+        hold(size)
+        return await asyncio.to_thread(_decompress, body, size)
+    if coding not in _FORMATS:
+        raise UnsupportedMedia(
+            f"content encoding {coding[:32]!r}: send the body uncompressed, or as {', '.join(CODINGS)}"
+        )
+    unpacker = zlib.decompressobj(_FORMATS[coding])
+    pieces: list[bytes] = []
+    size = 0
+    packed = memoryview(body)
+    while not unpacker.eof and (packed or unpacker.unconsumed_tail):
+        room = min(_STEP_BYTES, most_bytes + 1 - size)
+        piece, packed = await asyncio.to_thread(_step, unpacker, packed, room, coding)
+        size += len(piece)
+        if size > most_bytes:
+            raise TooLarge(f"the body unpacks to more than the {most_bytes} bytes that are accepted")
+        hold(size)
+        pieces.append(piece)
+    if not unpacker.eof or unpacker.unused_data or packed:
+        raise MalformedMessage(f"the body is not one whole {coding} stream")
+    return b"".join(pieces)
+
+
+def _step(unpacker: zlib._Decompress, packed: memoryview, room: int, coding: str) -> tuple[bytes, memoryview]:
+    """Up to `room` bytes of content, and what is still packed beside what the unpacker keeps."""
+    pieces: list[bytes] = []
+    while room and not unpacker.eof and (packed or unpacker.unconsumed_tail):
+        source: bytes | memoryview = unpacker.unconsumed_tail
+        if not source:
+            source, packed = packed[:_SLICE_BYTES], packed[_SLICE_BYTES:]
+        try:
+            piece = unpacker.decompress(source, room)
+        except zlib.error as exc:
+            raise MalformedMessage(f"the body is no {coding} stream: {exc}") from exc
+        room -= len(piece)
+        pieces.append(piece)
+    return b"".join(pieces), packed
+
+
+def _content_bytes(body: bytes, most_bytes: int) -> int:
+    """How long the content of a zstd frame is, by what it says itself."""
     try:
         frame = zstandard.get_frame_parameters(body)
     except zstandard.ZstdError as exc:
-        raise MalformedMessage(f"the body is no {CODING} frame: {exc}") from exc
+        raise MalformedMessage(f"the body is no {ZSTD} frame: {exc}") from exc
     if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
-        raise MalformedMessage(f"the {CODING} frame does not say how long its content is")
+        raise MalformedMessage(f"the {ZSTD} frame does not say how long its content is")
     # A window of its own would let a small frame ask for much memory.
     if max(frame.content_size, frame.window_size) > most_bytes:
         raise TooLarge(f"the body unpacks to {frame.content_size} bytes; at most {most_bytes} are accepted")
     return frame.content_size
 
 
-async def decompress(body: bytes, most_bytes: int) -> bytes:
-    """What is in a frame.
-
-    Raises:
-        MalformedMessage: it is not one whole frame that says how long its content is.
-        TooLarge: that is more than `most_bytes`. Nothing has been unpacked then.
-    """
-    return await asyncio.to_thread(_decompress, body, content_bytes(body, most_bytes))
-
-
 # A context of the library serves one thread at a time; making one costs microseconds.
 
 
-def _compress(body: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
+def _compress(body: bytes, coding: str) -> bytes:
+    if coding == ZSTD:
+        return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
+    packer = zlib.compressobj(_LEVEL, wbits=_FORMATS[coding])
+    return packer.compress(body) + packer.flush()
 
 
 def _decompress(body: bytes, size: int) -> bytes:
@@ -66,7 +142,7 @@ def _decompress(body: bytes, size: int) -> bytes:
             body, max_output_size=size, read_across_frames=False, allow_extra_data=False
         )
     except zstandard.ZstdError as exc:
-        raise MalformedMessage(f"the {CODING} frame is damaged: {exc}") from exc
+        raise MalformedMessage(f"the {ZSTD} frame is damaged: {exc}") from exc
     if len(content) != size:
-        raise MalformedMessage(f"the {CODING} frame holds {len(content)} bytes, and says {size}")
+        raise MalformedMessage(f"the {ZSTD} frame holds {len(content)} bytes, and says {size}")
     return content
