@@ -50,6 +50,11 @@ class _Part:
                 self._loaded = self._load()
             return self._loaded
 
+    def unload(self) -> None:
+        """Give the memory back, until the next `load`."""
+        with self._loading:
+            self._loaded = None
+
     @property
     def loaded(self) -> bool:
         return self._loaded is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cached_property
@@ -46,7 +46,7 @@ _LEAST_SLICE = 4
 
 
 class OnnxModel:
-    """A loaded network, or its head or tail; implements `tierkit.inference.model.Model`.
+    """A loaded network, or its head or tail; implements `tierkit.inference.model.Model` and `Loadable`.
 
     The whole network and a tail give `logits` and `probabilities` (FP32 `[n, classes]`), a head gives `features`
     (FP32 `[n, channels, h, w]`). The whole and a head take `images` (UINT8 `[n, h, w, 3]`), a tail takes `features`.
@@ -57,6 +57,9 @@ class OnnxModel:
     With more than one thread a batch is cut into as many slices, which run side by side on a core each. ONNX Runtime's
     own way, all threads on each operator in turn, has them wait for one another some hundred times a batch, which costs
     processor time, and more of it on cores that others use as well. A single image takes one thread.
+
+    Args:
+        opened: makes ONNX Runtime's session; called at once, and for each load after an unload.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class OnnxModel:
         entry: ModelEntry,
         part: Part,
         sha256: str,
-        session: Any,
+        opened: Callable[[], Any],
         labels: tuple[str, ...],
         provider: str,
         *,
@@ -78,7 +81,8 @@ class OnnxModel:
         self._name = name or (entry.name if part == "whole" else f"{entry.name}-{part}")
         self.provider = provider
         self._sha256 = sha256
-        self._session = session
+        self._opened = opened
+        self._session = opened()
         self._labels = labels
         self._threads = threads
         height, width, _ = entry.input_shape
@@ -143,6 +147,16 @@ class OnnxModel:
             "stands_in_for": entry.stands_in_for,
         }
         return {key: value for key, value in facts.items() if value is not None}
+
+    def load(self) -> None:
+        """See `tierkit.inference.model.Loadable`."""
+        if self._session is None:
+            self._session = self._opened()
+
+    def unload(self) -> None:
+        """See `tierkit.inference.model.Loadable`."""
+        _ = self.inputs, self.outputs  # which are read from the session
+        self._session = None
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """Map a batch to the outputs asked for; see `tierkit.inference.model.Model.run`."""
@@ -294,16 +308,19 @@ def _load(
     import_runtime()  # told before the file is read
     check_threads(threads)
     place = folder or weights_folder()
-    path, network = _read_verified(entry, place)
     names = tuple(labels) if labels is not None else _labels(entry, place)
-    try:
-        network = extract_part(network, cut)
-    except WeightsError as error:
-        raise WeightsError(f"{path}: {error}") from error
-    session = open_session(network, str(path), provider=provider)
+
+    def opened() -> Any:
+        path, network = _read_verified(entry, place)
+        try:
+            network = extract_part(network, cut)
+        except WeightsError as error:
+            raise WeightsError(f"{path}: {error}") from error
+        return open_session(network, str(path), provider=provider)
+
     threads = threads if provider == "cpu" else 1
-    model = OnnxModel(entry, part, entry.sha256, session, names, provider, name=name, threads=threads, decode=decode)
-    _check_fit(model, path)
+    model = OnnxModel(entry, part, entry.sha256, opened, names, provider, name=name, threads=threads, decode=decode)
+    _check_fit(model, place / entry.file)
     return model
 
 

@@ -89,7 +89,7 @@ class Device:
     progress_at: float
     """When it last finished images or, having owed nothing, was given some."""
     leaving: bool = False
-    """It has said that it shuts down."""
+    """It has said that it takes no tasks: it shuts down, or an operator has unloaded one of its models."""
     left: bool = False
     """It has taken its leave, or an operator has removed it: that is no death."""
     intent: Intent = NO_INTENT
@@ -329,7 +329,7 @@ class DeviceList:
         device.arrivals.add(now - device.last_beat)
         device.last_beat = now
         device.suspect_after_s = suspect_after_s(*device.arrivals.fit(), self.times)
-        device.leaving = device.leaving or beat.draining
+        device.leaving = beat.draining
         owed_before, done_before = device.owed, 0 if device.load is None else device.load.images_done
         device.load = beat
         if beat.images_done != done_before:

@@ -46,12 +46,14 @@ class Operators:
 
         Raises:
             NotFound: no such node.
-            Conflict: the node itself is shutting down.
+            Conflict: the node itself takes no tasks.
             Unavailable: the database refuses it.
         """
         device = self._devices.get(node_id)
         if device.leaving and device.death is None:
-            raise Conflict(f"node {node_id!r} is shutting down by itself; start it again")
+            raise Conflict(
+                f"node {node_id!r} takes no tasks by its own word: it shuts down, or a model was unloaded there"
+            )
         await self._intend(node_id, by, lambda intent: replace(intent, drained=False, removed=False))
 
     async def remove(self, node_id: str, by: str) -> None:

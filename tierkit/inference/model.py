@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Decode", "Model", "Steady", "TensorSpec"]
+__all__ = ["Array", "Decode", "Loadable", "Model", "Steady", "TensorSpec"]
 
 Array = NDArray[Any]
 
@@ -101,4 +101,21 @@ class Steady(Protocol):
     def steady(self) -> bool:
         """Whether `run` takes a time that depends on the batch alone, and waits for nothing: no device, peer or clock.
         Only then may it run on the event loop."""
+        ...
+
+
+@runtime_checkable
+class Loadable(Protocol):
+    """What a model may offer beside `Model`: to give back the memory of its weights while it is not served."""
+
+    def load(self) -> object:
+        """Make it ready to run, if it is not; blocks meanwhile.
+
+        Raises:
+            SetupError: its weights cannot be used any more.
+        """
+        ...
+
+    def unload(self) -> None:
+        """Give the memory back. It is not run until it has been loaded again; what it says of itself stays."""
         ...

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from tierkit.inference.endpoints import Guard, InferEndpoint, oip_routes
 from tierkit.inference.files import FileDecoder
 from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.inference.model import Model
+from tierkit.inference.repository import Repository
 from tierkit.inference.runner import ModelRunner
 from tierkit.inference.thread import InferenceThread
 from tierkit.metrics import ModelMetrics
@@ -132,6 +134,8 @@ class InferenceNode:
             for model in everything
         }
 
+        self.repository = Repository(self.runners)
+
     @property
     def default_runner(self) -> ModelRunner:
         """Of the first model: the one that the node serves where a request names none."""
@@ -148,6 +152,7 @@ class InferenceNode:
             for name, runner in self.runners.items():
                 await stack.enter_async_context(runner)
                 if name in self._like:
+                    self.lifecycle.add_check(f"model {name}", partial(_check_paused, runner))
                     continue
                 await runner.warm_up()
                 log.info("model ready", extra={"model": name, "ms_per_image": round(runner.ms_per_image, 3)})
@@ -184,7 +189,7 @@ class InferenceNode:
             queued_images=sum(runner.queued_images for runner in runners),
             running_images=sum(runner.running_images for runner in runners),
             images_done=sum(runner.images_done for runner in runners),
-            draining=self.lifecycle.draining,
+            draining=self.lifecycle.draining or not self.repository.whole,
         )
 
     def registration(self) -> Registration:
@@ -209,6 +214,10 @@ class InferenceNode:
         )
 
 
+async def _check_paused(runner: ModelRunner) -> None:
+    runner.check_paused()
+
+
 def _classes(model: Model) -> str:
     names = model.labels.get("probabilities") or model.labels.get("logits")
     return classes_digest(names) if names else ""
@@ -227,6 +236,7 @@ def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette
     oip = oip_routes(
         node.runners,
         infer,
+        node.repository,
         ready=lambda: node.lifecycle.ready and not node.lifecycle.draining,
         version=node.version,
         server_name=f"terrace-{node.tier}",

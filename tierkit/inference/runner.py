@@ -16,6 +16,7 @@ where each request that comes meanwhile would interrupt the thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
@@ -126,6 +127,8 @@ class ModelRunner:
         self.max_queue_delay_s = max_queue_delay_s
         self.max_queue_images = max_queue_images
         self.statistics = ModelStatistics()
+        self.paused = ""
+        """Why no requests are taken now; "" where they are."""
         self._thread = thread or InferenceThread()
         self._observe = observe
         self._queue: deque[_Job] = deque()
@@ -195,12 +198,30 @@ class ModelRunner:
 
     async def warm_up(self) -> None:
         """Let the model allocate what it needs, and measure `ms_per_image` on the way that requests take."""
-        await self._probe(1)
+        await self.prove()
         one = await self._probe(1)
         most = min(_WARM_UP_IMAGES, self.max_batch_size, self.max_queue_images)
         images = max(1, min(most, int(_WARM_UP_S / 2 / max(one.compute_s, 1e-6))))
         runs = [await self._probe(images) for _ in range(2)]
         self._s_per_image = self._best_s_per_image = min(run.compute_s for run in runs) / images
+
+    async def prove(self) -> None:
+        """Compute an image that nobody has asked for, after all that waits and runs now. Raises any error of the
+        model."""
+        await self._probe(1)
+
+    async def pause(self, why: str) -> None:
+        """Refuse new requests from now on, and return when those that came before have ended.
+
+        Args:
+            why: becomes `paused`; "" takes it back.
+        """
+        self.paused = why
+        with self._thread.lock:
+            busy = bool(self._queue) or self._thread.at_work
+        if busy:
+            with contextlib.suppress(Exception):  # how the model fails is for those who have asked it
+                await self.prove()
 
     async def _probe(self, images: int) -> RunResult:
         """A batch of the runner's own, which waits for no company."""
@@ -214,14 +235,15 @@ class ModelRunner:
         """Prove that the model still answers, through its own thread; costs nothing while it is at work.
 
         Raises:
-            Unavailable: the batch under way takes longer than any should.
+            Unavailable: the model is paused, or the batch under way takes longer than any should.
             Exception: any error of the model.
         """
+        self.check_paused()
         now = time.perf_counter()
         if now - self._batch_started > _STALL_S:
             raise Unavailable(f"the model '{self.model.name}' has computed one batch for over {_STALL_S:g} s")
         if self._thread.backlog_s() == 0 and now - self._last_success > _FRESH_S:
-            await self._probe(1)
+            await self.prove()
 
     async def infer(
         self,
@@ -249,6 +271,7 @@ class ModelRunner:
             Overloaded: the queue is full, or too long for this budget. Another node may have time for it.
             DeadlineExceeded: the model is too slow for this budget, or the budget was spent while it waited.
             Draining: the runner is closed or closes before the request's turn.
+            Unavailable: it is paused.
         """
         images = self.check_request(inputs, outputs)
         return await self.answer(inputs, outputs, images, budget_s=budget_s, alone=alone, urgent=urgent)
@@ -296,7 +319,7 @@ class ModelRunner:
             What takes the request back; `settle` is not called after it.
 
         Raises:
-            Draining, TooLarge, Overloaded, DeadlineExceeded: as `infer`.
+            Draining, Unavailable, TooLarge, Overloaded, DeadlineExceeded: as `infer`.
         """
         job = self._enqueue(inputs, outputs, images, settle, budget_s=budget_s, urgent=urgent)
         if alone and not self._thread.at_work and self._is_short():
@@ -319,7 +342,10 @@ class ModelRunner:
         urgent: bool = False,
         own: bool = False,
     ) -> _Job:
-        self._admit(images, budget_s, urgent=urgent)
+        if own:
+            self._check_open()
+        else:
+            self._admit(images, budget_s, urgent=urgent)
         now = time.perf_counter()
         job = _Job(
             inputs=inputs,
@@ -378,9 +404,14 @@ class ModelRunner:
         """Refuse early: before a request's body is read, if there is no room for `images` now.
 
         Raises:
-            Draining, TooLarge, Overloaded: as `infer`.
+            Draining, Unavailable, TooLarge, Overloaded: as `infer`.
         """
         self._admit(images, None)
+
+    def check_paused(self) -> None:
+        """Raises Unavailable while no requests are taken."""
+        if self.paused:
+            raise Unavailable(f"the model '{self.model.name}' is not served: {self.paused}")
 
     def check_request(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> int:
         """Number of images, if the request fits the model. Raises InvalidInput."""
@@ -417,8 +448,8 @@ class ModelRunner:
             raise
 
     def _check_admission(self, images: int, budget_s: float | None, *, urgent: bool) -> None:
-        if not self._open:
-            raise Draining("the node is shutting down")
+        self._check_open()
+        self.check_paused()
         if images > self.max_queue_images:
             raise TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
         if self._queued_images + images > self.max_queue_images:
@@ -445,6 +476,10 @@ class ModelRunner:
                 f"about {_ms(backlog_s)} of work wait here, {_ms(budget_s)} are left",
                 retry_after_s=backlog_s,
             )
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Draining("the node is shutting down")
 
     def _forget(self, job: _Job) -> None:
         job.settle = None

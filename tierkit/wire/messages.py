@@ -241,6 +241,7 @@ class Heartbeat(_Message):
     images_done: Total
     """Since the node started; a count that stands still under load shows a node that makes no progress."""
     draining: bool = False
+    """It takes no tasks now: it shuts down, or an operator has unloaded a model of it."""
 
 
 class Encoding(_Message):

@@ -1,23 +1,26 @@
-"""Edge and cloud nodes as they are started in earnest: processes with the networks that ship."""
+"""Nodes as they are started in earnest: processes with the networks that ship, and the clients that people have."""
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
+from tritonclient.utils import InferenceServerException
 
 from models.data import read_sample
 from models.manifest import Manifest, load_manifest
 from models.session import load_model
-from tierkit.inference.model import Array
 from tierkit.testing import ServiceProcess, service_process
 
-NODES = {"edge": "edge_node", "cloud": "cloud_node"}
+NODES = {"end": "end_node", "edge": "edge_node", "cloud": "cloud_node"}
 
 
 @pytest.fixture(scope="module")
@@ -25,30 +28,110 @@ def manifest() -> Manifest:
     return load_manifest()
 
 
-def stock_client_logits(url: str, model: str, images: np.ndarray, **options: bool) -> np.ndarray:
+def pixels(images: np.ndarray, **options: bool) -> triton.InferInput:
     tensor = triton.InferInput("images", list(images.shape), "UINT8")
     tensor.set_data_from_numpy(images, **options)
-    wanted = [triton.InferRequestedOutput("logits", **options)]
-    with triton.InferenceServerClient(url.removeprefix("http://"), network_timeout=60.0) as client:
-        return np.asarray(client.infer(model, [tensor], outputs=wanted).as_numpy("logits"))
+    return tensor
+
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    *(
+        {"request_compression_algorithm": coding, "response_compression_algorithm": coding}
+        for coding in ("gzip", "deflate")
+    ),
+]
+
+
+def asked_by_a_stock_client(address: str, model: str, images: np.ndarray) -> list[triton.InferResult]:
+    """All that the blocking client can do with a model, but for its failures."""
+    with triton.InferenceServerClient(address, network_timeout=60.0) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        index = client.get_model_repository_index()
+        assert {"name": model, "version": "1", "state": "READY", "reason": ""} in index
+        client.unload_model(model)
+        with pytest.raises(InferenceServerException, match="unloaded"):
+            client.infer(model, [pixels(images)])
+        client.load_model(model)
+        assert client.get_model_repository_index() == index
+        results = []
+        for binary in (True, False):
+            options = {"binary_data": binary}
+            wanted = [
+                triton.InferRequestedOutput("logits", **options),
+                triton.InferRequestedOutput("probabilities", class_count=3, **options),
+            ]
+            results += [client.infer(model, [pixels(images, **options)], outputs=wanted, **way) for way in WAYS]
+        return results
+
+
+async def asked_by_the_asyncio_client(address: str, model: str, images: np.ndarray) -> list[triton.InferResult]:
+    wanted = [
+        triton_aio.InferRequestedOutput("logits"),
+        triton_aio.InferRequestedOutput("probabilities", class_count=3),
+    ]
+    async with triton_aio.InferenceServerClient(address) as client:
+        assert model in [entry["name"] for entry in await client.get_model_repository_index()]
+        asked = (client.infer(model, [pixels(images)], outputs=wanted, **way) for way in WAYS)
+        return list(await asyncio.gather(*asked))
 
 
 @pytest.mark.parametrize("tier", NODES)
-async def test_a_stock_client_gets_the_answers_of_the_bare_session(
-    tier: str, manifest: Manifest, tmp_path: Path
-) -> None:
+async def test_stock_clients_get_the_answers_of_the_bare_session(tier: str, manifest: Manifest, tmp_path: Path) -> None:
     entry = manifest.default_for(tier)
     sample = read_sample()
     images = sample.images[:50]
-    expected: Array = load_model(entry).run({"images": images}, ["logits"])["logits"]
+    model = load_model(entry)
+    expected = model.run({"images": images}, ["logits", "probabilities"])
+    logits = expected["logits"]
     async with service_process(["-m", NODES[tier], "--port", "0"], ready_file=tmp_path / "ready") as node:
-        for options in ({"binary_data": True}, {"binary_data": False}):
-            logits = await asyncio.to_thread(stock_client_logits, node.url, entry.name, images, **options)
-            assert np.array_equal(logits, expected)
-    assert sample.fine is not None
-    assert entry.fine_accuracy is not None
-    right = (expected.argmax(axis=1) == sample.fine[:50]).mean()
-    assert right == pytest.approx(entry.fine_accuracy, abs=0.28)  # four standard deviations of 50 images
+        address = node.url.removeprefix("http://")
+        results = await asyncio.to_thread(asked_by_a_stock_client, address, entry.name, images)
+        results += await asked_by_the_asyncio_client(address, entry.name, images)
+    assert len(results) == 9
+    best = np.argsort(-expected["probabilities"], axis=1, kind="stable")[:, :3]
+    names = model.labels["probabilities"]
+    for result in results:
+        assert np.array_equal(result.as_numpy("logits"), logits)
+        told = [
+            [text if isinstance(text, str) else text.decode() for text in row]
+            for row in result.as_numpy("probabilities")
+        ]
+        assert [[text.partition(":")[2] for text in row] for row in told] == [
+            [f"{index}:{names[index]}" for index in row] for row in best
+        ]
+    truth, accuracy = (sample.coarse, entry.coarse_accuracy) if tier == "end" else (sample.fine, entry.fine_accuracy)
+    assert truth is not None
+    assert accuracy is not None
+    right = (logits.argmax(axis=1) == truth[:50]).mean()
+    assert right == pytest.approx(accuracy, abs=0.28)  # four standard deviations of 50 images
+
+
+def perf_analyzer() -> str:
+    """NVIDIA's load generator, where there is one that runs."""
+    program = shutil.which("perf_analyzer") or pytest.skip(
+        "no perf_analyzer on the PATH; the package perf-analyzer needs glibc 2.38"
+    )
+    tried = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    if tried.returncode:
+        pytest.skip(f"perf_analyzer does not run here: {tried.stderr.strip()[-200:]}")
+    return program
+
+
+@pytest.mark.parametrize("tier", NODES)
+async def test_perf_analyzer_measures_a_node(tier: str, manifest: Manifest, tmp_path: Path) -> None:
+    program, name, report = perf_analyzer(), manifest.default_for(tier).name, tmp_path / "report.csv"
+    async with service_process(["-m", NODES[tier], "--port", "0"], ready_file=tmp_path / "ready") as node:
+        address = ["-u", node.url.removeprefix("http://"), "-i", "http", "-m", name]
+        load = ["--concurrency-range", "2", "--request-count", "50", "-b", "2", "-f", str(report)]
+        run = await asyncio.to_thread(
+            subprocess.run, [program, *address, *load], capture_output=True, text=True, timeout=100, check=False
+        )
+    assert run.returncode == 0, run.stdout + run.stderr
+    head, *rows = report.read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["2"]
+    assert "Server Compute Infer" in head  # what the node's statistics say
 
 
 async def post_images(http: httpx.AsyncClient, url: str, images: np.ndarray) -> int:
@@ -110,10 +193,11 @@ async def test_cuda_gives_the_same_classes(manifest: Manifest, tmp_path: Path) -
         pytest.skip("this ONNX Runtime has no CUDA")
     entry = manifest.default_for("cloud")
     images = read_sample().images[:50]
-    expected: Array = load_model(entry).run({"images": images}, ["logits"])["logits"]
+    expected = load_model(entry).run({"images": images}, ["logits"])["logits"]
     command = ["-m", "cloud_node", "--port", "0", "--provider", "cuda"]
     async with service_process(command, ready_file=tmp_path / "ready", timeout_s=60) as node:
-        logits = await asyncio.to_thread(stock_client_logits, node.url, entry.name, images)
+        address = node.url.removeprefix("http://")
+        logits = (await asked_by_the_asyncio_client(address, entry.name, images))[0].as_numpy("logits")
     assert (logits.argmax(axis=1) == expected.argmax(axis=1)).mean() >= 0.98
 
 

@@ -43,6 +43,7 @@ async def test_health_and_metadata(running: Any) -> None:
             "classification",
             "statistics",
             "model_configuration",
+            "model_repository",
         ]
         model = client.get_model_metadata("pixel")
         assert model["versions"] == ["1"]

@@ -188,7 +188,7 @@ async def test_a_drained_device_is_given_tasks_again(kit, scheduler):
         await scheduler.beat("end-0", end.incarnation, draining=True)
         refused = await scheduler.http.delete("/v1/devices/end-0/drain")
         assert refused.status_code == 409
-        assert "shutting down by itself" in refused.json()["error"]
+        assert "by its own word" in refused.json()["error"]
     assert (await scheduler.http.delete("/v1/devices/none/drain")).status_code == 404
 
 

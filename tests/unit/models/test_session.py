@@ -1,6 +1,7 @@
 """ONNX Runtime sessions of the shipped networks, whole and cut."""
 
 import builtins
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -76,10 +77,29 @@ def test_large_images_run_in_pieces(side, provider, expected):
             return [inputs["images"][:, 0, 0, :1].astype(np.float32)]
 
     entry = load_manifest().default_for(Tier.END).model_copy(update={"input_shape": (side, side, 3)})
-    model = OnnxModel(entry, "whole", "0" * 64, Session(), (), provider)
+    model = OnnxModel(entry, "whole", "0" * 64, Session, (), provider)
     numbered = np.broadcast_to(np.arange(12, dtype=np.uint8).reshape(12, 1, 1, 1), (12, side, side, 3))
     assert model.run({"images": numbered}, ["logits"])["logits"].ravel().tolist() == list(range(12))
     assert sizes == expected
+
+
+def test_an_unloaded_network_answers_the_same_when_it_is_loaded_again(images, tmp_path):
+    entry = load_manifest().default_for(Tier.END)
+    file = tmp_path / entry.file
+    shutil.copy(weights_folder() / entry.file, file)
+    model = load_model(entry, tmp_path, labels=load_manifest().labels(entry))
+    before, facts = model.run({"images": images}, ["logits"])["logits"], (model.inputs, model.outputs, model.labels)
+    model.unload()
+    model.unload()
+    assert (model.inputs, model.outputs, model.labels) == facts
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    with pytest.raises(WeightsError, match="is not the file of the manifest"):
+        model.load()
+    file.write_bytes(content)
+    model.load()
+    model.load()
+    assert np.array_equal(model.run({"images": images}, ["logits"])["logits"], before)
 
 
 def test_a_slice_that_fails_fails_the_batch(images, monkeypatch):

@@ -358,10 +358,12 @@ def test_a_draining_node_gets_nothing_new_and_keeps_what_it_has(devices, by):
         devices.intend("end-0", DRAINED, 0.1)
     else:
         devices.heartbeat("end-0", beat(draining=True), 0.1)
-    devices.heartbeat("end-0", beat(), 0.2)
+    devices.heartbeat("end-0", beat(draining=by == "node"), 0.2)
     assert health(devices, "end-0", 0.2) is Health.DRAINING
     assert devices.alive(Tier.END, 0.2) == []
     assert keeps_tasks(devices, "first-one", 0.2)
+    devices.heartbeat("end-0", beat(), 0.3)  # its model is loaded again
+    assert health(devices, "end-0", 0.3) is (Health.ALIVE if by == "node" else Health.DRAINING)
 
 
 def test_a_node_that_was_set_aside_comes_back_by_itself(devices):

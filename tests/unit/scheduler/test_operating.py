@@ -94,7 +94,7 @@ async def test_only_what_is_gone_can_be_forgotten(desk: Desk):
 
 async def test_a_node_that_shuts_down_cannot_be_resumed(desk: Desk):
     desk.devices.heartbeat("end-0", beat(draining=True), desk.clock())
-    with pytest.raises(Conflict, match="shutting down by itself"):
+    with pytest.raises(Conflict, match="by its own word"):
         await desk.operators.resume("end-0", "alice")
 
 

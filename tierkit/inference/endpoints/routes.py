@@ -9,18 +9,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tierkit.inference.endpoints import describe
+from tierkit.inference.endpoints.control import control_routes
 from tierkit.inference.endpoints.infer import InferEndpoint
 from tierkit.inference.endpoints.lookup import Models
+from tierkit.inference.repository import Repository
 from tierkit.inference.runner import ModelRunner
 
 __all__ = ["EXTENSIONS", "oip_routes"]
 
-EXTENSIONS = ("binary_tensor_data", "classification", "statistics", "model_configuration")
+EXTENSIONS = ("binary_tensor_data", "classification", "statistics", "model_configuration", "model_repository")
 
 
 def oip_routes(
     models: Mapping[str, ModelRunner],
     infer: InferEndpoint,
+    repository: Repository,
     *,
     ready: Callable[[], bool],
     version: str,
@@ -31,7 +34,8 @@ def oip_routes(
     Args:
         models: runners by model name.
         infer: answers the inference requests.
-        ready: whether the node takes requests now.
+        repository: of the same models.
+        ready: whether the node takes requests now for the models that it serves.
         version: of the server, as its metadata shows it.
         server_name: of the server, as its metadata shows it.
     """
@@ -44,10 +48,13 @@ def oip_routes(
         return JSONResponse({"live": True})
 
     async def server_ready(_request: Request) -> Response:
-        return JSONResponse({"ready": ready()}, 200 if ready() else 503)
+        all_ready = ready() and repository.whole
+        return JSONResponse({"ready": all_ready}, 200 if all_ready else 503)
 
     async def model_ready(request: Request) -> Response:
-        return JSONResponse({"name": found.runner(request.scope).model.name, "ready": ready()}, 200 if ready() else 503)
+        runner = found.runner(request.scope)
+        one_ready = ready() and not runner.paused
+        return JSONResponse({"name": runner.model.name, "ready": one_ready}, 200 if one_ready else 503)
 
     async def model_metadata(request: Request) -> Response:
         return JSONResponse(describe.metadata(found.runner(request.scope)))
@@ -67,6 +74,7 @@ def oip_routes(
         # First, for routes are tried in turn.
         Route(f"{model}/infer", infer, methods=["POST"]),
         Route(f"{version_of}/infer", infer, methods=["POST"]),
+        *control_routes(found, repository),
         Route("/v2", server_metadata),
         Route("/v2/", server_metadata),  # some descriptions of the protocol write it so
         Route("/v2/health/live", live),

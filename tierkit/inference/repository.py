@@ -1,0 +1,77 @@
+"""Which of its models a node serves now: operators unload and load them (Triton's extension `model_repository`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from tierkit.errors import TerraceError
+from tierkit.inference.model import Loadable
+from tierkit.inference.runner import ModelRunner
+
+__all__ = ["Repository"]
+
+log = logging.getLogger(__name__)
+
+_UNLOADED = "an operator has unloaded it"
+
+
+class Repository:
+    """The models of a node, all of which it serves when it starts.
+
+    Args:
+        runners: by model name.
+    """
+
+    def __init__(self, runners: Mapping[str, ModelRunner]) -> None:
+        self._runners = runners
+        self._turn = asyncio.Lock()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all models are served. A node that lacks one takes no tasks: its scheduler counts on all of them."""
+        return not any(runner.paused for runner in self._runners.values())
+
+    def index(self, *, ready: bool) -> list[dict[str, Any]]:
+        """Name, version, state and reason of each model; `ready`: of those alone that are served."""
+        return [
+            {
+                "name": name,
+                "version": runner.model.version,
+                "state": "UNAVAILABLE" if runner.paused else "READY",
+                "reason": runner.paused,
+            }
+            for name, runner in self._runners.items()
+            if not (ready and runner.paused)
+        ]
+
+    async def unload(self, runner: ModelRunner) -> None:
+        """Refuse new requests for a model from now on; return when those that came before are answered and its memory
+        is given back."""
+        async with self._turn:
+            await runner.pause(_UNLOADED)
+            if isinstance(runner.model, Loadable):
+                await asyncio.to_thread(runner.model.unload)
+            log.warning("a model was unloaded: this node takes no tasks", extra={"model": runner.model.name})
+
+    async def load(self, runner: ModelRunner) -> None:
+        """Serve a model again; nothing happens to one that is served.
+
+        Raises:
+            Unavailable: it does not work; the index says why.
+        """
+        async with self._turn:
+            if not runner.paused:
+                return
+            try:
+                if isinstance(runner.model, Loadable):
+                    await asyncio.to_thread(runner.model.load)
+                await runner.prove()
+            except Exception as exc:
+                log.exception("a model cannot be loaded", extra={"model": runner.model.name})
+                runner.paused = str(exc) if isinstance(exc, TerraceError) else f"it fails: {type(exc).__name__}"
+                runner.check_paused()
+            runner.paused = ""
+            log.info("a model was loaded", extra={"model": runner.model.name})
