@@ -192,7 +192,7 @@ async def _asked(
         http.get(
             f"{settings.scheduler}{path}",
             params=params,
-            headers=authorization(settings.own_token()),
+            headers=authorization(settings.own_token()()),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_STALL_S, sock_read=_STALL_S),
             allow_redirects=False,
         ) as answer,

@@ -14,7 +14,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from terrace.console import screen
-from tierkit.access import checked_token, read_token
+from tierkit import access
+from tierkit.access import checked_token
 from tierkit.client import DEFAULT_URL, Backoff, Client
 from tierkit.commandline import Json
 from tierkit.errors import MissingExtra
@@ -169,16 +170,19 @@ def _tell_wait(reason: str, wait_s: float) -> None:
     screen(stderr=True).print(f"{one_line(reason)}; trying again in {wait_s:.0f} s", soft_wrap=True, markup=False)
 
 
-def token_from(token_file: Path | None) -> str | None:
-    """The user's token: from the file or, without one, from TERRACE_TOKEN. No flag holds it: command lines are public.
+def token_from(token_file: Path | None) -> Callable[[], str] | None:
+    """Gives the user's token: from the file, which is read again when it changes, or, without one, from TERRACE_TOKEN.
+    No flag holds it: command lines are public.
 
     Raises:
         SetupError: the file cannot be read, holds no token, or others may read it; TERRACE_TOKEN holds none.
     """
     if token_file is not None:
-        return read_token(token_file)
-    token = os.environ.get("TERRACE_TOKEN")
-    return checked_token(token, "TERRACE_TOKEN") if token else None
+        return access.TokenFile(token_file)
+    if not (token := os.environ.get("TERRACE_TOKEN")):
+        return None
+    checked = checked_token(token, "TERRACE_TOKEN")
+    return lambda: checked
 
 
 def plain_name(name: str) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
@@ -32,7 +32,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from tierkit.access import Role, check_private, checked_token, read_token
+from tierkit.access import Role, TokenFile, check_private, checked_token
 from tierkit.documents import read_toml, sentence
 from tierkit.errors import SetupError
 from tierkit.wire.messages import checked_node_id, checked_url
@@ -215,15 +215,17 @@ class NodeSettings(ServiceSettings):
         port = info.data.get("port")
         return lasting_name(cls.service, port) if port else f"{cls.service}-{secrets.token_hex(2)}"
 
-    def own_token(self) -> str | None:
-        """The token that this node shows to the scheduler.
+    def own_token(self) -> Callable[[], str | None]:
+        """Gives the token that this node shows to the scheduler; None where it has none. A file is read again when it
+        has changed.
 
         Raises:
             SetupError: the file cannot be used.
         """
         if self.token_file is not None:
-            return read_token(self.token_file)
-        return None if self.token is None else checked_token(self.token.get_secret_value(), "the setting token")
+            return TokenFile(self.token_file)
+        token = None if self.token is None else checked_token(self.token.get_secret_value(), "the setting token")
+        return lambda: token
 
     @property
     def cores(self) -> int:

@@ -45,7 +45,7 @@ from scheduler.placement.bound import NodeCounts, bound_of_scheme
 from scheduler.placement.mapping import time_end, time_end_cloud, time_end_edge, time_mapping
 from scheduler.placement.routes import PAPER_BATCH, Fleet
 from tierkit.access import SESSION_COOKIE, SESSION_PATH, Caller, Gate
-from tierkit.errors import InvalidInput, NotFound, WeightsError
+from tierkit.errors import Conflict, Forbidden, InvalidInput, NotFound, WeightsError
 from tierkit.types import Scheme, Tier
 from tierkit.wire.api import Device, DeviceList
 from tierkit.wire.messages import Heartbeat, Lease, NodeId, Registration
@@ -86,6 +86,14 @@ async def list_devices(scheduler: Service) -> DeviceList:
 
 @fleet.post("/v1/devices", response_model=Lease, summary="Register a node", dependencies=NODES)
 async def register(request: Request, scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
+    try:
+        return await _register(request, scheduler, caller, registration)
+    except (Conflict, Forbidden) as exc:
+        scheduler.devices.refused(registration.node_id, str(exc), time.monotonic())
+        raise
+
+
+async def _register(request: Request, scheduler: Scheduler, caller: Caller | None, registration: Registration) -> Lease:
     if caller is not None:
         caller.check_claim(registration.node_id, registration.tier)
     server: tuple[str, int] | None = request.scope["server"]

@@ -55,6 +55,9 @@ for those of which an operator has said something."""
 
 _LIST_FULL_S = 60.0
 
+_REFUSED_S = 60.0
+"""How long it is told that a node was refused; one that goes on asking does so every few seconds."""
+
 _MOST_RETIRED = 64
 """Older incarnations that are remembered of each node."""
 
@@ -107,6 +110,8 @@ class Device:
     """Images of tasks that the scheduler has handed to it and that have no answer of its own yet."""
     stalled: int = 0
     """Images on which it got stuck; no new work clears that, only progress does."""
+    refusal: tuple[float, str] = (-math.inf, "")
+    """When and why it was last refused a place."""
     death: str | None = None
     """Why it was given up. Death is final: its tasks went to others, so only a new registration brings it back."""
     retired: tuple[str, ...] = ()
@@ -150,6 +155,8 @@ class DeviceView(Verdict):
 
     device: Device
     silent_s: float
+    death: str | None = None
+    """Why it is gone."""
 
     @property
     def phi(self) -> float:
@@ -444,6 +451,12 @@ class DeviceList:
         # Whether it may see pixels decides on the routes, which are worked out when this changes.
         self._moved(device)
 
+    def refused(self, node_id: str, why: str, now: float) -> None:
+        """Somebody of this name was refused a place, or a heartbeat. Told of a known node that is gone, and believed of
+        no other: the name alone proves nothing."""
+        if (device := self._devices.get(node_id)) is not None:
+            device.refusal = now, why[:_MOST_SAID]
+
     def leave(self, node_id: str, incarnation: str, now: float) -> None:
         """The process of a node ends; its tasks go to others. One of which an operator has said something stays listed.
 
@@ -635,7 +648,11 @@ class DeviceList:
             reason = f"{reason}; rests for {rest_s:.1f} s to keep to {per_minute} images a minute"
         if verdict.health is Health.ALIVE and wrong.count:
             reason = f"{reason}; gets one task as a trial: {wrong.why}"
+        refused_at, why = device.refusal
+        if verdict.health is Health.DEAD and now - refused_at < _REFUSED_S:
+            reason = f"{reason}; it asks for its place and is refused: {why}"
         return DeviceView(
+            death=verdict.reason if verdict.health.gone else None,
             device=device,
             health=verdict.health,
             reason=reason,
@@ -653,8 +670,8 @@ class DeviceList:
     def _announce(self, device: Device, now: float) -> None:
         """Judge a node whose evidence has changed, and tell the listeners if its health has."""
         view = self._refresh(device, now)
-        if view.health.gone:
-            device.death = view.reason
+        if view.death is not None:
+            device.death = view.death
             self._buried(device)
         elif not view.keeps_tasks:
             # Its tasks go to others now, but that alone does not make it work again.

@@ -130,7 +130,7 @@ def bench(
         binary_inputs=input_tensor_format == "binary",
         binary_outputs=output_tensor_format == "binary",
         headers=_headers(header or ()),
-        token=token_from(token_file),
+        token=token() if (token := token_from(token_file)) else None,
         tls_ca=tls_ca,
         seed=seed,
         timeout_s=timeout,

@@ -2,7 +2,15 @@
 
 from tierkit.access.browsers import READS, check_host, check_origin
 from tierkit.access.callers import CALLER, Allowance, Caller, Role
-from tierkit.access.files import check_private, checked_token, follow_files, read_private, read_token, signature
+from tierkit.access.files import (
+    TokenFile,
+    check_private,
+    checked_token,
+    follow_files,
+    read_private,
+    read_token,
+    signature,
+)
 from tierkit.access.gate import Gate
 from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
 from tierkit.access.tls import ServerTls, client_context, tls_trouble
@@ -21,6 +29,7 @@ __all__ = [
     "ServerTls",
     "Sessions",
     "TokenEntry",
+    "TokenFile",
     "TokenRole",
     "check_host",
     "check_origin",

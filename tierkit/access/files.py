@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tierkit.errors import SetupError
 
-__all__ = ["check_private", "checked_token", "follow_files", "read_private", "read_token", "signature"]
+__all__ = ["TokenFile", "check_private", "checked_token", "follow_files", "read_private", "read_token", "signature"]
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,32 @@ def read_token(path: Path) -> str:
         SetupError: as `read_private`, or what it holds is no token.
     """
     return checked_token(read_private(path, "the token file").decode("utf-8", "replace"), f"the token file {path}")
+
+
+class TokenFile:
+    """The token in a file, read again when the file has changed. What cannot be used leaves it as it was, and is told
+    once.
+
+    Raises:
+        SetupError: as `read_token`, at the first reading.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = signature([path])
+        self._token = read_token(path)
+
+    def __call__(self) -> str:
+        """The token as it is now."""
+        if (now := signature([self._path])) != self._seen:
+            self._seen = now
+            try:
+                self._token = read_token(self._path)
+            except SetupError as exc:
+                log.error("the token stays as it was: %s", exc)
+            else:
+                log.info("the token file was read again", extra={"path": str(self._path)})
+        return self._token
 
 
 def checked_token(text: str, where: str) -> str:

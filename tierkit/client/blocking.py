@@ -80,7 +80,7 @@ class Client:
         *,
         timeout_s: float = 60.0,
         backoff: Backoff | None = None,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         tls_ca: str | os.PathLike[str] | None = None,
         on_wait: OnWait | None = None,
     ) -> None:

@@ -112,7 +112,7 @@ class Connection:
         *,
         timeout_s: float = 60.0,
         backoff: Backoff | None = None,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         tls_ca: str | os.PathLike[str] | None = None,
         on_wait: OnWait | None = None,
     ) -> None:
@@ -123,7 +123,8 @@ class Connection:
             timeout_s: bound of each call in total; of an upload, only of the connecting.
             backoff: how often a failed call is tried again where that is safe, and how long a job is followed while
                 its scheduler is away.
-            token: for a scheduler that asks for one; `read_token` of `tierkit.access` reads it from a file.
+            token: for a scheduler that asks for one, or what gives it: `TokenFile(path)` of `tierkit.access` reads it
+                from a file, and again when that changes.
             tls_ca: file with the certificates (PEM) to trust at an https URL, in place of the public authorities.
             on_wait: called with the reason and the seconds before a call waits for as long as the scheduler has asked
                 for (a limit of the token is reached, or it takes no jobs now).
@@ -132,6 +133,9 @@ class Connection:
             self.url = checked_url(url)
         except ValueError as exc:
             raise InvalidInput(f"the scheduler's URL {exc}, and this is {url!r}") from None
+        if isinstance(token, str):
+            token = checked_token(token, "the argument token")
+        self._token = token
         self._backoff = backoff or Backoff()
         self._timeout_s = timeout_s
         self._on_wait = on_wait
@@ -144,9 +148,6 @@ class Connection:
                 verify=client_context(None if tls_ca is None else Path(tls_ca))
                 if self.url.startswith("https://")
                 else False,
-                headers={}
-                if token is None
-                else {"Authorization": f"Bearer {checked_token(token, 'the argument token')}"},
             )
         except httpx.InvalidURL as exc:
             raise InvalidInput(f"not a URL: {url!r}") from exc
@@ -214,11 +215,13 @@ class Connection:
         read_timeout_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """One try; the body of the answer is still to be read. Errors of the block's own reading are turned too."""
+        token = self._token() if callable(self._token) else self._token
+        shown = {} if token is None else {"Authorization": f"Bearer {token}"}
         request = self._http.build_request(
             method,
             path,
             params={**(upload.params if upload else {}), **(params or {})},
-            headers={**(upload.headers if upload else {}), **(headers or {})},
+            headers={**shown, **(upload.headers if upload else {}), **(headers or {})},
             content=upload.chunks() if upload else None,
         )
         timeouts = request.extensions["timeout"]

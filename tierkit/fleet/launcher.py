@@ -76,7 +76,7 @@ class Fleet:
     on_exit: Callable[[Exit], None]
     on_ready: Callable[[RunningService], None]
     command: Sequence[str]
-    token: str | None
+    token: Callable[[], str] | None
     tls_ca: Path | None
     services: dict[str, RunningService] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -227,7 +227,7 @@ async def launch(
     on_ready: Callable[[RunningService], None] = lambda service: None,
     start_s: float = 30.0,
     stop_s: float = 15.0,
-    token: str | None = None,
+    token: Callable[[], str] | None = None,
     tls_ca: Path | None = None,
     command: Sequence[str] = TERRACE,
 ) -> AsyncIterator[Fleet]:

@@ -8,7 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from starlette.types import Scope
+
 from tierkit.access import Gate
+from tierkit.errors import TerraceError
 
 __all__ = ["Check", "Lifecycle"]
 
@@ -34,6 +37,8 @@ class Lifecycle:
         """Secret that opens this process's gate (`tierkit.access`), fresh at each start; "" where there is none."""
         self.gate: Gate | None = None
         """Asks callers for their tokens; None where none is asked for."""
+        self.on_refusal: Callable[[Scope, TerraceError], None] = lambda scope, error: None
+        """Told of each request that the gate refuses."""
         self.in_flight = 0
         """Requests being answered that ask for work (any method but GET, HEAD and OPTIONS)."""
         self.crash: BaseException | None = None

@@ -180,7 +180,7 @@ async def running(
 
 def _gate(settings: ServiceSettings, lifecycle: Lifecycle) -> Gate | None:
     """The gate of the service; None if it asks for no token."""
-    if isinstance(settings, NodeSettings) and settings.own_token() is not None:
+    if isinstance(settings, NodeSettings) and settings.own_token()() is not None:
         lifecycle.key = secrets.token_urlsafe(32)
     if settings.tokens is None and not lifecycle.key:
         return None

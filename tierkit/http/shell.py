@@ -131,6 +131,7 @@ class Shell:
             else:
                 scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"])
         except TerraceError as exc:
+            self._lifecycle.on_refusal(scope, exc)
             answer: Response = answer_to(exc)
             if isinstance(exc, Unauthenticated) and gate is not None and gate.sessions is not None and _is_visit(scope):
                 answer = RedirectResponse(SIGN_IN_PAGE, 303, {"Cache-Control": "no-store"})

@@ -17,12 +17,12 @@ from typing import Self
 import aiohttp
 from pydantic import ValidationError
 
-from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated, UpstreamError
+from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated, Unavailable, UpstreamError
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.pacing import backoff_s
-from tierkit.wire.messages import Heartbeat, Lease, Registration
+from tierkit.wire.messages import NODE_HEADER, Heartbeat, Lease, Registration
 
 __all__ = ["HeartbeatSender"]
 
@@ -47,7 +47,7 @@ class HeartbeatSender:
         http: client to send with.
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
             once.
-        token: shown to the scheduler; None where it asks for none.
+        token: gives what is shown to the scheduler; None where it asks for none.
     """
 
     def __init__(
@@ -58,19 +58,26 @@ class HeartbeatSender:
         http: aiohttp.ClientSession,
         *,
         lifecycle: Lifecycle,
-        token: str | None = None,
+        token: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._registration = registration
         self._heartbeat = heartbeat
         self._http = http
         self._lifecycle = lifecycle
-        self._headers = {"Content-Type": "application/json", **authorization(token)}
+        self._token = token
         self._registered: Registration | None = None
         self._lease = Lease(lease_s=1.0, heartbeat_s=1.0)
         self._said_draining = False
         self._last_news = ""
         self._loop: asyncio.Task[None] | None = None
+        self._refusal = ""
+        self._node_id = ""
+
+    async def check_refusal(self) -> None:
+        """Raises Unavailable while the scheduler does not want this node: it gets no tasks."""
+        if self._refusal:
+            raise Unavailable(self._refusal)
 
     @property
     def registered(self) -> bool:
@@ -116,18 +123,24 @@ class HeartbeatSender:
                     self._tell(logging.WARNING, "the scheduler does not know this node any more; registering again")
                     continue
                 failures += 1
-                self._tell(logging.ERROR, f"the scheduler refuses this node: {exc}")
+                self._refused(f"the scheduler refuses this node: {exc}")
             except (Unauthenticated, Forbidden) as exc:
-                # Perhaps its token is known soon, or valid again. A place that it has is lost with its lease.
+                # Perhaps its token is known soon, or exchanged, or an operator lets it in. Its place is lost.
+                self._registered = None
                 failures += 1
-                self._tell(logging.ERROR, f"the scheduler refuses this node's token (token_file): {exc}")
+                which = "'s token (token_file)" if isinstance(exc, Unauthenticated) else ""
+                self._refused(f"the scheduler refuses this node{which}: {exc}")
             except TerraceError as exc:
                 failures += 1
                 self._tell(logging.WARNING, f"no contact with the scheduler at {self._scheduler}, trying on: {exc}")
             else:
-                failures = 0
+                failures, self._refusal = 0, ""
                 self._tell(logging.INFO, f"registered with the scheduler at {self._scheduler}")
             await self._pause(failures)
+
+    def _refused(self, why: str) -> None:
+        self._refusal = why
+        self._tell(logging.ERROR, why)
 
     async def _pause(self, failures: int) -> None:
         """Until the next beat is due, or the service begins to drain, which the scheduler must hear at once."""
@@ -144,6 +157,7 @@ class HeartbeatSender:
 
     async def _register(self) -> Registration:
         registration = self._registration()
+        self._node_id = registration.node_id
         answer = await self._send("POST", "/v1/devices", _REGISTER_BUDGET_S, registration.model_dump_json())
         try:
             self._lease = Lease.model_validate_json(answer)
@@ -161,9 +175,10 @@ class HeartbeatSender:
 
     async def _send(self, method: str, target: str, budget_s: float, body: str = "") -> bytes:
         url, pieces = self._scheduler + target, [body.encode()] if body else ()
+        headers = {"Content-Type": "application/json", NODE_HEADER: self._node_id, **authorization(self._token())}
         async with (
             calling("the scheduler", budget_s=budget_s),
-            ask(self._http, method, url, pieces, self._headers) as answer,
+            ask(self._http, method, url, pieces, headers) as answer,
         ):
             said = await read_at_most(answer, _MAX_ANSWER_BYTES)
         if not 200 <= answer.status < 300:

@@ -177,6 +177,7 @@ class InferenceNode:
                     lifecycle=self.lifecycle,
                     token=settings.own_token(),
                 )
+                self.lifecycle.add_check("scheduler", sender.check_refusal)
                 await stack.enter_async_context(sender)
             yield
 

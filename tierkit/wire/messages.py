@@ -33,6 +33,7 @@ __all__ = [
     "ESCALATION",
     "ESCALATION_HEADER",
     "INTERACTIVE",
+    "NODE_HEADER",
     "NODE_ID_PATTERN",
     "PRIORITY_HEADER",
     "REQUEST_ID_HEADER",
@@ -77,6 +78,10 @@ to ask are those of the stage's tier in `UPSTREAM_HEADER`. Absent: all images go
 
 ENCODED_HEADER = "Terrace-Encoded"
 """JSON `Sent`, in the answer of a node that has encoded and passed on: what went from there to the upstream node."""
+
+NODE_HEADER = "Terrace-Node"
+"""Id of the node that speaks to the scheduler. It proves nothing: it lets the scheduler say on its list which node it
+has to refuse for its token."""
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 

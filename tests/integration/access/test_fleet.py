@@ -146,10 +146,13 @@ async def test_a_node_with_the_id_of_another_is_refused_and_says_so(fleet: Close
     command = ["-m", "edge_node", "--port", "0", "--node-id", "edge-2", "--scheduler", fleet.url]
     command += ["--tls-ca", str(fleet.ca), "--token-file", str(fleet.folder / "node.token")]
     async with service_process(command, ready_file=fleet.folder / "edge-2.ready") as node:
-        await wait_for(lambda: "refuses this node's token" in node.log, what="the refusal")
-        line = next(line for line in node.log.splitlines() if "refuses this node's token" in line)
+        await wait_for(lambda: "refuses this node" in node.log, what="the refusal")
+        line = next(line for line in node.log.splitlines() if "refuses this node" in line)
         assert "is not for the node id 'edge-2'" in line
         assert "the token of 'nodes' is not for the node id 'edge-2'; it is for *-1" in line.replace('\\"', '"')
+        async with fleet.http() as http:
+            ready = await http.get(f"{node.url}/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (503, "failing")
 
 
 async def test_no_secret_shows_anywhere(fleet: Closed) -> None:

@@ -17,8 +17,8 @@ from edge_node.settings import EdgeSettings
 from models.manifest import MANIFEST_NAME, load_manifest, weights_folder
 from models.serving import load_models
 from scheduler.settings import SchedulerSettings
-from tierkit.access import TokenEntry, digest_of, new_token, write_book
-from tierkit.errors import SetupError
+from tierkit.access import TokenEntry, TokenFile, digest_of, new_token, write_book
+from tierkit.errors import SetupError, Unavailable
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.heartbeat import HeartbeatSender
@@ -149,11 +149,11 @@ def test_a_token_from_environment_and_settings_file(tmp_path: Path, monkeypatch:
     token = new_token()
     monkeypatch.setenv("TERRACE_EDGE_TOKEN", token)
     settings = load_settings(EdgeSettings, flags={})
-    assert settings.own_token() == token
+    assert settings.own_token()() == token
     assert token not in repr(settings) + str(settings) + settings.model_dump_json()
     monkeypatch.delenv("TERRACE_EDGE_TOKEN")
     config = private(tmp_path / "terrace.toml", f'[edge]\ntoken = "{token}"\n')
-    assert load_settings(EdgeSettings, flags={}, config=config).own_token() == token
+    assert load_settings(EdgeSettings, flags={}, config=config).own_token()() == token
     os.chmod(config, 0o644)
     with pytest.raises(SetupError, match=r"others may use the settings file with a token, .*chmod 0600"):
         load_settings(EdgeSettings, flags={}, config=config)
@@ -190,7 +190,10 @@ async def test_a_node_that_gets_no_weights_for_its_token_stops_with_a_sentence(t
             await load_models(settings, Tier.EDGE, load_manifest())
 
 
-async def test_a_node_whose_token_is_revoked_goes_on_asking_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_node_whose_token_is_revoked_goes_on_asking_and_comes_back_with_another(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    file = private(tmp_path / "token", "secret-token-of-a")
     shown: list[str | None] = []
     valid = True
     beats = 0
@@ -223,15 +226,23 @@ async def test_a_node_whose_token_is_revoked_goes_on_asking_and_comes_back(caplo
         serve_app(app) as scheduler,
         open_client() as http,
         HeartbeatSender(
-            scheduler.url, lambda: place, lambda: figures, http, lifecycle=lifecycle, token="secret-token-of-a"
-        ),
+            scheduler.url, lambda: place, lambda: figures, http, lifecycle=lifecycle, token=TokenFile(file)
+        ) as sender,
     ):
         await wait_for(lambda: beats > 1, what="heartbeats")
+        await sender.check_refusal()
         valid = False
         refusal = "the scheduler refuses this node's token (token_file): revoked"
         await wait_for(lambda: any(refusal in message for message in caplog.messages), what="the refusal")
+        with pytest.raises(Unavailable, match="refuses this node's token"):
+            await sender.check_refusal()
+        assert not sender.registered, "it asks for a place again, ever more rarely, in place of beating"
+        asked = len(shown)
         valid, beats = True, 0
+        file.write_text("another-token-of-a")
         await wait_for(lambda: beats > 1, what="heartbeats again")
-    assert set(shown) == {"Bearer secret-token-of-a"}
-    assert "secret-token-of-a" not in caplog.text
+        await sender.check_refusal()
+    assert set(shown[:asked]) == {"Bearer secret-token-of-a"}
+    assert shown[-1] == "Bearer another-token-of-a"
+    assert "token-of-a" not in caplog.text.replace(str(file), "")
     assert sum(refusal in message for message in caplog.messages) == 1

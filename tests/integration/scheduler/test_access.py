@@ -16,10 +16,11 @@ from scheduler.api.fleet import about, fleet
 from scheduler.api.jobs import jobs
 from scheduler.api.routing import for_admins, for_nodes, for_operators, for_users
 from scheduler.settings import SchedulerSettings
-from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tierkit.access import TokenEntry, TokenFile, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Backoff
 from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import connected, wait_for
+from tierkit.wire.messages import NODE_HEADER
 
 ALICE, BOB, DAVE, PI, ANY, OLD, OLGA, ROOT, EVE = TOKENS = [new_token() for _ in range(9)]
 
@@ -289,6 +290,32 @@ async def test_a_node_cannot_beat_for_another_or_strike_it_off(closed: Any) -> N
     assert (await closed.http.post("/v1/devices/door/heartbeat", json=load, headers=bearer(ANY))).status_code == 204
 
 
+async def test_the_list_says_of_a_dead_node_why_it_is_refused(closed: Any, tokens: Path) -> None:
+    place = registration("pi")
+    assert (await closed.http.post("/v1/devices", json=place, headers=bearer(PI))).status_code == 200
+    replace(tokens, *(each for each in ENTRIES if each.name != "pi"))
+
+    async def reason() -> str:
+        (device,) = (await closed.http.get("/v1/devices", headers=bearer(ALICE))).json()["devices"]
+        return str(device["reason"]) if device["health"] == "dead" else ""
+
+    async def told() -> bool:
+        for name in ("pi", "not-on-the-list"):
+            await closed.http.post("/v1/devices", json=place, headers={**bearer(PI), NODE_HEADER: name})
+        return "is refused: the token is unknown here" in await reason()
+
+    await wait_for(told, what="the refusal on the list")
+    replace(tokens, *ENTRIES)
+    other = registration("pi")
+
+    async def back() -> bool:
+        answer = await closed.http.post("/v1/devices", json=other, headers=bearer(PI))
+        return bool(answer.status_code == 200)  # the file of tokens is read again within seconds
+
+    await wait_for(back, what="the node to be let in")
+    assert "refused" not in await reason()
+
+
 async def test_the_keys_of_nodes_are_shown_to_nobody(closed: Any) -> None:
     key = secrets.token_urlsafe(32)
     await closed.http.post("/v1/devices", json=registration("door", key=key), headers=bearer(ANY))
@@ -388,6 +415,21 @@ async def test_the_client_shows_its_token_and_names_what_is_wrong(closed: Any) -
     with pytest.raises(SetupError, match="the argument token holds no token") as caught:
         AsyncClient(closed.url, token="not a token\r\nX: y")
     assert "X: y" not in str(caught.value)
+
+
+async def test_the_client_reads_its_file_again(closed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "own.token"
+    file.touch(mode=0o600)
+    file.write_text(ALICE)
+    async with AsyncClient(closed.url, token=TokenFile(file)) as client:
+        assert (await client.whoami())["name"] == "alice"
+        file.write_text(f"{OLGA}\n")
+        assert (await client.whoami())["name"] == "olga"
+        file.write_text("no token")
+        for _ in range(2):
+            assert (await client.whoami())["name"] == "olga", "what cannot be used changes nothing"
+    assert sum("holds no token" in message for message in caplog.messages) == 1
+    assert OLGA not in caplog.text
 
 
 async def test_tokens_are_read_again_while_it_runs(closed: Any, tokens: Path) -> None:

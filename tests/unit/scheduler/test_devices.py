@@ -554,6 +554,16 @@ def test_a_removed_node_may_not_come_back_until_it_is_resumed(devices):
     assert keeps_tasks(devices, "first-one", 0.5)
 
 
+def test_a_refusal_is_told_of_a_dead_node_for_a_while_and_once(devices):
+    devices.register(registration(), 0.0)
+    devices.refused("nobody", "unknown", 0.0)
+    devices.refused("end-0", "the token has expired", 2.9)
+    for now, told in ((2.9, 0), (3.1, 1), (3.2, 1), (50.0, 1), (63.0, 0)):
+        devices.sweep(now)
+        (view,) = devices.view(now)
+        assert view.reason.count("the token has expired") == told, (now, view.reason)
+
+
 @pytest.mark.parametrize(("intent", "stays"), [(NO_INTENT, False), (DRAINED, True), (Intent(trusted=True), True)])
 def test_a_node_that_takes_its_leave_stays_listed_where_an_operator_has_said_something(devices, intent, stays):
     devices.register(registration(), 0.0)
