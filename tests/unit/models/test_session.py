@@ -1,7 +1,10 @@
 """ONNX Runtime sessions of the shipped networks, whole and cut."""
 
 import builtins
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +172,14 @@ def test_a_network_that_does_not_fit_its_entry_is_refused(change):
 def test_a_number_of_labels_that_disagrees_with_the_network_is_refused():
     with pytest.raises(WeightsError, match="the hierarchy names 2"):
         load_model(load_manifest().models[0], labels=("cat", "dog"))
+
+
+def test_the_runtime_reports_to_nobody(tmp_path: Path):
+    program = "import models.manifest as m, models.session as s; s.load_model(m.load_manifest().models[0])"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "CI": "", "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env={**environment, **home}, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == [], "an identifier of this machine, or what waits to be sent"
 
 
 def test_a_provider_that_is_not_there_is_refused():
