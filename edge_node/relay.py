@@ -18,7 +18,7 @@ from tierkit.inference.endpoints.request import RequestReader, budget_s, is_urge
 from tierkit.inference.node import InferenceNode
 from tierkit.inference.oip_client import OipClient
 from tierkit.inference.upstreams import read_upstreams
-from tierkit.logs import current_request_id
+from tierkit.logs import current_request_id, current_trace
 from tierkit.wire.events import written
 from tierkit.wire.messages import ENCODED_HEADER, UPSTREAM_HEADER
 from tierkit.wire.oip import Limits, encode_response
@@ -58,6 +58,7 @@ class RelayEndpoint:
             call = Call(
                 outputs=tuple(output.name for output in request.outputs),
                 request_id=current_request_id(),
+                trace=current_trace(),
                 urgent=is_urgent(headers),
                 budget_s=until - time.monotonic(),
             )

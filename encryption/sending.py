@@ -20,6 +20,7 @@ from tierkit.types import FeatureForm
 from tierkit.wire.events import Sent, read_sent
 from tierkit.wire.messages import ENCODED_HEADER, UPSTREAM_HEADER, UPSTREAMS, Encoding, Relay, Upstream
 from tierkit.wire.oip import InferRequest, InferResponse, RequestedOutput, Tensor
+from tierkit.wire.trace import Trace
 
 __all__ = [
     "PIXELS",
@@ -92,6 +93,7 @@ class Call:
 
     outputs: tuple[str, ...]
     request_id: str = ""
+    trace: Trace | None = None
     budget_s: float | None = None
     urgent: bool = False
 
@@ -132,6 +134,7 @@ class FeatureClient:
             _request(await features_tensor(features), call),
             budget_s=call.budget_s,
             request_id=call.request_id,
+            trace=call.trace,
             urgent=call.urgent,
             token=to.upstream.key,
             # Floating-point numbers hardly get shorter.
@@ -161,6 +164,7 @@ class PixelClient:
             _request(Tensor("images", images), call),
             budget_s=call.budget_s,
             request_id=call.request_id,
+            trace=call.trace,
             urgent=call.urgent,
             token=to.upstream.key,
         )
@@ -181,6 +185,7 @@ class PixelClient:
             _request(Tensor("images", images), call),
             budget_s=call.budget_s,
             request_id=call.request_id,
+            trace=call.trace,
             urgent=call.urgent,
             token=to.relay.key,
             prefix=RELAY_PREFIX,

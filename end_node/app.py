@@ -22,7 +22,7 @@ from tierkit.inference.endpoints.request import RequestReader, announced_images,
 from tierkit.inference.model import Array
 from tierkit.inference.node import node_app
 from tierkit.inference.upstreams import read_upstreams
-from tierkit.logs import current_request_id
+from tierkit.logs import current_request_id, current_trace
 from tierkit.wire.events import ErrorEvent, TaskEvent, written
 from tierkit.wire.messages import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Stage, Upstream
 from tierkit.wire.oip import InferRequest, Limits
@@ -89,6 +89,7 @@ class _TaskEndpoint:
                 stages=_stages_for(stages, positions, len(images)),
                 deadline=started + (node.settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
+                trace=current_trace(),
                 urgent=urgent,
             )
             if wants_coarse:

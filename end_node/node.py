@@ -52,6 +52,7 @@ from tierkit.wire.events import (
     WrongAnswer,
 )
 from tierkit.wire.messages import Encoding, Stage, Upstream
+from tierkit.wire.trace import Trace
 
 __all__ = ["EndNode", "Task"]
 
@@ -96,6 +97,7 @@ class Task:
     deadline: float
     """On the node's clock (`time.monotonic`), after which no answer is of use."""
     request_id: str
+    trace: Trace | None = None
     urgent: bool = False
     """Whether it overtakes the tasks that wait, here and above."""
 
@@ -322,7 +324,13 @@ class EndNode(InferenceNode):
             except TerraceError as exc:
                 # Its own trouble: nothing that the upstream node has answered.
                 raise UpstreamUnavailable(f"nothing was sent, since the images could not be encoded: {exc}") from exc
-        call = Call(outputs=(_OUTPUT,), request_id=task.request_id, budget_s=until - self.clock(), urgent=task.urgent)
+        call = Call(
+            outputs=(_OUTPUT,),
+            request_id=task.request_id,
+            trace=task.trace,
+            budget_s=until - self.clock(),
+            urgent=task.urgent,
+        )
         match to:
             case MaySeePixels():
                 return await self._pixels.infer(to, images, call)

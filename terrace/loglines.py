@@ -14,7 +14,7 @@ from tierkit.plaintext import one_line
 __all__ = ["LogPainter"]
 
 _LEVEL_STYLES = {"debug": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
-_SHOWN_ELSEWHERE = {"time", "level", "logger", "message", "node_id", "request_id", "exception"}
+_SHOWN_ELSEWHERE = {"time", "level", "logger", "message", "node_id", "request_id", "trace_id", "exception"}
 
 
 class LogPainter:

@@ -1,7 +1,7 @@
 """Structured logs: text for people, one JSON object a line for machines, both on standard error.
 
 Code logs with the standard library, variable parts in `extra`: `log.info("registered", extra={"lease_s": 2.0})`.
-The request id of the request being served is added by itself.
+The request id of the request being served is added by itself, and in JSON the id of its trace.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from contextvars import ContextVar
 from typing import Any, Literal, TextIO
 
 from tierkit.plaintext import harmless, one_line
+from tierkit.wire.trace import Trace
 
-__all__ = ["configure", "current_request_id", "request_context"]
+__all__ = ["configure", "current_request_id", "current_trace", "request_context"]
 
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
+_trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 _OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 """What every record has; anything else came in through `extra`."""
@@ -31,17 +33,25 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-class request_context:
-    """Context manager: every record logged inside carries `request_id`."""
+def current_trace() -> Trace | None:
+    """The trace of the request being served in this context; None outside one."""
+    return _trace.get()
 
-    def __init__(self, request_id: str) -> None:
+
+class request_context:
+    """Context manager: every record logged inside carries `request_id`, and the id of `trace`."""
+
+    def __init__(self, request_id: str, trace: Trace | None = None) -> None:
         self._id = request_id
+        self._trace = trace
 
     def __enter__(self) -> None:
-        self._token = _request_id.set(self._id)
+        self._tokens = _request_id.set(self._id), _trace.set(self._trace)
 
     def __exit__(self, *_error: object) -> None:
-        _request_id.reset(self._token)
+        request_id, trace = self._tokens
+        _request_id.reset(request_id)
+        _trace.reset(trace)
 
 
 def configure(level: str, style: Literal["text", "json"], *, node_id: str = "", stream: TextIO | None = None) -> None:
@@ -89,7 +99,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object: time (RFC 3339, UTC), level, logger, message, node_id, request_id, and the extras."""
+    """One JSON object: time (RFC 3339, UTC), level, logger, message, node_id, request_id, trace_id, and the extras."""
 
     def __init__(self, node_id: str) -> None:
         super().__init__()
@@ -107,6 +117,8 @@ class _JsonFormatter(logging.Formatter):
             entry["node_id"] = self._node_id
         if request_id := current_request_id():
             entry["request_id"] = request_id
+        if trace := current_trace():
+            entry["trace_id"] = trace.trace_id
         entry |= _extras(record)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

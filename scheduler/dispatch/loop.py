@@ -464,6 +464,7 @@ class Dispatcher:
         return Order(
             task_id=job.task_id(task),
             request_id=job.request_id(task),
+            trace=job.trace,
             node_id=attempt.node_id,
             url=registration.url,
             model=registration.models[0].name,
@@ -564,8 +565,9 @@ class Dispatcher:
         TASKS.labels(outcome).inc()
         self._note_news(job)
         if _log.isEnabledFor(logging.INFO):
-            what = {"job": job.job_id, "task": task.index, "request_id": job.request_id(task), "outcome": outcome}
-            _log.info("task done", extra={**what, "ms": round(elapsed_ms(task, now), 3)})
+            what = {"job": job.job_id, "task": task.index, "outcome": outcome, "ms": round(elapsed_ms(task, now), 3)}
+            ids = {"request_id": job.request_id(task), "trace_id": job.trace.trace_id}
+            _log.info("task done", extra={**what, **ids})
 
     def _on_report(self, attempt: Attempt, outcome: str, reason: str, now: float) -> None:
         ATTEMPTS.labels(outcome).inc()

@@ -50,6 +50,7 @@ from tierkit.wire.messages import (
     Upstream,
 )
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
+from tierkit.wire.trace import Trace
 
 __all__ = ["HttpWire", "Order", "Wire", "may_have_held"]
 
@@ -68,6 +69,7 @@ class Order:
 
     task_id: str
     request_id: str
+    trace: Trace
     node_id: str
     url: str
     model: str
@@ -128,6 +130,7 @@ class HttpWire:
         headers = {
             **headers,
             REQUEST_ID_HEADER: order.request_id,
+            **order.trace.headers,
             BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
             **authorization(order.key),
         }

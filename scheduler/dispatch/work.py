@@ -19,6 +19,7 @@ from tierkit.pacing import TokenBucket
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, RoutedEvent, TaskEvent
 from tierkit.wire.messages import Stage, Upstream
+from tierkit.wire.trace import Trace, new_trace
 
 __all__ = [
     "FAILED_OUTCOMES",
@@ -175,6 +176,7 @@ class ActiveJob:
         deadline: monotonic time at which the job ends, complete or not.
         interactive: whether a user waits for the answer right now.
         request_id: of the caller, where there is one task for it.
+        trace: that the job belongs to; a new one unless given.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class ActiveJob:
         deadline: float,
         interactive: bool = False,
         request_id: str | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.job_id = job_id
         self.policy = policy
@@ -227,6 +230,7 @@ class ActiveJob:
         self.mapping: dict[str, str] = {}
         """Upstream node by end device, as last used."""
         self._request_id = request_id
+        self.trace = trace or new_trace()
         self._suspect: ActiveTask | None = None
         """The one suspect that may be on its way."""
 

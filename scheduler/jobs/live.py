@@ -13,6 +13,7 @@ from scheduler.jobs.policy import JobPolicy
 from scheduler.jobs.views import Renderer, Rows, grouped
 from scheduler.store.jobs import new_job_id
 from tierkit.types import JobState
+from tierkit.wire.trace import Trace
 
 __all__ = ["answer_live"]
 
@@ -41,7 +42,14 @@ class LiveSink:
 
 
 async def answer_live(
-    dispatcher: Dispatcher, renderer: Renderer, policy: JobPolicy, images: JobImages, *, content: str, request_id: str
+    dispatcher: Dispatcher,
+    renderer: Renderer,
+    policy: JobPolicy,
+    images: JobImages,
+    *,
+    content: str,
+    request_id: str,
+    trace: Trace | None,
 ) -> AsyncGenerator[Rows, None]:
     """The events of a request, as they come: coarse, then fine, fallback or failed; then done, or error.
 
@@ -59,6 +67,7 @@ async def answer_live(
         deadline=begun + policy.deadline_s,
         interactive=True,
         request_id=request_id,
+        trace=trace,
     )
     dispatcher.add(job)
     try:
@@ -71,7 +80,8 @@ async def answer_live(
         state, reason = item
         if state == JobState.COMPLETED:
             elapsed_ms = round((time.monotonic() - begun) * 1000, 3)
-            yield [{"event": "done", "images": len(images), "elapsed_ms": elapsed_ms, "request_id": request_id}]
+            ids = {"request_id": request_id, "trace_id": job.trace.trace_id}
+            yield [{"event": "done", "images": len(images), "elapsed_ms": elapsed_ms, **ids}]
         else:
             yield [{"event": "error", "error": reason}]
     finally:

@@ -49,9 +49,11 @@ from tierkit.errors import (
     TerraceError,
     TooLarge,
 )
+from tierkit.logs import current_trace
 from tierkit.types import Health, JobState, Scheme, Tier
 from tierkit.wire.api import AttemptPage, DamagedImage, Explanation, Job, JobPage
 from tierkit.wire.events import CoarseEvent
+from tierkit.wire.trace import Trace
 
 __all__ = ["CLASSIFY_MAX_IMAGES", "UNLIMITED", "Events", "Scheduler"]
 
@@ -233,7 +235,7 @@ class Scheduler:
             return self._shown(stored), False
         tasks = [_task(job, index) for index in range(job.tasks)]
         progress = self._progress(job, facts)
-        self._activate(job, self._inputs.open(sha256, images), tasks, progress)
+        self._activate(job, self._inputs.open(sha256, images), tasks, progress, current_trace())
         _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
         return await self._named(self._shown(job)), True
 
@@ -243,6 +245,7 @@ class Scheduler:
         images: JobImages,
         tasks: Sequence[ActiveTask],
         progress: Progress,
+        trace: Trace | None = None,
     ) -> None:
         def on_end() -> None:
             del self._sinks[job.id]
@@ -260,6 +263,7 @@ class Scheduler:
             tasks=tasks,
             sink=sink,
             deadline=time.monotonic() + job.deadline_at - time.time(),
+            trace=trace,
         )
         sink.mapping = active.mapping
         self.dispatcher.record.began(job.id, _in_short(job, sink.state), time.monotonic(), job.owner)
@@ -556,7 +560,15 @@ class Scheduler:
                 raise TooLarge(f"{writer.images} files of up to {writer.largest} bytes are too much for {what}")
         images = images_in(np.frombuffer(held.getbuffer(), np.uint8), writer.images, self._inputs.fit)
         renderer = Renderer(self.manifest.hierarchy, facts, policy)
-        return answer_live(self.dispatcher, renderer, policy, images, content=writer.sha256, request_id=request_id)
+        return answer_live(
+            self.dispatcher,
+            renderer,
+            policy,
+            images,
+            content=writer.sha256,
+            request_id=request_id,
+            trace=current_trace(),
+        )
 
     def _check_ends(self) -> None:
         """Refuse an interactive request at once where all end devices are about to leave, or have left.

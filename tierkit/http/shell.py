@@ -26,6 +26,7 @@ from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.responses import error_response
 from tierkit.logs import request_context
 from tierkit.wire.messages import REQUEST_ID_HEADER
+from tierkit.wire.trace import Trace, new_trace, read_trace
 
 __all__ = ["Shell"]
 
@@ -65,6 +66,7 @@ class Shell:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         request_id = _given_id(scope) or _new_id()
+        trace = read_trace(scope["headers"]) or new_trace()
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -74,7 +76,7 @@ class Shell:
                 message["headers"] = [*message.get("headers", ()), (_REQUEST_ID, request_id.encode())]
             await send(message)
 
-        with request_context(request_id):
+        with request_context(request_id, trace):
             try:
                 await self._route(scope, receive, send_with_id)
             except ClientDisconnect:
@@ -115,9 +117,9 @@ class Shell:
         drains or logs each request there are none, and never where callers have to show tokens."""
         offer: Callable[[int, Again], None] | None = scope["extensions"].pop(REPEATABLE, None)
         if offer is not None and self._gate is None:
-            given = _given_id(scope)
+            given, trace = _given_id(scope), read_trace(scope["headers"])
             scope["extensions"][REPEATABLE] = lambda body_bytes, again: offer(
-                body_bytes, _Within(self._lifecycle, given, again)
+                body_bytes, _Within(self._lifecycle, given, trace, again)
             )
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> bool:
@@ -161,12 +163,14 @@ class _Within:
     Args:
         lifecycle: of the service.
         given: what the client calls all of them; "" where it gives no id.
+        trace: to which it says that they belong.
         again: answers them.
     """
 
-    def __init__(self, lifecycle: Lifecycle, given: str, again: Again) -> None:
+    def __init__(self, lifecycle: Lifecycle, given: str, trace: Trace | None, again: Again) -> None:
         self._lifecycle = lifecycle
         self._given = given
+        self._trace = trace
         self._again = again
 
     def __call__(self, rest: memoryview, reply: Reply, *, alone: bool) -> Callable[[], None] | None:
@@ -182,7 +186,7 @@ class _Within:
         lifecycle.begin_work()
         take_back = None
         try:
-            with request_context(request_id):
+            with request_context(request_id, self._trace or new_trace()):
                 take_back = self._again(rest, reply_with_id, alone=alone)
         finally:
             if take_back is None:

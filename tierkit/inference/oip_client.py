@@ -25,6 +25,7 @@ from tierkit.wire.oip import (
     parse_header_length,
 )
 from tierkit.wire.oip.compression import ZSTD, compress
+from tierkit.wire.trace import Trace
 
 __all__ = ["OipClient"]
 
@@ -65,6 +66,7 @@ class OipClient:
         *,
         budget_s: float | None = None,
         request_id: str = "",
+        trace: Trace | None = None,
         urgent: bool = False,
         token: str = "",
         compressed: bool = False,
@@ -79,6 +81,7 @@ class OipClient:
             request: the batch; names the outputs wanted.
             budget_s: for the whole exchange; sent along, so that the node can refuse what it cannot do in time.
             request_id: sent along; "" for none.
+            trace: that the request belongs to; sent along.
             urgent: whether it overtakes the requests that wait there.
             token: that the node asks for; "" for none.
             compressed: whether the request goes compressed; only Terrace's own nodes read that.
@@ -96,6 +99,8 @@ class OipClient:
             own[BUDGET_HEADER] = f"{max(0.0, budget_s) * 1000:.3f}"
         if request_id:
             own[REQUEST_ID_HEADER] = request_id
+        if trace is not None:
+            own |= trace.headers
         if urgent:
             own[PRIORITY_HEADER] = INTERACTIVE
         own |= authorization(token)

@@ -5,6 +5,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import httpx
 import numpy as np
@@ -79,19 +81,20 @@ class RunningEnd:
         stage: str | None = None,
         escalation: tuple[Stage, ...] | None = None,
         priority: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> AbstractAsyncContextManager[httpx.Response]:
         """Send a task; the answer is read by the caller."""
-        chunks, headers = encode_request(InferRequest(inputs=(Tensor("images", batch),)))
-        headers |= {"X-Request-Id": request_id, "Terrace-Upstream": UPSTREAMS.dump_json(upstreams).decode()}
+        chunks, own = encode_request(InferRequest(inputs=(Tensor("images", batch),)))
+        own |= {"X-Request-Id": request_id, "Terrace-Upstream": UPSTREAMS.dump_json(upstreams).decode(), **headers}
         if escalation is not None:
-            headers["Terrace-Escalation"] = ESCALATION.dump_json(escalation).decode()
+            own["Terrace-Escalation"] = ESCALATION.dump_json(escalation).decode()
         if stage is not None:
-            headers["Terrace-Stage"] = stage
+            own["Terrace-Stage"] = stage
         if priority is not None:
-            headers["Terrace-Priority"] = priority
+            own["Terrace-Priority"] = priority
         if budget_s is not None:
-            headers["Terrace-Budget-Ms"] = str(budget_s * 1000)
-        return self.http.stream("POST", f"{self.url}/v1/tasks/{task_id}", content=b"".join(chunks), headers=headers)
+            own["Terrace-Budget-Ms"] = str(budget_s * 1000)
+        return self.http.stream("POST", f"{self.url}/v1/tasks/{task_id}", content=b"".join(chunks), headers=own)
 
     async def answer(
         self,
@@ -101,9 +104,11 @@ class RunningEnd:
         stage: str | None = None,
         escalation: tuple[Stage, ...] | None = None,
         priority: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> list[TaskEvent]:
         """All lines of the answer to a task."""
-        asked = self.stream(batch, *upstreams, budget_s=budget_s, stage=stage, escalation=escalation, priority=priority)
+        how: dict[str, Any] = {"budget_s": budget_s, "stage": stage, "escalation": escalation, "priority": priority}
+        asked = self.stream(batch, *upstreams, **how, headers=headers)
         async with asked as response:
             await response.aread()
         assert response.status_code == 200, response.text

@@ -19,6 +19,7 @@ from tierkit.logs import current_request_id
 from tierkit.testing import serve_app, wait_for
 from tierkit.wire.events import CoarseEvent, ErrorEvent, FineEvent, read_event
 from tierkit.wire.oip import InferResponse, Tensor, encode_response
+from tierkit.wire.trace import Trace, read_trace
 
 
 async def test_coarse_then_fine(end: RunningEnd, upper: RunningUpper) -> None:
@@ -74,7 +75,7 @@ async def test_a_fine_model_on_the_end_node_is_summed_up(start_end: StartEnd) ->
     assert coarse.confidences == pytest.approx((0.8, 0.8))
 
 
-async def test_pixels_budget_priority_and_request_id_reach_the_upper_node(end: RunningEnd) -> None:
+async def test_pixels_budget_priority_and_what_tells_requests_apart_reach_the_upper_node(end: RunningEnd) -> None:
     seen: dict[str, Any] = {}
 
     async def infer(request: Request) -> Response:
@@ -86,15 +87,17 @@ async def test_pixels_budget_priority_and_request_id_reach_the_upper_node(end: R
         chunks, headers = encode_response(answer, binary=["probabilities"])
         return Response(b"".join(chunks), headers=headers)
 
-    batch = images(1, 2)
+    batch, trace = images(1, 2), Trace("1" * 32, "2" * 16, 1, "foo=1")
     async with serve_app(Starlette(routes=[Route("/base/v2/models/fine/infer", infer, methods=["POST"])])) as service:
-        _, fine = await end.answer(batch, to(f"{service.url}/base"), budget_s=5.0, priority="interactive")
+        upper = to(f"{service.url}/base")
+        _, fine = await end.answer(batch, upper, budget_s=5.0, priority="interactive", headers=trace.headers)
     assert isinstance(fine, FineEvent)
     assert seen["pixels"] == batch.tobytes()
     assert seen["json"]["inputs"][0]["parameters"] == {"binary_data_size": batch.nbytes}
     assert [output["name"] for output in seen["json"]["outputs"]] == ["probabilities"]
     assert "id" not in seen["json"]  # the same JSON for each batch of this size
     assert seen["x-request-id"] == "request-1"
+    assert read_trace([(name.encode(), seen[name].encode()) for name in ("traceparent", "tracestate")]) == trace
     assert 0 < float(seen["terrace-budget-ms"]) < 5000
     assert seen["terrace-priority"] == "interactive"
 

@@ -21,6 +21,7 @@ from tierkit.testing import Say, talking, wait_for
 from tierkit.types import Tier
 from tierkit.wire.events import TaskEvent
 from tierkit.wire.messages import Encoding, Relay, Stage, Upstream
+from tierkit.wire.trace import new_trace
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHA = "0" * 64
@@ -65,6 +66,7 @@ def order(url: str, *upstreams: Upstream, stages: tuple[Stage, ...] = ()) -> Ord
     return Order(
         task_id="t",
         request_id="r",
+        trace=new_trace(),
         node_id="end-0",
         url=url,
         model="small",

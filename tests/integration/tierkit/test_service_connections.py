@@ -22,6 +22,7 @@ from tierkit.http.answering import install
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.settings import ServiceSettings
 from tierkit.testing import connected, serve_app, wait_for
+from tierkit.wire.trace import Trace
 
 MIB = 1024 * 1024
 
@@ -32,6 +33,7 @@ class Sample:
     def __init__(self) -> None:
         self.ended: list[str] = []
         self.seen_ids: list[str] = []
+        self.seen_traces: list[Trace | None] = []
         self.app = Starlette(
             routes=[
                 Route("/size", self.size, methods=["POST"]),
@@ -46,6 +48,7 @@ class Sample:
 
     async def size(self, request: Request) -> Response:
         self.seen_ids.append(logs.current_request_id())
+        self.seen_traces.append(logs.current_trace())
         return JSONResponse({"bytes": len(await request.body())})
 
     async def whole(self, request: Request) -> Response:
@@ -267,6 +270,24 @@ async def test_a_request_id_is_kept_or_made_and_echoed(sent: str | None) -> None
             assert len(echoed) == 16
             assert echoed != sent
         assert (await http.get(f"{service.url}/livez", headers=headers)).headers["x-request-id"]
+
+
+@pytest.mark.parametrize("proper", [True, False])
+async def test_a_trace_is_continued_or_begun(proper: bool) -> None:
+    sample, trace_id, span_id = Sample(), "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = {"traceparent": f"00-{trace_id}-{span_id}-0{1 if proper else 'x'}", "tracestate": "foo=1"}
+    async with serve_app(sample.app) as service, httpx.AsyncClient(trust_env=False) as http:
+        for _ in range(2):
+            await http.post(f"{service.url}/size", headers=headers, content=b"")
+    first, second = sample.seen_traces
+    assert first is not None
+    assert second is not None
+    if proper:
+        assert first == second == Trace(trace_id, span_id, 1, "foo=1")
+    else:
+        assert (len(first.trace_id), first.sampled, first.state) == (32, False, "")
+        assert len({trace_id, first.trace_id, second.trace_id}) == 3
+    assert logs.current_trace() is None
 
 
 async def test_readiness_shows_which_check_fails() -> None:

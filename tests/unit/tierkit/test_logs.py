@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from tierkit import logs
+from tierkit.wire.trace import Trace
 
 log = logging.getLogger("tierkit.somewhere")
 
@@ -31,7 +32,7 @@ def configured(style: Literal["text", "json"], level: str = "info") -> io.String
 
 def test_json_has_one_object_a_line_with_request_and_extras() -> None:
     stream = configured("json")
-    with logs.request_context("r-1"):
+    with logs.request_context("r-1", Trace("1" * 32, "2" * 16)):
         log.info("line\nbreak", extra={"lease_s": 2.0, "where": {"a"}})
     log.warning("outside")
     first, second = (json.loads(line) for line in stream.getvalue().splitlines())
@@ -45,7 +46,8 @@ def test_json_has_one_object_a_line_with_request_and_extras() -> None:
     assert first["lease_s"] == 2.0
     assert first["where"] == "{'a'}"
     assert first["time"].endswith("Z")
-    assert "request_id" not in second
+    assert first["trace_id"] == "1" * 32
+    assert not {"request_id", "trace_id"} & set(second)
 
 
 def test_text_keeps_a_record_on_one_line() -> None:

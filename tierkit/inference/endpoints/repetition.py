@@ -14,7 +14,7 @@ from tierkit.errors import TerraceError
 from tierkit.http.answering import answer_to
 from tierkit.http.exchange import Reply, header_lines
 from tierkit.inference.runner import ModelRunner, RunResult
-from tierkit.logs import current_request_id, request_context
+from tierkit.logs import current_request_id, current_trace, request_context
 from tierkit.metrics import ModelMetrics
 from tierkit.wire.oip import (
     BINARY_HEADER,
@@ -26,6 +26,7 @@ from tierkit.wire.oip import (
     tensor_from_bytes,
 )
 from tierkit.wire.oip.datatypes import datatype_of
+from tierkit.wire.trace import Trace
 
 __all__ = ["RAW_NAMES", "Repetition", "server_timing"]
 
@@ -77,14 +78,16 @@ class Repetition:
             inputs = {self._name: tensor_from_bytes(rest, self._shape, self._datatype, self._name)}
         except TerraceError:
             return None
-        settle = partial(self._settle, started, current_request_id(), reply)
+        settle = partial(self._settle, started, (current_request_id(), current_trace()), reply)
         try:
             return self._runner.submit(inputs, self._outputs, self._shape[0], settle, alone=alone, urgent=self._urgent)
         except TerraceError as exc:
             settle(exc)
             return _too_late
 
-    def _settle(self, started: float, request_id: str, reply: Reply, outcome: RunResult | Exception) -> None:
+    def _settle(
+        self, started: float, about: tuple[str, Trace | None], reply: Reply, outcome: RunResult | Exception
+    ) -> None:
         """Answer with the outcome. Never raises: this is called for the requests of a batch one after the other.
 
         Nor is a failure raised here once more: it would refer to this call and this call to it, and the request's body
@@ -100,7 +103,7 @@ class Repetition:
                 reply(200, lines, body)
         self._metrics.observe_request(time.perf_counter() - started, self._body_bytes, failure)
         if failure is not None:
-            with request_context(request_id):
+            with request_context(*about):
                 answer = answer_to(failure)
             reply(answer.status_code, header_lines(answer.raw_headers), bytes(answer.body))
 
