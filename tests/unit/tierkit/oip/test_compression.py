@@ -30,7 +30,11 @@ def test_others_read_what_is_written(coding: str, body: bytes):
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-@pytest.mark.parametrize("body", [b"f", b"features" * 10_000, bytes(3 << 20), bytes(range(256)) * 20_000])
+@pytest.mark.parametrize(
+    "body",
+    [b"f", b"features" * 10_000, bytes(3 << 20), bytes(range(256)) * 20_000],
+    ids=["one byte", "short", "zeros", "long"],
+)
 async def test_what_others_write_is_read(coding: str, body: bytes):
     assert await decompress(await compress(body, coding), len(body), coding) == body
     held: list[int] = []
@@ -65,28 +69,34 @@ async def test_where_nobody_holds_the_content_nothing_more_is_unpacked(coding: s
         await decompress(WRITERS[coding](bytes(1 << 24)), 1 << 25, coding, hold=hold)
 
 
-@pytest.mark.parametrize(
-    ("coding", "body", "words"),
-    [
-        ("zstd", b"", "no zstd frame"),
-        ("zstd", b"not a frame at all", "no zstd frame"),
-        ("zstd", _compress(b"x" * 999, "zstd")[:-2], "is damaged"),
-        ("zstd", _compress(b"x" * 999, "zstd") + b"more", "is damaged"),
-        ("zstd", zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 999), "does not say how long"),
-        ("gzip", b"", "not one whole gzip stream"),
-        ("gzip", b"not a member at all", "no gzip stream"),
-        ("gzip", zlib.compress(b"x" * 999), "no gzip stream"),
-        ("gzip", gzip.compress(b"x" * 999)[:-2], "not one whole gzip stream"),
-        ("gzip", gzip.compress(b"x" * 999) + b"more", "not one whole gzip stream"),
-        ("gzip", gzip.compress(b"x" * 999) * 2, "not one whole gzip stream"),
-        ("gzip", gzip.compress(b"x" * 999)[:-8] + bytes(8), "no gzip stream"),
-        ("deflate", b"", "not one whole deflate stream"),
-        ("deflate", gzip.compress(b"x" * 999), "no deflate stream"),
-        ("deflate", zlib.compress(b"x" * 999)[:-1], "not one whole deflate stream"),
-        ("deflate", zlib.compress(b"x" * 999) + b"more" * 99_999, "not one whole deflate stream"),
-    ],
-)
-async def test_what_is_no_whole_stream_is_refused(coding: str, body: bytes, words: str):
+LONG = b"x" * 999
+DAMAGED = {
+    "no zstd": ("zstd", b"", "no zstd frame"),
+    "text as zstd": ("zstd", b"not a frame at all", "no zstd frame"),
+    "cut zstd": ("zstd", _compress(LONG, "zstd")[:-2], "is damaged"),
+    "more than zstd": ("zstd", _compress(LONG, "zstd") + b"more", "is damaged"),
+    "zstd of unknown length": (
+        "zstd",
+        zstandard.ZstdCompressor(write_content_size=False).compress(LONG),
+        "does not say how long",
+    ),
+    "no gzip": ("gzip", b"", "not one whole gzip stream"),
+    "text as gzip": ("gzip", b"not a member at all", "no gzip stream"),
+    "deflate as gzip": ("gzip", zlib.compress(LONG), "no gzip stream"),
+    "cut gzip": ("gzip", gzip.compress(LONG)[:-2], "not one whole gzip stream"),
+    "more than gzip": ("gzip", gzip.compress(LONG) + b"more", "not one whole gzip stream"),
+    "two gzips": ("gzip", gzip.compress(LONG) * 2, "not one whole gzip stream"),
+    "gzip with a wrong sum": ("gzip", gzip.compress(LONG)[:-8] + bytes(8), "no gzip stream"),
+    "no deflate": ("deflate", b"", "not one whole deflate stream"),
+    "gzip as deflate": ("deflate", gzip.compress(LONG), "no deflate stream"),
+    "cut deflate": ("deflate", zlib.compress(LONG)[:-1], "not one whole deflate stream"),
+    "more than deflate": ("deflate", zlib.compress(LONG) + b"more" * 99_999, "not one whole deflate stream"),
+}
+
+
+@pytest.mark.parametrize("which", DAMAGED)
+async def test_what_is_no_whole_stream_is_refused(which: str):
+    coding, body, words = DAMAGED[which]
     with pytest.raises(MalformedMessage, match=words):
         await decompress(body, 10_000, coding)
 
