@@ -12,6 +12,7 @@ import aiohttp
 from fastapi import FastAPI
 from starlette.types import Scope
 
+from scheduler.api.description import describe
 from scheduler.api.fleet import about, fleet
 from scheduler.api.history import history
 from scheduler.api.jobs import jobs
@@ -70,6 +71,7 @@ def create_app(
     for router in (jobs, fleet, history, privacy, about, pages):
         app.include_router(router)
 
+    describe(app)
     app.add_middleware(ReadsWhileWanted)
     app.add_middleware(HeadAsGet)
     install(app)

@@ -26,6 +26,7 @@ from scheduler.api.privacy import has_audit
 from scheduler.api.routing import (
     ADMINS,
     CHECKS,
+    MISSING,
     NODES,
     NOSNIFF,
     OPERATORS,
@@ -84,7 +85,13 @@ async def list_devices(scheduler: Service) -> DeviceList:
     )
 
 
-@fleet.post("/v1/devices", response_model=Lease, summary="Register a node", dependencies=NODES)
+@fleet.post(
+    "/v1/devices",
+    response_model=Lease,
+    responses={409: {"description": "The id is another node's, or the networks answer other classes."}},
+    summary="Register a node",
+    dependencies=NODES,
+)
 async def register(request: Request, scheduler: Service, caller: CallerOf, registration: Registration) -> Lease:
     try:
         return await _register(request, scheduler, caller, registration)
@@ -106,7 +113,13 @@ async def _register(request: Request, scheduler: Scheduler, caller: Caller | Non
     return scheduler.devices.register(registration, time.monotonic())
 
 
-@fleet.post("/v1/devices/{node_id}/heartbeat", status_code=204, summary="Renew a node's lease", dependencies=NODES)
+@fleet.post(
+    "/v1/devices/{node_id}/heartbeat",
+    status_code=204,
+    responses={**MISSING, 409: {"description": "Another process has this id now."}},
+    summary="Renew a node's lease",
+    dependencies=NODES,
+)
 async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, beat: Heartbeat) -> Response:
     """404 or 409: register again."""
     if caller is not None:
@@ -115,7 +128,13 @@ async def heartbeat(scheduler: Service, caller: CallerOf, node_id: NodeName, bea
     return Response(status_code=204)
 
 
-@fleet.post("/v1/devices/{node_id}/drain", status_code=204, summary="Give a node no new tasks", dependencies=OPERATORS)
+@fleet.post(
+    "/v1/devices/{node_id}/drain",
+    status_code=204,
+    responses=MISSING,
+    summary="Give a node no new tasks",
+    dependencies=OPERATORS,
+)
 async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
     """Holds until it is resumed, over restarts of the node and of the scheduler."""
     await scheduler.operators.drain(node_id, _name(caller))
@@ -124,16 +143,20 @@ async def drain(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None
 @fleet.delete(
     "/v1/devices/{node_id}/drain",
     status_code=204,
+    responses={**MISSING, 409: {"description": "The node itself takes no tasks: it shuts down, or lacks a model."}},
     summary="Give a drained node tasks again, or let a removed one register",
     dependencies=OPERATORS,
 )
 async def resume(scheduler: Service, caller: CallerOf, node_id: NodeName) -> None:
-    """409: the node itself is shutting down."""
     await scheduler.operators.resume(node_id, _name(caller))
 
 
 @fleet.put(
-    "/v1/devices/{node_id}/trust", status_code=204, summary="Say whether a node may see pixels", dependencies=ADMINS
+    "/v1/devices/{node_id}/trust",
+    status_code=204,
+    responses=MISSING,
+    summary="Say whether a node may see pixels",
+    dependencies=ADMINS,
 )
 async def trust(
     scheduler: Service,
@@ -147,7 +170,12 @@ async def trust(
     await scheduler.operators.trust(node_id, _name(caller), {"yes": True, "no": False, "default": None}[trusted])
 
 
-@fleet.delete("/v1/devices/{node_id}", status_code=204, summary="Remove a node, or forget one that is gone")
+@fleet.delete(
+    "/v1/devices/{node_id}",
+    status_code=204,
+    responses={**MISSING, 409: {"description": "It has another incarnation now, or cannot be forgotten: it lives."}},
+    summary="Remove a node, or forget one that is gone",
+)
 async def remove(
     scheduler: Service,
     caller: CallerOf,
@@ -234,7 +262,10 @@ async def list_models(scheduler: Service) -> dict[str, Any]:
     response_class=Response,
     responses={
         200: {"content": {"application/octet-stream": {}}},
+        206: {"description": "The bytes that `Range` names.", "content": {"application/octet-stream": {}}},
+        304: {"description": "The version that `If-None-Match` names is this one."},
         404: {"description": "Not here, or another version."},
+        416: {"description": "`Range` names no bytes that the file has."},
     },
 )
 async def get_weights(

@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from scheduler.api.routing import (
     CHECKS,
+    MISSING,
     NDJSON,
     NOSNIFF,
     UPLOAD_FIELDS,
@@ -51,7 +52,7 @@ _BODY = {
                 "type": "object",
                 "required": ["images"],
                 "properties": {
-                    "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    "images": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}},
                     "labels": {
                         "type": "string",
                         "description": "JSON list with a fine class (name or number) or null per image, such as "
@@ -66,12 +67,10 @@ _BODY = {
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A wrong upload or field; the sentence names it."},
-    401: {"description": "No valid token, where one is asked for."},
     403: {"description": "The policy would send pixels to an untrusted node, or the token has another role."},
+    409: {"description": "The Idempotency-Key is another submission's, or no encoder fits the nodes."},
     413: {"description": "More bytes, pixels or images than the limit."},
     415: {"description": "A kind of file that is not accepted."},
-    429: {"description": "The token's limit of requests, uploads or unfinished jobs; see Retry-After."},
-    503: {"description": "Not now; see Retry-After."},
 }
 
 
@@ -105,6 +104,8 @@ async def _seen(
 JobId = Annotated[str, Depends(_seen)]
 """For those who look after the fleet any job, for others one of their own."""
 Cursor = Annotated[str | None, Query(max_length=64, description="`next_cursor` of the page before.")]
+JobCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9a-f]{20}$"})]
+AttemptCursor = Annotated[Cursor, Query(json_schema_extra={"pattern": "^[0-9]{1,9}-[0-9]{1,9}$"})]
 OnlyTask = Annotated[int | None, Query(ge=0, le=999_999_999, description="Only those of this task.")]
 
 jobs = APIRouter(tags=["jobs"], dependencies=[*CHECKS, *USERS])
@@ -149,14 +150,14 @@ async def list_jobs(
     scheduler: Service,
     caller: CallerOf,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Cursor = None,
+    cursor: JobCursor = None,
     state: JobState | None = None,
 ) -> JobPage:
     """All of them for operators, for others their own."""
     return await scheduler.page(limit=limit, cursor=cursor, state=state, owner=only_of(caller))
 
 
-@jobs.get("/v1/jobs/{job_id}", response_model=Job, summary="A job as it is now")
+@jobs.get("/v1/jobs/{job_id}", response_model=Job, responses=MISSING, summary="A job as it is now")
 async def get_job(scheduler: Service, job_id: JobId) -> Job:
     return await scheduler.view(job_id)
 
@@ -164,7 +165,7 @@ async def get_job(scheduler: Service, job_id: JobId) -> Job:
 @jobs.delete(
     "/v1/jobs/{job_id}",
     response_model=Job,
-    responses={409: {"description": "It has ended already."}},
+    responses={**MISSING, 409: {"description": "It has ended already."}},
     summary="Cancel a job",
 )
 async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
@@ -176,7 +177,7 @@ async def cancel_job(scheduler: Service, job_id: JobId) -> Job:
     "/v1/jobs/{job_id}/results",
     summary="One result per image, in the order of the upload",
     response_class=Response,
-    responses={200: {"content": {NDJSON: {"schema": _RESULT}, "text/csv": {}}}},
+    responses={**MISSING, 200: {"content": {NDJSON: {"schema": _RESULT}, "text/csv": {}}}},
 )
 async def get_results(
     scheduler: Service, job_id: JobId, format: Annotated[Literal["jsonl", "csv"], Query()] = "jsonl"
@@ -189,24 +190,34 @@ async def get_results(
     return Stream(as_lines(rows), media_type=NDJSON, headers=headers)
 
 
-@jobs.get("/v1/jobs/{job_id}/attempts", response_model=AttemptPage, summary="Who tried which task, and what came of it")
+@jobs.get(
+    "/v1/jobs/{job_id}/attempts",
+    response_model=AttemptPage,
+    responses=MISSING,
+    summary="Who tried which task, and what came of it",
+)
 async def get_attempts(
     scheduler: Service,
     job_id: JobId,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
-    cursor: Cursor = None,
+    cursor: AttemptCursor = None,
     task: OnlyTask = None,
 ) -> AttemptPage:
     """Sorted by task, then by start. Attempts under way are among them."""
     return await scheduler.attempts(job_id, limit=limit, cursor=cursor, task=task)
 
 
-@jobs.get("/v1/jobs/{job_id}/explain", response_model=Explanation, summary="Why each task went where it went")
+@jobs.get(
+    "/v1/jobs/{job_id}/explain",
+    response_model=Explanation,
+    responses=MISSING,
+    summary="Why each task went where it went",
+)
 async def get_explanation(
     scheduler: Service,
     job_id: JobId,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
-    cursor: Cursor = None,
+    cursor: AttemptCursor = None,
     task: OnlyTask = None,
 ) -> Explanation:
     """The reason of each attempt, sorted by task, then by start. Attempts under way are among them."""
@@ -217,7 +228,7 @@ async def get_explanation(
     "/v1/jobs/{job_id}/events",
     summary="Follow a job (server-sent events)",
     response_class=Response,
-    responses={200: {"content": {EVENT_STREAM: {}}}},
+    responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
 )
 async def get_events(
     scheduler: Service,

@@ -21,6 +21,7 @@ from tierkit.http.asgi import read_body
 __all__ = [
     "ADMINS",
     "CHECKS",
+    "MISSING",
     "NDJSON",
     "NODES",
     "NOSNIFF",
@@ -138,6 +139,9 @@ class SmallBody(APIRoute):
 
         return bounded
 
+
+MISSING: dict[int | str, dict[str, Any]] = {404: {"description": "There is none of this name."}}
+"""What a route answers besides where it is asked for something."""
 
 CHECKS = [Depends(_check_query)]
 USERS = [Depends(for_users)]

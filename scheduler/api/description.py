@@ -1,0 +1,122 @@
+"""What `/openapi.json` says beyond what the framework reads off the routes: tokens, and every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from tierkit.access import SESSION_COOKIE, needs_no_token
+
+__all__ = ["describe"]
+
+_JSON = "application/json"
+_SCHEMAS = "#/components/schemas/"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string", "description": "A sentence that says what to do."}},
+}
+_SECURITY = {
+    "token": {"type": "http", "scheme": "bearer", "description": "Made by `terrace token create`."},
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": SESSION_COOKIE,
+        "description": "Of a browser, from `POST /v1/session`.",
+    },
+}
+_RETRY = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
+_REFUSALS: dict[str, dict[str, Any]] = {
+    "400": {"description": "A wrong path, parameter, header or body; the sentence names it."},
+    "401": {
+        "description": "No valid token, where one is asked for.",
+        "headers": {"WWW-Authenticate": {"description": "A bearer token is wanted.", "schema": {"type": "string"}}},
+    },
+    "403": {"description": "The token has another role or is for other nodes, or a page of another origin has asked."},
+    "408": {"description": "The body did not arrive in time."},
+    "413": {"description": "More bytes than the limit."},
+    "422": {"description": "The JSON is not what is expected; the sentence names the field."},
+    "429": {"description": "The token's limit of requests, uploads or unfinished jobs.", "headers": _RETRY},
+    "503": {"description": "Not now.", "headers": _RETRY},
+}
+"""Below the routes: the gate and the readers of bodies. What a route itself refuses stands with it."""
+_OF_ALL, _OF_THE_GATE, _OF_BODIES, _OF_JSON = ("400", "403", "503"), ("401", "429"), ("408", "413"), ("422",)
+
+
+def describe(app: FastAPI) -> None:
+    """Let `app.openapi()` tell all. Call once, when the routes are there."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, summary=app.summary, version=app.version, routes=app.routes)
+            app.openapi_schema = _completed(made, closed=app.state.gate is not None)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the framework's own way to change it
+
+
+def _completed(made: dict[str, Any], *, closed: bool) -> dict[str, Any]:
+    """
+    Args:
+        closed: whether this service asks for tokens.
+    """
+    components = made["components"]
+    schemas: dict[str, Any] = components["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    _tidy(made["paths"], schemas)
+    _tidy(dict(schemas), schemas)
+    schemas["Error"] = _ERROR
+    components["responses"] = {status: _as_error(refusal) for status, refusal in _REFUSALS.items()}
+    components["securitySchemes"] = _SECURITY
+    made["security"] = [{"token": []}, {"session": []}, *([] if closed else [{}])]
+    for path, operation in _operations(made):
+        is_open = needs_no_token(path)
+        if is_open:
+            operation["security"] = []
+        body = operation.get("requestBody", {}).get("content", {})
+        refused = {
+            *_OF_ALL,
+            *(() if is_open and not body else _OF_THE_GATE),
+            *(_OF_BODIES if body else ()),
+            *(_OF_JSON if _JSON in body else ()),
+        }
+        answers = operation["responses"]
+        answers.pop("422", None)  # the framework's, for whatever has a parameter
+        for status, answer in answers.items():
+            if int(status) >= 400:
+                answers[status] = _as_error({**_REFUSALS.get(status, {}), **answer})
+        for status in refused - answers.keys():
+            answers[status] = {"$ref": f"#/components/responses/{status}"}
+        operation["responses"] = dict(sorted(answers.items()))
+    return made
+
+
+def _operations(made: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((path, operation) for path, item in made["paths"].items() for operation in item.values())
+
+
+def _as_error(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "content": {_JSON: {"schema": {"$ref": f"{_SCHEMAS}Error"}}}}
+
+
+def _tidy(found: Any, schemas: dict[str, Any]) -> None:
+    """Bring the definitions inside schemas that routes have written themselves to those of the whole document, and
+    write tuples of one kind as arrays: not every tool knows `prefixItems`."""
+    if isinstance(found, dict):
+        for name, schema in found.pop("$defs", {}).items():
+            _tidy(schema, schemas)
+            schemas.setdefault(name, schema)
+        if str(found.get("$ref")).startswith("#/$defs/"):
+            found["$ref"] = found["$ref"].replace("#/$defs/", _SCHEMAS)
+        kinds = found.get("prefixItems", [])
+        if kinds and all(kind == kinds[0] for kind in kinds):
+            found["items"] = found.pop("prefixItems")[0]
+        for inner in found.values():
+            _tidy(inner, schemas)
+    elif isinstance(found, list):
+        for inner in found:
+            _tidy(inner, schemas)

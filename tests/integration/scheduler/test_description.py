@@ -1,0 +1,146 @@
+"""/openapi.json says what the scheduler does: schemathesis finds no answer that it does not name, and no 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tierkit.testing import service_process, wait_for
+
+USER, NODE = new_token(), new_token()
+EXAMPLES = 5
+CONFIG = """
+request-timeout = 30
+continue-on-failure = true
+generation.deterministic = true
+headers = { Authorization = "Bearer ${TERRACE_USER}" }
+
+[[operations]]
+include-name = ["POST /v1/devices", "POST /v1/devices/{node_id}/heartbeat"]
+headers = { Authorization = "Bearer ${TERRACE_NODE}" }
+# A schema cannot say which URLs are good, or which nodes there are.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404", "409", "422"]
+
+[[operations]]
+include-name = ["POST /v1/jobs", "POST /v1/classify"]
+# Nor what is a picture, or which fields go together.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "409", "415", "503"]
+"""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """Of a scheduler that asks for tokens, with an end node and an edge node."""
+    folder = tmp_path_factory.mktemp("described")
+    book = [
+        TokenEntry(name="alice", role="user", sha256=digest_of(USER.encode()).hex()),
+        TokenEntry(name="nodes", role="node", sha256=digest_of(NODE.encode()).hex(), nodes=("*",)),
+    ]
+    for name, content in (("tokens.toml", write_book(book)), ("node.token", NODE)):
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_text(content)
+    async with AsyncExitStack() as stack:
+
+        async def start(module: str, *flags: str) -> str:
+            command = ["-m", module, "--port", "0", *flags]
+            process = service_process(command, ready_file=folder / f"{module}.ready")
+            return (await stack.enter_async_context(process)).url
+
+        url = await start("scheduler", "--state", str(folder / "state"), "--tokens", str(folder / "tokens.toml"))
+        for module in ("end_node", "edge_node"):
+            await start(module, "--scheduler", url, "--token-file", str(folder / "node.token"), "--node-id", module)
+
+        async def joined() -> bool:
+            return len((await get(url, "/v1/devices"))["devices"]) == 2
+
+        await wait_for(joined, what="both nodes")
+        yield url
+
+
+async def get(url: str, path: str) -> Any:
+    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {USER}"}) as http:
+        return (await http.get(f"{url}{path}")).raise_for_status().json()
+
+
+async def test_schemathesis_finds_nothing_that_is_not_described(url: str, tmp_path: Path) -> None:
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    command = ["run", f"{url}/openapi.json", "--checks", "all", "--max-examples", str(EXAMPLES)]
+    # A stream of the fleet has no end, and that of a job none while its nodes are drained.
+    excluded = ["--exclude-path-regex", "events$"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "schemathesis.cli", *command, *excluded),
+        cwd=tmp_path,
+        env={**os.environ, "TERRACE_USER": USER, "TERRACE_NODE": NODE, "NO_COLOR": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output = (await process.communicate())[0].decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, output
+    tested = re.search(r"Tested: (\d+)", output)
+    assert tested is not None, output
+    paths = (await get(url, "/openapi.json"))["paths"]
+    assert int(tested[1]) == sum(len(item) for path, item in paths.items() if not path.endswith("events"))
+
+
+async def test_streams_are_described_as_well(url: str) -> None:
+    paths = (await get(url, "/openapi.json"))["paths"]
+    for path, status in (("/v1/fleet/events", 400), ("/v1/jobs/{job_id}/events", 404)):
+        described = paths[path]["get"]["responses"]
+        assert {"200", "400", "401", "403", "429", "503"} <= set(described)
+        with pytest.raises(httpx.HTTPStatusError) as caught:
+            await get(url, path.format(job_id="0" * 20) + ("?unknown=1" if status == 400 else ""))
+        assert caught.value.response.status_code == status
+        assert str(status) in described
+
+
+async def test_the_description_says_who_may_call(url: str) -> None:
+    made = await get(url, "/openapi.json")
+    schemes = made["components"]["securitySchemes"]
+    assert (schemes["token"]["type"], schemes["token"]["scheme"]) == ("http", "bearer")
+    assert (schemes["session"]["in"], schemes["session"]["name"]) == ("cookie", "terrace_session")
+    assert made["security"] == [{"token": []}, {"session": []}]
+    open_routes = [
+        f"{method} {path}"
+        for path, item in made["paths"].items()
+        for method, operation in item.items()
+        if operation.get("security") == []
+    ]
+    assert sorted(open_routes) == ["delete /v1/session", "post /v1/session"]
+
+
+async def test_every_refusal_has_the_form_of_errors(url: str) -> None:
+    made = await get(url, "/openapi.json")
+    shared = made["components"]["responses"]
+    for item in made["paths"].values():
+        for operation in item.values():
+            for status, answer in operation["responses"].items():
+                if int(status) >= 400:
+                    answer = shared[answer["$ref"].rpartition("/")[2]] if "$ref" in answer else answer
+                    assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
+                    assert answer["description"]
+
+
+async def test_a_scheduler_without_tokens_does_not_ask_for_them(scheduler: Any) -> None:
+    made = (await scheduler.http.get("/openapi.json")).json()
+    assert {} in made["security"]
