@@ -17,6 +17,7 @@ from scheduler.api.fleet import about, fleet
 from scheduler.api.history import history
 from scheduler.api.jobs import jobs
 from scheduler.api.privacy import privacy
+from scheduler.api.tokens import tokens
 from scheduler.devices.list import DeviceList
 from scheduler.devices.own_address import OwnAddress
 from scheduler.history.snapshot import Snapshots
@@ -68,7 +69,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.gate = lifecycle.gate
-    for router in (jobs, fleet, history, privacy, about, pages):
+    for router in (jobs, fleet, history, privacy, tokens, about, pages):
         app.include_router(router)
 
     describe(app)

@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from scheduler.api.fleet import about, fleet
 from scheduler.api.jobs import jobs
 from scheduler.api.routing import for_admins, for_nodes, for_operators, for_users
+from scheduler.api.tokens import tokens as tokens_routes
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, TokenFile, digest_of, new_token, write_book
 from tierkit.client import AsyncClient, Backoff
@@ -121,6 +122,10 @@ ROLES = (  # what a user, an operator, an admin and a node get
     ("DELETE", "/v1/devices/x?forget=true", 403, 404, 404, 403),
     ("DELETE", "/v1/devices/x?incarnation=1", 403, 403, 403, 404),
     ("PUT", "/v1/devices/x/trust?trusted=yes", 403, 403, 404, 403),
+    ("GET", "/v1/tokens", 403, 403, 200, 403),
+    ("POST", "/v1/tokens", 403, 403, 422, 403),
+    ("POST", "/v1/tokens/nobody/rotate", 403, 403, 422, 403),
+    ("DELETE", "/v1/tokens/nobody", 403, 403, 404, 403),
     ("GET", "/v1/models", 200, 200, 200, 200),
     ("GET", "/v1/models/small/file", 404, 404, 404, 404),
     ("GET", "/v1/info", 200, 200, 200, 403),
@@ -237,7 +242,12 @@ FOR_BOTH = {
 
 def test_every_route_has_said_whose_it_is() -> None:
     """A route that is added later is not open to nodes because nobody has thought of it."""
-    routes = [route for router in (jobs, fleet, about) for route in router.routes if isinstance(route, APIRoute)]
+    routes = [
+        route
+        for router in (jobs, fleet, tokens_routes, about)
+        for route in router.routes
+        if isinstance(route, APIRoute)
+    ]
     assert len(routes) > 15
     said = {for_users, for_operators, for_admins, for_nodes}
     for_both = {
@@ -415,6 +425,46 @@ async def test_the_client_shows_its_token_and_names_what_is_wrong(closed: Any) -
     with pytest.raises(SetupError, match="the argument token holds no token") as caught:
         AsyncClient(closed.url, token="not a token\r\nX: y")
     assert "X: y" not in str(caught.value)
+
+
+async def test_an_admin_makes_exchanges_and_revokes_tokens(closed: Any, tokens: Path) -> None:
+    async def ask(method: str, path: str, body: Any = None) -> Any:
+        return await closed.http.request(method, f"/v1/tokens{path}", headers=bearer(ROOT), json=body)
+
+    async def who(token: str) -> Any:
+        return (await closed.http.get("/v1/whoami", headers=bearer(token))).json().get("name")
+
+    made = await ask("POST", "", {"name": "carl", "role": "user", "expires_s": 3600, "unfinished_jobs": 2})
+    assert made.status_code == 201
+    first = made.json()["token"]
+    assert await who(first) == "carl", "at once"
+    assert first not in await asyncio.to_thread(tokens.read_text)
+    listed = {each["name"]: each for each in (await ask("GET", "")).json()["tokens"]}
+    assert (listed["carl"]["role"], listed["carl"]["unfinished_jobs"], "sha256" in listed["carl"]) == ("user", 2, False)
+    assert set(listed) == {each.name for each in ENTRIES} | {"carl"}
+    assert (await ask("POST", "", {"name": "carl", "role": "user"})).status_code == 409
+    second = (await ask("POST", "/carl/rotate", {"grace_s": 0})).json()["token"]
+    assert (await who(first), await who(second)) == (None, "carl")
+    assert (await ask("DELETE", "/carl")).status_code == 204
+    assert await who(second) is None
+    assert (await ask("POST", "/carl/rotate", {})).status_code == 404
+    for wrong in (
+        {"name": "No Name", "role": "user"},
+        {"name": "a", "role": "root"},
+        {"name": "a", "role": "user", "expires_s": 0},
+        {"name": "a", "role": "user", "more": 1},
+    ):
+        assert (await ask("POST", "", wrong)).status_code == 422
+    assert (await ask("POST", "", {"name": "a", "role": "user", "tiers": ["end"]})).status_code == 400
+    await asyncio.to_thread(tokens.chmod, 0o644)
+    refused = await ask("DELETE", "/alice")
+    assert (refused.status_code, "chmod" in refused.json()["error"]) == (409, True)
+    assert await who(ALICE) == "alice"
+
+
+async def test_an_open_scheduler_has_no_tokens_to_change(scheduler: Any) -> None:
+    for method, path in (("GET", ""), ("DELETE", "/alice")):
+        assert (await scheduler.http.request(method, f"/v1/tokens{path}")).status_code == 409
 
 
 async def test_the_client_reads_its_file_again(closed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

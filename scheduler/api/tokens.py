@@ -1,0 +1,180 @@
+"""Routes of tokens, for admins: what `terrace token` does on the scheduler's machine, on the same file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path as FilePath
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
+
+from scheduler.api.routing import ADMINS, CHECKS, MISSING, SmallBody
+from tierkit.access import Gate, TokenEntry, TokenRole, digest_of, new_token, read_book
+from tierkit.access.editing import added, editing, revoked, rotated
+from tierkit.errors import Conflict, InvalidInput, SetupError
+from tierkit.types import Tier
+from tierkit.wire.messages import NodeId
+
+__all__ = ["tokens"]
+
+_LONGEST_S = 100 * 366 * 86400
+
+tokens = APIRouter(tags=["tokens"], dependencies=[*CHECKS, *ADMINS], route_class=SmallBody)
+
+T = TypeVar("T")
+Lifetime = Annotated[PositiveFloat, Field(le=_LONGEST_S)]
+Name = Annotated[NodeId, Path()]
+
+
+class _Limits(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    upload_bytes_per_minute: Annotated[int, Field(ge=1)] | None = None
+    unfinished_jobs: Annotated[int, Field(ge=1)] | None = None
+    uploads: Annotated[int, Field(ge=1)] | None = None
+    streams: Annotated[int, Field(ge=1)] | None = None
+    nodes: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    tiers: tuple[Tier, ...] = ()
+
+
+class NewToken(_Limits):
+    """What is wanted of a token; limits as in the file of tokens."""
+
+    name: NodeId
+    role: TokenRole
+    expires_s: Lifetime | None = Field(None, description="Valid for so long; null: until it is revoked.")
+
+
+class Exchange(BaseModel):
+    """How a token is exchanged for another of the same rights."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    grace_s: Annotated[NonNegativeFloat, Field(le=_LONGEST_S)] = Field(
+        86400.0, description="How long the old one stays valid."
+    )
+    expires_s: Lifetime | None = Field(None, description="Valid for so long; null: as long as the old one was.")
+
+
+class TokenNow(_Limits):
+    """A token without its secret."""
+
+    name: str
+    role: TokenRole
+    id: str = Field(description="The beginning of its hash: tells tokens of one name apart.")
+    created: datetime | None
+    expires: datetime | None
+
+
+class Tokens(BaseModel):
+    """All tokens of the file."""
+
+    tokens: list[TokenNow]
+
+
+class Secret(BaseModel):
+    """A token that was made; it is told this once."""
+
+    token: str
+    expires: datetime | None
+
+
+@tokens.get("/v1/tokens", response_model=Tokens, summary="Who has tokens")
+async def list_tokens(request: Request) -> Tokens:
+    _, path = _gate(request)
+    entries = await _safely(lambda: read_book(path))
+    return Tokens(tokens=[TokenNow(id=entry.id, **entry.model_dump(exclude={"sha256"})) for entry in entries])
+
+
+@tokens.post(
+    "/v1/tokens",
+    status_code=201,
+    response_model=Secret,
+    responses={409: {"description": "The name has a token, or the file of tokens cannot be changed."}},
+    summary="Make a token",
+)
+async def make(request: Request, wanted: NewToken) -> Secret:
+    """Services know it within seconds, this one at once."""
+    token, now = new_token(), _now()
+    expires = None if wanted.expires_s is None else now + timedelta(seconds=wanted.expires_s)
+    fields = wanted.model_dump(exclude={"expires_s"})
+    try:
+        entry = TokenEntry(sha256=_hash(token), created=now, expires=expires, **fields)
+    except ValidationError as exc:
+        raise InvalidInput(str(exc.errors(include_url=False, include_input=False)[0]["msg"])) from exc
+    await _change(request, lambda entries: added(entries, entry))
+    return Secret(token=token, expires=expires)
+
+
+@tokens.post(
+    "/v1/tokens/{name}/rotate",
+    status_code=201,
+    response_model=Secret,
+    responses={**MISSING, 409: {"description": "The file of tokens cannot be changed."}},
+    summary="Make a further token of the same rights, and let the old one expire soon",
+)
+async def rotate(request: Request, name: Name, how: Exchange) -> Secret:
+    token = new_token()
+    changed = await _change(
+        request,
+        lambda entries: rotated(
+            entries,
+            name,
+            token,
+            now=_now(),
+            grace=timedelta(seconds=how.grace_s),
+            lifetime=None if how.expires_s is None else timedelta(seconds=how.expires_s),
+        ),
+    )
+    return Secret(token=token, expires=next(each.expires for each in changed if each.sha256 == _hash(token)))
+
+
+@tokens.delete(
+    "/v1/tokens/{name}",
+    status_code=204,
+    responses={**MISSING, 409: {"description": "The file of tokens cannot be changed."}},
+    summary="Revoke all tokens of a name, or the one of an id",
+)
+async def revoke(request: Request, name: Name) -> None:
+    await _change(request, lambda entries: revoked(entries, name))
+
+
+def _gate(request: Request) -> tuple[Gate, FilePath]:
+    """The gate, and its file."""
+    gate: Gate | None = request.app.state.gate
+    if gate is None or gate.path is None:
+        raise Conflict("this scheduler asks for no tokens; start it with --tokens FILE")
+    return gate, gate.path
+
+
+async def _change(request: Request, change: Callable[[list[TokenEntry]], list[TokenEntry]]) -> list[TokenEntry]:
+    """Change the file of tokens, and let it count here at once; the entries as they are then."""
+    gate, path = _gate(request)
+
+    def work() -> list[TokenEntry]:
+        with editing(path) as entries:
+            entries[:] = change(entries)
+        gate.load()
+        return entries
+
+    return await _safely(work)
+
+
+async def _safely(work: Callable[[], T]) -> T:
+    """Work on the file in a thread, to its end whatever becomes of the request."""
+    try:
+        return await asyncio.shield(asyncio.to_thread(work))
+    except SetupError as exc:
+        raise Conflict(str(exc)) from exc
+
+
+def _hash(token: str) -> str:
+    return digest_of(token.encode()).hex()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
