@@ -25,7 +25,8 @@ NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _CSV_HEADER = (
     "index,name,label,coarse_label,coarse_confidence,coarse_node,coarse_ms,fine_label,fine_confidence,fine_node,fine_tier,"
-    "fine_ms,fine_coarse_label,answered_by,not_escalated,fallback,error,resized_from,true_fine,true_coarse,request_id"
+    "fine_ms,fine_coarse_label,answered_by,not_escalated,fallback,error,resized_from,true_fine,true_coarse,request_id,"
+    "trace_id"
 )
 _JSON = msgspec.json.Encoder(enc_hook=lambda view: view.model_dump(mode="json"))
 

@@ -53,7 +53,7 @@ from tierkit.logs import current_trace
 from tierkit.types import Health, JobState, Scheme, Tier
 from tierkit.wire.api import AttemptPage, DamagedImage, Explanation, Job, JobPage
 from tierkit.wire.events import CoarseEvent
-from tierkit.wire.trace import Trace
+from tierkit.wire.trace import Trace, new_trace
 
 __all__ = ["CLASSIFY_MAX_IMAGES", "UNLIMITED", "Events", "Scheduler"]
 
@@ -206,7 +206,7 @@ class Scheduler:
         key: str | None,
         owner: str | None,
     ) -> tuple[Job, bool]:
-        now = time.time()
+        now, trace = time.time(), current_trace() or new_trace()
         fingerprint = await asyncio.to_thread(_fingerprint, policy, sha256, facts)
         job = JobRow(
             id=new_job_id(now),
@@ -217,6 +217,7 @@ class Scheduler:
             hierarchy=self._served,
             resized_images=len(facts.resized),
             fingerprint=fingerprint,
+            traceparent=trace.traceparent,
             created_at=now,
             deadline_at=now + policy.deadline_s,
         )
@@ -235,7 +236,7 @@ class Scheduler:
             return self._shown(stored), False
         tasks = [_task(job, index) for index in range(job.tasks)]
         progress = self._progress(job, facts)
-        self._activate(job, self._inputs.open(sha256, images), tasks, progress, current_trace())
+        self._activate(job, self._inputs.open(sha256, images), tasks, progress, trace)
         _log.info("job accepted", extra={"job": job.id, "images": images, "scheme": policy.scheme})
         return await self._named(self._shown(job)), True
 
@@ -263,7 +264,7 @@ class Scheduler:
             tasks=tasks,
             sink=sink,
             deadline=time.monotonic() + job.deadline_at - time.time(),
-            trace=trace,
+            trace=trace or job.trace,
         )
         sink.mapping = active.mapping
         self.dispatcher.record.began(job.id, _in_short(job, sink.state), time.monotonic(), job.owner)
@@ -448,7 +449,7 @@ class Scheduler:
         """The state of a job and its image results in index order, by task. While the job runs, those that there are;
         afterwards all. Raises NotFound."""
         job = await self._current(await self._store.get(job_id))
-        renderer = Renderer(self._hierarchy(job), await self._store.facts(job_id), job.policy)
+        renderer = Renderer(self._hierarchy(job), await self._store.facts(job_id), job.policy, job.trace)
         unanswered = f"not answered: the job is {job.state} ({job.reason})" if job.final else None
 
         async def batches() -> AsyncGenerator[Rows, None]:
@@ -494,7 +495,7 @@ class Scheduler:
         job = await self._store.get(job_id)
         if states_only:
             return self._events(job, 0, None)
-        renderer = Renderer(self._hierarchy(job), await self._store.facts(job_id), job.policy)
+        renderer = Renderer(self._hierarchy(job), await self._store.facts(job_id), job.policy, job.trace)
         return self._events(job, after, renderer)
 
     async def _events(self, job: JobRow, seq: int, renderer: Renderer | None) -> Events:
@@ -559,15 +560,10 @@ class Scheduler:
             if writer.images > writer.images_per_task:
                 raise TooLarge(f"{writer.images} files of up to {writer.largest} bytes are too much for {what}")
         images = images_in(np.frombuffer(held.getbuffer(), np.uint8), writer.images, self._inputs.fit)
-        renderer = Renderer(self.manifest.hierarchy, facts, policy)
+        trace = current_trace()
+        renderer = Renderer(self.manifest.hierarchy, facts, policy, trace)
         return answer_live(
-            self.dispatcher,
-            renderer,
-            policy,
-            images,
-            content=writer.sha256,
-            request_id=request_id,
-            trace=current_trace(),
+            self.dispatcher, renderer, policy, images, content=writer.sha256, request_id=request_id, trace=trace
         )
 
     def _check_ends(self) -> None:

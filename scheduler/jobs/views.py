@@ -20,6 +20,7 @@ from scheduler.store.jobs import ImageFacts, JobRow
 from tierkit.types import JobState, Scheme, Tier
 from tierkit.wire.api import Attempt, Decision, Job
 from tierkit.wire.events import CoarseEvent, ErrorEvent, FallbackEvent, FineEvent, RoutedEvent, StageAnswer, TaskEvent
+from tierkit.wire.trace import Trace
 
 __all__ = ["Renderer", "Rows", "attempt", "decision", "grouped", "job"]
 
@@ -82,6 +83,7 @@ def job(row: JobRow, *, state: JobState, reason: str, figures: Mapping[str, Any]
         images_per_s=round(figures["answered_coarse"] / elapsed_s, 2) if elapsed_s else None,
         resized_images=row.resized_images,
         flat=flat,
+        trace_id=None if row.trace is None else row.trace.trace_id,
         policy=row.policy.model_dump(mode="json", exclude_none=True),
         **figures,
     )
@@ -94,9 +96,11 @@ class Renderer:
         hierarchy: names of the classes.
         facts: names, labels and sizes of the job's images.
         policy: with which it was accepted.
+        trace: that it belongs to.
     """
 
-    def __init__(self, hierarchy: Hierarchy, facts: ImageFacts, policy: JobPolicy) -> None:
+    def __init__(self, hierarchy: Hierarchy, facts: ImageFacts, policy: JobPolicy, trace: Trace | None) -> None:
+        self._trace_id = None if trace is None else trace.trace_id
         self._expects_fine = policy.scheme is not Scheme.END
         self._top = policy.gates[-1].upper if policy.gates else None
         """The tier above which there is nothing, where images go up one by one."""
@@ -180,6 +184,7 @@ class Renderer:
             "resized_from": facts.resized.get(image),
             "true_fine": names.fine[label] if label >= 0 else None,
             "true_coarse": names.coarse[names.parent[label]] if label >= 0 else None,
+            "trace_id": self._trace_id,
         }
 
     def _coarse_answer(self, answer: Answer | None, place: int) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from scheduler.store.tables import attempts, hierarchies, jobs, results
 from tierkit.errors import NotFound, Unavailable
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
+from tierkit.wire.trace import Trace, read_traceparent
 
 __all__ = [
     "ImageFacts",
@@ -69,6 +70,8 @@ class JobRow:
     """Digest of the classes that its labels and results are of."""
     resized_images: int
     fingerprint: str
+    traceparent: str | None = None
+    """Of the trace that it belongs to."""
     created_at: float
     deadline_at: float
     started_at: float | None = None
@@ -78,6 +81,11 @@ class JobRow:
     @property
     def final(self) -> bool:
         return self.state.final
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace that it belongs to; a scheduler that takes it up again goes on with that."""
+        return read_traceparent(self.traceparent or "")
 
     @property
     def tasks(self) -> int:

@@ -40,7 +40,10 @@ UPGRADES: dict[int, tuple[str, ...]] = {
     2: ("DROP TABLE IF EXISTS terrace_tasks",),
     3: ("ALTER TABLE terrace_jobs ADD COLUMN damaged TEXT",),
     4: ("ALTER TABLE terrace_jobs ADD COLUMN hierarchy VARCHAR(64)",),
-    5: ("ALTER TABLE terrace_jobs ADD COLUMN owner VARCHAR(63)",),
+    5: (
+        "ALTER TABLE terrace_jobs ADD COLUMN owner VARCHAR(63)",
+        "ALTER TABLE terrace_jobs ADD COLUMN traceparent VARCHAR(55)",
+    ),
 }
 """Statements that turn a database of this version into one of the next; new tables are created by themselves."""
 
@@ -94,6 +97,7 @@ jobs = Table(
     Column("resized_images", Integer, nullable=False),
     Column("idempotency_key", String(255), unique=True),
     Column("fingerprint", String(64), nullable=False),
+    Column("traceparent", String(55)),  # of W3C Trace Context; null in jobs of an older Terrace
     # Wall clock, seconds since 1970: these must mean the same after a restart.
     Column("created_at", Float(53), nullable=False),
     Column("deadline_at", Float(53), nullable=False),

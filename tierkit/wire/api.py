@@ -93,6 +93,8 @@ class ImageResult(_Value):
     true_coarse: str | None = None
     request_id: str | None = None
     """Names this image in the logs of all services."""
+    trace_id: str | None = None
+    """Of the trace that its job belongs to."""
 
     @computed_field  # type: ignore[prop-decorator]  # as pydantic's documentation has it
     @property
@@ -190,6 +192,8 @@ class Job(_Value):
     flat: bool = False
     """Whether all tiers answer the same classes. What is called coarse is then the first answer, of the end device, and
     what is called fine the one from above."""
+    trace_id: str | None = None
+    """Of the trace that it belongs to; None in jobs of an older Terrace."""
     policy: Mapping[str, Any] = Field(default_factory=dict)
 
     @property

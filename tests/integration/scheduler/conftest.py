@@ -35,6 +35,7 @@ from tierkit.wire.messages import (
     Upstream,
 )
 from tierkit.wire.oip import BINARY_HEADER, InferRequest, Tensor, decode_request, encode_request, parse_header_length
+from tierkit.wire.trace import Trace, read_trace
 
 SHAPE = (32, 32, 3)
 
@@ -106,6 +107,7 @@ class FakeEnd:
     stages: list[str] = field(default_factory=list)
     """"all" or "fine", by task."""
     priorities: list[str | None] = field(default_factory=list)
+    traces: list[Trace | None] = field(default_factory=list)
     escalations: list[tuple[Stage, ...]] = field(default_factory=list)
     script: Callable[[FakeEnd, str, tuple[Upstream, ...], list[dict[str, Any]]], Awaitable[Any]] | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,6 +134,7 @@ class FakeEnd:
         self.tasks.append(task_id)
         self.stages.append(stage)
         self.priorities.append(request.headers.get(PRIORITY_HEADER))
+        self.traces.append(read_trace(request.headers.raw))
         self.escalations.append(ESCALATION.validate_json(request.headers.get(ESCALATION_HEADER, "[]")))
         assert request.client is not None
         self.ports.add(request.client.port)

@@ -373,6 +373,7 @@ async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, ve
         old.executescript(
             f"""ALTER TABLE terrace_jobs DROP COLUMN owner;
             DROP TABLE terrace_nodes;
+            ALTER TABLE terrace_jobs DROP COLUMN traceparent;
             UPDATE terrace_properties SET value = '{version}' WHERE name = 'schema_version';"""
         )
     for _ in range(2):
