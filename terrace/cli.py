@@ -51,6 +51,7 @@ _COMMANDS = {
     "sample": _Command("terrace.commands.sample:app", "Write pictures to try it with.", _START),
     "classify": _Command("terrace.commands.classify:app", "Classify files, folders, zips and arrays.", _USE),
     "jobs": _Command("terrace.commands.jobs:app", "List, follow, read and cancel jobs.", _USE),
+    "top": _Command("terrace.commands.top:app", "Watch the nodes and jobs of a fleet.", _USE),
     "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),
     "token": _Command("terrace.commands.token:app", "Make and revoke the tokens of users and nodes.", _USE),
     "models": _Command("terrace.commands.models:app", "The networks: list, check, measure, make.", _USE),

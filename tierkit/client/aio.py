@@ -268,6 +268,10 @@ class AsyncClient(Connection):
         """Which end device forwards where, why, and the paper's formulas with the present figures."""
         return await self._get(dict[str, Any], "/v1/mapping")
 
+    async def fleet(self) -> dict[str, Any]:
+        """Nodes, links and unfinished jobs as they are now."""
+        return await self._get(dict[str, Any], "/v1/fleet")
+
     async def whoami(self) -> dict[str, Any]:
         """`name`, `role` and `expires` of the token; all None where the scheduler asks for none."""
         return await self._get(dict[str, Any], "/v1/whoami")

@@ -137,6 +137,7 @@ class Client:
     forget = _blocking(AsyncClient.forget)
     trust = _blocking(AsyncClient.trust)
     mapping = _blocking(AsyncClient.mapping)
+    fleet = _blocking(AsyncClient.fleet)
     whoami = _blocking(AsyncClient.whoami)
     info = _blocking(AsyncClient.info)
 

@@ -1,0 +1,153 @@
+"""`terrace top`: the nodes and jobs of a fleet as they are now, in the terminal."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from terrace.console import Column, Listing, health_text, image_count, node_order, print_json, screen, tier_text
+from terrace.options import Json, connected
+from tierkit.client import Client
+from tierkit.errors import Unavailable, UpstreamTimeout
+from tierkit.types import Health, Tier
+
+__all__ = ["app", "picture"]
+
+_EVERY_S = 1.0
+_MOST_JOBS = 8
+_HEAD_LINES = 6
+"""With an empty line, and a line that counts nodes and one that counts jobs."""
+_TABLE_LINES = 3
+_FEWEST_NODES = 3
+_REASON_WIDTH = 44
+
+
+@connected
+def app(client: Client, json: Json = False) -> None:
+    """Show the nodes and jobs of a fleet as they change, until Ctrl-C. Into a file or a pipe: once."""
+    fleet = client.fleet()
+    console = screen()
+    if json:
+        print_json(fleet)
+        return
+    if not console.is_terminal:
+        console.print(picture(fleet, client.url, height=None), crop=False)
+        return
+    pause = threading.Event()  # never set: Ctrl-C ends the wait
+    with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        away = ""
+        while True:
+            live.update(picture(fleet, client.url, height=console.height, away=away), refresh=True)
+            pause.wait(_EVERY_S)
+            try:
+                fleet, away = client.fleet(), ""
+            except (Unavailable, UpstreamTimeout) as exc:
+                away = str(exc)
+
+
+def picture(fleet: Mapping[str, Any], url: str, *, height: int | None, away: str = "") -> RenderableType:
+    """A snapshot of the fleet, as `GET /v1/fleet` gives it.
+
+    Args:
+        height: lines of the terminal; None for as many as there are. Nodes that are not well stay, and busy ones.
+        away: why the snapshot is not the newest; "" where it is.
+    """
+    jobs = fleet["jobs"] if height is None else fleet["jobs"][:_MOST_JOBS]
+    nodes = sorted(fleet["nodes"], key=lambda node: node_order(Tier(node["tier"]), node["node_id"]))
+    if height is not None:
+        taken = _HEAD_LINES + _TABLE_LINES + (len(jobs) + _TABLE_LINES if jobs else 0)
+        nodes = _most_telling(nodes, max(_FEWEST_NODES, height - taken))
+    parts: list[RenderableType] = [_head(fleet, url, away), Text(), _nodes(nodes)]
+    if len(nodes) < fleet["known"]:
+        parts.append(Text(f"{len(nodes):,} of {fleet['known']:,} nodes", style="dim"))
+    if jobs:
+        parts += [Text(), _jobs(jobs)]
+    if len(jobs) < fleet["unfinished"]:
+        parts.append(Text(f"{len(jobs):,} of {fleet['unfinished']:,} unfinished jobs", style="dim"))
+    return Group(*parts)
+
+
+def _most_telling(nodes: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+    """As many nodes, in their order: those that are not well before the others, and of these the busiest."""
+
+    def dull(number: int) -> tuple[bool, float, int]:
+        node = nodes[number]
+        return node["health"] == Health.ALIVE, -node["images_per_s"], number
+
+    return [nodes[number] for number in sorted(sorted(range(len(nodes)), key=dull)[:most])]
+
+
+def _head(fleet: Mapping[str, Any], url: str, away: str) -> Text:
+    figures = {name: value or 0.0 for name, value in fleet["figures"].items()}
+    nodes = {health: sum(node["health"] == health for node in fleet["nodes"]) for health in Health}
+    told = ", ".join(f"{count:,} {health}" for health, count in nodes.items() if count) or "none has registered"
+    lines = [
+        Text.assemble(("terrace ", "bold"), f"{url}, scheme {fleet['scheme']}"),
+        Text(f"nodes: {told}"),
+        Text(
+            f"images a second: {figures.get('first', 0):,.0f} answered first, {figures.get('finer', 0):,.0f} finer, "
+            f"{figures.get('fallback', 0):,.0f} fallbacks; unfinished jobs: {fleet['unfinished']:,}"
+        ),
+    ]
+    if away:
+        lines.append(Text(f"not the newest: {away}", style="red"))
+    elif fleet["doubting"]:
+        lines.append(Text("no node is heard: the scheduler looks for the fault in itself first", style="yellow"))
+    return Text("\n").join(lines)
+
+
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Listing:
+    table = Listing(
+        Column(title="node"),
+        Column(title="health"),
+        Column(title="tasks", rank=2, right=True),
+        Column(title="queued", rank=4, right=True),
+        Column(title="images/s", rank=1, right=True),
+        Column(title="ms/image", rank=3, right=True),
+        Column(title="trusted", rank=6),
+        Column(title="reason", rank=1, max_width=_REASON_WIDTH),
+    )
+    for node in nodes:
+        lately = node["ms_per_image"] if node["ms_per_image"] is not None else node["own_ms_per_image"]
+        table.add_row(
+            tier_text(node["node_id"], node["tier"]),
+            health_text(Health(node["health"])),
+            f"{node['outstanding']:,}",
+            f"{node['queued_images']:,}",
+            f"{node['images_per_s']:,.1f}",
+            f"{lately:,.2f}",
+            "yes" if node["trusted"] else "no",
+            "" if node["health"] == Health.ALIVE else node["reason"],
+        )
+    return table
+
+
+def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Listing:
+    owned, explained = any(job["owner"] for job in jobs), any(job["reason"] for job in jobs)
+    table = Listing(
+        Column(title="job"),
+        Column(title="name", rank=3, max_width=24),
+        *([Column(title="owner", rank=4, max_width=16)] if owned else []),
+        Column(title="state", rank=1),
+        Column(title="coarse", right=True),
+        Column(title="fine", rank=2, right=True),
+        Column(title="of", rank=1),
+        *([Column(title="reason", rank=1, max_width=_REASON_WIDTH)] if explained else []),
+    )
+    for job in jobs:
+        table.add_row(
+            job["id"],
+            job["name"] or "",
+            *([job["owner"] or ""] if owned else []),
+            job["state"],
+            f"{job['answered_coarse']:,}",
+            f"{job['answered_fine']:,}",
+            image_count(job["images"]),
+            *([job["reason"]] if explained else []),
+        )
+    return table
