@@ -118,7 +118,7 @@ def rendered(values: dict[str, Any], *, release: str = RELEASE) -> list[Manifest
 
 
 def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
-    return [manifest for manifest in manifests if manifest["kind"] in kinds]
+    return [manifest for manifest in manifests if manifest and manifest["kind"] in kinds]
 
 
 def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
@@ -309,6 +309,15 @@ def test_prometheus_gets_the_same_rules_and_a_token() -> None:
     assert credentials["key"] in secret["stringData"]
     for made in (rule, monitor):
         assert made["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_a_package_of_the_chart_holds_the_rules_themselves(tmp_path: Path) -> None:
+    """In the checkout they are a link out of the chart."""
+    package = Path(helm.package(str(CHART), destination=str(tmp_path)))
+    with helm.Chart.load(str(package)) as packed:
+        files = packed.render(values=MATRIX["monitored"], name=RELEASE, namespace=NAMESPACE)
+    made = of_kind(list(yaml.safe_load_all(files["terrace/templates/monitoring.yaml"])), "PrometheusRule")
+    assert made == of_kind(rendered(MATRIX["monitored"]), "PrometheusRule")
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")
