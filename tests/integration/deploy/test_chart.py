@@ -470,7 +470,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
             )
             hosts = {f"http://{NAME}-scheduler:8070": services["scheduler"].url.replace("0.0.0.0", "127.0.0.1")}
         fleet = Fleet(services=services, secret=secret["stringData"])
-        async with fleet.http("user.token") as http:
+        async with fleet.http("admin.token") as http:
 
             async def joined() -> bool:
                 answer = await http.get(f"{hosts[f'http://{NAME}-scheduler:8070']}/v1/devices")
@@ -487,7 +487,7 @@ def url_of(service: ServiceProcess) -> str:
 
 async def test_the_services_run_as_rendered_and_know_each_other(fleet: Fleet) -> None:
     url = url_of(fleet.services["scheduler"])
-    async with AsyncClient(url, token=fleet.secret["user.token"]) as client:
+    async with AsyncClient(url, token=fleet.secret["admin.token"]) as client:
         devices = {str(device.tier): device for device in await client.devices()}
         assert devices["end"].node_id == f"{NAME}-end-machine-1"
         assert devices["edge"].node_id == f"{NAME}-edge-abc"

@@ -48,7 +48,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """Of a scheduler that asks for tokens, with an end node and an edge node."""
     folder = tmp_path_factory.mktemp("described")
     book = [
-        TokenEntry(name="alice", role="user", sha256=digest_of(USER.encode()).hex()),
+        TokenEntry(name="alice", role="operator", sha256=digest_of(USER.encode()).hex()),
         TokenEntry(name="nodes", role="node", sha256=digest_of(NODE.encode()).hex(), nodes=("*",)),
     ]
     for name, content in (("tokens.toml", write_book(book)), ("node.token", NODE)):
