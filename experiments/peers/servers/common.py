@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in Terrace's own services
+import onnxruntime as ort  # noqa: E402
 
 INPUT = "images"
 OUTPUT = "logits"
