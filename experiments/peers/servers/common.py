@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in Terrace's own services
-import onnxruntime as ort  # noqa: E402
+import onnxruntime as ort
 
 INPUT = "images"
 OUTPUT = "logits"
