@@ -12,6 +12,7 @@ are answered "register again". What outlasts it is which nodes are known, and wh
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 import math
 from bisect import bisect_left, insort
@@ -282,10 +283,11 @@ class DeviceList:
             self._buried(device)
         self._in_order = sorted(self._devices.values(), key=_order)
 
-    def take_unsaved(self) -> dict[str, KnownNode | None]:
-        """What is to be written of the nodes that have changed since the last call, by id; None: forget it."""
-        unsaved, self._unsaved = self._unsaved, set()
-        return {node_id: self.known(node_id) for node_id in unsaved}
+    def take_unsaved(self, most: int | None = None) -> dict[str, KnownNode | None]:
+        """What is to be written of nodes that have changed, `most` at a time, by id; None: forget it."""
+        taken = set(itertools.islice(self._unsaved, most))
+        self._unsaved -= taken
+        return {node_id: self.known(node_id) for node_id in taken}
 
     def put_back(self, node_ids: Iterable[str]) -> None:
         """These could not be written."""

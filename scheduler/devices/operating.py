@@ -16,6 +16,8 @@ __all__ = ["Operators"]
 
 _log = logging.getLogger(__name__)
 
+_AT_ONCE = 1000
+"""Nodes whose rows are written in one go, so that the event loop is free in between."""
 _SAVE_S = 1.0
 """Between two writes of what changes by itself: nodes that come and go."""
 
@@ -96,12 +98,12 @@ class Operators:
         """Write the nodes that come and go, until cancelled."""
         while True:
             await asyncio.sleep(_SAVE_S)
-            await self.flush()
+            await self.flush(_AT_ONCE)
 
-    async def flush(self) -> None:
-        """Write what has changed by itself; what the database refuses is written later."""
+    async def flush(self, most: int | None = None) -> None:
+        """Write what has changed by itself, of `most` nodes; what the database refuses is written later."""
         async with self._turn:
-            unsaved = self._devices.take_unsaved()
+            unsaved = self._devices.take_unsaved(most)
             try:
                 await self._store.save(unsaved)
             except Unavailable:

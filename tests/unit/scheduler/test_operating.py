@@ -104,7 +104,8 @@ async def test_the_table_of_nodes_keeps_what_is_known_but_no_key(tmp_path: Path)
         operators = Operators(devices, nodes, clock=FakeClock())
         for number in range(1200):
             devices.register(registration(f"end-{number}", key="a-secret-key"), 0.0)
-        await operators.flush()
+        for most in (1000, 1000):
+            await operators.flush(most)
         await operators.drain("end-3", "alice")
         await operators.trust("end-3", "root", False)
         devices.leave("end-7", "first-one", 0.1)
