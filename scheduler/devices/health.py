@@ -197,7 +197,7 @@ def judge(evidence: Evidence, times: DetectorTimes) -> Verdict:
         expected = f"expected within {evidence.suspect_after_s:.2f} s"
         return _stays(Health.SUSPECT, f"no heartbeat for {silent_s:.2f} s, {expected}{second}")
     if evidence.draining:
-        return _stays(Health.DRAINING, "draining: finishes what it has, takes nothing new")
+        return _stays(Health.DRAINING, "finishes what it has, takes nothing new")
     if evidence.accusation is not None:
         return _stays(Health.SUSPECT, evidence.accusation)
     if evidence.wrong is not None:

@@ -26,7 +26,7 @@ class Intent:
     @property
     def of_whom(self) -> str:
         """For the end of a sentence."""
-        return f" by {self.by}" if self.by else ""
+        return f" by {self.by or 'an operator'}"
 
 
 NO_INTENT = Intent()

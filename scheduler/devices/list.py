@@ -751,7 +751,7 @@ class DeviceList:
 
 
 def _removal(intent: Intent) -> str:
-    return f"removed{intent.of_whom}: it may not register until it is resumed"
+    return f"may not register until it is resumed; removed{intent.of_whom}"
 
 
 def _order(device: Device) -> Order:
