@@ -19,6 +19,7 @@ from tierkit.inference.node import InferenceNode
 from tierkit.inference.oip_client import OipClient
 from tierkit.inference.upstreams import read_upstreams
 from tierkit.logs import current_request_id, current_trace
+from tierkit.spans import Span
 from tierkit.wire.events import written
 from tierkit.wire.messages import ENCODED_HEADER, UPSTREAM_HEADER
 from tierkit.wire.oip import Limits, encode_response
@@ -39,10 +40,10 @@ class RelayEndpoint:
         self._reader = RequestReader(Limits(max_body_bytes=settings.max_body_bytes))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with BodyRoom() as room:
-            await self._answer(scope, receive, send, room)
+        with BodyRoom() as room, Span("relay", current_trace()) as span:
+            await self._answer(scope, receive, send, room, span)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom, span: Span) -> None:
         arrived = time.monotonic()
         to = self._target(Headers(scope=scope).get(UPSTREAM_HEADER), scope["path_params"]["model"])
         headers = dict(scope["headers"])
@@ -55,10 +56,12 @@ class RelayEndpoint:
         with cancelled_on_disconnect(scope):
             images = request.inputs[0].data
             encoded = await self._encoders.encode(images, to.encoding, budget_s=until - time.monotonic())
+            span.says(images=len(images), to=to.upstream.node_id)
+            span.took(encode=encoded.encode_s)
             call = Call(
                 outputs=tuple(output.name for output in request.outputs),
                 request_id=current_request_id(),
-                trace=current_trace(),
+                trace=span.trace,
                 urgent=is_urgent(headers),
                 budget_s=until - time.monotonic(),
             )

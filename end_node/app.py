@@ -23,6 +23,7 @@ from tierkit.inference.model import Array
 from tierkit.inference.node import node_app
 from tierkit.inference.upstreams import read_upstreams
 from tierkit.logs import current_request_id, current_trace
+from tierkit.spans import Span
 from tierkit.wire.events import ErrorEvent, TaskEvent, written
 from tierkit.wire.messages import ESCALATION_HEADER, STAGE_HEADER, UPSTREAM_HEADER, Stage, Upstream
 from tierkit.wire.oip import InferRequest, Limits
@@ -48,10 +49,10 @@ class _TaskEndpoint:
         self._metrics = node.metrics[node.default_runner.model.name]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with BodyRoom() as room:
-            await self._answer(scope, receive, send, room)
+        with BodyRoom() as room, Span("end", current_trace()) as span:
+            await self._answer(scope, receive, send, room, span)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom, span: Span) -> None:
         node, runner = self._node, self._node.default_runner
         (images_input,) = runner.model.inputs
         started = node.clock()
@@ -89,7 +90,7 @@ class _TaskEndpoint:
                 stages=_stages_for(stages, positions, len(images)),
                 deadline=started + (node.settings.task_budget_s if budget is None else budget),
                 request_id=current_request_id(),
-                trace=current_trace(),
+                span=span,
                 urgent=urgent,
             )
             if wants_coarse:
@@ -112,6 +113,7 @@ class _TaskEndpoint:
                 event = await self._fine(task, probabilities)
             await _send_line(send, event, more=False)
             answered = event.event
+        span.says(task=task_id, images=len(images), answer=answered)
         elapsed_ms = round((node.clock() - started) * 1000, 2)
         log.info("task done", extra={"task": task_id, "images": len(images), "answer": answered, "ms": elapsed_ms})
 

@@ -41,6 +41,7 @@ from tierkit.inference.files import Decoded, are_files
 from tierkit.inference.model import Array, Model
 from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, ServedModels, Substitutes
 from tierkit.inference.oip_client import OipClient
+from tierkit.spans import Span
 from tierkit.wire.events import (
     CoarseEvent,
     FallbackEvent,
@@ -52,7 +53,6 @@ from tierkit.wire.events import (
     WrongAnswer,
 )
 from tierkit.wire.messages import Encoding, Stage, Upstream
-from tierkit.wire.trace import Trace
 
 __all__ = ["EndNode", "Task"]
 
@@ -97,7 +97,8 @@ class Task:
     deadline: float
     """On the node's clock (`time.monotonic`), after which no answer is of use."""
     request_id: str
-    trace: Trace | None = None
+    span: Span
+    """Of the node's work on it."""
     urgent: bool = False
     """Whether it overtakes the tasks that wait, here and above."""
 
@@ -178,6 +179,7 @@ class EndNode(InferenceNode):
         result = await self.default_runner.answer(
             {images.name: rows}, [_OUTPUT], len(rows), budget_s=left_s, urgent=task.urgent
         )
+        task.span.took(queue=result.queue_s, compute=result.compute_s)
         probabilities = result.outputs[_OUTPUT]
         if self._sums_up:
             probabilities = self._hierarchy.coarse_probabilities(probabilities)
@@ -327,7 +329,7 @@ class EndNode(InferenceNode):
         call = Call(
             outputs=(_OUTPUT,),
             request_id=task.request_id,
-            trace=task.trace,
+            trace=task.span.trace,
             budget_s=until - self.clock(),
             urgent=task.urgent,
         )

@@ -71,6 +71,8 @@ def configure(level: str, style: Literal["text", "json"], *, node_id: str = "", 
         logging.getLogger(name).setLevel(logging.WARNING)
     # It warns of each malformed form, and anybody may send those.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    # Its exporter warns of each try to reach a collector that is away, and gives an error when it gives up.
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     logging.captureWarnings(True)
 
 

@@ -23,7 +23,7 @@ from scheduler.dispatch.attempt_state import AttemptStates
 from scheduler.dispatch.choice import Choice, Chooser
 from scheduler.dispatch.retry import hedge_after_s
 from scheduler.dispatch.wire import Order, Wire
-from scheduler.dispatch.work import ActiveJob, ActiveTask, Attempt, AttemptReport, Phase, elapsed_ms
+from scheduler.dispatch.work import FAILED_OUTCOMES, ActiveJob, ActiveTask, Attempt, AttemptReport, Phase, elapsed_ms
 from scheduler.history.record import Record
 from scheduler.measures import ATTEMPTS, OUTSTANDING, TASKS
 from scheduler.placement.adaptive.pilot import Pilot
@@ -464,7 +464,7 @@ class Dispatcher:
         return Order(
             task_id=job.task_id(task),
             request_id=job.request_id(task),
-            trace=job.trace,
+            trace=attempt.span.trace,
             node_id=attempt.node_id,
             url=registration.url,
             model=registration.models[0].name,
@@ -566,7 +566,7 @@ class Dispatcher:
         self._note_news(job)
         if _log.isEnabledFor(logging.INFO):
             what = {"job": job.job_id, "task": task.index, "outcome": outcome, "ms": round(elapsed_ms(task, now), 3)}
-            ids = {"request_id": job.request_id(task), "trace_id": job.trace.trace_id}
+            ids = {"request_id": job.request_id(task), "trace_id": job.trace_id}
             _log.info("task done", extra={**what, **ids})
 
     def _on_report(self, attempt: Attempt, outcome: str, reason: str, now: float) -> None:
@@ -574,6 +574,8 @@ class Dispatcher:
         job, seconds = attempt.job, now - attempt.started
         self.record.attempted(outcome, attempt.node_id, job.job_id, reason)
         job.sink.attempted(attempt.report(outcome, reason, attempt.started_at + seconds))
+        attempt.span.says(task=job.task_id(attempt.task), node=attempt.node_id, outcome=outcome)
+        attempt.span.end(reason if outcome in FAILED_OUTCOMES else "")
         if outcome in ("unreachable", "lost", "error"):
             what = {"task": job.task_id(attempt.task), "failed_attempts": attempt.task.failed_attempts, "why": reason}
             _log.warning("an attempt failed", extra=what)
@@ -622,6 +624,8 @@ class Dispatcher:
 
     async def _conclude(self, job: ActiveJob, ending: str | None, reason: str) -> None:
         await job.sink.ended(ending, reason)
+        job.span.says(job=job.job_id, images=len(job.images), scheme=job.policy.scheme)
+        job.span.end(reason)
         del self._jobs[job.job_id]
         self._choice.forget_job(job.job_id)
         self.wake()

@@ -69,7 +69,7 @@ class Order:
 
     task_id: str
     request_id: str
-    trace: Trace
+    trace: Trace | None
     node_id: str
     url: str
     model: str
@@ -130,7 +130,7 @@ class HttpWire:
         headers = {
             **headers,
             REQUEST_ID_HEADER: order.request_id,
-            **order.trace.headers,
+            **({} if order.trace is None else order.trace.headers),
             BUDGET_HEADER: str(max(1, int(budget_s * 1000))),
             **authorization(order.key),
         }

@@ -16,6 +16,7 @@ from scheduler.ingest.inputs import JobImages
 from scheduler.jobs.policy import JobPolicy
 from scheduler.placement.routes import PrivacyRules
 from tierkit.pacing import TokenBucket
+from tierkit.spans import Span
 from tierkit.types import Recovery, Scheme, Tier
 from tierkit.wire.events import CoarseEvent, FallbackEvent, RoutedEvent, TaskEvent
 from tierkit.wire.messages import Stage, Upstream
@@ -177,6 +178,7 @@ class ActiveJob:
         interactive: whether a user waits for the answer right now.
         request_id: of the caller, where there is one task for it.
         trace: that the job belongs to; a new one unless given.
+        created_at: wall clock, seconds since 1970; now unless given.
     """
 
     def __init__(
@@ -192,6 +194,7 @@ class ActiveJob:
         interactive: bool = False,
         request_id: str | None = None,
         trace: Trace | None = None,
+        created_at: float | None = None,
     ) -> None:
         self.job_id = job_id
         self.policy = policy
@@ -230,9 +233,16 @@ class ActiveJob:
         self.mapping: dict[str, str] = {}
         """Upstream node by end device, as last used."""
         self._request_id = request_id
-        self.trace = trace or new_trace()
+        # Its id is the same after a restart, and the span is written once, at the end.
+        began_ns = 0 if created_at is None else round(created_at * 1e9)
+        self.span = Span("job", trace or new_trace(), span_id=job_id[-16:], began_ns=began_ns)
         self._suspect: ActiveTask | None = None
         """The one suspect that may be on its way."""
+
+    @property
+    def trace_id(self) -> str:
+        """Of the trace that it belongs to."""
+        return "" if self.span.trace is None else self.span.trace.trace_id
 
     def task_id(self, task: ActiveTask) -> str:
         return f"{self.job_id}-{task.index}"
@@ -413,12 +423,14 @@ class Attempt:
     reported: bool = False
     number: int = 0
     """From 1, of the task's attempts."""
+    span: Span = field(init=False)
     node_id: str = field(init=False)
     first_asked: tuple[Upstream, ...] = field(init=False)
     """The upstream node that is asked first; of each tier, where images go up tier after tier."""
 
     def __post_init__(self) -> None:
         self.node_id = self.device.node_id
+        self.span = Span("attempt", self.job.span.trace)
         self.first_asked = self.upstreams[:1]
         if self.stages:
             first = {node.tier: node for node in reversed(self.upstreams)}

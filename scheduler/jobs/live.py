@@ -80,7 +80,7 @@ async def answer_live(
         state, reason = item
         if state == JobState.COMPLETED:
             elapsed_ms = round((time.monotonic() - begun) * 1000, 3)
-            ids = {"request_id": request_id, "trace_id": job.trace.trace_id}
+            ids = {"request_id": request_id, "trace_id": job.trace_id}
             yield [{"event": "done", "images": len(images), "elapsed_ms": elapsed_ms, **ids}]
         else:
             yield [{"event": "error", "error": reason}]

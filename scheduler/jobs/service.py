@@ -265,6 +265,7 @@ class Scheduler:
             sink=sink,
             deadline=time.monotonic() + job.deadline_at - time.time(),
             trace=trace or job.trace,
+            created_at=job.created_at,
         )
         sink.mapping = active.mapping
         self.dispatcher.record.began(job.id, _in_short(job, sink.state), time.monotonic(), job.owner)

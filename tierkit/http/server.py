@@ -19,7 +19,7 @@ import uvicorn
 from prometheus_client import Histogram, generate_latest
 from starlette.applications import Starlette
 
-from tierkit import logs
+from tierkit import logs, spans
 from tierkit.access import Gate, ServerTls, follow_files, signature
 from tierkit.errors import SetupError
 from tierkit.http.address import bind, is_loopback, url_of
@@ -76,10 +76,14 @@ def serve(build: Build, settings: ServiceSettings, *, node_id: str = "") -> int:
         SetupError: what `build` or the lifespan found missing.
     """
     logs.configure(settings.log_level, settings.log_format, node_id=node_id or settings.service)
+    spans.configure(settings.service, node_id)
     # uvicorn knows which event loop is the fast one here (uvloop where it is installed).
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(_serve(build, settings, node_id))
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(_serve(build, settings, node_id))
+    finally:
+        spans.close()
 
 
 def spare_collections() -> None:

@@ -25,6 +25,7 @@ from tierkit.http.exchange import REPEATABLE, Again, Reply
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.responses import error_response
 from tierkit.logs import request_context
+from tierkit.spans import is_recorded, new_root
 from tierkit.wire.messages import REQUEST_ID_HEADER
 from tierkit.wire.trace import Trace, new_trace, read_trace
 
@@ -66,7 +67,7 @@ class Shell:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         request_id = _given_id(scope) or _new_id()
-        trace = read_trace(scope["headers"]) or new_trace()
+        trace = read_trace(scope["headers"]) or (new_trace() if scope["method"] in READS else new_root())
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -114,10 +115,10 @@ class Shell:
 
     def _see_to_repetitions(self, scope: Scope) -> None:
         """Requests that are answered past the shell (`REPEATABLE`) look as if they had passed it. While the service
-        drains or logs each request there are none, and never where callers have to show tokens."""
+        drains or logs each request there are none, and never where callers have to show tokens or want spans."""
         offer: Callable[[int, Again], None] | None = scope["extensions"].pop(REPEATABLE, None)
-        if offer is not None and self._gate is None:
-            given, trace = _given_id(scope), read_trace(scope["headers"])
+        if offer is not None and self._gate is None and not is_recorded(trace := read_trace(scope["headers"])):
+            given = _given_id(scope)
             scope["extensions"][REPEATABLE] = lambda body_bytes, again: offer(
                 body_bytes, _Within(self._lifecycle, given, trace, again)
             )

@@ -233,7 +233,8 @@ def node_app(node: InferenceNode, routes: Sequence[BaseRoute] = ()) -> Starlette
             yield
 
     limits = Limits(max_body_bytes=node.settings.max_body_bytes)
-    infer = InferEndpoint(node.runners, node.metrics, limits, node.files, node.guards)
+    span = "end" if node.tier is Tier.END else "upstream"
+    infer = InferEndpoint(node.runners, node.metrics, limits, node.files, node.guards, span=span)
     oip = oip_routes(
         node.runners,
         infer,

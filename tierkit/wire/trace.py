@@ -58,9 +58,18 @@ class Trace:
         """What a request takes along."""
         return {TRACE_HEADER: self.traceparent, **({STATE_HEADER: self.state} if self.state else {})}
 
-    def below(self, span_id: str, *, sampled: bool) -> Trace:
+    @property
+    def begins(self) -> bool:
+        """Whether `new_trace` has made it, so that there is no span of this id."""
+        return self.trace_id.startswith(self.span_id)
+
+    def below(self, span_id: str) -> Trace:
         """The same trace, below this span."""
-        return replace(self, span_id=span_id, flags=self.flags & ~_SAMPLED | (_SAMPLED if sampled else 0))
+        return replace(self, span_id=span_id)
+
+    def with_sampled(self, sampled: bool) -> Trace:
+        """The same, with another flag."""
+        return replace(self, flags=self.flags & ~_SAMPLED | (_SAMPLED if sampled else 0))
 
 
 def new_span_id() -> str:
@@ -70,7 +79,8 @@ def new_span_id() -> str:
 
 def new_trace() -> Trace:
     """A trace that begins here, not sampled."""
-    return Trace(f"{_ids.randrange(1, 1 << 128):032x}", new_span_id())
+    span_id = new_span_id()
+    return Trace(f"{span_id}{_ids.getrandbits(64):016x}", span_id)
 
 
 def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:

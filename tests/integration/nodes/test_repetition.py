@@ -7,6 +7,7 @@ import random
 import struct
 import threading
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.integration.nodes.conftest import PixelModel
 from tests.integration.nodes.test_infer_route import message
+from tierkit import spans
 from tierkit.inference import thread as inference_thread
 from tierkit.inference.endpoints import InferEndpoint
 from tierkit.inference.model import Array
@@ -352,3 +355,26 @@ async def test_no_compressed_body_is_taken_for_pixels(steady: Any) -> None:
             assert answer.status_code == 200, answer.text
             response = decode_response(answer.content, parse_header_length(answer.headers[BINARY_HEADER]))
             assert logits(response) == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("flag", ["00", "01"])
+async def test_requests_of_a_sampled_trace_have_a_span_each(steady: Any, asked: Asked, flag: str) -> None:
+    exporter = InMemorySpanExporter()
+    spans.configure("edge", "edge-1", exporter)
+    headers = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-{flag}"}
+    try:
+        async with connection(steady) as client:
+            for turn in range(20):
+                body, own = message(steady.model.images((turn, 1, 2)))
+                answer = await client.post(body, own | headers)
+                response = decode_response(answer.content, parse_header_length(answer.headers[BINARY_HEADER]))
+                assert logits(response) == [[turn, 1, 2]]
+    finally:
+        spans.close()
+    told = [span.name for span in exporter.get_finished_spans()]
+    if flag == "01":
+        assert asked.count == 20
+        assert Counter(told) == {"upstream": 20, "queue": 20, "compute": 20}
+    else:
+        assert asked.count < 20
+        assert told == []

@@ -7,7 +7,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tierkit import spans
 from tierkit.testing import wait_for
 from tierkit.wire.trace import Trace
 
@@ -75,6 +77,31 @@ async def test_a_restarted_scheduler_goes_on_with_the_trace(kit, settings):
         assert await told(scheduler, job["id"]) == {TRACE.trace_id}
     assert {trace.traceparent for trace in end.traces} == {TRACE.traceparent}
     assert {trace.state for trace in end.traces} == {""}  # which the database does not keep
+
+
+async def test_the_span_of_a_job_is_told_once_whatever_restarts(kit, settings):
+    exporter = InMemorySpanExporter()
+    spans.configure("scheduler", "", exporter)
+    try:
+        async with AsyncExitStack() as nodes, kit.scheduler(settings) as scheduler:
+            end = await nodes.enter_async_context(kit.end(scheduler, "end-0"))
+            job = await submit(kit, scheduler, kit.images(30), TRACE.headers)
+            await scheduler.finished(job["id"])
+            end.gate.clear()
+            broken = await submit(kit, scheduler, kit.images(30), TRACE.headers)
+            await wait_for(lambda: end.waiting > 0, what="a task on the device")
+        async with kit.scheduler(settings) as scheduler, kit.end(scheduler, "end-0"):
+            await scheduler.finished(broken["id"])
+    finally:
+        spans.close()
+    told: Any = exporter.get_finished_spans()
+    own = {job["id"][-16:], broken["id"][-16:]}
+    assert {span.context.trace_id for span in told} == {int(TRACE.trace_id, 16)}
+    assert [span.name for span in told].count("job") == 2
+    assert {f"{span.context.span_id:016x}" for span in told if span.name == "job"} == own
+    assert {f"{span.parent.span_id:016x}" for span in told if span.name == "job"} == {TRACE.span_id}
+    assert {f"{span.parent.span_id:016x}" for span in told if span.name == "attempt"} == own
+    assert all(span.start_time <= span.end_time for span in told)
 
 
 async def test_a_request_at_once_belongs_to_its_callers_trace(kit, scheduler):

@@ -123,5 +123,14 @@ def test_a_new_trace_is_a_proper_one_and_another_each_time() -> None:
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 def test_below_a_span_the_trace_is_the_same(before: int, sampled: bool) -> None:
-    trace = Trace(TRACE, SPAN, before, "foo=1").below("1" * 16, sampled=sampled)
-    assert trace == Trace(TRACE, "1" * 16, before & 2 | sampled, "foo=1")
+    trace = Trace(TRACE, SPAN, before, "foo=1")
+    assert trace.below("1" * 16) == Trace(TRACE, "1" * 16, before, "foo=1")
+    assert trace.with_sampled(sampled) == Trace(TRACE, SPAN, before & 2 | sampled, "foo=1")
+
+
+def test_what_begins_here_has_nothing_above_it() -> None:
+    new = new_trace()
+    assert new.begins
+    assert read_traceparent(new.traceparent) == new
+    assert not new.below("1" * 16).begins
+    assert not Trace(TRACE, SPAN).begins

@@ -18,7 +18,9 @@ from tierkit.inference.endpoints.request import LARGE_JSON_BYTES, RequestReader,
 from tierkit.inference.files import Decoded, FileDecoder, are_files
 from tierkit.inference.model import Array, Model
 from tierkit.inference.runner import ModelRunner
+from tierkit.logs import current_trace
 from tierkit.metrics import ModelMetrics
+from tierkit.spans import Span
 from tierkit.wire.oip import (
     BINARY_HEADER,
     InferRequest,
@@ -51,6 +53,7 @@ class InferEndpoint:
         metrics: by model name, for each of `models`.
         limits: what a request may cost to read.
         files: decodes pictures that come as files.
+        span: what its spans are called.
         guards: by model name, for those whose requests are looked at before they are computed.
     """
 
@@ -61,9 +64,12 @@ class InferEndpoint:
         limits: Limits,
         files: FileDecoder,
         guards: Mapping[str, Guard] | None = None,
+        *,
+        span: str = "infer",
     ) -> None:
         self._models = Models(models)
         self._files = files
+        self._span = span
         self._guards = guards or {}
         self._metrics = metrics
         self._reader = RequestReader(limits)
@@ -74,12 +80,12 @@ class InferEndpoint:
         metrics = self._metrics[runner.model.name]
         headers = dict(scope["headers"])
         body = b""
-        with BodyRoom() as room:
+        with BodyRoom() as room, Span(self._span, current_trace()) as span:
             try:
                 runner.check_room(announced_images(headers, runner.model.inputs[0]))
                 body = await self._reader.body(headers, receive, room)
                 with cancelled_on_disconnect(scope):
-                    answer, fields = await self._answer(runner, body, headers, scope, room)
+                    answer, fields = await self._answer(runner, body, headers, scope, room, span)
             except BaseException as exc:
                 metrics.observe_request(time.perf_counter() - started, len(body), exc)
                 raise
@@ -88,7 +94,13 @@ class InferEndpoint:
         metrics.observe_request(time.perf_counter() - started, len(body), None)
 
     async def _answer(
-        self, runner: ModelRunner, body: bytes, headers: Mapping[bytes, bytes], scope: Scope, room: BodyRoom
+        self,
+        runner: ModelRunner,
+        body: bytes,
+        headers: Mapping[bytes, bytes],
+        scope: Scope,
+        room: BodyRoom,
+        span: Span,
     ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """Body and headers of the answer."""
         arrived = time.perf_counter()
@@ -115,6 +127,8 @@ class InferEndpoint:
         # Reading much JSON has held the event loop up already.
         alone = (_BINARY in headers or len(body) <= LARGE_JSON_BYTES) and _is_alone(scope)
         result = await runner.answer(arrays, names, images, budget_s=left_s, alone=alone, urgent=is_urgent(headers))
+        span.says(model=model.name, images=images)
+        span.took(queue=result.queue_s, compute=result.compute_s)
         if decoded is not None:
             result = decoded.charged(result)
         coding = accepted_coding(headers.get(b"accept-encoding", b"").decode("latin-1"))
