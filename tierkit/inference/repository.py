@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from tierkit.errors import TerraceError
+from tierkit.errors import TerraceError, Unavailable
 from tierkit.inference.model import Loadable
 from tierkit.inference.runner import ModelRunner
 
@@ -16,6 +16,9 @@ __all__ = ["Repository"]
 log = logging.getLogger(__name__)
 
 _UNLOADED = "an operator has unloaded it"
+
+_BUDGET_S = 60.0
+"""For the requests that came before an unload, and for a load."""
 
 
 class Repository:
@@ -49,9 +52,20 @@ class Repository:
 
     async def unload(self, runner: ModelRunner) -> None:
         """Refuse new requests for a model from now on; return when those that came before are answered and its memory
-        is given back."""
+        is given back.
+
+        Raises:
+            Unavailable: they take too long. A further call goes on waiting for them.
+        """
         async with self._turn:
-            await runner.pause(_UNLOADED)
+            try:
+                async with asyncio.timeout(_BUDGET_S):
+                    await runner.pause(_UNLOADED)
+            except TimeoutError as exc:
+                raise Unavailable(
+                    f"the model '{runner.model.name}' takes no more requests, and computes earlier ones still: unload "
+                    "it once more to have its memory back"
+                ) from exc
             if isinstance(runner.model, Loadable):
                 await asyncio.to_thread(runner.model.unload)
             log.warning("a model was unloaded: this node takes no tasks", extra={"model": runner.model.name})
@@ -66,9 +80,10 @@ class Repository:
             if not runner.paused:
                 return
             try:
-                if isinstance(runner.model, Loadable):
-                    await asyncio.to_thread(runner.model.load)
-                await runner.prove()
+                async with asyncio.timeout(_BUDGET_S):
+                    if isinstance(runner.model, Loadable):
+                        await asyncio.to_thread(runner.model.load)
+                    await runner.prove()
             except Exception as exc:
                 log.exception("a model cannot be loaded", extra={"model": runner.model.name})
                 runner.paused = str(exc) if isinstance(exc, TerraceError) else f"it fails: {type(exc).__name__}"

@@ -74,7 +74,7 @@ class Trace:
 
 def new_span_id() -> str:
     """An id that no other span of the trace has."""
-    return f"{_ids.randrange(1, 1 << 64):016x}"
+    return f"{_ids.getrandbits(64) or 1:016x}"
 
 
 def new_trace() -> Trace:

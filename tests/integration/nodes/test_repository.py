@@ -15,6 +15,7 @@ from tests.integration.nodes.test_infer_route import post
 from tests.integration.nodes.test_triton_client import images_input, with_client
 from tierkit.access import digest_of
 from tierkit.errors import WeightsError
+from tierkit.inference import repository
 from tierkit.testing import wait_for
 
 
@@ -124,6 +125,22 @@ async def test_a_broken_model_can_be_unloaded(start_node: Any) -> None:
         await wait_for(lambda: running.node.heartbeat().draining)
         running.model.gate.set()
         assert ((await broken).status_code, (await unload).status_code) == (500, 200)
+
+
+async def test_an_unload_does_not_wait_for_ever(start_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start_node(Heavy()) as running:
+        running.model.gate.clear()
+        runs = asyncio.create_task(post(running, running.model.images((1, 1, 1))))
+        await wait_for(running.model.entered.is_set)
+        with monkeypatch.context() as patch:
+            patch.setattr(repository, "_BUDGET_S", 0.0)
+            assert (await running.http.post("/v2/repository/models/pixel/unload")).status_code == 503
+        assert running.node.heartbeat().draining
+        assert running.model.in_memory
+        running.model.gate.set()
+        assert (await running.http.post("/v2/repository/models/pixel/unload")).status_code == 200
+        assert not running.model.in_memory
+        assert (await runs).status_code == 200
 
 
 async def test_a_model_that_cannot_be_loaded_says_why(start_node: Any) -> None:
