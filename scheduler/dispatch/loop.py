@@ -357,7 +357,7 @@ class Dispatcher:
             job.reason = "waiting for an upstream node to register: the scheduler has just started"
         elif not self._devices.alive(Tier.END, now):
             ends = [view for view in self._devices.view(now) if view.device.tier is Tier.END]
-            known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
+            known = "; ".join(f"{view.device.node_id}: {view.health}: {view.reason}" for view in ends)
             job.reason = f"waiting for an end device ({known or 'none has registered'})"
         elif not job.ready and job.waits_for_upstream:
             job.reason = "waiting for an upstream node (all coarse answers are there; on_upstream_loss=wait)"

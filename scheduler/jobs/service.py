@@ -575,7 +575,7 @@ class Scheduler:
         """
         ends = [view for view in self.devices.view(time.monotonic()) if view.device.tier is Tier.END]
         if ends and all(view.health.gone or view.health is Health.DRAINING for view in ends):
-            known = "; ".join(f"{view.device.node_id}: {view.reason}" for view in ends)
+            known = "; ".join(f"{view.device.node_id}: {view.health}: {view.reason}" for view in ends)
             raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)
 
     # --- announcements --------------------------------------------------------------------------------------------

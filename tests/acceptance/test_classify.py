@@ -133,10 +133,14 @@ def test_devices_are_listed(terrace: Any, fleet_url: str) -> None:
 
 
 def test_what_is_done_to_a_device_is_told_as_json(terrace: Any) -> None:
-    for verb, state in (("drain", "draining"), ("resume", "resumed"), ("remove", "removed")):
-        done = terrace("devices", verb, "cloud-1", "--json")
+    verbs = {"drain": "draining", "remove": "removed", "trust yes": "trusted: yes", "trust default": "trusted: default"}
+    for verb, state in {**verbs, "resume": "resumed"}.items():
+        name, *said = verb.split()
+        done = terrace("devices", name, "cloud-1", *said, "--json")
         assert (done.returncode, json.loads(done.stdout)) == (0, {"node_id": "cloud-1", "state": state})
-    # It registers again by itself; other tests count on it.
+    assert terrace("devices", "forget", "end-1").returncode == 1, "it lives"
+    assert terrace("devices", "forget").returncode == 2
+    # The node registers again by itself; other tests count on it.
     for _ in range(200):
         devices = json.loads(terrace("devices", "list", "--json").stdout)["devices"]
         if {device["node_id"]: device["health"] for device in devices}.get("cloud-1") == "alive":

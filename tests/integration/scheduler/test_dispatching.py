@@ -118,7 +118,7 @@ async def test_a_device_that_cannot_be_reached_loses_its_task_to_another(kit, sc
 async def test_a_refused_connection_makes_a_device_suspect_until_its_next_heartbeat(kit, scheduler):
     incarnation = await scheduler.register("end-0", "end", url="http://127.0.0.1:9")
     job = await scheduler.submit(kit.images(50), scheme="end", deadline_s=30)
-    await wait_for(lambda: says(scheduler, job, "end-0: end-0 cannot be reached"), what="the accusation")
+    await wait_for(lambda: says(scheduler, job, "end-0: suspect: end-0 cannot be reached"), what="the accusation")
     assert await health(scheduler) == "suspect"
     await scheduler.http.delete(f"/v1/jobs/{job['id']}")
     await scheduler.beat("end-0", incarnation)
