@@ -10,36 +10,24 @@ from importlib.metadata import version
 
 import aiohttp
 from fastapi import FastAPI
-from starlette.types import Scope
 
 from scheduler.api.description import describe
 from scheduler.api.fleet import about, fleet
 from scheduler.api.history import history
 from scheduler.api.jobs import jobs
 from scheduler.api.privacy import privacy
+from scheduler.api.routing import note_refusal
 from scheduler.api.tokens import tokens
-from scheduler.devices.list import DeviceList
 from scheduler.devices.own_address import OwnAddress
 from scheduler.history.snapshot import Snapshots
 from scheduler.runtime import open_scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.web.pages import pages
-from tierkit.errors import TerraceError
 from tierkit.http.answering import install
 from tierkit.http.asgi import HeadAsGet, ReadsWhileWanted
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.wire.messages import NODE_HEADER
 
 __all__ = ["create_app"]
-
-_NODE = NODE_HEADER.lower().encode()
-
-
-def _note_refusal(devices: DeviceList, scope: Scope, error: TerraceError) -> None:
-    """A node whose token is refused is told of on the device list."""
-    for name, value in scope["headers"]:
-        if name == _NODE:
-            devices.refused(value.decode("latin-1"), str(error), time.monotonic())
 
 
 def create_app(
@@ -55,7 +43,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_scheduler(settings, lifecycle, middlewares) as scheduler:
             app.state.scheduler = scheduler
-            lifecycle.on_refusal = partial(_note_refusal, scheduler.devices)
+            lifecycle.on_refusal = partial(note_refusal, scheduler.devices)
             app.state.snapshots = Snapshots(scheduler, clock=time.monotonic)
             app.state.own_address = OwnAddress(settings.host)
             yield

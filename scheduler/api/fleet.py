@@ -177,6 +177,7 @@ async def trust(
     summary="Remove a node, or forget one that is gone",
 )
 async def remove(
+    request: Request,
     scheduler: Service,
     caller: CallerOf,
     node_id: NodeName,
@@ -185,14 +186,14 @@ async def remove(
 ) -> None:
     """Its tasks go to others, and it may not register until it is resumed, or forgotten once it is gone."""
     if incarnation is not None:
-        await for_nodes(caller)
+        await for_nodes(request, scheduler, caller)
         if caller is not None:
             caller.check_claim(node_id)
         scheduler.devices.leave(node_id, incarnation, time.monotonic())
         return
     await for_operators(caller)
     if forget:
-        await scheduler.operators.forget(node_id)
+        await scheduler.operators.forget(node_id, trust=caller is None or caller.may("admin"))
     else:
         await scheduler.operators.remove(node_id, _name(caller))
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
-from scheduler.api.routing import CHECKS, NOSNIFF, USERS, CallerOf, Service, allowance_of, only_of
+from scheduler.api.routing import CHECKS, NOSNIFF, USERS, CallerOf, Service, StillAdmitted, allowance_of, only_of
 from scheduler.api.streams import EVENT_STREAM, NO_STORE, EventStream, last_event_of
 from scheduler.history.record import COLUMNS, FleetEvent
 from scheduler.history.snapshot import FleetSnapshot, Snapshots
@@ -76,6 +76,7 @@ async def get_fleet(snapshots: Newest, caller: CallerOf) -> Response:
 async def follow_fleet(
     scheduler: Service,
     caller: CallerOf,
+    still_admitted: StillAdmitted,
     snapshots: Newest,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
 ) -> StreamingResponse:
@@ -103,7 +104,7 @@ async def follow_fleet(
             except TimeoutError:
                 continue
 
-    return EventStream(pieces(), allowance_of(caller))
+    return EventStream(pieces(), allowance_of(caller), still_admitted)
 
 
 @history.get(

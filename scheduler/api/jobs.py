@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -16,6 +17,7 @@ from scheduler.api.routing import (
     USERS,
     CallerOf,
     Service,
+    StillAdmitted,
     allowance_of,
     metered,
     only_of,
@@ -124,6 +126,7 @@ async def submit(
     response: Response,
     scheduler: Service,
     caller: CallerOf,
+    still_admitted: StillAdmitted,
     idempotency_key: Annotated[
         str | None, Header(description="Names this submission: the same again answers with the same job.")
     ] = None,
@@ -134,7 +137,7 @@ async def submit(
     job, is_new = await scheduler.submit(
         request.headers,
         request.query_params.multi_items(),
-        metered(request.stream(), allowance),
+        metered(request.stream(), allowance, still_admitted),
         until_gone=cancelled_on_disconnect(request.scope),
         idempotency_key=idempotency_key,
         owner=None if caller is None else caller.name,
@@ -233,6 +236,7 @@ async def get_explanation(
 async def get_events(
     scheduler: Service,
     caller: CallerOf,
+    still_admitted: StillAdmitted,
     job_id: JobId,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
     only: Annotated[Literal["state"] | None, Query(description="Leave the results out.")] = None,
@@ -241,7 +245,7 @@ async def get_events(
     job. Ends after the final state."""
     after = last_event_of(last_event_id or "0")
     events = await scheduler.events(job_id, after=after, states_only=only is not None)
-    return EventStream(as_server_sent(events), allowance_of(caller))
+    return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
 
 
 @jobs.get(
@@ -284,14 +288,19 @@ async def get_image(
     responses={200: {"content": {NDJSON: {}}}, **_ERRORS},
     openapi_extra=_UPLOAD,
 )
-async def classify(request: Request, scheduler: Service, caller: CallerOf) -> StreamingResponse:
+async def classify(
+    request: Request, scheduler: Service, caller: CallerOf, still_admitted: StillAdmitted
+) -> StreamingResponse:
     """Lines as they come: `{"event": "coarse", "results": [...]}`, then `fine`, `fallback` or `failed`, then `done`.
-    Goes before all jobs; nothing is stored."""
-    lines = await scheduler.classify(
-        request.headers,
-        request.query_params.multi_items(),
-        metered(request.stream(), allowance_of(caller)),
-        until_gone=cancelled_on_disconnect(request.scope),
-        request_id=current_request_id(),
-    )
-    return Stream(as_lines(lines), media_type=NDJSON, headers=NOSNIFF)
+    Goes before all jobs; nothing is stored. Counts among the unfinished jobs of the caller."""
+    allowance = allowance_of(caller)
+    with ExitStack() as counted:
+        counted.enter_context(allowance.submits(scheduler.unfinished_of(None if caller is None else caller.name)))
+        lines = await scheduler.classify(
+            request.headers,
+            request.query_params.multi_items(),
+            metered(request.stream(), allowance, still_admitted),
+            until_gone=cancelled_on_disconnect(request.scope),
+            request_id=current_request_id(),
+        )
+        return Stream(as_lines(lines), media_type=NDJSON, headers=NOSNIFF, until_sent=counted.pop_all())

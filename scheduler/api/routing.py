@@ -11,12 +11,15 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
-from starlette.types import Message
+from starlette.types import Message, Scope
 
+from scheduler.devices.list import DeviceList
 from scheduler.jobs.policy import check_names
 from scheduler.jobs.service import UNLIMITED, Scheduler
-from tierkit.access import CALLER, Allowance, Caller
+from tierkit.access import CALLER, Allowance, Caller, Gate
+from tierkit.errors import Forbidden, TerraceError, Unauthenticated
 from tierkit.http.asgi import read_body
+from tierkit.wire.messages import NODE_HEADER
 
 __all__ = [
     "ADMINS",
@@ -31,17 +34,20 @@ __all__ = [
     "CallerOf",
     "Service",
     "SmallBody",
+    "StillAdmitted",
     "allowance_of",
     "for_admins",
     "for_nodes",
     "for_operators",
     "for_users",
     "metered",
+    "note_refusal",
     "only_of",
 ]
 
 NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 NDJSON = "application/x-ndjson"
+_NODE = NODE_HEADER.lower().encode()
 _MOST_JSON_BYTES = 64 * 1024
 """For what nodes say of themselves: a heartbeat has a few hundred bytes, the longest registration some 40 kB."""
 
@@ -90,10 +96,21 @@ def only_of(caller: Caller | None) -> str | None:
     return None if caller is None or caller.may("operator") else caller.name
 
 
-async def for_nodes(caller: CallerOf) -> None:
-    """A route for nodes. Raises Forbidden for others."""
+async def for_nodes(request: Request, scheduler: Service, caller: CallerOf) -> None:
+    """A route for nodes. Raises Forbidden for others; a node that shows the token of somebody else is told of."""
     if caller is not None:
-        caller.need("node")
+        try:
+            caller.need("node")
+        except Forbidden as exc:
+            note_refusal(scheduler.devices, request.scope, exc)
+            raise
+
+
+def note_refusal(devices: DeviceList, scope: Scope, error: TerraceError) -> None:
+    """A node whose token is refused is told of on the device list."""
+    for name, value in scope["headers"]:
+        if name == _NODE:
+            devices.refused(value.decode("latin-1"), str(error), time.monotonic())
 
 
 def allowance_of(caller: Caller | None) -> Allowance:
@@ -101,17 +118,31 @@ def allowance_of(caller: Caller | None) -> Allowance:
     return (caller and caller.allowance) or UNLIMITED
 
 
-async def metered(stream: AsyncIterable[bytes], allowance: Allowance) -> AsyncIterator[bytes]:
+async def _still_admitted(request: Request, caller: CallerOf) -> Callable[[], bool]:
+    gate: Gate | None = request.app.state.gate
+    return lambda: gate is None or caller is None or gate.still_admits(caller)
+
+
+StillAdmitted = Annotated[Callable[[], bool], Depends(_still_admitted)]
+"""Asks whether the caller's token is still valid, for what takes long."""
+
+
+async def metered(
+    stream: AsyncIterable[bytes], allowance: Allowance, still_admitted: Callable[[], bool]
+) -> AsyncIterator[bytes]:
     """An upload, counted as it comes.
 
     Raises:
         LimitReached: before its first byte, when earlier ones have used up the allowance, or too many are under way.
+        Unauthenticated: the token was revoked meanwhile.
     """
     allowance.check_upload(time.monotonic())
     with allowance.uploading():
         async for piece in stream:
             allowance.count_bytes(len(piece), time.monotonic())
             yield piece
+    if not still_admitted():
+        raise Unauthenticated("the token was revoked, or has expired, while the upload came")
 
 
 async def _check_query(request: Request) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 import msgspec
@@ -28,6 +29,9 @@ _CSV_HEADER = (
     "fine_ms,fine_coarse_label,answered_by,not_escalated,fallback,error,resized_from,true_fine,true_coarse,request_id,"
     "trace_id"
 )
+_ASK_AGAIN_S = 1.0
+"""How long a reader without a valid token may go on."""
+
 _JSON = msgspec.json.Encoder(enc_hook=lambda view: view.model_dump(mode="json"))
 
 
@@ -35,10 +39,20 @@ class Stream(StreamingResponse):
     """Ends what it is made from with itself, also where it is cut off between two pieces."""
 
     def __init__(
-        self, pieces: AsyncGenerator[str | bytes, None], *, media_type: str, headers: Mapping[str, str]
+        self,
+        pieces: AsyncGenerator[str | bytes, None],
+        *,
+        media_type: str,
+        headers: Mapping[str, str],
+        until_sent: AbstractContextManager[object] | None = None,
     ) -> None:
         super().__init__(pieces, media_type=media_type, headers=headers)
         self._pieces = pieces
+        self._until_sent = until_sent or nullcontext()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._until_sent:
+            await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self._pieces):
@@ -46,19 +60,44 @@ class Stream(StreamingResponse):
 
 
 class EventStream(Stream):
-    """Server-sent events; counts as an open stream of its reader.
+    """Server-sent events; counts as an open stream of its reader, and ends when their token does.
 
     Raises:
         LimitReached: before its first byte, when the reader has too many.
     """
 
-    def __init__(self, pieces: AsyncGenerator[str | bytes, None], allowance: Allowance) -> None:
-        super().__init__(pieces, media_type=EVENT_STREAM, headers={**NO_STORE, **NOSNIFF})
-        self._allowance = allowance
+    def __init__(
+        self, pieces: AsyncGenerator[str | bytes, None], allowance: Allowance, may_read: Callable[[], bool]
+    ) -> None:
+        super().__init__(
+            _while(may_read, pieces),
+            media_type=EVENT_STREAM,
+            headers={**NO_STORE, **NOSNIFF},
+            until_sent=allowance.streaming(),
+        )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._allowance.streaming():
-            await super().__call__(scope, receive, send)
+
+async def _while(
+    may_read: Callable[[], bool], pieces: AsyncGenerator[str | bytes, None]
+) -> AsyncGenerator[str | bytes, None]:
+    """The pieces until they end, or must not be read any more."""
+    async with aclosing(pieces):
+        upcoming: asyncio.Task[str | bytes | None] | None = None
+        try:
+            while True:
+                upcoming = upcoming or asyncio.create_task(anext(pieces, None), name="next event")
+                await asyncio.wait({upcoming}, timeout=_ASK_AGAIN_S)
+                if not may_read():
+                    return
+                if upcoming.done():
+                    piece, upcoming = upcoming.result(), None
+                    if piece is None:
+                        return
+                    yield piece
+        finally:
+            if upcoming is not None:
+                upcoming.cancel()
+                await asyncio.gather(upcoming, return_exceptions=True)
 
 
 async def as_lines(batches: AsyncGenerator[Rows, None]) -> AsyncGenerator[bytes, None]:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from scheduler.api.routing import ADMINS, CHECKS, MISSING, SmallBody
-from tierkit.access import Gate, TokenEntry, TokenRole, digest_of, new_token, read_book
+from tierkit.access import Gate, Limit, TokenEntry, TokenRole, digest_of, new_token, read_book
 from tierkit.access.editing import added, editing, revoked, rotated
 from tierkit.errors import Conflict, InvalidInput, SetupError
 from tierkit.types import Tier
@@ -32,11 +32,11 @@ Name = Annotated[NodeId, Path()]
 class _Limits(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    upload_bytes_per_minute: Annotated[int, Field(ge=1)] | None = None
-    unfinished_jobs: Annotated[int, Field(ge=1)] | None = None
-    uploads: Annotated[int, Field(ge=1)] | None = None
-    streams: Annotated[int, Field(ge=1)] | None = None
+    requests_per_minute: Limit | None = None
+    upload_bytes_per_minute: Limit | None = None
+    unfinished_jobs: Limit | None = None
+    uploads: Limit | None = None
+    streams: Limit | None = None
     nodes: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     tiers: tuple[Tier, ...] = ()
 
@@ -156,6 +156,8 @@ async def _change(request: Request, change: Callable[[list[TokenEntry]], list[To
     gate, path = _gate(request)
 
     def work() -> list[TokenEntry]:
+        if not path.exists():
+            raise SetupError(f"the file of tokens {path} is gone: the tokens that were in it count until a restart")
         with editing(path) as entries:
             entries[:] = change(entries)
         gate.load()

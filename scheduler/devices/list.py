@@ -44,6 +44,9 @@ __all__ = ["Device", "DeviceList", "DeviceView", "Order"]
 
 _log = logging.getLogger(__name__)
 
+_MOST_TOLD = 5
+"""Nodes of a tier, in a sentence."""
+
 _MOST_SAID = 500
 """Characters of a reason."""
 
@@ -193,6 +196,8 @@ class DeviceList:
         self._devices: dict[str, Device] = {}
         self._changes: list[DeviceView] = []
         self._in_order: list[Device] = []
+        self._present: dict[str, Device] = {}
+        """Those that have not been given up: what is judged again and again."""
         self._alive: dict[Tier, list[Device]] = {tier: [] for tier in Tier}
         self.changes = 0
         """Another number whenever another set of nodes may receive tasks, by the last `alive`."""
@@ -242,7 +247,7 @@ class DeviceList:
         if self._swept_at is None:
             self._swept_at = now  # no node is silent before the first has come
         intent = NO_INTENT if old is None else old.intent
-        device = self._devices[node_id] = self._new(registration, intent, now)
+        device = self._devices[node_id] = self._present[node_id] = self._new(registration, intent, now)
         device.retired = retired
         self._dead.pop(node_id, None)
         if old is None or old.registration != registration.model_copy(update={"key": old.registration.key}):
@@ -446,6 +451,7 @@ class DeviceList:
         device.intent = intent
         if intent.removed:
             device.left, device.death = True, _removal(intent)
+            self._present.pop(node_id, None)
         elif device.told[0] is Health.REMOVED:
             device.death = "was removed, and has not come back since"
         self._dead.pop(node_id, None)
@@ -473,6 +479,7 @@ class DeviceList:
             self.forget(node_id)
         elif device.death is None:
             device.left, device.death = True, "has left: its process has ended"
+            self._present.pop(node_id, None)
             self._announce(device, now)
 
     def forget(self, node_id: str) -> None:
@@ -480,6 +487,7 @@ class DeviceList:
         device = self.get(node_id)
         self._unlist(device)
         del self._in_order[_place(self._in_order, device)], self._devices[node_id]
+        self._present.pop(node_id, None)
         self._untold.discard(node_id)
         self._dead.pop(node_id, None)
         self._unsaved.add(node_id)
@@ -545,7 +553,20 @@ class DeviceList:
         ]
 
     def _views(self, tier: Tier, now: float) -> Iterator[DeviceView]:
-        return (self._view(device, now) for device in self._in_order if device.tier is tier)
+        here = sorted((device for device in self._present.values() if device.tier is tier), key=_order)
+        return (self._view(device, now) for device in here)
+
+    def present(self, now: float) -> list[DeviceView]:
+        """The nodes that have not been given up, in order."""
+        return [self._view(device, now) for device in sorted(self._present.values(), key=_order)]
+
+    def why_none(self, tier: Tier, now: float) -> str:
+        """What is known of the nodes of a tier, in words, of a few of them; "" where there are none."""
+        here = [device for device in self._in_order if device.tier is tier]
+        told = sorted(here, key=lambda device: device.death is not None)[:_MOST_TOLD]
+        views = [self._view(device, now) for device in told]
+        more = [f"and {len(here) - len(told):,} more"] if len(here) > len(told) else []
+        return "; ".join([*(f"{view.device.node_id}: {view.health}: {view.reason}" for view in views), *more])
 
     def keeps_tasks(self, node_id: str, now: float) -> bool:
         """Whether work given to this node still counts: it is on the list, neither dead nor stuck."""
@@ -572,7 +593,7 @@ class DeviceList:
         if doubted or late:
             self._forgive(since_s if doubted else since_s - self._sweep_s, now)
         self._swept_at = now
-        living = (device for device in self._devices.values() if device.death is None)
+        living = self._present.values()
         if not hears_nobody((now - device.last_seen, device.suspect_after_s) for device in living):
             self._unheard_since = None
         elif self._unheard_since is None:
@@ -581,16 +602,16 @@ class DeviceList:
         if doubted and not self.doubting:
             self._sure_since = now
         elif self.doubting and not doubted:
-            for device in self._devices.values():
+            for device in list(self._present.values()):
                 device.probe = None if device.probe is Probe.SILENT else device.probe
         if doubted or late or self.doubting:
             # What is thought of them has changed otherwise than by the evidence and the moments that are kept.
-            for device in self._devices.values():
+            for device in list(self._present.values()):
                 device.review_at = math.inf
                 self._refresh(device, now)
 
     def _forgive(self, pause_s: float, now: float) -> None:
-        for device in self._devices.values():
+        for device in list(self._present.values()):
             device.last_seen = min(now, device.last_seen + pause_s)
             device.last_beat = min(now, device.last_beat + pause_s)
             device.progress_at = min(now, device.progress_at + pause_s)
@@ -652,7 +673,7 @@ class DeviceList:
             reason = f"{reason}; gets one task as a trial: {wrong.why}"
         refused_at, why = device.refusal
         if verdict.health is Health.DEAD and now - refused_at < _REFUSED_S:
-            reason = f"{reason}; it asks for its place and is refused: {why}"
+            reason = f"{reason}; who says to be it is refused: {why}"
         return DeviceView(
             death=verdict.reason if verdict.health.gone else None,
             device=device,
@@ -740,7 +761,10 @@ class DeviceList:
 
     def _buried(self, device: Device) -> None:
         """A node is dead: one too many, and the first of them is forgotten."""
-        if device.intent == NO_INTENT and self._devices.get(device.node_id) is device:
+        if self._devices.get(device.node_id) is not device:
+            return
+        self._present.pop(device.node_id, None)
+        if device.intent == NO_INTENT:
             self._dead[device.node_id] = None
             while len(self._dead) > MOST_DEAD:
                 self.forget(next(iter(self._dead)))

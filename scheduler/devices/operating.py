@@ -10,7 +10,7 @@ from typing import Protocol
 
 from scheduler.devices.intent import NO_INTENT, Intent, KnownNode
 from scheduler.devices.list import DeviceList
-from tierkit.errors import Conflict, Unavailable
+from tierkit.errors import Conflict, Forbidden, Unavailable
 
 __all__ = ["Operators"]
 
@@ -52,7 +52,8 @@ class Operators:
             Unavailable: the database refuses it.
         """
         device = self._devices.get(node_id)
-        if device.leaving and device.death is None:
+        said = device.intent.drained or device.intent.removed
+        if device.leaving and device.death is None and not said:
             raise Conflict(
                 f"node {node_id!r} takes no tasks by its own word: it shuts down, or a model was unloaded there"
             )
@@ -66,18 +67,28 @@ class Operators:
         """Say whether the node may see pixels; None: as the setting says. Raises NotFound, Unavailable."""
         await self._intend(node_id, by, lambda intent: replace(intent, trusted=trusted))
 
-    async def forget(self, node_id: str) -> None:
-        """Know nothing of a node any more that is gone.
+    async def forget(self, node_id: str, *, trust: bool) -> None:
+        """Know nothing of a node any more that is gone, not even that it was removed.
+
+        Args:
+            trust: whether what was said of its trust may be forgotten as well.
 
         Raises:
             NotFound: no such node.
+            Forbidden: more was said of it than may be forgotten.
             Conflict: it is not gone, and would be back with its next heartbeat.
             Unavailable: the database refuses it.
         """
         async with self._turn:
             self._check_gone(node_id)
-            await self._store.save({node_id: None})
-            self._check_gone(node_id)
+            if not trust and self._devices.get(node_id).intent.trusted is not None:
+                raise Forbidden(f"an admin has said whether node {node_id!r} may see pixels: an admin forgets it")
+            try:
+                await self._store.save({node_id: None})
+                self._check_gone(node_id)
+            except Conflict:
+                self._devices.put_back([node_id])  # it has come back meanwhile: its row belongs there
+                raise
             self._devices.forget(node_id)
 
     def _check_gone(self, node_id: str) -> None:
@@ -91,6 +102,7 @@ class Operators:
             intent = intent if intent == NO_INTENT else replace(intent, by=by)
             known = KnownNode(registration=device.registration, intent=intent)
             await self._store.save({node_id: known})
+            self._devices.put_back([node_id])  # it may have left or come again meanwhile
             self._devices.intend(node_id, intent, self._clock())
             _log.info("an operator has changed what is wanted with a node", extra={"node": node_id, **asdict(intent)})
 

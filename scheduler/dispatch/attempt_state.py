@@ -516,7 +516,7 @@ class AttemptStates:
         """A node has answered as it should, so those that could not were at fault themselves."""
         self.effects.append(events.AnsweredRightly(node_id, incarnation))
         if len(blamed) > 1:  # a single one has been blamed already
-            reason = f"task {attempt.job.task_id(attempt.task)}, which {node_id} could do"
+            reason = f"a task that {node_id} could do"
             others = {other: its for other, its in blamed.items() if other != node_id}
             self.effects += [events.AnsweredWrongly(other, its, reason, True) for other, its in others.items()]
         blamed.clear()

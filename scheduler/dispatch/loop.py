@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections import deque
@@ -47,6 +48,7 @@ _MOVE_S = 0.25
 """How often it is asked whether a task waits for the wrong upstream node."""
 _MOVE_TASKS = 200
 """With more tasks under way than this it is asked proportionally less often."""
+_TELL_AGAIN_S = 0.2
 _IDLE_S = 1.0
 """The loop looks at all jobs at least this often, in case it missed a change."""
 _TICK_S = 0.005
@@ -111,6 +113,8 @@ class Dispatcher:
         self._news = True
         """Whether to look at all jobs, and not just for room for what is ready."""
         self._gathering_until = 0.0
+        self._ends_told = -math.inf, ""
+        """When and how it was last worked out why no end device takes work: many jobs may wait for that."""
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         devices.listen(self._on_device_change)
@@ -356,9 +360,9 @@ class Dispatcher:
         if self._gathers_for(job, now):
             job.reason = "waiting for an upstream node to register: the scheduler has just started"
         elif not self._devices.alive(Tier.END, now):
-            ends = [view for view in self._devices.view(now) if view.device.tier is Tier.END]
-            known = "; ".join(f"{view.device.node_id}: {view.health}: {view.reason}" for view in ends)
-            job.reason = f"waiting for an end device ({known or 'none has registered'})"
+            if now - self._ends_told[0] > _TELL_AGAIN_S:
+                self._ends_told = now, self._devices.why_none(Tier.END, now) or "none has registered"
+            job.reason = f"waiting for an end device ({self._ends_told[1]})"
         elif not job.ready and job.waits_for_upstream:
             job.reason = "waiting for an upstream node (all coarse answers are there; on_upstream_loss=wait)"
 

@@ -168,14 +168,16 @@ class Scheduler:
             taken = self.dispatcher.unfinished + self._submissions
             if taken >= self.settings.max_unfinished_jobs:
                 raise Overloaded(f"{taken} jobs are unfinished or being submitted; try again later", retry_after_s=5)
-            allowance.check_jobs(sum(sink.job.owner == owner for sink in self._sinks.values()))
-        self._submissions += 1
-        allowance.submitting += 1
-        try:
-            yield
-        finally:
-            self._submissions -= 1
-            allowance.submitting -= 1
+        with allowance.submits(self.unfinished_of(owner), check=check):
+            self._submissions += 1
+            try:
+                yield
+            finally:
+                self._submissions -= 1
+
+    def unfinished_of(self, owner: str | None) -> int:
+        """Jobs of one owner that wait or run."""
+        return sum(sink.job.owner == owner for sink in self._sinks.values())
 
     def _settle(self, request: PolicyRequest) -> JobPolicy:
         settings = self.settings
@@ -573,9 +575,10 @@ class Scheduler:
         Raises:
             NoNodeAvailable: with the state of each.
         """
-        ends = [view for view in self.devices.view(time.monotonic()) if view.device.tier is Tier.END]
-        if ends and all(view.health.gone or view.health is Health.DRAINING for view in ends):
-            known = "; ".join(f"{view.device.node_id}: {view.health}: {view.reason}" for view in ends)
+        now = time.monotonic()
+        ends = [view for view in self.devices.present(now) if view.device.tier is Tier.END]
+        known = "" if any(view.health is not Health.DRAINING for view in ends) else self.devices.why_none(Tier.END, now)
+        if known:
             raise NoNodeAvailable(f"no end device takes work now ({known})", retry_after_s=5)
 
     # --- announcements --------------------------------------------------------------------------------------------

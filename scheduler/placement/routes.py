@@ -188,7 +188,7 @@ class Fleet:
         edges, clouds = self.upper(Tier.EDGE, now, rules), self.upper(Tier.CLOUD, now, rules)
         if not sound or all(self._devices.alive(node.tier, now) for node in (*edges[:1], *clouds[:1])):
             return edges, clouds  # one that is alive is not set aside, and suspects are asked only where none is alive
-        aside = {view.device.node_id for view in self._devices.view(now) if view.set_aside}
+        aside = {view.device.node_id for view in self._devices.present(now) if view.set_aside}
         kept = [[node for node in nodes if node.node_id not in aside] for nodes in (edges, clouds)]
         return (kept[0], kept[1]) if any(kept) else (edges, clouds)
 
@@ -214,7 +214,7 @@ class Fleet:
             Forbidden: pixels would go to a node that is not trusted; with what to do about it.
             Conflict: an encoder that the job needs is missing on a device or on an upstream node.
         """
-        known = [view.device for view in self._devices.view(now) if not view.health.gone]
+        known = [view.device for view in self._devices.present(now)]
         wanted = _UPPER_TIERS[scheme]
         targets = [device for device in known if device.tier in wanted]
         blind = [

@@ -39,6 +39,9 @@ async def open_database(url: str) -> AsyncEngine:
         event.listen(engine.sync_engine, "connect", _tune_sqlite)
     try:
         async with engine.begin() as connection:
+            if engine.dialect.name == "sqlite":
+                # Its driver begins a transaction with the first change of rows alone; an upgrade is one as a whole.
+                await connection.exec_driver_sql("BEGIN IMMEDIATE")
             await connection.run_sync(metadata.create_all)
             await _check_version(connection, where)
     except (SQLAlchemyError, OSError) as exc:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from scheduler.devices.intent import Intent, KnownNode
+from scheduler.devices.intent import NO_INTENT, Intent, KnownNode
 from scheduler.store.commit import GroupCommit
 from scheduler.store.tables import nodes
+from tierkit.errors import SetupError
 from tierkit.wire.messages import Registration
 
 __all__ = ["NodeStore"]
@@ -31,17 +35,26 @@ class NodeStore:
         self._commit = commit
 
     async def load(self) -> list[KnownNode]:
-        """All of them. A row that a node of another version has left, and that cannot be read, is left out."""
+        """All of them. What this version does not know in a row is passed over; a row that cannot be read is left out.
+
+        Raises:
+            SetupError: it is one of which an operator has said something, which must not be forgotten.
+        """
         async with self._engine.connect() as connection:
             rows = (await connection.execute(select(nodes))).all()
         found = []
         for row in rows:
+            intent = Intent(drained=row.drained, removed=row.removed, trusted=row.trusted, by=row.said_by)
             try:
-                registration = Registration.model_validate_json(row.registration)
-            except ValidationError as exc:
+                registration = _registration(row.registration)
+            except ValueError as exc:
+                if replace(intent, by="") != NO_INTENT:
+                    raise SetupError(
+                        f"the row of the node {row.id!r} in the table terrace_nodes is damaged, and an operator has "
+                        "drained, removed or trusted this node: mend or delete the row"
+                    ) from exc
                 _log.warning("the node %s is forgotten: its row cannot be read: %s", row.id, exc)
                 continue
-            intent = Intent(drained=row.drained, removed=row.removed, trusted=row.trusted, by=row.said_by)
             found.append(KnownNode(registration=registration, intent=intent))
         return found
 
@@ -60,6 +73,19 @@ class NodeStore:
 
         if changed:
             await self._commit.execute(write)
+
+
+def _registration(text: str) -> Registration:
+    """Raises ValueError."""
+    content = json.loads(text)
+    try:
+        return Registration.model_validate(content)
+    except ValidationError as exc:
+        for error in exc.errors():
+            if error["type"] == "extra_forbidden":  # of another version
+                *place, name = error["loc"]
+                del reduce(lambda inner, step: inner[step], place, content)[name]
+        return Registration.model_validate(content)
 
 
 def _in_parts(items: list[Any]) -> list[list[Any]]:

@@ -53,8 +53,8 @@ def create(
     role: Annotated[
         TokenRole,
         typer.Option(
-            help="user: jobs of one's own; operator: all jobs, drain and remove nodes; admin: trust as well; node: "
-            "registration.",
+            help="user: jobs of one's own; operator: all jobs, and the nodes; admin: trust and tokens as well; "
+            "node: registration.",
             show_default=False,
         ),
     ],

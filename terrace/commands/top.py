@@ -29,13 +29,13 @@ _REASON_WIDTH = 44
 
 @connected
 def app(client: Client, json: Json = False) -> None:
-    """Show the nodes and jobs of a fleet as they change, until Ctrl-C. Into a file or a pipe: once."""
+    """Show the nodes and jobs of a fleet as they change, until Ctrl-C. Where nothing can be drawn over: once."""
     fleet = client.fleet()
     console = screen()
     if json:
         print_json(fleet)
         return
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         console.print(picture(fleet, client.url, height=None), crop=False)
         return
     pause = threading.Event()  # never set: Ctrl-C ends the wait

@@ -42,7 +42,7 @@ class Allowance:
     max_uploads: int | None = None
     max_streams: int | None = None
     submitting: int = 0
-    """Uploads under way that will be jobs."""
+    """Uploads under way that will be jobs, and interactive requests."""
     uploads: int = 0
     """Uploads under way."""
     streams: int = 0
@@ -69,12 +69,24 @@ class Allowance:
         if self.upload is not None:
             self.upload.take(now, amount)
 
-    def check_jobs(self, unfinished: int) -> None:
-        """Before a job is accepted. Raises LimitReached when too many are unfinished.
+    @contextmanager
+    def submits(self, unfinished: int, *, check: bool = True) -> Iterator[None]:
+        """Count an upload that will be a job, or an interactive request. Raises LimitReached when too many are
+        unfinished.
 
         Args:
             unfinished: jobs of this name that wait or run.
+            check: whether it adds to them.
         """
+        if check:
+            self._check_jobs(unfinished)
+        self.submitting += 1
+        try:
+            yield
+        finally:
+            self.submitting -= 1
+
+    def _check_jobs(self, unfinished: int) -> None:
         if self.max_jobs is not None and unfinished + self.submitting >= self.max_jobs:
             raise self._too_many(self.max_jobs, "unfinished jobs")
 

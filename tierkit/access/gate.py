@@ -139,6 +139,13 @@ class Gate:
             raise Unauthenticated(f"the token of {entry.name!r} has expired ({when}); ask for a new one")
         return caller
 
+    def still_admits(self, caller: Caller) -> bool:
+        """Whether the token with which a caller has come in is valid as it was then."""
+        if caller.entry is None:
+            return True
+        entry, _ = self._known.get(caller.entry.sha256, (None, None))
+        return entry is not None and entry.role == caller.role and not entry.expired(self._wall())
+
     @property
     def admits_nobody(self) -> bool:
         """Whether there is a file of tokens and none in it that is valid now."""

@@ -23,7 +23,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from tierkit.access.files import read_private
 from tierkit.documents import read_document
@@ -31,7 +31,9 @@ from tierkit.errors import SetupError
 from tierkit.types import Tier
 from tierkit.wire.messages import NodeId
 
-__all__ = ["TokenEntry", "TokenRole", "digest_of", "new_token", "read_book", "write_book"]
+__all__ = ["Limit", "TokenEntry", "TokenRole", "digest_of", "new_token", "read_book", "write_book"]
+
+Limit = Annotated[int, Field(gt=0, le=10**12)]
 
 TokenRole = Literal["user", "operator", "admin", "node"]
 
@@ -67,15 +69,15 @@ class TokenEntry(BaseModel):
     created: AwareDatetime | None = None
     expires: AwareDatetime | None = None
     """Refused from then on, by the clock of the service that is asked. None: never."""
-    requests_per_minute: PositiveInt | None = None
+    requests_per_minute: Limit | None = None
     """People: requests on average, and at once at most."""
-    upload_bytes_per_minute: PositiveInt | None = None
+    upload_bytes_per_minute: Limit | None = None
     """People: bytes of images on average. An upload that has begun is completed; the next one waits."""
-    unfinished_jobs: PositiveInt | None = None
+    unfinished_jobs: Limit | None = None
     """People: jobs that wait or run at a time."""
-    uploads: PositiveInt | None = None
+    uploads: Limit | None = None
     """People: uploads under way at a time."""
-    streams: PositiveInt | None = None
+    streams: Limit | None = None
     """People: event streams open at a time."""
     nodes: Annotated[tuple[Annotated[str, Field(pattern=_PATTERN)], ...], Field(max_length=64)] = ()
     """Node: ids that it may take, `*` and `?` as in a shell. Default: the token's name, and that with "-" and more."""
@@ -120,10 +122,18 @@ def read_book(path: Path, *, any_owner: bool = False) -> tuple[TokenEntry, ...]:
         any_owner: as for `read_private`.
 
     Raises:
-        SetupError: as `read_private`, or an entry is wrong; the sentence names file and entry.
+        SetupError: as `read_private`, it is empty, or an entry is wrong; the sentence names file and entry.
     """
     content = read_private(path, "the file of tokens", any_owner=any_owner)
+    if not content:
+        raise SetupError(f"the file of tokens {path} is empty: 'terrace token create' writes one")
     file = read_document(path, _File, what="file of tokens", content=content)
+    roles: dict[str, str] = {}
+    for entry in file.token:
+        if roles.setdefault(entry.name, entry.role) != entry.role:
+            raise SetupError(
+                f"the file of tokens {path}: {entry.name!r} has tokens of two roles: give one another name"
+            )
     if len({entry.sha256 for entry in file.token}) != len(file.token):
         raise SetupError(
             f"the file of tokens {path}: one sha256 stands there twice: each token has an entry of its own"

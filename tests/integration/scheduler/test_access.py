@@ -219,6 +219,54 @@ async def test_uploads_and_streams_at_a_time_are_limited(closed: Any, kit: Any) 
     upload.cancel()
 
 
+async def test_streams_and_uploads_end_with_their_token(closed: Any, kit: Any, tokens: Path) -> None:
+    body, headers = kit.tensor_body(kit.images(1))
+    job = (await closed.http.post("/v1/jobs", content=body, headers={**headers, **bearer(ALICE)})).json()["id"]
+    revoked = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[:1000]
+        await revoked.wait()
+        yield body[1000:]
+
+    async with (
+        closed.http.stream("GET", "/v1/fleet/events", headers=bearer(OLGA)) as fleet,
+        closed.http.stream("GET", f"/v1/jobs/{job}/events", headers=bearer(OLGA)) as events,
+    ):
+        upload = asyncio.create_task(
+            closed.http.post("/v1/jobs", content=slowly(), headers={**headers, **bearer(OLGA)})
+        )
+        done = await closed.http.delete("/v1/tokens/olga", headers=bearer(ROOT))
+        assert done.status_code == 204
+        for stream in (fleet, events):
+            async for _ in stream.aiter_bytes():
+                pass  # until its end
+        revoked.set()
+        assert (await upload).status_code == 401
+    assert (await closed.http.get(f"/v1/jobs/{job}", headers=bearer(ALICE))).json()["state"] == "queued"
+
+
+async def test_interactive_requests_count_among_the_unfinished_jobs(closed: Any, kit: Any) -> None:
+    gate = asyncio.Event()
+
+    async def wait(end: Any, task_id: str, upstreams: Any, lines: Any) -> Any:
+        await gate.wait()
+        return lines
+
+    body, headers = kit.tensor_body(kit.images(1))
+    bobs = {**headers, **bearer(BOB)}
+    end = kit.fake_end("pi", script=wait)
+    async with kit.serving(end, []) as url:
+        place = registration("pi", url=url, key="key-of-the-pi")
+        assert (await closed.http.post("/v1/devices", json=place, headers=bearer(PI))).status_code == 200
+        first = asyncio.create_task(closed.http.post("/v1/classify?scheme=end", content=body, headers=bobs))
+        await wait_for(lambda: bool(end.tasks), what="the task")
+        second = await closed.http.post("/v1/classify?scheme=end", content=body, headers=bobs)
+        assert (second.status_code, "unfinished jobs" in second.text) == (429, True)
+        gate.set()
+        assert '"event":"done"' in (await first).text
+
+
 async def test_unfinished_jobs_count_over_a_restart(kit: Any, settings: SchedulerSettings, tokens: Path) -> None:
     settings = settings.model_copy(update={"tokens": tokens})
     body, headers = kit.tensor_body(kit.images(1))
@@ -456,6 +504,19 @@ async def test_an_admin_makes_exchanges_and_revokes_tokens(closed: Any, tokens: 
     ):
         assert (await ask("POST", "", wrong)).status_code == 422
     assert (await ask("POST", "", {"name": "a", "role": "user", "tiers": ["end"]})).status_code == 400
+    for limit in (10**400, -1, 0):
+        content = f'{{"name": "a", "role": "user", "requests_per_minute": {limit}}}'
+        answer = await closed.http.post(
+            "/v1/tokens", content=content, headers={**bearer(ROOT), "Content-Type": "application/json"}
+        )
+        assert answer.status_code in (400, 422)
+    aside = tokens.with_name("aside")
+    await asyncio.to_thread(tokens.rename, aside)
+    assert (await ask("POST", "", {"name": "a", "role": "user"})).status_code == 409
+    assert (await ask("DELETE", "/alice")).status_code == 409
+    await asyncio.to_thread(aside.rename, tokens)
+    left = (await ask("GET", "")).json()["tokens"]
+    assert {each["name"] for each in left} == {each.name for each in ENTRIES}
     await asyncio.to_thread(tokens.chmod, 0o644)
     refused = await ask("DELETE", "/alice")
     assert (refused.status_code, "chmod" in refused.json()["error"]) == (409, True)

@@ -554,6 +554,22 @@ def test_a_removed_node_may_not_come_back_until_it_is_resumed(devices):
     assert keeps_tasks(devices, "first-one", 0.5)
 
 
+def test_why_none_takes_work_is_told_of_a_few_and_first_of_those_that_are_there(devices):
+    assert devices.why_none(Tier.END, 0.0) == ""
+    for number in range(20):
+        devices.register(registration(f"end-{number}"), 0.0)
+    devices.register(registration("end-20"), 3.0)
+    devices.intend("end-20", DRAINED, 3.0)
+    devices.sweep(3.2)
+    told = devices.why_none(Tier.END, 3.2)
+    assert told.startswith("end-20: draining: ")
+    assert told.endswith("; and 16 more")
+    assert told.count("dead") == 4
+    assert [view.device.node_id for view in devices.present(3.2)] == ["end-20"]
+    devices.register(registration("end-3"), 3.3)
+    assert [view.device.node_id for view in devices.present(3.3)] == ["end-3", "end-20"]
+
+
 def test_a_refusal_is_told_of_a_dead_node_for_a_while_and_once(devices):
     devices.register(registration(), 0.0)
     devices.refused("nobody", "unknown", 0.0)

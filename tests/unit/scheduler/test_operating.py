@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
-from scheduler.devices.intent import KnownNode
+from scheduler.devices.intent import Intent, KnownNode
 from scheduler.devices.list import DeviceList
 from scheduler.devices.operating import Operators
 from scheduler.store.nodes import NodeStore
+from scheduler.store.tables import nodes as nodes_table
 from tests.unit.scheduler.test_devices import TIMES, beat, listed, registration
 from tests.unit.scheduler.test_store import opened
-from tierkit.errors import Conflict, NotFound, Unavailable
+from tierkit.errors import Conflict, Forbidden, NotFound, SetupError, Unavailable
 from tierkit.testing import FakeClock
 from tierkit.types import Health
 
@@ -24,10 +27,12 @@ class Rows:
     def __init__(self) -> None:
         self.rows: dict[str, KnownNode] = {}
         self.refuses = False
+        self.meanwhile: Callable[[], object] = lambda: None
 
     async def save(self, changed: Mapping[str, KnownNode | None]) -> None:
         if self.refuses:
             raise Unavailable("locked")
+        self.meanwhile()
         for node_id, known in changed.items():
             self.rows.pop(node_id, None)
             if known is not None:
@@ -81,15 +86,46 @@ async def test_what_is_not_written_does_not_count(desk: Desk):
 
 async def test_only_what_is_gone_can_be_forgotten(desk: Desk):
     with pytest.raises(Conflict, match="would come back"):
-        await desk.operators.forget("end-0")
+        await desk.operators.forget("end-0", trust=True)
     await desk.operators.remove("end-0", "alice")
-    await desk.operators.forget("end-0")
+    await desk.operators.forget("end-0", trust=True)
     assert (desk.health(), desk.store.rows) == (None, {})
     for act in (desk.operators.drain, desk.operators.remove, desk.operators.resume):
         with pytest.raises(NotFound):
             await act("end-0", "alice")
     with pytest.raises(NotFound):
-        await desk.operators.forget("end-0")
+        await desk.operators.forget("end-0", trust=True)
+
+
+async def test_what_an_admin_said_of_trust_is_an_admins_to_forget(desk: Desk):
+    await desk.operators.trust("end-0", "root", False)
+    await desk.operators.remove("end-0", "olga")
+    with pytest.raises(Forbidden, match="an admin forgets it"):
+        await desk.operators.forget("end-0", trust=False)
+    await desk.operators.forget("end-0", trust=True)
+
+
+async def test_a_node_that_comes_back_while_it_is_forgotten_keeps_its_row(desk: Desk):
+    await desk.operators.drain("end-0", "olga")
+    desk.devices.sweep(desk.clock())
+    desk.clock.advance(100)
+    for _ in range(2):  # after the first, the scheduler itself had stood still
+        desk.devices.sweep(desk.clock())
+        desk.clock.advance(10)
+    assert desk.health() is Health.DEAD
+    desk.store.meanwhile = lambda: desk.devices.register(registration("end-0"), desk.clock())
+    with pytest.raises(Conflict):
+        await desk.operators.forget("end-0", trust=True)
+    await desk.operators.flush()
+    assert desk.store.rows["end-0"].intent.drained
+    assert desk.health() is Health.DRAINING
+
+
+async def test_a_drain_can_be_taken_back_though_the_node_takes_no_tasks_by_itself(desk: Desk):
+    await desk.operators.drain("end-0", "olga")
+    desk.devices.heartbeat("end-0", beat(draining=True), desk.clock())
+    await desk.operators.resume("end-0", "olga")
+    assert not desk.devices.get("end-0").intent.drained
 
 
 async def test_a_node_that_shuts_down_cannot_be_resumed(desk: Desk):
@@ -126,6 +162,24 @@ async def test_a_row_that_cannot_be_read_is_left_out(tmp_path: Path):
     async with opened(tmp_path / "x.db") as store:
         nodes = NodeStore(store.engine, store.commit)
         await nodes.save({name: KnownNode(registration=registration(name)) for name in ("end-0", "end-1")})
-        async with store.engine.begin() as connection:
-            await connection.exec_driver_sql("UPDATE terrace_nodes SET registration = '{}' WHERE id = 'end-0'")
+
+        async def write(statement: str) -> None:
+            async with store.engine.begin() as connection:
+                await connection.exec_driver_sql(f"UPDATE terrace_nodes SET {statement}")
+
+        await write("registration = '{}' WHERE id = 'end-0'")
         assert [known.registration.node_id for known in await nodes.load()] == ["end-1"]
+        await write("removed = 1 WHERE id = 'end-0'")
+        with pytest.raises(SetupError, match="'end-0' in the table terrace_nodes is damaged"):
+            await nodes.load()
+
+
+async def test_what_another_version_has_added_to_a_row_is_passed_over(tmp_path: Path):
+    async with opened(tmp_path / "x.db") as store:
+        nodes, known = NodeStore(store.engine, store.commit), registration("end-0")
+        await nodes.save({"end-0": KnownNode(registration=known, intent=Intent(removed=True, by="olga"))})
+        content = json.loads(known.model_dump_json(exclude={"key"}))
+        content["more"] = content["models"][0]["more"] = 1
+        async with store.engine.begin() as connection:
+            await connection.execute(update(nodes_table).values(registration=json.dumps(content)))
+        assert await nodes.load() == [KnownNode(registration=known, intent=Intent(removed=True, by="olga"))]

@@ -23,7 +23,7 @@ from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, new_job_id
-from scheduler.store.tables import SCHEMA_VERSION, properties
+from scheduler.store.tables import SCHEMA_VERSION, UPGRADES, properties
 from tierkit.errors import NotFound, SetupError, Unavailable
 from tierkit.testing import wait_for
 from tierkit.types import JobState, Scheme, Tier
@@ -385,6 +385,23 @@ async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, ve
         store.jobs.finished(job.id, state=JobState.FAILED, reason="", at=1.0, summary={})
         await store.commit.flush()
         assert await store.jobs.purge(2.0) == 1
+
+
+async def test_an_upgrade_is_done_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    async with opened(tmp_path / "x.db") as store:
+        job = await add(store.jobs)
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as old:
+        old.executescript(
+            """ALTER TABLE terrace_jobs DROP COLUMN owner;
+            ALTER TABLE terrace_jobs DROP COLUMN traceparent;
+            UPDATE terrace_properties SET value = '5' WHERE name = 'schema_version';"""
+        )
+    with monkeypatch.context() as patch:
+        patch.setitem(UPGRADES, 5, (UPGRADES[5][0], "ALTER TABLE terrace_jobs ADD COLUMN"))
+        with pytest.raises(SetupError):
+            await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+    async with opened(tmp_path / "x.db") as store:
+        assert await store.jobs.get(job.id) == job
 
 
 async def test_each_job_keeps_its_classes_and_classes_without_jobs_go(store):

@@ -255,10 +255,12 @@ def test_uploads_and_jobs_are_limited() -> None:
         allowance.check_upload(0.0)
     assert caught.value.retry_after_s == pytest.approx(60.1)
     allowance.check_upload(60.2)
-    allowance.check_jobs(1)
-    allowance.submitting = 1
-    with pytest.raises(LimitReached, match="may have 2 unfinished jobs"):
-        allowance.check_jobs(1)
+    with allowance.submits(1):
+        with pytest.raises(LimitReached, match="may have 2 unfinished jobs"), allowance.submits(1):
+            pass
+        with allowance.submits(1, check=False):
+            pass
+    assert allowance.submitting == 0
 
 
 @pytest.mark.parametrize("what", ["uploads", "streams"])
@@ -298,4 +300,5 @@ def test_without_limits_nothing_is_counted() -> None:
         allowance.take_request(0.0)
         allowance.count_bytes(10**9, 0.0)
         allowance.check_upload(0.0)
-        allowance.check_jobs(1000)
+        with allowance.submits(1000):
+            pass

@@ -107,6 +107,16 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
             "unfinished_jobs is not for tokens of the role",
         ),
         (f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\n' * 2, "stands there twice"),
+        (
+            f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\nuploads = 1{"0" * 400}',
+            "token.0.uploads",
+        ),
+        (
+            f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\n'
+            f'[[token]]\nname = "a"\nrole = "node"\nsha256 = "{SHA[::-1]}"\n',
+            "'a' has tokens of two roles",
+        ),
+        ("", "is empty"),
     ],
 )
 def test_wrong_files_are_refused_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
