@@ -13,7 +13,7 @@ from tierkit.access.files import (
 )
 from tierkit.access.gate import Gate
 from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
-from tierkit.access.tls import ServerTls, client_context, tls_trouble
+from tierkit.access.tls import ServerTls, client_context, tls_trouble, trust_further
 from tierkit.access.tokens import Limit, TokenEntry, TokenRole, digest_of, new_token, read_book, write_book
 
 __all__ = [
@@ -46,5 +46,6 @@ __all__ = [
     "read_token",
     "signature",
     "tls_trouble",
+    "trust_further",
     "write_book",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import certifi
 from tierkit.access.files import check_private
 from tierkit.errors import SetupError
 
-__all__ = ["ServerTls", "client_context", "tls_trouble"]
+__all__ = ["ServerTls", "client_context", "tls_trouble", "trust_further"]
 
 _KEY_FORBIDDEN = 0o027
 """Mode bits of a private key: its owner and group may read it (as distributions keep keys for services)."""
@@ -83,15 +85,32 @@ def client_context(authority: Path | None = None) -> ssl.SSLContext:
     Raises:
         SetupError: it cannot be read.
     """
-    try:
+    with _reading(authority):
         context = ssl.create_default_context(cafile=authority or certifi.where())
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def trust_further(authority: Path) -> None:
+    """Read the file again: who has `client_context` of it trusts what was added, from the next connection on. What was
+    taken out stays trusted by this process, for OpenSSL cannot forget a certificate.
+
+    Raises:
+        SetupError: it cannot be read; what was read before still holds.
+    """
+    with _reading(authority):
+        client_context(authority).load_verify_locations(authority)
+
+
+@contextmanager
+def _reading(authority: Path | None) -> Iterator[None]:
+    try:
+        yield
     except ssl.SSLError as exc:
         raise SetupError(f"{authority} holds no certificate (PEM) to trust") from exc
     except OSError as exc:
         raise SetupError(f"cannot read the certificates to trust, {authority}: {exc.strerror}") from exc
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def tls_trouble(error: BaseException, peer: str) -> str | None:

@@ -13,6 +13,7 @@ import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -20,7 +21,7 @@ from prometheus_client import Histogram, generate_latest
 from starlette.applications import Starlette
 
 from tierkit import logs, spans
-from tierkit.access import Gate, ServerTls, follow_files, signature
+from tierkit.access import Gate, ServerTls, follow_files, signature, trust_further
 from tierkit.errors import SetupError
 from tierkit.http.address import bind, is_loopback, url_of
 from tierkit.http.lifecycle import Lifecycle
@@ -130,6 +131,7 @@ async def running(
     """
     tls = None if settings.tls_cert is None else ServerTls(settings.tls_cert, settings.tls_key)
     tls_seen = () if tls is None else signature(tls.paths)
+    trusted_seen = () if settings.tls_ca is None else signature([settings.tls_ca])
     tokens_seen = () if settings.tokens is None else signature([settings.tokens])
     gate = lifecycle.gate = _gate(settings, lifecycle)
     sock = bind(settings.host, settings.port)
@@ -162,6 +164,11 @@ async def running(
         lifecycle.own(follow_files([gate.path], tokens_seen, gate.load, what="tokens"), name="tokens")
     if tls is not None:
         lifecycle.own(follow_files(tls.paths, tls_seen, tls.load, what="TLS certificate and key"), name="certificate")
+    if settings.tls_ca is not None:
+        further = partial(trust_further, settings.tls_ca)
+        lifecycle.own(
+            follow_files([settings.tls_ca], trusted_seen, further, what="certificates to trust"), name="tls_ca"
+        )
     try:
         with _ready_file(
             settings.ready_file, {"url": lifecycle.url, "pid": os.getpid(), "node_id": node_id}

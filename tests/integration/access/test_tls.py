@@ -212,6 +212,34 @@ async def test_a_renewed_certificate_is_used_without_a_restart(certificates: Any
         await wait_for(is_valid, what="the new certificate")
 
 
+async def test_an_authority_that_is_added_is_trusted_without_a_restart(
+    certificates: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trusted, other = tmp_path / "trusted.pem", trustme.CA()
+    trusted.write_bytes(certificates.ca.read_bytes())
+    foreign = tmp_path / "foreign.pem"
+    foreign.touch(0o600)
+    foreign.write_bytes(other.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes())
+
+    async with (
+        serve_app(APP, settings({}, tls_ca=trusted)),
+        serve_app(APP, settings({"tls_cert": foreign})) as callee,
+        open_client(tls_ca=trusted) as http,  # as the application of a service has it
+    ):
+
+        async def is_trusted() -> bool:
+            try:
+                return (await http.get(f"{callee.url}/livez")).status == 200
+            except aiohttp.ClientConnectorError:
+                return False
+
+        assert not await is_trusted()
+        trusted.write_text("nothing")
+        await wait_for(lambda: "holds no certificate (PEM) to trust" in caplog.text, what="the refusal of the file")
+        trusted.write_bytes(certificates.ca.read_bytes() + other.cert_pem.bytes())
+        await wait_for(is_trusted, what="the new authority")
+
+
 async def test_the_doctor_tells_when_a_certificate_expires(certificates: Any) -> None:
     soon = certificates.issue("soon", valid_for=timedelta(days=3, hours=1))
     async with serve_app(APP, settings(soon)) as service:
