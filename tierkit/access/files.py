@@ -53,7 +53,7 @@ def check_private(
         SetupError: they may, or it belongs to another user (other than root).
     """
     mode = stat.S_IMODE(found.st_mode)
-    if found.st_uid == 0 != os.geteuid():
+    if found.st_uid == 0:
         forbidden &= ~stat.S_IRGRP
     if mode & forbidden:
         wanted = mode & ~forbidden

@@ -155,7 +155,7 @@ def test_a_token_from_environment_and_settings_file(tmp_path: Path, monkeypatch:
     config = private(tmp_path / "terrace.toml", f'[edge]\ntoken = "{token}"\n')
     assert load_settings(EdgeSettings, flags={}, config=config).own_token()() == token
     os.chmod(config, 0o644)
-    with pytest.raises(SetupError, match=r"others may use the settings file with a token, .*chmod 0600"):
+    with pytest.raises(SetupError, match=r"others may use the settings file with a token, .*chmod 06[04]0"):
         load_settings(EdgeSettings, flags={}, config=config)
     os.chmod(config, 0o644)
     config.write_text("[edge]\nthreads = 2\n")

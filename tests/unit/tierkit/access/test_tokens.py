@@ -128,10 +128,13 @@ def test_wrong_files_are_refused_in_a_sentence(text: str, message: str, tmp_path
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666])
-def test_files_that_others_may_use_are_refused(mode: int, tmp_path: Path) -> None:
+def test_files_that_others_may_use_are_refused(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "token"
     path.write_text(new_token())
     path.chmod(mode)
+    if os.geteuid() == 0:  # root's own may be read by their group
+        os.chown(path, 1000, -1)
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(SetupError, match=rf"others may use the token file .* \(mode {mode:04o}\): chmod 0600"):
         read_token(path)
     with pytest.raises(SetupError, match="others may use the file of tokens"):
@@ -159,14 +162,15 @@ def test_what_is_no_token_is_refused_without_repeating_it(text: str, tmp_path: P
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of root's")
+@pytest.mark.parametrize("reader", [1000, 0])
 @pytest.mark.parametrize(("mode", "refused"), [(0o440, False), (0o400, False), (0o460, True), (0o444, True)])
-def test_root_may_hand_a_file_to_a_service_by_its_group(
-    mode: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_root_may_hand_a_file_to_a_service_by_its_group_and_read_it_as_well(
+    mode: int, refused: bool, reader: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "token"
     path.write_text(new_token())
     path.chmod(mode)
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("os.geteuid", lambda: reader)
     if refused:
         with pytest.raises(SetupError, match="others may use the token file"):
             read_token(path)
