@@ -79,6 +79,7 @@ def up(
     if fleet is not None:
         _check_alone(context)
         plan = read_fleet_file(fleet, host)
+        tls_ca = tls_ca or _trusted_there(plan)
     elif host is not None:
         raise typer.BadParameter("goes with --fleet", param_hint="--host")
     else:
@@ -107,6 +108,14 @@ def _check_alone(context: typer.Context) -> None:
             raise typer.BadParameter(
                 "does not go with --fleet: the file says what is started", param_hint=f"--{name.replace('_', '-')}"
             )
+
+
+def _trusted_there(plan: FleetPlan) -> Path | None:
+    """What the services of a fleet file trust: it does for our own questions to their scheduler."""
+    if plan.scheduler_url is None or not plan.scheduler_url.startswith("https://"):
+        return None
+    named = (service.settings.get("tls_ca") for service in plan.services)
+    return next((Path(file).expanduser() for file in named if file), None)
 
 
 def trusted_tiers(untrusted: Sequence[str]) -> list[str]:

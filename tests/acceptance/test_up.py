@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from terrace.cli import run
 from tests.acceptance.fleets import Up, children_of, running
@@ -87,21 +88,28 @@ def test_a_fleet_file_starts_the_part_of_a_machine(tmp_path: Path) -> None:
             assert fleet.running(within_s=0) == 0
 
 
-def test_the_command_of_the_greeting_works_as_typed_where_tokens_are_asked_for(tmp_path: Path) -> None:
+def test_the_command_of_the_greeting_works_as_typed_where_tokens_and_tls_are_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "of alice"
     folder.mkdir()
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    cert = folder / "hub.pem"
+    cert.touch(0o600)
+    cert.write_bytes(authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes())
     for name, role in (("alice", "user"), ("hub", "node")):
         make = ["token", "create", "--name", name, "--role", role, "--out", str(folder / f"{name}.token")]
         assert run([*make, "--tokens", str(folder / "tokens.toml")]) == 0
     port = free_port()
     file = tmp_path / "fleet.toml"
     file.write_text(
-        f'scheduler = "http://127.0.0.1:{port}"\n[host.hub]\ntokens = "{folder / "tokens.toml"}"\n'
+        f'scheduler = "https://127.0.0.1:{port}"\n[host.hub]\ntokens = "{folder / "tokens.toml"}"\n'
+        f'tls_cert = "{cert}"\ntls_ca = "{folder / "ca.pem"}"\n'
         f'token_file = "{folder / "hub.token"}"\nend = 1\n'
         f'scheduler = {{ port = {port}, state = "{tmp_path / "state"}" }}\n'
     )
     alice = ("--token-file", str(folder / "alice.token"))
     with running("--fleet", str(file), "--host", "hub", *alice, log=tmp_path / "log") as up:
+        assert "not waited for the nodes" not in up.output
         (typed,) = re.findall(r"^try +(.*)$", up.output, re.MULTILINE)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(typed, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
