@@ -204,7 +204,7 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
         devices = sorted(client.devices(), key=lambda device: node_order(device.tier, device.node_id))
     except UpstreamUnavailable:
         verdict = Verdict.FAIL if asked_for else Verdict.NOTE
-        advice = "start a fleet with 'terrace up', or name another scheduler with --scheduler"
+        advice = "start a fleet with 'terrace up', or say where its scheduler listens: --scheduler URL"
         yield Check(_FLEET, "scheduler", verdict, f"no service answers at {client.url}", advice)
         return
     except (Unauthenticated, Forbidden) as exc:
@@ -234,17 +234,21 @@ def _check_node(device: Device, tls_ca: Path | None) -> Check:
         advice = f"terrace devices resume {device.node_id}"
         return Check(_FLEET, device.node_id, Verdict.NOTE, f"{place}: {device.reason}", advice)
     if device.health is not Health.ALIVE:
-        advice = "restart it if it should be there; otherwise: terrace devices forget " + device.node_id
+        advice = "see to the reason first; a restart helps if it does not run"
+        if device.health is Health.DEAD:
+            advice += f"; if it is gone for good: terrace devices forget {device.node_id}"
         return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {device.health}: {device.reason}", advice)
     try:
         tls = client_context(tls_ca) if device.url.startswith("https://") else False
         ready = httpx.get(f"{device.url}/readyz", timeout=_PROBE_S, trust_env=False, verify=tls).is_success
-        trouble = "" if ready else "says that it is not ready"
+        trouble, advice = ("", "") if ready else ("says that it is not ready", "look at its log")
     except httpx.HTTPError as exc:
-        trouble = tls_trouble(exc, "it") or f"cannot be reached from here ({type(exc).__name__})"
+        trouble, advice = tls_trouble(exc, "it") or "", ""  # which says what to do
+        if not trouble:
+            trouble = f"cannot be reached from here ({type(exc).__name__})"
+            host = urlsplit(device.url).hostname
+            advice = f"look at its log, and at the firewall between here and {host}; its --advertise-url may be wrong"
     if trouble:
-        host = urlsplit(device.url).hostname
-        advice = f"look at its log, and at the firewall between here and {host}; its --advertise-url may be wrong"
         return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {trouble}", advice)
     return _versioned(device.node_id, place, device.version)
 

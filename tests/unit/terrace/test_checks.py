@@ -5,10 +5,12 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import trustme
 from anyio import to_thread
 from starlette.applications import Starlette
 
@@ -29,6 +31,7 @@ from tests.model_sets import colour_network, colour_set
 from tierkit.client import Client, Device
 from tierkit.errors import TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
 from tierkit.http.address import free_port
+from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app
 from tierkit.types import Health, Tier
 
@@ -58,10 +61,14 @@ class FakeClient:
 
 
 def examine(
-    *devices: Device, error: TerraceError | None = None, who: dict[str, Any] | None = None, asked_for: bool = True
+    *devices: Device,
+    error: TerraceError | None = None,
+    who: dict[str, Any] | None = None,
+    asked_for: bool = True,
+    tls_ca: Path | None = None,
 ) -> dict[str, Check]:
     client = cast(Client, FakeClient(*devices, error=error, who=who))
-    return {check.name: check for check in check_fleet(client, asked_for=asked_for)}
+    return {check.name: check for check in check_fleet(client, asked_for=asked_for, tls_ca=tls_ca)}
 
 
 @pytest.fixture
@@ -98,6 +105,27 @@ def test_a_node_that_the_scheduler_doubts(change: dict[str, Any], verdict: Verdi
     check = examine(DEVICE.model_copy(update=change))["end-1"]
     assert check.verdict is verdict
     assert words in check.detail
+    assert ("devices forget" in check.advice) is (change["health"] is Health.DEAD), "the scheduler forgets no other"
+
+
+async def test_a_node_that_answers_but_not_as_it_should_is_not_behind_a_firewall(tmp_path: Path) -> None:
+    async def lost() -> None:
+        raise UpstreamUnavailable("the scheduler is lost")
+
+    cert = tmp_path / "expired.pem"
+    cert.touch(0o600)
+    authority, now = trustme.CA(), datetime.now(UTC)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    expired = authority.issue_cert("127.0.0.1", not_before=now - timedelta(days=9), not_after=now - timedelta(days=1))
+    cert.write_bytes(expired.private_key_and_cert_chain_pem.bytes())
+    settings = ServiceSettings.model_validate({"tls_cert": cert})
+    async with serve_app(Starlette(), settings) as expired_here, serve_app(Starlette()) as busy:
+        busy.add_check("scheduler", lost)
+        for url, words in ((expired_here.url, "has expired: renew it"), (busy.url, "not ready")):
+            device = DEVICE.model_copy(update={"url": url})
+            check = (await to_thread.run_sync(partial(examine, device, tls_ca=tmp_path / "ca.pem")))["end-1"]
+            assert words in check.detail
+            assert "firewall" not in check.advice
 
 
 def test_a_node_that_cannot_be_reached_from_here(closed_url: str) -> None:
@@ -118,6 +146,7 @@ def test_no_scheduler_is_a_fault_only_where_one_was_named(asked_for: bool, verdi
     check = examine(error=UpstreamUnavailable("x"), asked_for=asked_for)["scheduler"]
     assert check.verdict is verdict
     assert "terrace up" in check.advice
+    assert "--scheduler URL" in check.advice
 
 
 def test_another_service_at_that_address() -> None:
