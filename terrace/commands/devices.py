@@ -127,7 +127,7 @@ def trust(
     ],
     json: Json = False,
 ) -> None:
-    """Say whether a node may see pixels; counts from the next task on."""
+    """Say whether an edge or cloud node may see pixels; counts from the next task on."""
     client.trust(node, {Trusted.YES: True, Trusted.NO: False, Trusted.DEFAULT: None}[trusted])
     said = {Trusted.YES: "may see pixels", Trusted.NO: "may not see pixels", Trusted.DEFAULT: "is as the setting says"}
     _say(node, f"trusted: {trusted}", f"{node} {said[trusted]}", json=json)
