@@ -177,6 +177,7 @@ async def test_while_it_starts_nobody_is_told_that_their_token_is_wrong(
     url = f"http://127.0.0.1:{(port := free_port())}"
     tokens = tmp_path / "tokens.toml"
     tokens.touch(mode=0o600)
+    tokens.write_text("# nobody yet\n")
     options = ("--start", "hangs", "--port", str(port), "--tokens", str(tokens))
     async with start(tmp_path, *options, wait_ready=False):
 
