@@ -171,7 +171,7 @@ class SmallBody(APIRoute):
         return bounded
 
 
-MISSING: dict[int | str, dict[str, Any]] = {404: {"description": "There is none of this name."}}
+MISSING: dict[int | str, dict[str, Any]] = {404: {"description": "Nothing has this name."}}
 """What a route answers besides where it is asked for something."""
 
 CHECKS = [Depends(_check_query)]

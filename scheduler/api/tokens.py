@@ -9,13 +9,12 @@ from pathlib import Path as FilePath
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Path, Request
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from scheduler.api.routing import ADMINS, CHECKS, MISSING, SmallBody
-from tierkit.access import Gate, Limit, TokenEntry, TokenRole, digest_of, new_token, read_book
+from tierkit.access import Gate, TokenEntry, TokenRights, digest_of, new_token, read_book
 from tierkit.access.editing import added, editing, revoked, rotated
-from tierkit.errors import Conflict, InvalidInput, SetupError
-from tierkit.types import Tier
+from tierkit.errors import Conflict, SetupError
 from tierkit.wire.messages import NodeId
 
 __all__ = ["tokens"]
@@ -29,23 +28,9 @@ Lifetime = Annotated[PositiveFloat, Field(le=_LONGEST_S)]
 Name = Annotated[NodeId, Path()]
 
 
-class _Limits(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class NewToken(TokenRights):
+    """What is wanted of a token; names as in the file of tokens."""
 
-    requests_per_minute: Limit | None = None
-    upload_bytes_per_minute: Limit | None = None
-    unfinished_jobs: Limit | None = None
-    uploads: Limit | None = None
-    streams: Limit | None = None
-    nodes: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    tiers: tuple[Tier, ...] = ()
-
-
-class NewToken(_Limits):
-    """What is wanted of a token; limits as in the file of tokens."""
-
-    name: NodeId
-    role: TokenRole
     expires_s: Lifetime | None = Field(None, description="Valid for so long; null: until it is revoked.")
 
 
@@ -60,11 +45,9 @@ class Exchange(BaseModel):
     expires_s: Lifetime | None = Field(None, description="Valid for so long; null: as long as the old one was.")
 
 
-class TokenNow(_Limits):
+class TokenNow(TokenRights):
     """A token without its secret."""
 
-    name: str
-    role: TokenRole
     id: str = Field(description="The beginning of its hash: tells tokens of one name apart.")
     created: datetime | None
     expires: datetime | None
@@ -101,11 +84,8 @@ async def make(request: Request, wanted: NewToken) -> Secret:
     """Services know it within seconds, this one at once."""
     token, now = new_token(), _now()
     expires = None if wanted.expires_s is None else now + timedelta(seconds=wanted.expires_s)
-    fields = wanted.model_dump(exclude={"expires_s"})
-    try:
-        entry = TokenEntry(sha256=_hash(token), created=now, expires=expires, **fields)
-    except ValidationError as exc:
-        raise InvalidInput(str(exc.errors(include_url=False, include_input=False)[0]["msg"])) from exc
+    rights = wanted.model_dump(exclude={"expires_s"})
+    entry = TokenEntry(sha256=_hash(token), created=now, expires=expires, **rights)
     await _change(request, lambda entries: added(entries, entry))
     return Secret(token=token, expires=expires)
 

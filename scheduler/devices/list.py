@@ -54,8 +54,8 @@ MOST_NODES = 250_000
 """Of the list, those included that are dead and still shown."""
 
 MOST_DEAD = 10_000
-"""Dead nodes that stay on the list, so that people see who is missing. Beyond, those that died first are forgotten, but
-for those of which an operator has said something."""
+"""Dead nodes that stay on the list, so that people see who is missing. When there are more, the list forgets those that
+died first. It keeps nodes that an operator has drained, removed or trusted."""
 
 _LIST_FULL_S = 60.0
 
@@ -206,9 +206,9 @@ class DeviceList:
         self._untold: set[str] = set()
         """Nodes whose health is another than the listeners know."""
         self._dead: dict[str, None] = {}
-        """Those of which no operator has said anything, in the order of their deaths."""
+        """Dead nodes that the list may forget, in the order of their deaths."""
         self._unsaved: set[str] = set()
-        """Nodes of which another thing is known than the database holds."""
+        """Nodes whose row in the database is out of date."""
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with a node id after any change that may free, add or remove capacity."""
@@ -451,7 +451,6 @@ class DeviceList:
         device.intent = intent
         if intent.removed:
             device.left, device.death = True, _removal(intent)
-            self._present.pop(node_id, None)
         elif device.told[0] is Health.REMOVED:
             device.death = "was removed, and has not come back since"
         self._dead.pop(node_id, None)
@@ -466,7 +465,8 @@ class DeviceList:
             device.refusal = now, why[:_MOST_SAID]
 
     def leave(self, node_id: str, incarnation: str, now: float) -> None:
-        """The process of a node ends; its tasks go to others. One of which an operator has said something stays listed.
+        """The process of a node ends, and its tasks go to others. The node stays listed if an operator has drained or
+        trusted it.
 
         Raises:
             NotFound: no such node.
@@ -479,7 +479,6 @@ class DeviceList:
             self.forget(node_id)
         elif device.death is None:
             device.left, device.death = True, "has left: its process has ended"
-            self._present.pop(node_id, None)
             self._announce(device, now)
 
     def forget(self, node_id: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -111,26 +110,26 @@ def forget(
         screen().print(f"forgotten: {', '.join(chosen) or 'none, for none is dead'}", markup=False)
 
 
-class Trusted(StrEnum):
-    YES = "yes"
-    NO = "no"
-    DEFAULT = "default"
-
-
 @app.command()
 @connected
 def trust(
     client: Client,
     node: NodeId,
     trusted: Annotated[
-        Trusted, typer.Argument(metavar="yes|no|default", help="default: as the scheduler's setting `trusted` says.")
+        Literal["yes", "no", "default"],
+        typer.Argument(metavar="yes|no|default", help="default: as the scheduler's setting `trusted` says."),
     ],
     json: Json = False,
 ) -> None:
     """Say whether an edge or cloud node may see pixels; counts from the next task on."""
-    client.trust(node, {Trusted.YES: True, Trusted.NO: False, Trusted.DEFAULT: None}[trusted])
-    said = {Trusted.YES: "may see pixels", Trusted.NO: "may not see pixels", Trusted.DEFAULT: "is as the setting says"}
-    _say(node, f"trusted: {trusted}", f"{node} {said[trusted]}", json=json)
+    known = {
+        "yes": (True, "may see pixels"),
+        "no": (False, "may not see pixels"),
+        "default": (None, "is as the setting says"),
+    }
+    value, words = known[trusted]
+    client.trust(node, value)
+    _say(node, f"trusted: {trusted}", f"{node} {words}", json=json)
 
 
 def _say(node: str, state: str, sentence: str, *, json: bool) -> None:

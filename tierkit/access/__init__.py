@@ -14,7 +14,7 @@ from tierkit.access.files import (
 from tierkit.access.gate import Gate
 from tierkit.access.sessions import SESSION_COOKIE, SESSION_PATH, SIGN_IN_PAGE, Sessions, needs_no_token
 from tierkit.access.tls import ServerTls, client_context, tls_trouble, trust_further
-from tierkit.access.tokens import Limit, TokenEntry, TokenRole, digest_of, new_token, read_book, write_book
+from tierkit.access.tokens import TokenEntry, TokenRights, TokenRole, digest_of, new_token, read_book, write_book
 
 __all__ = [
     "CALLER",
@@ -25,12 +25,12 @@ __all__ = [
     "Allowance",
     "Caller",
     "Gate",
-    "Limit",
     "Role",
     "ServerTls",
     "Sessions",
     "TokenEntry",
     "TokenFile",
+    "TokenRights",
     "TokenRole",
     "check_host",
     "check_origin",

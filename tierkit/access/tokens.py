@@ -31,9 +31,9 @@ from tierkit.errors import SetupError
 from tierkit.types import Tier
 from tierkit.wire.messages import NodeId
 
-__all__ = ["Limit", "TokenEntry", "TokenRole", "digest_of", "new_token", "read_book", "write_book"]
+__all__ = ["TokenEntry", "TokenRights", "TokenRole", "digest_of", "new_token", "read_book", "write_book"]
 
-Limit = Annotated[int, Field(gt=0, le=10**12)]
+_Limit = Annotated[int, Field(gt=0, le=10**12)]
 
 TokenRole = Literal["user", "operator", "admin", "node"]
 
@@ -54,8 +54,8 @@ def digest_of(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-class TokenEntry(BaseModel):
-    """One token of the file."""
+class TokenRights(BaseModel):
+    """Whose a token is, and what it is for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,21 +63,16 @@ class TokenEntry(BaseModel):
     """Whose it is. Several tokens may have one name while they are exchanged; limits count per name."""
     role: TokenRole
     """`user` submits jobs, sees and cancels their own, and uses a node's models; `operator` sees and cancels all jobs,
-    drains and removes nodes as well; `admin` also says whom to trust. `node` registers and fetches networks."""
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
-    """Of the token. Messages do not repeat it: it may be the token itself, by mistake."""
-    created: AwareDatetime | None = None
-    expires: AwareDatetime | None = None
-    """Refused from then on, by the clock of the service that is asked. None: never."""
-    requests_per_minute: Limit | None = None
+    drains and removes nodes as well; `admin` also decides on trust and tokens; `node` registers, and fetches networks."""
+    requests_per_minute: _Limit | None = None
     """People: requests on average, and at once at most."""
-    upload_bytes_per_minute: Limit | None = None
+    upload_bytes_per_minute: _Limit | None = None
     """People: bytes of images on average. An upload that has begun is completed; the next one waits."""
-    unfinished_jobs: Limit | None = None
+    unfinished_jobs: _Limit | None = None
     """People: jobs that wait or run at a time."""
-    uploads: Limit | None = None
+    uploads: _Limit | None = None
     """People: uploads under way at a time."""
-    streams: Limit | None = None
+    streams: _Limit | None = None
     """People: event streams open at a time."""
     nodes: Annotated[tuple[Annotated[str, Field(pattern=_PATTERN)], ...], Field(max_length=64)] = ()
     """Node: ids that it may take, `*` and `?` as in a shell. Default: the token's name, and that with "-" and more."""
@@ -91,6 +86,16 @@ class TokenEntry(BaseModel):
             if getattr(self, name):
                 raise ValueError(f"{name} is not for tokens of the role {self.role}")
         return self
+
+
+class TokenEntry(TokenRights):
+    """One token of the file."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
+    """Of the token. Messages do not repeat it: it may be the token itself, by mistake."""
+    created: AwareDatetime | None = None
+    expires: AwareDatetime | None = None
+    """Refused from then on, by the clock of the service that is asked. None: never."""
 
     @property
     def id(self) -> str:

@@ -84,7 +84,7 @@ class Repository:
                     if isinstance(runner.model, Loadable):
                         await asyncio.to_thread(runner.model.load)
                     await runner.prove()
-            except Exception as exc:
+            except Exception as exc:  # whatever is wrong with a model, it stays unloaded, and the index says why
                 log.exception("a model cannot be loaded", extra={"model": runner.model.name})
                 runner.paused = str(exc) if isinstance(exc, TerraceError) else f"it fails: {type(exc).__name__}"
                 runner.check_paused()

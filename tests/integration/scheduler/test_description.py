@@ -17,7 +17,7 @@ import pytest
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.testing import service_process, wait_for
 
-USER, NODE = new_token(), new_token()
+USER, NODE, ADMIN = (new_token() for _ in range(3))
 EXAMPLES = 5
 CONFIG = """
 request-timeout = 30
@@ -30,6 +30,12 @@ include-name = ["POST /v1/devices", "POST /v1/devices/{node_id}/heartbeat"]
 headers = { Authorization = "Bearer ${TERRACE_NODE}" }
 # A schema cannot say which URLs are good, or which nodes there are.
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404", "409", "422"]
+
+[[operations]]
+include-name = ["GET /v1/tokens", "POST /v1/tokens", "PUT /v1/devices/{node_id}/trust"]
+headers = { Authorization = "Bearer ${TERRACE_ADMIN}" }
+# Nor which names have tokens, or which rights go together. Exchanging and revoking would end the tokens of this test.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422"]
 
 [[operations]]
 include-name = ["POST /v1/jobs", "POST /v1/classify"]
@@ -49,6 +55,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     folder = tmp_path_factory.mktemp("described")
     book = [
         TokenEntry(name="alice", role="operator", sha256=digest_of(USER.encode()).hex()),
+        TokenEntry(name="root", role="admin", sha256=digest_of(ADMIN.encode()).hex()),
         TokenEntry(name="nodes", role="node", sha256=digest_of(NODE.encode()).hex(), nodes=("*",)),
     ]
     for name, content in (("tokens.toml", write_book(book)), ("node.token", NODE)):
@@ -86,7 +93,7 @@ async def test_schemathesis_finds_nothing_that_is_not_described(url: str, tmp_pa
         sys.executable,
         *("-m", "schemathesis.cli", *command, *excluded),
         cwd=tmp_path,
-        env={**os.environ, "TERRACE_USER": USER, "TERRACE_NODE": NODE, "NO_COLOR": "1"},
+        env={**os.environ, "TERRACE_USER": USER, "TERRACE_NODE": NODE, "TERRACE_ADMIN": ADMIN, "NO_COLOR": "1"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
