@@ -217,17 +217,20 @@ async def service_process(
     ready_file: Path,
     wait_ready: bool = True,
     environment: Mapping[str, str] | None = None,
+    inside: Sequence[str] = (),
     timeout_s: float = 60.0,
 ) -> AsyncIterator[ServiceProcess]:
     """Run `python -P <command> --ready-file <ready_file>`, such as `["-m", "end_node", "--port", "0"]`, and yield it.
 
     Args:
         wait_ready: whether to wait until it has written its ready file.
+        inside: command that runs it in another place, such as `["ip", "netns", "exec", "host"]`, and becomes it.
 
     Raises:
         AssertionError: it was not ready within `timeout_s`, or exited before; the message holds its output.
     """
     process = await asyncio.create_subprocess_exec(
+        *inside,
         sys.executable,
         "-P",
         *command,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+from aiohttp import AddrInfoType
 from aiohttp.connector import Connection
 
 from tierkit.access import client_context, tls_trouble
@@ -18,6 +20,10 @@ __all__ = ["ask", "authorization", "calling", "open_client", "read_at_most"]
 
 _CONNECT_S = 3.0
 """A peer that does not take a connection within this time counts as gone, even with budget left."""
+
+_SILENT_S = 10
+"""A peer whose machine acknowledges nothing for this long counts as gone. Without this, a request under way when the
+network breaks would wait for its whole budget."""
 
 _KEEPALIVE_S = 30.0
 """Shorter than the 75 s for which our services keep an idle connection: the side that closes first must be this one,
@@ -40,8 +46,10 @@ def open_client(
 ) -> aiohttp.ClientSession:
     """A client for a service to share among its calls; close it with `async with`. Send with `ask`, inside `calling`.
 
-    Connecting is bounded here (3 s); everything else by the call's total budget alone. Proxies of the environment are
-    not used and cookies are not kept: nodes talk to the addresses that they are given and to nothing else.
+    Connecting is bounded here (3 s), and so is the silence of the peer's machine (10 s), which acknowledges what comes
+    even while its service computes; everything else is bounded by the call's total budget alone. Proxies of the
+    environment are not used and cookies are not kept: nodes talk to the addresses that they are given and to nothing
+    else.
 
     Args:
         max_connections: to each peer; more requests wait for a free one.
@@ -53,7 +61,11 @@ def open_client(
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=0, limit_per_host=max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=client_context(tls_ca)
+            limit=0,
+            limit_per_host=max_connections,
+            keepalive_timeout=_KEEPALIVE_S,
+            ssl=client_context(tls_ca),
+            socket_factory=_socket,
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         response_class=_Answer,
@@ -63,6 +75,17 @@ def open_client(
         skip_auto_headers=("Accept", "User-Agent"),
         middlewares=middlewares,
     )
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    """A socket whose connection breaks when the peer's machine acknowledges nothing for `_SILENT_S`: neither data, nor
+    while the connection is idle the probes of its kernel."""
+    sock = socket.socket(*address[:3])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S // 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_S * 1000)
+    return sock
 
 
 class _Answer(aiohttp.ClientResponse):

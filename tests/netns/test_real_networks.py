@@ -1,0 +1,144 @@
+"""A fleet on several hosts, and a network that parts, hears in one direction, is slow, and changes addresses.
+
+Each job has a part of its answers when the network changes, and another job comes while it is so. Every image must be
+answered exactly once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+
+from tests.netns.conftest import MODULES, Fleet, Followed, url_of
+from tierkit.client import JobState
+from tierkit.testing import wait_for
+from tierkit.types import Health
+
+pytestmark = pytest.mark.netns
+
+
+def check_answered(told: Followed, images: int) -> None:
+    """Each image has its coarse answer and its final one, once."""
+    assert told.coarse == Counter(range(images))
+    assert told.fine + told.fallback == Counter(range(images))
+
+
+async def outcomes(fleet: Fleet, told: Followed) -> set[tuple[str, str]]:
+    """Of the attempts of a job: which device, and what came of it."""
+    page = await fleet.client.attempts(told.job, limit=1000)
+    return {(attempt.node, attempt.outcome) for attempt in page.attempts}
+
+
+async def test_a_node_that_is_cut_off_loses_its_tasks_and_comes_back(fleet: Fleet) -> None:
+    async with fleet.under_way() as before:
+        with fleet.network.cut(fleet.network["end-1"]):
+            await fleet.until(Health.DEAD, "end-1")
+            assert (await fleet.health()) == dict.fromkeys(MODULES, Health.ALIVE) | {"end-1": Health.DEAD}
+            during = await fleet.follow(await fleet.submit())
+    await fleet.until(Health.ALIVE, "end-1")
+    for told in before, during:
+        check_answered(told, fleet.images)
+        assert not told.fallback
+    assert ("end-1", "lost") in await outcomes(fleet, before)
+    assert {node for node, _ in await outcomes(fleet, during)} == {"end-2"}
+
+
+async def test_upstream_nodes_that_are_cut_off_are_waited_for_or_not_as_the_job_says(fleet: Fleet) -> None:
+    async with fleet.under_way(scheme="end-edge", on_upstream_loss="wait") as before:
+        with fleet.network.cut(fleet.network["edge-1"]):
+            await fleet.until(Health.DEAD, "edge-1")
+            during = await fleet.follow(await fleet.submit(scheme="end-edge"))
+            waiting = await fleet.client.job(before.job)
+    check_answered(during, fleet.images)
+    assert during.fallback == Counter(range(fleet.images)), "no upstream node is left"
+    assert not waiting.done
+    check_answered(before, fleet.images)
+    assert not before.fallback
+
+
+@pytest.mark.parametrize("deaf", ["hub", "end-1"])
+async def test_a_node_and_the_scheduler_of_which_one_does_not_hear_the_other(fleet: Fleet, deaf: str) -> None:
+    """Each of the two needs to be heard for a connection, so the node is as good as cut off."""
+    hub, end = fleet.hub, fleet.network["end-1"]
+    heard, deaf_one = (end, hub) if deaf == "hub" else (hub, end)
+    async with fleet.under_way() as before:
+        with fleet.network.lost(heard, deaf_one):
+            await fleet.until(Health.DEAD, "end-1")
+            during = await fleet.follow(await fleet.submit())
+    await fleet.until(Health.ALIVE, "end-1")
+    for told in before, during:
+        check_answered(told, fleet.images)
+        assert not told.fallback
+    assert {node for node, _ in await outcomes(fleet, during)} == {"end-2"}
+
+
+async def test_an_end_device_that_does_not_hear_its_edge_node_gives_it_up(fleet: Fleet) -> None:
+    """The scheduler hears both. The end device's own connections tell it that the edge node is silent, and the images
+    get their fine answers through the other end device."""
+    edge, end = fleet.network["edge-1"], fleet.network["end-1"]
+    async with fleet.under_way() as before:
+        with fleet.network.lost(edge, end):
+            during = await fleet.follow(await fleet.submit())
+            told = await fleet.client.wait(before.job, budget_s=90)
+            assert await fleet.health() == dict.fromkeys(MODULES, Health.ALIVE)
+    assert told.state is JobState.COMPLETED
+    for job in before, during:
+        check_answered(job, fleet.images)
+        assert not job.fallback
+    results = [result async for result in fleet.client.results(before.job)]
+    nodes = {(result.coarse.node, result.fine.node) for result in results if result.coarse and result.fine}
+    assert ("end-1", "cloud-1") in nodes, "it asks the next node in its route"
+
+
+async def test_a_link_of_one_megabit_per_second_only_takes_longer(fleet: Fleet) -> None:
+    async with fleet.under_way(scheme="end-edge", on_upstream_loss="wait") as before:
+        with fleet.network.slow(fleet.network["edge-1"], "1mbit"):
+            began = time.monotonic()
+            during = await fleet.follow(await fleet.submit(scheme="end-edge", on_upstream_loss="wait"))
+            took_s = time.monotonic() - began
+    assert took_s > fleet.images * 32 * 32 * 3 * 8 / 1e6, "pixels alone take longer"
+    for told in before, during:
+        check_answered(told, fleet.images)
+        assert not told.fallback
+    await fleet.until(Health.ALIVE, *MODULES)
+
+
+@pytest.mark.parametrize("name", ["end-1", "edge-1"])
+async def test_a_node_is_found_at_its_new_address(fleet: Fleet, name: str) -> None:
+    host = fleet.network[name]
+    old = url_of(host)
+    async with fleet.under_way() as before:
+        incarnation = await fleet.incarnation(name)
+        fleet.network.move(host)
+        during = await fleet.submit()
+        await fleet.until(Health.ALIVE, name)
+        assert url_of(host) != old
+    after = await fleet.follow(await fleet.submit(scheme="end-edge"))
+    for told in before, await fleet.follow(during), after:
+        check_answered(told, fleet.images)
+        assert not told.fallback
+    assert name in (await fleet.client.job(after.job)).by_node
+    assert await fleet.incarnation(name) == incarnation
+
+
+async def test_the_scheduler_goes_on_at_another_host_that_takes_its_address(fleet: Fleet) -> None:
+    """As after the end of a machine, with the state folder on a disk that another one has as well."""
+    policy = {"scheme": "end-edge", "on_upstream_loss": "wait"}
+    before, waiting = await fleet.submit(**policy), await fleet.submit(**policy)
+
+    async def begun() -> bool:
+        return (await fleet.client.job(before)).answered_fine > 0
+
+    await wait_for(begun, what="the first fine answer")
+    address = fleet.hub.address
+    fleet.network.switch_off(fleet.hub)
+    await fleet.scheduler.exit_code()
+    await fleet.start_scheduler(fleet.network.add("hub-2", address=address))
+    await fleet.until(Health.ALIVE, *MODULES)
+    after = await fleet.submit(**policy)
+    for job in before, waiting, after:
+        told = await fleet.follow(job)
+        check_answered(told, fleet.images)
+        assert not told.fallback
