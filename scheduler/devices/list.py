@@ -225,7 +225,8 @@ class DeviceList:
         A known node id with a new incarnation is the node after a restart: it takes the place of the old one, whose
         tasks are void. As long as the old one shows itself alive at another address it is not a restart but a second
         node with the same name. One that was just killed and started again is refused at most until its death is
-        noticed, and tries again by itself.
+        noticed, and tries again by itself. The same incarnation at another address has moved: what it was sent at the
+        old one is lost.
 
         Raises:
             Conflict: the id belongs to a node that is alive or of another tier, or this incarnation was replaced by one
@@ -244,6 +245,10 @@ class DeviceList:
             self._check_claim(registration, old, now)
             older = (*old.retired, old.incarnation)
             retired = tuple(each for each in older if each != registration.incarnation)[-_MOST_RETIRED:]
+            moved = old.incarnation == registration.incarnation and old.registration.url != registration.url
+            if moved and old.death is None:
+                old.left, old.death = True, f"has moved to {registration.url}"
+                self._announce(old, now)
         if self._swept_at is None:
             self._swept_at = now  # no node is silent before the first has come
         intent = NO_INTENT if old is None else old.intent

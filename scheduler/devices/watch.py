@@ -59,8 +59,8 @@ class Watch:
         self._changed = asyncio.Event()
         self._changed_ids = {view.device.node_id for view in devices.view(clock())}
         """Nodes that have changed since `run` last looked."""
-        self._watched: dict[str, tuple[str, asyncio.Event]] = {}
-        """By node id: the incarnation that is watched, and the event that wakes its loop."""
+        self._watched: dict[str, tuple[Device, asyncio.Event]] = {}
+        """By node id: the node as it has registered, and the event that wakes the loop that watches it."""
         self._tls_failures: set[str] = set()
         """Incarnations whose TLS failure is in the log."""
         devices.listen(self._on_change)
@@ -75,13 +75,13 @@ class Watch:
                     device = self._devices.find(node_id)
                     if device is None:
                         continue
-                    watched, changed = self._watched.get(node_id, ("", None))
-                    view = self._devices.view_of(node_id, device.incarnation, self._clock())
-                    if watched == device.incarnation or view is None or view.health.gone:
+                    watched, changed = self._watched.get(node_id, (None, None))
+                    view = self._view(device)
+                    if watched is device or view is None or view.health.gone:
                         continue
                     if changed is not None:
                         changed.set()
-                    self._watched[device.node_id] = (device.incarnation, asyncio.Event())
+                    self._watched[device.node_id] = (device, asyncio.Event())
                     group.create_task(self._watch(device), name=f"watch {device.node_id}")
                 await self._changed.wait()
 
@@ -92,12 +92,12 @@ class Watch:
             self._watched[node_id][1].set()
 
     async def _watch(self, device: Device) -> None:
-        """Until the node is dead, or off the list, or has come back as another."""
+        """Until the node is dead, or off the list, or has registered anew."""
         node_id, incarnation = device.node_id, device.incarnation
         changed = self._watched[node_id][1]
         closed_soon = 0
         try:
-            while (view := self._devices.view_of(node_id, incarnation, self._clock())) is not None:
+            while (view := self._view(device)) is not None:
                 if view.health.gone:
                     return
                 changed.clear()
@@ -116,7 +116,7 @@ class Watch:
         except Exception as exc:
             self._devices.give_up(node_id, incarnation, exc, self._clock())
         finally:
-            if self._watched.get(node_id, ("", None))[1] is changed:
+            if self._watched.get(node_id, (None, None))[1] is changed:
                 del self._watched[node_id]
             self._tls_failures.discard(incarnation)
             self._on_change(node_id)
@@ -182,12 +182,17 @@ class Watch:
 
     def _again_s(self, device: Device) -> float | None:
         """Seconds after which to ask again although nothing has happened; None for a node that is well."""
-        view = self._devices.view_of(device.node_id, device.incarnation, self._clock())
+        view = self._view(device)
         if view is None or view.health.gone:
             return 0.0  # its watch is over
         if view.health is not Health.SUSPECT or view.set_aside:
             return None  # a wrong answer came from a process that is there
         return self._devices.times.heartbeat_s if view.keeps_tasks else _STUCK_AGAIN_S
+
+    def _view(self, device: Device) -> DeviceView | None:
+        """What is thought of it now; None once it has left the list or has registered anew."""
+        view = self._devices.view_of(device.node_id, device.incarnation, self._clock())
+        return view if view is not None and view.device is device else None
 
     def _report(self, device: Device, outcome: Probe, began: float) -> None:
         _log.debug("probe of %s: it %s", device.node_id, outcome.value)

@@ -123,6 +123,18 @@ async def test_a_node_is_found_at_its_new_address(fleet: Fleet, name: str) -> No
     assert await fleet.incarnation(name) == incarnation
 
 
+async def test_all_nodes_are_found_at_their_new_addresses(fleet: Fleet) -> None:
+    """None is heard for a while, so the scheduler takes none for dead: nothing but their own word tells it."""
+    async with fleet.under_way(on_upstream_loss="wait") as before:
+        for name in MODULES:
+            fleet.network.move(fleet.network[name])
+        during = await fleet.submit(on_upstream_loss="wait")
+        await fleet.until(Health.ALIVE, *MODULES)
+    for told in before, await fleet.follow(during):
+        check_answered(told, fleet.images)
+        assert not told.fallback
+
+
 async def test_the_scheduler_goes_on_at_another_host_that_takes_its_address(fleet: Fleet) -> None:
     """As after the end of a machine, with the state folder on a disk that another one has as well."""
     policy = {"scheme": "end-edge", "on_upstream_loss": "wait"}

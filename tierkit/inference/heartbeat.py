@@ -110,7 +110,7 @@ class HeartbeatSender:
         failures = 0
         while True:
             try:
-                if self._registered is None:
+                if self._registered is None or (failures and await self._has_moved(self._registered)):
                     self._registered = await self._register()
                 else:
                     await self._beat(self._registered)
@@ -155,8 +155,17 @@ class HeartbeatSender:
                     await asyncio.Event().wait()
                 await self._lifecycle.wait_draining()
 
+    async def _has_moved(self, registered: Registration) -> bool:
+        """Whether the node's address has changed since it registered; no connection outlasts that."""
+        return (await self._offer()).url != registered.url
+
+    async def _offer(self) -> Registration:
+        # It may look up the scheduler's name, which blocks.
+        async with calling("the scheduler", budget_s=_REGISTER_BUDGET_S):
+            return await asyncio.to_thread(self._registration)
+
     async def _register(self) -> Registration:
-        registration = self._registration()
+        registration = await self._offer()
         self._node_id = registration.node_id
         answer = await self._send("POST", "/v1/devices", _REGISTER_BUDGET_S, registration.model_dump_json())
         try:

@@ -44,6 +44,8 @@ class FakeScheduler:
     heartbeat_s: float = 0.02
     knows: set[str] = field(default_factory=set)
     refuse: int | None = None
+    away: bool = False
+    """Answers no heartbeat as it should."""
     hangs: bool = False
     registrations: list[Registration] = field(default_factory=list)
     beats: list[Heartbeat] = field(default_factory=list)
@@ -68,6 +70,8 @@ class FakeScheduler:
 
     async def beat(self, request: Request) -> Response:
         beat = Heartbeat.model_validate_json(await request.body())
+        if self.away:
+            return Response(status_code=503)
         if request.path_params["node_id"] not in self.knows:
             return JSONResponse({"error": "no such device"}, 404)
         self.beats.append(beat)
@@ -207,6 +211,28 @@ async def test_an_error_while_it_describes_itself_is_an_attempt_that_failed(life
         HeartbeatSender(service.url, registration, lambda: HEARTBEAT, http, lifecycle=lifecycle) as sender,
     ):
         await wait_for(lambda: sender.registered)
+
+
+async def test_a_node_whose_address_has_changed_registers_with_the_new_one(lifecycle: Lifecycle) -> None:
+    scheduler, address = FakeScheduler(), REGISTRATION.url
+
+    def registration() -> Registration:
+        return REGISTRATION.model_copy(update={"url": address})
+
+    async with (
+        serve_app(scheduler.app()) as service,
+        open_client() as http,
+        HeartbeatSender(service.url, registration, lambda: HEARTBEAT, http, lifecycle=lifecycle),
+    ):
+        await wait_for(lambda: len(scheduler.beats) >= 1)
+        scheduler.away = True
+        address = "http://127.0.0.1:10"
+        await wait_for(lambda: len(scheduler.registrations) == 2)
+        assert scheduler.registrations[1].url == address
+        scheduler.away = False
+        seen = len(scheduler.beats)
+        await wait_for(lambda: len(scheduler.beats) > seen, what="beats to go on")
+    assert len(scheduler.registrations) == 2
 
 
 async def test_draining_is_told_at_once_and_in_every_later_beat(lifecycle: Lifecycle) -> None:

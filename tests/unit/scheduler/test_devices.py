@@ -116,6 +116,20 @@ def test_a_new_incarnation_replaces_the_old_one(devices):
         devices.leave("end-0", "first-one", 1.1)
 
 
+def test_a_node_that_moves_to_another_address_loses_its_tasks_and_is_alive_there(devices):
+    devices.register(registration(), 0.0)
+    devices.given("end-0", "first-one", 50, 0.1)
+    kept = []
+    devices.listen(lambda node_id: kept.append(keeps_tasks(devices, "first-one", 0.2)))
+    devices.register(registration(port=2), 0.2)
+    assert kept[0] is False, "the dispatcher hears of it before the node is back"
+    assert kept[-1] is True
+    (device,) = devices.alive(Tier.END, 0.2)
+    assert (device.registration.url, device.owed) == ("http://127.0.0.1:2", 0)
+    devices.register(registration(port=2), 0.3)
+    assert kept.count(False) == 1, "the same address again is no move"
+
+
 def test_a_node_cannot_claim_the_id_of_one_that_is_alive(devices):
     devices.register(registration(), 0.0)
     with pytest.raises(
