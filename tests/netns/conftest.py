@@ -78,9 +78,6 @@ class Fleet:
         await followed.follow(self.client)
         return followed
 
-    async def health(self) -> dict[str, Health]:
-        return {device.node_id: device.health for device in await self.client.devices()}
-
     async def incarnation(self, name: str) -> str:
         return next(device.incarnation for device in await self.client.devices() if device.node_id == name)
 
@@ -115,7 +112,7 @@ def scheduler_on(host: Host, folder: Path) -> contextlib.AbstractAsyncContextMan
     return service_process(command, ready_file=folder / f"{host.name}.ready", inside=host.inside)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     if lack := missing():
         pytest.skip(lack)

@@ -10,9 +10,10 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -23,8 +24,6 @@ _NAMESPACES = Path("/run/netns")
 _SUBNET = "198.18.0"  # set aside for tests of networks (RFC 2544)
 _NOBODY = "02:00:00:00:00:00"
 _CLONE_NEWNET = 0x40000000
-_QUEUE_MS = 100
-"""For which a packet may wait before a slow link; what comes then is dropped."""
 
 
 def _run(*command: str) -> None:
@@ -33,17 +32,13 @@ def _run(*command: str) -> None:
         raise OSError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Host:
     """A machine with one network interface, `eth0`."""
 
     name: str
     namespace: str
-    addresses: list[str] = field(default_factory=list)
-
-    @property
-    def address(self) -> str:
-        return self.addresses[-1]
+    address: str = ""
 
     @property
     def inside(self) -> tuple[str, ...]:
@@ -70,12 +65,12 @@ class Network:
             self._switch_ip("link", "add", "br0", "type", "bridge")
             self._switch_ip("link", "set", "br0", "up")
         except BaseException:
-            _remove(self._prefix)
+            _remove(f"{self._prefix}*")
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        _remove(self._prefix)
+        _remove(f"{self._prefix}*")
 
     def __getitem__(self, name: str) -> Host:
         return self._hosts[name]
@@ -102,6 +97,7 @@ class Network:
         """The machine has no power any more: what runs there ends, and tells nobody."""
         self._switch_ip("link", "del", "dev", host.name)  # a namespace goes later than its removal says
         _remove(host.namespace)
+        del self._hosts[host.name]
 
     @contextlib.contextmanager
     def cut(self, host: Host) -> Iterator[None]:
@@ -122,11 +118,15 @@ class Network:
             sender.ip("neigh", "del", receiver.address, "dev", "eth0")
 
     @contextlib.contextmanager
-    def slow(self, host: Host, rate: str) -> Iterator[None]:
-        """Meanwhile the host's link carries no more than this, such as "1mbit", in each direction."""
+    def slow(self, host: Host, rate: str, *, queue_ms: int = 100) -> Iterator[None]:
+        """Meanwhile the host's link carries no more than this, such as "1mbit", in each direction.
+
+        Args:
+            queue_ms: for which a packet may wait before the link; beyond that it is dropped.
+        """
         ends = ((host.namespace, "eth0"), (self._switch, host.name))
         for namespace, interface in ends:
-            limit = ("tbf", "rate", rate, "burst", "16kb", "latency", f"{_QUEUE_MS}ms")
+            limit = ("tbf", "rate", rate, "burst", "16kb", "latency", f"{queue_ms}ms")
             _run("tc", "-netns", namespace, "qdisc", "add", "dev", interface, "root", *limit)
         try:
             yield
@@ -156,7 +156,7 @@ class Network:
 
     def _add_address(self, host: Host, address: str) -> None:
         host.ip("address", "add", f"{address}/24", "dev", "eth0")
-        host.addresses.append(address)
+        host.address = address
 
     def _switch_ip(self, *arguments: str) -> None:
         _run("ip", "-netns", self._switch, *arguments)
@@ -188,15 +188,15 @@ def _remove_left_over() -> None:
     for path in _NAMESPACES.glob(f"{_PREFIX}*-*"):
         owner = path.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists():
-            _remove(f"{_PREFIX}{owner}-")
+            _remove(f"{_PREFIX}{owner}-*")
 
 
-def _remove(prefix: str) -> None:
-    for path in _NAMESPACES.glob(f"{prefix}*"):
+def _remove(pattern: str) -> None:
+    for path in _NAMESPACES.glob(pattern):
         inside = subprocess.run(["ip", "netns", "pids", path.name], capture_output=True, text=True, check=False)
         for pid in map(int, inside.stdout.split()):
             if pid != os.getpid():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
+                    os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             _run("ip", "netns", "del", path.name)
