@@ -63,7 +63,7 @@ class TokenRights(BaseModel):
     """Whose it is. Several tokens may have one name while they are exchanged; limits count per name."""
     role: TokenRole
     """`user` submits jobs, sees and cancels their own, and uses a node's models; `operator` sees and cancels all jobs,
-    drains and removes nodes as well; `admin` also decides on trust and tokens; `node` registers, and fetches networks."""
+    drains and removes nodes as well; `admin` also decides on trust and tokens; `node` registers, fetches networks."""
     requests_per_minute: _Limit | None = None
     """People: requests on average, and at once at most."""
     upload_bytes_per_minute: _Limit | None = None
