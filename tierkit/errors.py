@@ -14,6 +14,7 @@
     │   ├── Overloaded          a bounded queue is full
     │   ├── LimitReached        the token's own limit of requests, uploads or jobs: wait
     │   ├── Draining            the service is shutting down
+    │   ├── Standby             this scheduler does not lead: ask the one that does
     │   ├── UpstreamUnavailable another node refused or broke the connection
     │   └── NoNodeAvailable     the device list has no node for this work
     ├── DeadlineExceeded        the budget is spent; a retry needs a new budget
@@ -56,6 +57,7 @@ __all__ = [
     "ProviderUnavailable",
     "ServiceFailed",
     "SetupError",
+    "Standby",
     "TerraceError",
     "TooLarge",
     "Unauthenticated",
@@ -126,6 +128,10 @@ class LimitReached(Unavailable):
 
 class Draining(Unavailable):
     """The service is shutting down and takes no new work."""
+
+
+class Standby(Unavailable):
+    """This scheduler does not lead, and does nothing until it does: ask another one."""
 
 
 class UpstreamUnavailable(Unavailable):

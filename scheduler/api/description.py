@@ -39,11 +39,12 @@ _REFUSALS: dict[str, dict[str, Any]] = {
     "408": {"description": "The body did not arrive in time."},
     "413": {"description": "More bytes than the limit."},
     "422": {"description": "The JSON is not what is expected; the sentence names the field."},
+    "421": {"description": "This scheduler is a standby: ask the one that leads.", "headers": _RETRY},
     "429": {"description": "The token's limit of requests, uploads or unfinished jobs.", "headers": _RETRY},
     "503": {"description": "Not now.", "headers": _RETRY},
 }
 """Below the routes: the gate and the readers of bodies. What a route itself refuses stands with it."""
-_OF_ALL, _OF_THE_GATE, _OF_BODIES, _OF_JSON = ("400", "403", "503"), ("401", "429"), ("408", "413"), ("422",)
+_OF_ALL, _OF_THE_GATE, _OF_BODIES, _OF_JSON = ("400", "403", "421", "503"), ("401", "429"), ("408", "413"), ("422",)
 
 
 def describe(app: FastAPI) -> None:

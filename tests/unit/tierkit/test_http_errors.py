@@ -28,6 +28,7 @@ TABLE = {
     errors.Unavailable: 503,
     errors.Overloaded: 503,
     errors.LimitReached: 429,
+    errors.Standby: 421,
     errors.Draining: 503,
     errors.UpstreamUnavailable: 503,
     errors.NoNodeAvailable: 503,
@@ -64,7 +65,7 @@ async def test_each_class_has_its_status(cls: type[errors.TerraceError], status:
     async with client_of(raising(cls("what is wrong"))) as http:
         answer = await http.get("/")
     assert (answer.status_code, answer.json()) == (status, {"error": "what is wrong"})
-    assert ("retry-after" in answer.headers) is (status in (503, 429))
+    assert ("retry-after" in answer.headers) is (status in (421, 429, 503))
     assert answer.headers.get("www-authenticate") == ('Bearer realm="terrace"' if status == 401 else None)
 
 
