@@ -33,7 +33,7 @@ from models.manifest import load_manifest
 from scheduler.dispatch.work import ActiveJob, ActiveTask, Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
 from scheduler.jobs.service import Scheduler
-from scheduler.runtime import open_scheduler
+from scheduler.leadership import leading
 from scheduler.settings import SchedulerSettings
 from tierkit.errors import ServiceFailed
 from tierkit.http.lifecycle import Lifecycle
@@ -246,6 +246,14 @@ async def _null_fleet(nodes: int) -> AsyncIterator[list[int]]:
         process.join()
 
 
+@asynccontextmanager
+async def _scheduler(settings: SchedulerSettings) -> AsyncIterator[Scheduler]:
+    """One that leads."""
+    led: list[Scheduler] = []
+    async with leading(settings, Lifecycle(), led.append):
+        yield led[0]
+
+
 class Durability(Experiment):
     """How many tasks a second the scheduler dispatches, with and without durability."""
 
@@ -266,7 +274,7 @@ class Durability(Experiment):
         run.expect(len(turns))
         async with (
             _null_fleet(chosen.nodes) as ports,
-            open_scheduler(settings, Lifecycle()) as scheduler,
+            _scheduler(settings) as scheduler,
             _fleet(scheduler, ports),
         ):
             for repeat, scheme, durable in turns:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge
 
-__all__ = ["ATTEMPTS", "COMMITS", "DATABASE", "DEVICES", "JOBS", "OUTSTANDING", "TASKS", "UNFINISHED", "WAITING"]
+__all__ = [
+    "ATTEMPTS",
+    "COMMITS",
+    "DATABASE",
+    "DEVICES",
+    "JOBS",
+    "LEADS",
+    "OUTSTANDING",
+    "TASKS",
+    "UNFINISHED",
+    "WAITING",
+]
 
 ATTEMPTS = Counter(
     "terrace_scheduler_attempts_total",
@@ -23,6 +34,7 @@ WAITING = Gauge("terrace_scheduler_waiting_tasks", "Tasks of unfinished jobs tha
 OUTSTANDING = Gauge("terrace_scheduler_outstanding_tasks", "Tasks that an end device has now.", ["node"])
 DEVICES = Gauge("terrace_scheduler_devices", "Nodes on the device list.", ["tier", "health"])
 COMMITS = Counter("terrace_scheduler_commits_total", "Group commits of results to the database.")
+LEADS = Gauge("terrace_scheduler_leads", "1 while this scheduler leads, 0 while it is a standby.")
 DATABASE = Gauge(
     "terrace_scheduler_database_accepts_results",
     "1, or 0 while the database refuses results, which then wait.",

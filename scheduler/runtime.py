@@ -1,19 +1,19 @@
-"""Putting the scheduler together and running its loops: `open_scheduler` is the whole life of one."""
+"""Putting the scheduler together and running its loops: `open_scheduler` is the life of one that leads."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.escalation import Tuning, load_tuning
-from models.manifest import Manifest, load_manifest
+from models.manifest import Manifest
 from scheduler.devices.list import DeviceList
 from scheduler.devices.operating import Operators
 from scheduler.devices.watch import Watch
@@ -27,12 +27,14 @@ from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
-from scheduler.store.database import last_seq, open_database
+from scheduler.store.database import last_seq
+from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import JobStore
+from scheduler.store.lease import Lease
 from scheduler.store.nodes import NodeStore
 from scheduler.store.secret import kept_secret
 from tierkit.access import Sessions, client_context
-from tierkit.errors import NotFound, SetupError, TerraceError, Unavailable, WeightsError
+from tierkit.errors import NotFound, TerraceError, Unavailable, WeightsError
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Health, Tier
@@ -49,70 +51,75 @@ _FLUSH_S = 5.0
 
 @asynccontextmanager
 async def open_scheduler(
-    settings: SchedulerSettings, lifecycle: Lifecycle, middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()
+    settings: SchedulerSettings,
+    manifest: Manifest,
+    lifecycle: Lifecycle,
+    engine: AsyncEngine,
+    lease: Lease,
+    middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
 ) -> AsyncIterator[Scheduler]:
-    """A running scheduler; on the way out its work is stopped and what has been answered is written.
+    """A scheduler that leads; on the way out its work is stopped and what has been answered is written.
+
+    Args:
+        engine: the database.
+        lease: is held.
 
     Raises:
-        SetupError: the state folder, the database or the manifest cannot be used.
+        SetupError: the state folder or the database cannot be used.
     """
-    manifest = load_manifest(settings.models)
-    with _locked(settings.state) as state:
-        engine = await open_database(settings.database_url)
+    state = settings.state
+    async with open_client(max_connections=1024, tls_ca=settings.tls_ca, middlewares=middlewares) as http:
+        commit = GroupCommit(engine, lease, next_seq=await last_seq(engine) + 1)
+        secret = await kept_secret(engine, commit)
+        devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
+        if lifecycle.gate is not None:
+            lifecycle.gate.sessions = Sessions(secret)
+        fleet = Fleet(devices, settings, manifest, secret)
+        store = JobStore(engine, commit)
+        nodes = NodeStore(engine, commit)
+        devices.restore(await nodes.load(), time.monotonic())
+        hierarchy = manifest.hierarchy
+        pilot = Pilot(
+            link_s={Tier.EDGE: settings.edge_link_s, Tier.CLOUD: settings.cloud_link_s},
+            hop_s=settings.end_link_s,
+            accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
+        )
+        begun, begun_at = time.monotonic(), time.time()
+        record = Record(devices, wall=lambda now: begun_at + now - begun)
+        dispatcher = Dispatcher(
+            settings=settings,
+            devices=devices,
+            fleet=fleet,
+            pilot=pilot,
+            wire=HttpWire(http),
+            record=record,
+            classes=(len(hierarchy.coarse), len(hierarchy.fine)),
+            congested=lambda: commit.congested,
+            clock=time.monotonic,
+        )
+        scheduler = Scheduler(
+            settings=settings,
+            manifest=manifest,
+            devices=devices,
+            operators=Operators(devices, nodes, clock=time.monotonic),
+            fleet=fleet,
+            dispatcher=dispatcher,
+            store=store,
+            inputs=InputFiles(state / "inputs", manifest.fit),
+            copies=InputCopies(engine, commit) if settings.shares_database else None,
+            tuning=_tuning(settings.models, manifest),
+        )
+        record.jobs = lambda: scheduler.unfinished
+        commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
+        lifecycle.add_check("database", commit.check)
+        watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
         try:
-            async with open_client(max_connections=1024, tls_ca=settings.tls_ca, middlewares=middlewares) as http:
-                devices = DeviceList(settings.detector_times, sweep_s=_SWEEP_S)
-                secret = kept_secret(state)
-                if lifecycle.gate is not None:
-                    lifecycle.gate.sessions = Sessions(secret)
-                fleet = Fleet(devices, settings, manifest, secret)
-                commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
-                store = JobStore(engine, commit)
-                nodes = NodeStore(engine, commit)
-                devices.restore(await nodes.load(), time.monotonic())
-                hierarchy = manifest.hierarchy
-                pilot = Pilot(
-                    link_s={Tier.EDGE: settings.edge_link_s, Tier.CLOUD: settings.cloud_link_s},
-                    hop_s=settings.end_link_s,
-                    accuracy={entry.name: entry.fine_accuracy or 0.0 for entry in manifest.models},
-                )
-                begun, begun_at = time.monotonic(), time.time()
-                record = Record(devices, wall=lambda now: begun_at + now - begun)
-                dispatcher = Dispatcher(
-                    settings=settings,
-                    devices=devices,
-                    fleet=fleet,
-                    pilot=pilot,
-                    wire=HttpWire(http),
-                    record=record,
-                    classes=(len(hierarchy.coarse), len(hierarchy.fine)),
-                    congested=lambda: commit.congested,
-                    clock=time.monotonic,
-                )
-                scheduler = Scheduler(
-                    settings=settings,
-                    manifest=manifest,
-                    devices=devices,
-                    operators=Operators(devices, nodes, clock=time.monotonic),
-                    fleet=fleet,
-                    dispatcher=dispatcher,
-                    store=store,
-                    inputs=InputFiles(state / "inputs", manifest.fit),
-                    tuning=_tuning(settings.models, manifest),
-                )
-                record.jobs = lambda: scheduler.unfinished
-                commit.on_commit, commit.on_withdrawal = scheduler.on_commit, scheduler.on_withdrawal
-                lifecycle.add_check("database", commit.check)
-                watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
-                try:
-                    async with _loops(scheduler, commit, dispatcher, watch, lifecycle):
-                        yield scheduler
-                finally:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_FLUSH_S):
-                            await store.finish_reading()
+            async with _loops(scheduler, commit, dispatcher, watch, lifecycle):
+                yield scheduler
         finally:
-            await engine.dispose()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await store.finish_reading()
 
 
 @asynccontextmanager
@@ -183,23 +190,6 @@ async def _purge(scheduler: Scheduler) -> None:
 async def _stop_streams(scheduler: Scheduler, lifecycle: Lifecycle) -> None:
     await lifecycle.wait_draining()
     scheduler.stop_streams()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """The state folder, created, for this process alone: two schedulers would answer the same tasks twice. The lock
-    goes with the process, however it ends."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (folder / "scheduler.lock").open("w")
-    except OSError as exc:
-        raise SetupError(f"cannot write the folder {folder}: {exc.strerror}; choose another with --state") from exc
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise SetupError(f"another scheduler uses the state folder {folder}; choose another with --state") from exc
-        yield folder
 
 
 def _tuning(weights: Path | None, manifest: Manifest) -> Tuning | TerraceError:

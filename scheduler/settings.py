@@ -28,10 +28,14 @@ class SchedulerSettings(ServiceSettings):
     """Largest upload in bytes; a larger one is refused with 413 as soon as it shows."""
 
     state: UserPath = Path(".terrace/scheduler")
-    """Folder for the database, the pixels of unfinished jobs and uploads under way. One scheduler per folder."""
+    """Folder for the database, the pixels of unfinished jobs and uploads under way. Each scheduler has its own."""
 
     database: str | None = None
-    """SQLAlchemy URL of the database (async driver). Default: an SQLite file in the state folder."""
+    """SQLAlchemy URL of the database (async driver). Of several schedulers with the same one, one leads and the others
+    stand by. Default: an SQLite file in the state folder."""
+
+    leader_lease_s: PositiveFloat = 5.0
+    """Seconds after which another scheduler of the same database leads, when the one that led is not heard of there."""
 
     models: UserPath | None = None
     """Model set, whose networks nodes may fetch: a folder with manifest, networks and thresholds. Default: Terrace's
@@ -150,6 +154,11 @@ class SchedulerSettings(ServiceSettings):
             stall_s=self.stall_s,
             set_aside_s=self.set_aside_s,
         )
+
+    @property
+    def shares_database(self) -> bool:
+        """Whether other schedulers may use the same one."""
+        return self.database is not None
 
     @property
     def database_url(self) -> str:

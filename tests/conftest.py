@@ -9,6 +9,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 import models.manifest
+from tests.postgres import PostgresServer, running_server
 
 _ACCEPTANCE = "tests/acceptance"
 
@@ -52,3 +53,12 @@ def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certifi, "where", lambda: str(first))
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server; tests that kill it start it again."""
+    with running_server() as server:
+        if isinstance(server, str):
+            pytest.skip(server)
+        yield server

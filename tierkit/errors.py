@@ -29,6 +29,7 @@
         ├── DataError           a data set is missing, damaged or disagrees with its hierarchy
         ├── AddressUnavailable  the address to listen on is not there yet, or its name is unknown: start again later
         │   └── PortInUse       another process listens there
+        ├── DatabaseUnavailable the database server is not there yet: start again later
         └── ServiceFailed       a service of a fleet stopped before it was ready
 
 The HTTP layer has the one table from these classes to status codes (`tierkit.http.errors`).
@@ -41,6 +42,7 @@ __all__ = [
     "CertificateError",
     "Conflict",
     "DataError",
+    "DatabaseUnavailable",
     "DeadlineExceeded",
     "Draining",
     "EncoderMismatch",
@@ -196,6 +198,10 @@ class AddressUnavailable(SetupError):
 
 class PortInUse(AddressUnavailable):
     """Another process listens on this address."""
+
+
+class DatabaseUnavailable(SetupError):
+    """The database server cannot be reached, or takes no connections now: a later start may work."""
 
 
 class ServiceFailed(SetupError):

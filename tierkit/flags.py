@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from pydantic import SecretStr
 
-from tierkit.errors import AddressUnavailable, SetupError
+from tierkit.errors import AddressUnavailable, DatabaseUnavailable, SetupError
 from tierkit.plaintext import harmless
 from tierkit.settings import ServiceSettings, description, load_settings
 
@@ -41,7 +41,7 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
             code = start(load_settings(settings_class, flags=flags, config=config))
         except SetupError as exc:
             sys.stderr.write(f"terrace {settings_class.service}: {harmless(str(exc))}\n")
-            code = os.EX_TEMPFAIL if isinstance(exc, AddressUnavailable) else EXIT_SETUP
+            code = os.EX_TEMPFAIL if isinstance(exc, AddressUnavailable | DatabaseUnavailable) else EXIT_SETUP
         sys.exit(code)
 
     about = "TOML file with a table for this service; environment variables and flags take precedence."

@@ -20,7 +20,8 @@ from scheduler.api.routing import note_refusal
 from scheduler.api.tokens import tokens
 from scheduler.devices.own_address import OwnAddress
 from scheduler.history.snapshot import Snapshots
-from scheduler.runtime import open_scheduler
+from scheduler.jobs.service import Scheduler
+from scheduler.leadership import leading
 from scheduler.settings import SchedulerSettings
 from scheduler.web.pages import pages
 from tierkit.http.answering import install
@@ -41,11 +42,13 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_scheduler(settings, lifecycle, middlewares) as scheduler:
+        def take(scheduler: Scheduler) -> None:
             app.state.scheduler = scheduler
             lifecycle.on_refusal = partial(note_refusal, scheduler.devices)
             app.state.snapshots = Snapshots(scheduler, clock=time.monotonic)
-            app.state.own_address = OwnAddress(settings.host)
+
+        app.state.own_address = OwnAddress(settings.host)
+        async with leading(settings, lifecycle, take, middlewares):
             yield
 
     app = FastAPI(

@@ -101,8 +101,11 @@ class Operators:
             intent = replace(change(device.intent), by="")
             intent = intent if intent == NO_INTENT else replace(intent, by=by)
             known = KnownNode(registration=device.registration, intent=intent)
-            await self._store.save({node_id: known})
-            self._devices.put_back([node_id])  # it may have left or come again meanwhile
+            try:
+                await self._store.save({node_id: known})
+            finally:
+                # It may have left or come again meanwhile; and what was refused may be in the database all the same.
+                self._devices.put_back([node_id])
             self._devices.intend(node_id, intent, self._clock())
             _log.info("an operator has changed what is wanted with a node", extra={"node": node_id, **asdict(intent)})
 

@@ -130,6 +130,12 @@ class Dispatcher:
         """Tasks of these jobs that wait to be sent to an end device."""
         return sum(job.waiting for job in self._jobs.values() if not job.ending)
 
+    async def end_interactive(self, reason: str) -> None:
+        """Tell those who wait for an answer that none comes."""
+        for job in list(self._jobs.values()):
+            if job.interactive:
+                await job.sink.ended("failed", reason)
+
     def job(self, job_id: str) -> ActiveJob | None:
         """A job that is not final."""
         return self._jobs.get(job_id)

@@ -145,14 +145,16 @@ class InputFiles:
         with self._lock:
             self._holders[sha256] += 1
 
-    def release(self, sha256: str) -> None:
-        """Undo one `hold` (or `keep`); the last one removes the file. A mapped file stays readable
+    def release(self, sha256: str) -> bool:
+        """Undo one `hold` (or `keep`); the last one removes the file, and returns True. A mapped file stays readable
         until it is let go."""
         with self._lock:
             self._holders[sha256] -= 1
             if self._holders[sha256] <= 0:
                 del self._holders[sha256]
                 self.path(sha256).unlink(missing_ok=True)
+                return True
+        return False
 
     def remove_strays(self) -> None:
         """Remove the files that no job holds: of jobs that ended while no scheduler was running."""

@@ -37,6 +37,7 @@ from scheduler.jobs.sinks import DurableSink
 from scheduler.jobs.views import Renderer, Rows, attempt, decision, grouped, job as view_of
 from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
+from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, is_job_id, new_job_id
 from tierkit.access import Allowance
 from tierkit.errors import (
@@ -46,6 +47,7 @@ from tierkit.errors import (
     NoNodeAvailable,
     NotFound,
     Overloaded,
+    Standby,
     TerraceError,
     TooLarge,
 )
@@ -85,6 +87,7 @@ class Scheduler:
         dispatcher: Dispatcher,
         store: JobStore,
         inputs: InputFiles,
+        copies: InputCopies | None,
         tuning: Tuning | TerraceError,
     ) -> None:
         self.settings = settings
@@ -96,9 +99,12 @@ class Scheduler:
         self.fleet = fleet
         self.dispatcher = dispatcher
         self.stopping = False
-        """Set when the service drains: endless streams end themselves then."""
+        """Set when the service drains, or leads no longer: endless streams end themselves then."""
+        self._leads = True
         self._store = store
         self._inputs = inputs
+        self._copies = copies
+        """Of the input files, for other schedulers; None where no other one shares the database."""
         self._sinks: dict[str, DurableSink] = {}
         self._news = WeakValueDictionary[str, asyncio.Event]()
         """By job id: set, and forgotten, when there is something new of the job. Those that follow it hold them."""
@@ -153,8 +159,23 @@ class Scheduler:
             with self._inputs.create(max_images=self.settings.max_images) as writer:
                 facts = await self._read(upload, spool, writer, until_gone)
                 sha256 = await asyncio.to_thread(self._inputs.keep, writer)
+            await self._copy(sha256)
             policy = policy.model_copy(update={"batch_size": min(policy.batch_size, writer.images_per_task)})
             return await self._store_job(policy, sha256, writer.images, facts, idempotency_key, owner)
+
+    async def _copy(self, sha256: str) -> None:
+        """Copy a file of input for the other schedulers, or let go of it."""
+        if self._copies is None:
+            return
+        try:
+            await self._copies.save(sha256, self._inputs.path(sha256))
+        except BaseException:
+            self._release(sha256)
+            raise
+
+    def _release(self, sha256: str) -> None:
+        if self._inputs.release(sha256) and self._copies is not None:
+            self._copies.remove(sha256)
 
     @contextmanager
     def _counted(self, owner: str | None, allowance: Allowance, *, check: bool) -> Iterator[None]:
@@ -227,10 +248,10 @@ class Scheduler:
             stored = await self._store.add(job, facts, key)
         except Exception:
             # Not on cancellation: the job may be stored by then. A file too many goes with the next start.
-            self._inputs.release(sha256)
+            self._release(sha256)
             raise
         if stored.id != job.id:
-            self._inputs.release(sha256)
+            self._release(sha256)
             if stored.fingerprint != fingerprint:
                 raise Conflict(
                     f"this Idempotency-Key belongs to job {stored.id} with another content or policy; use a fresh key"
@@ -253,7 +274,7 @@ class Scheduler:
         def on_end() -> None:
             del self._sinks[job.id]
             self.dispatcher.record.ended(job.id, _in_short(job, sink.state), time.monotonic())
-            self._inputs.release(job.input_sha256)
+            self._release(job.input_sha256)
             self._tell(job.id)
 
         sink = DurableSink(job, progress, store=self._store, on_end=on_end)
@@ -282,6 +303,8 @@ class Scheduler:
         for job in unfinished:
             self._inputs.hold(job.input_sha256)
         self._inputs.remove_strays()
+        if self._copies is not None:
+            await self._copies.keep_only({job.input_sha256 for job in unfinished})
         for job in unfinished:
             await self._recover(job)
 
@@ -306,11 +329,14 @@ class Scheduler:
                 raise DataError(
                     "the scheduler was started again with a model set of other classes than this job's; submit it again"
                 )
+            path = self._inputs.path(job.input_sha256)
+            if self._copies is not None and not path.exists():
+                await self._copies.fetch(job.input_sha256, path)
             images = await asyncio.to_thread(self._inputs.open, job.input_sha256, job.images)
         except DataError as exc:
             sink = DurableSink(job, progress, store=self._store, on_end=lambda: None)
             await sink.ended(JobState.FAILED, str(exc))
-            self._inputs.release(job.input_sha256)
+            self._release(job.input_sha256)
             return
         _log.info("job taken up again", extra={"job": job.id, "tasks_left": len(open_tasks), "tasks": job.tasks})
         self._activate(job, images, open_tasks, progress)
@@ -445,6 +471,8 @@ class Scheduler:
         if sink is None or not self.dispatcher.cancel(job_id, "cancelled by the user"):
             raise Conflict(f"job {job_id} is {job.state if job.final else 'ending'} already")
         while job_id in self._sinks:
+            if not self._leads:
+                raise Standby("another scheduler leads now, and may have gone on with the job: ask it")
             await self._news_of(job_id).wait()
         return await self.view(job_id)
 
@@ -595,8 +623,14 @@ class Scheduler:
         """An answer has left the database."""
         self._sinks[answer.job_id].progress.take_back(answer)
 
+    async def step_down(self) -> None:
+        """Another scheduler leads, and has the jobs: whoever waits for something here is told so."""
+        self._leads = False
+        self.stop_streams()
+        await self.dispatcher.end_interactive("another scheduler leads now: ask it")
+
     def stop_streams(self) -> None:
-        """End all event streams: the service drains."""
+        """End all event streams."""
         self.stopping = True
         self.dispatcher.record.tell()
         for job_id in list(self._news):

@@ -12,18 +12,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 from sqlalchemy import Executable, delete, insert, select
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.measures import COMMITS
-from scheduler.store.database import plain_reason
+from scheduler.store.database import REFUSALS, may_be_written, plain_reason
+from scheduler.store.lease import Lease
 from scheduler.store.tables import attempts, results
-from tierkit.errors import DataError, Unavailable
+from tierkit.errors import DataError, Standby, Unavailable
 from tierkit.pacing import backoff_s
 
 __all__ = ["GroupCommit", "Withdrawn"]
@@ -36,8 +36,6 @@ _LINGER_S = 0.05
 """Least time between two commits: each costs some milliseconds of the processor, even if it holds little. An answer
 that comes after a pause is not held up."""
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
@@ -49,23 +47,40 @@ class Withdrawn:
 Item = Answer | Withdrawn | AttemptReport | Executable
 
 
+@dataclass(slots=True)
+class _Write:
+    """A transaction that may be tried several times, and is written once."""
+
+    undo: Executable | None = None
+    """Takes it back, where nobody waits for it any more."""
+    number: int = 0
+    """Of the latest try."""
+    done: bool = False
+
+
 class GroupCommit:
-    """The only writer of the database. `run()` must be running for anything to be written.
+    """The only writer of the database, while this scheduler leads. `run()` must be running for anything to be written.
 
     Args:
         engine: the database.
+        lease: that this scheduler holds.
         next_seq: the first number for `results.seq`: one more than the database holds.
     """
 
-    def __init__(self, engine: AsyncEngine, *, next_seq: int) -> None:
+    def __init__(self, engine: AsyncEngine, lease: Lease, *, next_seq: int) -> None:
         self.on_commit: Callable[[Sequence[tuple[int, Answer]]], None] = lambda group: None
         """Called with each group of answers once it is durable, in order of their numbers."""
         self.on_withdrawal: Callable[[Answer], None] = lambda answer: None
         """Called with each answer that is durably withdrawn, after the group that it may have been in."""
         self._engine = engine
+        self._lease = lease
         self._next_seq = next_seq
         self._queue: asyncio.Queue[Item | asyncio.Future[None]] = asyncio.Queue()
         self._write_lock = asyncio.Lock()
+        self._doubtful: _Write | None = None
+        """The latest transaction, if its connection broke before the database said whether it is written."""
+        self._undo: list[Executable] = []
+        """To be written with the next transaction."""
         self.refused: str | None = None
         """Why the database does not accept results at the moment."""
         self._failing = False
@@ -82,25 +97,61 @@ class GroupCommit:
         self._queue.put_nowait(item)
 
     async def flush(self) -> None:
-        """Wait until all that was queued before is durable and announced."""
+        """Wait until all that was queued before is durable and announced: for ever, once another scheduler leads."""
         marker = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(marker)
         await marker
 
-    async def execute(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def execute(
+        self, work: Callable[[AsyncConnection], Awaitable[object]], *, undo: Executable | None = None
+    ) -> None:
         """Run `work` in a transaction of its own, between two group commits.
 
+        Args:
+            undo: takes it back. It is written before anything else, if the connection breaks, or the caller is
+                cancelled, at a moment after which nobody can say whether `work` is written.
+
         Raises:
-            Unavailable: the database refuses it; nothing was written.
+            Standby: another scheduler leads now; nothing was written.
+            Unavailable: the database refuses it; nothing was written, or it is taken back.
         """
         try:
-            async with self._write_lock, self._engine.begin() as connection:
-                return await work(connection)
+            await self._transact(work, _Write(undo=undo))
         except IntegrityError:
             raise
-        except SQLAlchemyError as exc:
+        except REFUSALS as exc:
             _log.error("the database does not accept a write: %s", plain_reason(exc))
             raise Unavailable(f"the database does not accept writes now: {plain_reason(exc)}") from exc
+
+    async def _transact(self, work: Callable[[AsyncConnection], Awaitable[object]], write: _Write) -> None:
+        """Write `work`, unless an earlier try of the same has.
+
+        Raises:
+            Standby: another scheduler leads now.
+            One of REFUSALS: not now.
+        """
+        async with self._write_lock:
+            if (doubtful := self._doubtful) is not None:
+                doubtful.done = await self._lease.latest() == doubtful.number
+                self._doubtful = None
+                if doubtful.done and doubtful is not write and doubtful.undo is not None:
+                    self._undo.append(doubtful.undo)
+            if write.done:
+                return
+            write.number = 0
+            try:
+                async with self._engine.begin() as connection:
+                    write.number = await self._lease.fence(connection)
+                    for statement in self._undo:
+                        await connection.execute(statement)
+                    await work(connection)
+            except asyncio.CancelledError:
+                self._doubtful = write
+                raise
+            except REFUSALS as exc:
+                self._doubtful = write if may_be_written(exc) else None
+                raise
+            self._undo.clear()
 
     async def check(self) -> None:
         """Whether the database accepts what it is given, also when nothing has been written for long.
@@ -120,7 +171,7 @@ class GroupCommit:
             # A commit, though of nothing: that is when the file is looked at. No lock, so no writer is waited for.
             async with self._engine.begin() as connection:
                 await connection.execute(select(1))
-        except SQLAlchemyError as exc:
+        except REFUSALS as exc:
             if not self._failing:
                 _log.error("the database fails its check: %s", plain_reason(exc))
             self._failing = True
@@ -130,7 +181,7 @@ class GroupCommit:
         self._failing = False
 
     async def run(self) -> None:
-        """Commit groups until cancelled."""
+        """Commit groups until cancelled, or another scheduler leads."""
         loop = asyncio.get_running_loop()
         last = 0.0
         while True:
@@ -145,7 +196,11 @@ class GroupCommit:
                 and not isinstance(items[-1], Withdrawn)
             ):
                 items.append(self._queue.get_nowait())
-            await self._commit([item for item in items if not isinstance(item, asyncio.Future)])
+            try:
+                await self._commit([item for item in items if not isinstance(item, asyncio.Future)])
+            except Standby:
+                _log.warning("what waits to be written is left to the scheduler that leads now")
+                return
             last = loop.time()
             for item in items:
                 if isinstance(item, asyncio.Future) and not item.done():
@@ -161,20 +216,23 @@ class GroupCommit:
         changes += map(_withdrawal, withdrawn)
         numbered = list(enumerate(group, start=self._next_seq))
         rows = [_row(seq, answer) for seq, answer in numbered]
-        failures = 0
+
+        async def work(connection: AsyncConnection) -> None:
+            if rows:
+                await connection.execute(insert(results), rows)
+            if ended:
+                await connection.execute(insert(attempts), ended)
+            for change in changes:
+                await connection.execute(change)
+
+        failures, write = 0, _Write()
         while True:
             try:
-                async with self._write_lock, self._engine.begin() as connection:
-                    if rows:
-                        await connection.execute(insert(results), rows)
-                    if ended:
-                        await connection.execute(insert(attempts), ended)
-                    for change in changes:
-                        await connection.execute(change)
+                await self._transact(work, write)
                 break
             except IntegrityError:
                 raise  # a second answer to the same question: a bug, and no reason to go on
-            except SQLAlchemyError as exc:
+            except REFUSALS as exc:
                 if self.refused is None:
                     _log.error("the database does not accept results, they wait: %s", plain_reason(exc))
                 self.refused = plain_reason(exc)

@@ -1,4 +1,4 @@
-"""Opening the database: connection settings by dialect, tables, schema version."""
+"""Opening the database: connection settings by dialect, and the tables in their present form."""
 
 from __future__ import annotations
 
@@ -9,25 +9,41 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import event, func, insert, select, text, update
+from sqlalchemy import Connection, event, func, inspect, select, text, update
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from scheduler.store.tables import SCHEMA_VERSION, UPGRADES, metadata, properties, results
-from tierkit.errors import SetupError
+from scheduler.store.tables import SCHEMA, VERSION_TABLE, lease, properties, results
+from tierkit.errors import DatabaseUnavailable, MissingExtra, SetupError
 
-__all__ = ["last_seq", "open_database", "plain_reason"]
+__all__ = ["REFUSALS", "last_seq", "may_be_written", "open_database", "plain_reason"]
+
+REFUSALS = (SQLAlchemyError, OSError)
+"""What a database raises that refuses something, or is away."""
 
 _BUSY_TIMEOUT_MS = 10_000
+_CONNECT_S = 5.0
+_ANSWER_S = 10.0
+"""For each statement of a server; one that is silent for longer is away."""
+_OPEN_TRANSACTION_MS = 5_000
+"""A server ends the transaction of a scheduler that has said nothing for so long: it may have been stopped, or its
+machine lost, and what it holds is what another one waits for."""
+_CONNECTIONS = 10
+"""As many as `scheduler.store.jobs` reads with, and those that write and look after the lease."""
+_MIGRATION_LOCK = 0x7465727261636500
+"""Of one migration at a time, an advisory lock of PostgreSQL."""
+_LEGACY = "6"
+"""The last schema before Alembic; its tables are those of revision 0001."""
 _KNOWN = "what works are sqlite+aiosqlite:///FILE and postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
 
 
 async def open_database(url: str) -> AsyncEngine:
-    """An engine on a database that holds the present tables; creates them in an empty one, and brings those of an older
-    Terrace up to date.
+    """An engine on a database that holds the present tables; makes them in an empty one, and brings those of an older
+    Terrace up to date, whose scheduler then leads no longer.
 
     Raises:
+        DatabaseUnavailable: its server is not there now.
         SetupError: it cannot be opened or written, or a newer Terrace has made it.
     """
     engine, where = _engine(url)
@@ -40,13 +56,17 @@ async def open_database(url: str) -> AsyncEngine:
     try:
         async with engine.begin() as connection:
             if engine.dialect.name == "sqlite":
-                # Its driver begins a transaction with the first change of rows alone; an upgrade is one as a whole.
+                # Its driver begins a transaction with the first change of rows alone; a migration is one as a whole.
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            await connection.run_sync(metadata.create_all)
-            await _check_version(connection, where)
-    except (SQLAlchemyError, OSError) as exc:
+            else:
+                await connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            await connection.run_sync(_migrate, where)
+            # Writing something shows at start, and not at the first job, that the database is read-only.
+            await connection.execute(update(properties).values(value=properties.c.value))
+    except REFUSALS as exc:
         await engine.dispose()
-        raise SetupError(f"the database {where} cannot be opened for writing: {plain_reason(exc)}") from exc
+        said = f"the database {where} cannot be opened for writing: {plain_reason(exc)}"
+        raise (DatabaseUnavailable if _is_away(exc) else SetupError)(said) from exc
     except BaseException:
         await engine.dispose()
         raise
@@ -59,9 +79,20 @@ async def last_seq(engine: AsyncEngine) -> int:
         return await connection.scalar(select(func.max(results.c.seq))) or 0
 
 
-def plain_reason(exc: SQLAlchemyError | OSError) -> str:
+def plain_reason(exc: BaseException) -> str:
     """What the driver said, without the statement and SQLAlchemy's link."""
     return next(iter(str(getattr(exc, "orig", None) or exc).splitlines()), type(exc).__name__)
+
+
+def may_be_written(exc: BaseException) -> bool:
+    """Whether a transaction that failed in this way may be in the database all the same: its end was never heard of."""
+    return isinstance(exc, OSError) or (isinstance(exc, DBAPIError) and exc.connection_invalidated)
+
+
+def _is_away(exc: BaseException) -> bool:
+    """Whether a server cannot be reached, or takes no connections yet, or no more of them."""
+    code = getattr(getattr(exc, "orig", exc), "sqlstate", None) or ""
+    return isinstance(exc, OSError) or code.startswith(("08", "53", "57P"))
 
 
 def _engine(url: str) -> tuple[AsyncEngine, str]:
@@ -73,33 +104,68 @@ def _engine(url: str) -> tuple[AsyncEngine, str]:
         raise SetupError(f"the database URL is no URL; {_KNOWN}") from None
     where = parsed.render_as_string(hide_password=True)
     try:
-        return create_async_engine(parsed), where
+        if parsed.drivername != "postgresql+asyncpg":
+            return create_async_engine(parsed), where
+        return create_async_engine(
+            parsed,
+            pool_size=_CONNECTIONS,
+            pool_pre_ping=True,  # a connection from before the server's restart is no reason to refuse a request
+            connect_args={
+                "timeout": _CONNECT_S,
+                "command_timeout": _ANSWER_S,
+                "server_settings": {
+                    "application_name": "terrace",
+                    "idle_in_transaction_session_timeout": str(_OPEN_TRANSACTION_MS),
+                },
+            },
+        ), where
     except ImportError as exc:
+        if exc.name == "asyncpg":
+            raise MissingExtra("postgres", f"the database {where}") from exc
         raise SetupError(f"the database {where} needs a driver that is not installed: pip install {exc.name}") from exc
     except (SQLAlchemyError, TypeError, ValueError) as exc:
         raise SetupError(f"the database URL {where} has no driver or option that works here; {_KNOWN}") from exc
 
 
-async def _check_version(connection: AsyncConnection, where: str) -> None:
-    found = await connection.scalar(select(properties.c.value).where(properties.c.name == "schema_version"))
-    if found is None:
-        await connection.execute(insert(properties).values(name="schema_version", value=str(SCHEMA_VERSION)))
-    elif not (len(found) < 9 and found.isascii() and found.isdigit() and int(found)):
-        raise SetupError(f"the database {where} is damaged: its schema is {found[:20]!r}; use another --state folder")
-    elif int(found) > SCHEMA_VERSION:
+def _migrate(connection: Connection, where: str) -> None:
+    found = _revision(connection, where)
+    if found == SCHEMA:
+        return
+    from alembic import command  # takes 0.1 s, and is not needed again
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found not in known:
         raise SetupError(
-            f"the database {where} was made by a newer Terrace (schema {found}, this one knows {SCHEMA_VERSION}): "
-            "update Terrace or use another --state folder"
+            f"the database {where} was made by a newer Terrace (schema {found[:20]}, this one knows {SCHEMA}): update "
+            "Terrace or use another --state folder"
         )
-    else:
-        for version in range(int(found), SCHEMA_VERSION):
-            for statement in UPGRADES[version]:
-                await connection.execute(text(statement))
-        await connection.execute(
-            update(properties).where(properties.c.name == "schema_version").values(value=str(SCHEMA_VERSION))
+    tables = inspect(connection).get_table_names()
+    if found == "0001" and VERSION_TABLE not in tables:
+        command.stamp(config, found)
+    command.upgrade(config, SCHEMA)
+    # An older scheduler that leads does not know what its tables are now.
+    connection.execute(update(lease).values(epoch=lease.c.epoch + 1, expires_at=0.0))
+
+
+def _revision(connection: Connection, where: str) -> str | None:
+    """The revision of the tables; None where there are none."""
+    tables = inspect(connection).get_table_names()
+    if VERSION_TABLE in tables:
+        return str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")) or "none")
+    if properties.name not in tables:
+        return None
+    found = connection.scalar(select(properties.c.value).where(properties.c.name == "schema_version"))
+    if found != _LEGACY:
+        raise SetupError(
+            f"the database {where} was made before the first release (schema {str(found)[:20]!r}), or is damaged; use "
+            "another --state folder"
         )
-    # Writing something shows at start, and not at the first job, that the database is read-only.
-    await connection.execute(update(properties).values(value=properties.c.value))
+    return "0001"
 
 
 class _SameFile:

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from models.hierarchy import Hierarchy
 from scheduler.dispatch.work import FAILED_OUTCOMES, Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import GroupCommit
-from scheduler.store.database import plain_reason
+from scheduler.store.database import REFUSALS, plain_reason
 from scheduler.store.tables import attempts, hierarchies, jobs, results
 from tierkit.errors import NotFound, Unavailable
 from tierkit.types import JobState, Tier
@@ -137,7 +137,8 @@ class JobStore:
             "idempotency_key": idempotency_key,
         }
         try:
-            await self.commit.execute(lambda connection: connection.execute(insert(jobs).values(row)))
+            undo = delete(jobs).where(jobs.c.id == job.id)
+            await self.commit.execute(lambda connection: connection.execute(insert(jobs).values(row)), undo=undo)
         except IntegrityError:
             if idempotency_key is None or (found := await self.by_idempotency_key(idempotency_key)) is None:
                 raise
@@ -302,7 +303,7 @@ class JobStore:
         try:
             async with self._engine.connect() as connection:
                 return (await connection.execute(query)).all()
-        except SQLAlchemyError as exc:
+        except REFUSALS as exc:
             raise Unavailable(f"the database does not answer now: {plain_reason(exc)}") from exc
 
     def _done_reading(self, reading: asyncio.Task[Any]) -> None:

@@ -1,37 +1,44 @@
-"""The scheduler's own secret. It lies beside the pixels of unfinished jobs, and keeps the same ones."""
+"""The schedulers' secret, in the database that they share."""
 
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 
-from tierkit.access.editing import write_private
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from scheduler.store.commit import GroupCommit
+from scheduler.store.tables import properties
 from tierkit.errors import SetupError
 
 __all__ = ["kept_secret"]
 
-_FILE = "noise.key"
+_NAME = "secret"
 _BYTES = 32
 
 
-def kept_secret(folder: Path) -> bytes:
-    """32 random bytes, drawn when a state folder is first used and the same ever after.
+async def kept_secret(engine: AsyncEngine, commit: GroupCommit) -> bytes:
+    """32 random bytes, drawn when a database is first used and the same ever after.
 
     Raises:
-        SetupError: the file can be neither read nor written, or is damaged.
+        SetupError: what the database holds is damaged.
+        Unavailable: it does not accept a new one.
     """
-    path = folder / _FILE
+    async with engine.connect() as connection:
+        found = await connection.scalar(select(properties.c.value).where(properties.c.name == _NAME))
+    if found is None:
+        found = secrets.token_hex(_BYTES)
+
+        async def write(connection: AsyncConnection) -> None:
+            await connection.execute(insert(properties).values(name=_NAME, value=found))
+
+        await commit.execute(write)
     try:
-        if not path.exists():
-            part = path.with_name(f"{_FILE}.part")
-            part.unlink(missing_ok=True)
-            write_private(part, secrets.token_hex(_BYTES))
-            part.replace(path)
-        secret = bytes.fromhex(path.read_text(encoding="ascii"))
-    except OSError as exc:
-        raise SetupError(f"cannot use {path}: {exc.strerror}") from exc
+        secret = bytes.fromhex(found)
     except ValueError:
         secret = b""
     if len(secret) != _BYTES:
-        raise SetupError(f"{path} is damaged: remove it, and a new one is made")
+        raise SetupError(
+            "the row 'secret' in the table terrace_properties is damaged: delete it, and a new one is made"
+        )
     return secret

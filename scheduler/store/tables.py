@@ -1,10 +1,12 @@
-"""The tables. A change of their form raises SCHEMA_VERSION.
+"""The tables. A change of their form is a step in `migrations/versions`, and raises SCHEMA.
 
 A result is keyed (job, task, stage), so the database itself refuses a second answer to the same question. Its `payload`
 is the line that answered, as it came over the wire: the labels and confidences of all images of the task in one row.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -19,33 +21,53 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
 )
+from sqlalchemy.engine import Dialect
 
 __all__ = [
-    "SCHEMA_VERSION",
-    "UPGRADES",
+    "SCHEMA",
+    "VERSION_TABLE",
     "attempts",
     "hierarchies",
+    "inputs",
     "jobs",
+    "lease",
     "metadata",
     "nodes",
     "properties",
     "results",
 ]
 
-SCHEMA_VERSION = 6
+VERSION_TABLE = "terrace_schema"
+"""Where Alembic notes the revision of the tables."""
 
-UPGRADES: dict[int, tuple[str, ...]] = {
-    1: (),
-    2: ("DROP TABLE IF EXISTS terrace_tasks",),
-    3: ("ALTER TABLE terrace_jobs ADD COLUMN damaged TEXT",),
-    4: ("ALTER TABLE terrace_jobs ADD COLUMN hierarchy VARCHAR(64)",),
-    5: (
-        "ALTER TABLE terrace_jobs ADD COLUMN owner VARCHAR(63)",
-        "ALTER TABLE terrace_jobs ADD COLUMN traceparent VARCHAR(55)",
-    ),
-}
-"""Statements that turn a database of this version into one of the next; new tables are created by themselves."""
+SCHEMA = "0002"
+"""The revision that these tables are of: the newest in `migrations/versions`."""
+
+
+class _Plain(TypeDecorator[str]):
+    """Words of others, without what no database holds: the character 0 in PostgreSQL, half characters in all."""
+
+    impl: Any
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else value.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+class PlainText(_Plain):
+    """Of any length."""
+
+    impl = Text
+    cache_ok = True
+
+
+class PlainString(_Plain):
+    """Of a length that the database may check."""
+
+    impl = String
+    cache_ok = True
+
 
 metadata = MetaData()
 
@@ -54,6 +76,27 @@ properties = Table(
     metadata,
     Column("name", String(64), primary_key=True),
     Column("value", String(256), nullable=False),
+)
+
+# Which scheduler leads, in one row; times by the clock of the database. See `scheduler.store.lease`.
+lease = Table(
+    "terrace_lease",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # 1
+    Column("epoch", BigInteger, nullable=False),  # one more with each new leader
+    Column("url", Text, nullable=False),  # of the leader
+    Column("expires_at", Float(53), nullable=False),
+    Column("awaited_until", Float(53), nullable=False),  # until then a standby may be waiting for the lease
+    Column("commits", BigInteger, nullable=False),  # number of the latest transaction of this epoch
+)
+
+# Copies of the files of unfinished jobs, in parts, where schedulers share the database.
+inputs = Table(
+    "terrace_inputs",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("part", Integer, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
 )
 
 # What the numbers in labels and results mean. A scheduler may serve another model set than the one before it did.
@@ -81,17 +124,17 @@ jobs = Table(
     metadata,
     # Begins with the time of submission, so that the order of ids is the order of jobs.
     Column("id", String(32), primary_key=True),
-    Column("name", String(200)),
+    Column("name", PlainString(200)),
     Column("owner", String(63)),  # name of the token; null where none was asked for
     Column("state", String(16), nullable=False, index=True),
-    Column("reason", Text, nullable=False),
+    Column("reason", PlainText, nullable=False),
     Column("policy", Text, nullable=False),  # JSON
     Column("images", Integer, nullable=False),
     Column("tasks", Integer, nullable=False),
     Column("input_sha256", String(64), nullable=False),
     Column("hierarchy", String(64)),  # sha256; null in jobs of an older Terrace until a scheduler starts
     Column("labels", LargeBinary),  # little-endian int32 per image, -1 for unknown
-    Column("names", Text),  # JSON list
+    Column("names", PlainText),  # JSON list
     Column("resized", Text),  # JSON object: image number to [height, width] as sent
     Column("damaged", Text),  # JSON object: image number to what is wrong with it
     Column("resized_images", Integer, nullable=False),
@@ -121,8 +164,8 @@ attempts = Table(
     Column("stage", String(8), nullable=False),  # all | fine
     Column("hedge", Boolean, nullable=False),
     Column("outcome", String(16), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("why", Text, nullable=False),  # the reason of the choice of these nodes
+    Column("reason", PlainText, nullable=False),
+    Column("why", PlainText, nullable=False),  # the reason of the choice of these nodes
     Column("started_at", Float(53), nullable=False),
     Column("ended_at", Float(53), nullable=False),
 )

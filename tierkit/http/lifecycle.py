@@ -39,6 +39,8 @@ class Lifecycle:
         """Asks callers for their tokens; None where none is asked for."""
         self.on_refusal: Callable[[Scope, TerraceError], None] = lambda scope, error: None
         """Told of each request that the gate refuses."""
+        self.standby: Callable[[], str | None] = lambda: None
+        """Why the service does nothing now, while another one of its kind does; None otherwise."""
         self.in_flight = 0
         """Requests being answered that ask for work (any method but GET, HEAD and OPTIONS)."""
         self.crash: BaseException | None = None

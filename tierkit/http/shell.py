@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Gate, check_host, check_origin, needs_no_token
-from tierkit.errors import TerraceError, Unauthenticated
+from tierkit.errors import Standby, TerraceError, Unauthenticated
 from tierkit.http.answering import answer_to
 from tierkit.http.exchange import REPEATABLE, Again, Reply
 from tierkit.http.lifecycle import Lifecycle
@@ -99,6 +99,9 @@ class Shell:
                 503, "the service is starting; try again in a second", retry_after_s=1, close=True
             )
             await starting(scope, receive, send)
+        elif path != "/metrics" and lifecycle.standby() is not None:
+            # Before the gate as well, and without the name of the one that leads.
+            await answer_to(Standby("this scheduler is a standby: ask the one that leads"))(scope, receive, send)
         elif not await self._admitted(scope, receive, send):
             pass
         elif self.app is None or path == "/metrics":
@@ -145,16 +148,21 @@ class Shell:
     async def _health(self, *, told: bool) -> Response:
         """`told`: the caller may know more than the state."""
         lifecycle = self._lifecycle
-        checks = await lifecycle.run_checks() if lifecycle.ready else {}
+        standby = lifecycle.standby()
+        checks = await lifecycle.run_checks() if lifecycle.ready and standby is None else {}
         if lifecycle.draining:
             state = "draining"
         elif not lifecycle.ready:
             state = "starting"
+        elif standby is not None:
+            state = "standby"
         else:
             state = "ready" if all(result == "ok" for result in checks.values()) else "failing"
         answer: dict[str, object] = {"status": state}
         if told:
             answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}
+            if standby is not None:
+                answer["reason"] = standby
         return JSONResponse(answer, 200 if state == "ready" else 503)
 
 

@@ -56,7 +56,7 @@ async def nothing_is_left(scheduler) -> None:
     assert (await scheduler.http.get("/v1/jobs")).json() == {"jobs": [], "next_cursor": None}
     assert list((scheduler.settings.state / "inputs").iterdir()) == []
     names = {path.name.partition("-")[0].partition(".")[0] for path in scheduler.settings.state.iterdir()}
-    assert names == {"inputs", "noise", "scheduler"}
+    assert names == {"inputs", "scheduler"}
     await scheduler.submit(np.zeros((1, 32, 32, 3), np.uint8))
 
 

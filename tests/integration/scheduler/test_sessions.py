@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from http.cookies import SimpleCookie
@@ -13,7 +15,6 @@ import pytest
 
 from scheduler.api.app import create_app
 from scheduler.settings import SchedulerSettings
-from scheduler.store.secret import kept_secret
 from tierkit.access import SESSION_COOKIE, Gate, Sessions, TokenEntry, digest_of, new_token, write_book
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.testing import wait_for
@@ -135,13 +136,20 @@ async def test_a_session_opens_no_route_of_nodes(closed: Any) -> None:
     assert await status(closed, "POST", "/v1/devices", cookie, own(closed)) == 403
 
 
+def secret_of(state: Path) -> bytes:
+    with contextlib.closing(sqlite3.connect(state / "scheduler.db")) as database:
+        return bytes.fromhex(
+            database.execute("SELECT value FROM terrace_properties WHERE name = 'secret'").fetchone()[0]
+        )
+
+
 def expired(state: Path) -> str:
     past = datetime.now(UTC) - timedelta(hours=13)
-    return Sessions(kept_secret(state)).issue(ENTRIES[0], past.timestamp())[0]
+    return Sessions(secret_of(state)).issue(ENTRIES[0], past.timestamp())[0]
 
 
 def of_a_node(state: Path) -> str:
-    return Sessions(kept_secret(state)).issue(ENTRIES[2], datetime.now(UTC).timestamp())[0]
+    return Sessions(secret_of(state)).issue(ENTRIES[2], datetime.now(UTC).timestamp())[0]
 
 
 def forged(state: Path) -> str:

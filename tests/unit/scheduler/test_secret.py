@@ -1,31 +1,34 @@
-"""The scheduler's secret: kept, private, and refused when it is damaged."""
+"""The schedulers' secret: kept, and refused when it is damaged."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete, update
 
 from scheduler.store.secret import kept_secret
+from scheduler.store.tables import properties
+from tests.unit.scheduler.test_store import opened
 from tierkit.errors import SetupError
 
 
-def test_the_secret_of_a_state_folder_stays_the_same(tmp_path: Path):
-    (tmp_path / "noise.key.part").write_text("of a start that a crash cut short")
-    secret = kept_secret(tmp_path)
+async def test_the_secret_of_a_database_stays_the_same(tmp_path: Path):
+    async with opened(tmp_path / "a.db") as store:
+        secret = await kept_secret(store.engine, store.commit)
     assert len(secret) == 32
-    assert kept_secret(tmp_path) == secret
-    (found,) = tmp_path.iterdir()
-    assert found.stat().st_mode & 0o777 == 0o600
-    (tmp_path / "other").mkdir()
-    assert kept_secret(tmp_path / "other") != secret
+    async with opened(tmp_path / "a.db") as store:
+        assert await kept_secret(store.engine, store.commit) == secret
+        async with store.engine.begin() as connection:
+            await connection.execute(delete(properties))
+        assert await kept_secret(store.engine, store.commit) != secret
 
 
-@pytest.mark.parametrize("content", ["", "ab", "no digits", "\xff"])
-def test_a_damaged_one_is_refused(tmp_path: Path, content: str):
-    (tmp_path / "noise.key").write_text(content, encoding="latin-1")
-    with pytest.raises(SetupError, match=r"noise\.key is damaged: remove it, and a new one is made"):
-        kept_secret(tmp_path)
-
-
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path):
-    with pytest.raises(SetupError, match=r"cannot use .*noise\.key: No such file"):
-        kept_secret(tmp_path / "nowhere")
+@pytest.mark.parametrize("content", ["", "ab", "no digits"])
+async def test_a_damaged_one_is_refused(tmp_path: Path, content: str):
+    async with opened(tmp_path / "a.db") as store:
+        await kept_secret(store.engine, store.commit)
+        async with store.engine.begin() as connection:
+            await connection.execute(update(properties).values(value=content))
+        with pytest.raises(SetupError, match="is damaged: delete it, and a new one is made"):
+            await kept_secret(store.engine, store.commit)

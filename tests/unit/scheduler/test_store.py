@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import event, select, update
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, event, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.hierarchy import Hierarchy
 from scheduler.dispatch.work import Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
+from scheduler.store import migrations
 from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, new_job_id
-from scheduler.store.tables import SCHEMA_VERSION, UPGRADES, properties
-from tierkit.errors import NotFound, SetupError, Unavailable
+from scheduler.store.lease import Lease
+from scheduler.store.tables import SCHEMA, VERSION_TABLE, metadata, properties
+from tierkit.errors import NotFound, SetupError, Standby, Unavailable
 from tierkit.testing import wait_for
 from tierkit.types import JobState, Scheme, Tier
 from tierkit.wire.events import CoarseEvent, written
@@ -42,9 +47,11 @@ class Store:
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[Store]:
-    engine = await open_database(f"sqlite+aiosqlite:///{path}")
-    commit = GroupCommit(engine, next_seq=await last_seq(engine) + 1)
+async def opened(url: str | Path) -> AsyncIterator[Store]:
+    engine = await open_database(f"sqlite+aiosqlite:///{url}" if isinstance(url, Path) else url)
+    lease = Lease(engine, url="http://a", lease_s=60.0, alone=True)
+    await lease.acquire()
+    commit = GroupCommit(engine, lease, next_seq=await last_seq(engine) + 1)
     writer = asyncio.create_task(commit.run())
     try:
         yield Store(engine, commit)
@@ -54,8 +61,22 @@ async def opened(path: Path) -> AsyncIterator[Store]:
         await engine.dispose()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+    return str(request.getfixturevalue("postgres").database())
+
+
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
+async def store(url: str) -> AsyncIterator[Store]:
+    async with opened(url) as store:
+        yield store
+
+
+@pytest.fixture
+async def file(tmp_path: Path) -> AsyncIterator[Store]:
+    """For what is special to SQLite."""
     async with opened(tmp_path / "jobs.db") as store:
         yield store
 
@@ -179,20 +200,22 @@ async def test_an_answer_and_the_attempt_that_brought_it_share_a_commit(store):
     assert inserted["attempts"] == [first + 1, *others]
 
 
-async def test_numbers_go_on_after_a_restart(tmp_path):
-    async with opened(tmp_path / "x.db") as store:
+async def test_numbers_go_on_after_a_restart(url):
+    async with opened(url) as store:
         job = await add(store.jobs)
         store.commit.put(answer(job, 0))
         await store.commit.flush()
-    async with opened(tmp_path / "x.db") as store:
+    async with opened(url) as store:
         store.commit.put(answer(job, 1))
         await store.commit.flush()
         assert store.announced == [[2]]
 
 
-async def test_the_database_itself_refuses_a_second_answer(tmp_path):
-    engine = await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
-    commit = GroupCommit(engine, next_seq=1)
+async def test_the_database_itself_refuses_a_second_answer(url):
+    engine = await open_database(url)
+    lease = Lease(engine, url="http://a", lease_s=60.0)
+    await lease.acquire()
+    commit = GroupCommit(engine, lease, next_seq=1)
     store = JobStore(engine, commit)
     job = await add(store)
     commit.put(answer(job, 0))
@@ -204,38 +227,38 @@ async def test_the_database_itself_refuses_a_second_answer(tmp_path):
     await engine.dispose()
 
 
-async def test_a_refused_commit_is_tried_again_and_nothing_is_announced_before(store):
-    job = await add(store.jobs)
+async def test_a_refused_commit_is_tried_again_and_nothing_is_announced_before(file):
+    job = await add(file.jobs)
     refusals = 3
 
     def refuse(connection, cursor, statement, parameters, context, many):
         nonlocal refusals
         if statement.startswith("INSERT INTO terrace_results") and refusals:
             refusals -= 1
-            assert store.announced == []
+            assert file.announced == []
             raise sqlite3.OperationalError("disk full")
 
-    event.listen(store.engine.sync_engine, "before_cursor_execute", refuse)
-    store.commit.put(answer(job, 0))
-    await store.commit.flush()
+    event.listen(file.engine.sync_engine, "before_cursor_execute", refuse)
+    file.commit.put(answer(job, 0))
+    await file.commit.flush()
     assert refusals == 0
-    assert store.announced == [[1]]
-    assert store.commit.refused is None
+    assert file.announced == [[1]]
+    assert file.commit.refused is None
 
 
-async def test_a_database_that_is_locked_for_a_while_only_delays(store, tmp_path):
-    job = await add(store.jobs)
+async def test_a_database_that_is_locked_for_a_while_only_delays(file, tmp_path):
+    job = await add(file.jobs)
     other = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    store.commit.put(answer(job, 0))
-    flushed = asyncio.create_task(store.commit.flush())
+    file.commit.put(answer(job, 0))
+    flushed = asyncio.create_task(file.commit.flush())
     # Reading goes on meanwhile.
-    assert (await store.jobs.get(job.id)).state == "queued"
+    assert (await file.jobs.get(job.id)).state == "queued"
     assert not flushed.done()
     other.execute("COMMIT")
     other.close()
     await flushed
-    assert store.announced == [[1]]
+    assert file.announced == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -247,58 +270,56 @@ async def test_a_database_that_is_locked_for_a_while_only_delays(store, tmp_path
     ],
     ids=["full", "read-only"],
 )
-async def test_a_full_or_read_only_disk_delays_answers_until_they_can_be_written(store, worse, better, said):
-    job = await add(store.jobs, images=50 * 400)
+async def test_a_full_or_read_only_disk_delays_answers_until_they_can_be_written(file, worse, better, said):
+    job = await add(file.jobs, images=50 * 400)
     long = [dataclasses.replace(answer(job, task), line=answer(job, task).line + " " * 2000) for task in range(400)]
 
-    async def disk(becomes: str) -> None:
-        async def change(connection) -> None:
-            await connection.exec_driver_sql(f"PRAGMA {becomes}")
+    becomes = worse
 
-        await store.commit.execute(change)
+    def set_disk(connection, record, proxy):
+        connection.cursor().execute(f"PRAGMA {becomes}")
 
-    # One connection at a time writes, and the pool gives the last one that was used.
-    await disk(worse)
+    event.listen(file.engine.sync_engine, "checkout", set_disk)
     for each in long:
-        store.commit.put(each)
-    await wait_for(lambda: store.commit.refused == said, what="the refusal")
-    assert store.announced == []
+        file.commit.put(each)
+    await wait_for(lambda: file.commit.refused == said, what="the refusal")
+    assert file.announced == []
     with pytest.raises(Unavailable, match=said):
-        await add(store.jobs, facts=ImageFacts(names=["x" * 1000] * 120))
-    await disk(better)
-    await store.commit.flush()
-    assert [seq for group in store.announced for seq in group] == list(range(1, 401))
+        await add(file.jobs, facts=ImageFacts(names=["x" * 1000] * 120))
+    becomes = better
+    await file.commit.flush()
+    assert [seq for group in file.announced for seq in group] == list(range(1, 401))
 
 
 @pytest.mark.parametrize("how", ["moved", "replaced"])
-async def test_answers_wait_while_the_database_file_is_gone(store, tmp_path, how):
-    job = await add(store.jobs)
+async def test_answers_wait_while_the_database_file_is_gone(file, tmp_path, how):
+    job = await add(file.jobs)
     path, aside = tmp_path / "jobs.db", tmp_path / "aside.db"
     path.rename(aside)
     if how == "replaced":
         path.write_bytes(b"")
-    store.commit.put(answer(job, 0))
-    await wait_for(lambda: store.commit.refused is not None, what="the refusal")
-    assert "jobs.db is gone or another one; put it back" in store.commit.refused
+    file.commit.put(answer(job, 0))
+    await wait_for(lambda: file.commit.refused is not None, what="the refusal")
+    assert "jobs.db is gone or another one; put it back" in file.commit.refused
     with pytest.raises(Unavailable, match="is gone or another one"):
-        await add(store.jobs)
-    assert store.announced == []
+        await add(file.jobs)
+    assert file.announced == []
     assert path.exists() == (how == "replaced")
     aside.rename(path)
-    await store.commit.flush()
-    assert store.announced == [[1]]
-    assert [seq for seq, _ in await store.jobs.results_after(job, 0, limit=5)] == [1]
+    await file.commit.flush()
+    assert file.announced == [[1]]
+    assert [seq for seq, _ in await file.jobs.results_after(job, 0, limit=5)] == [1]
 
 
-async def test_a_refused_submission_is_unavailable_and_leaves_nothing(store):
+async def test_a_refused_submission_is_unavailable_and_leaves_nothing(file):
     def refuse(connection, cursor, statement, parameters, context, many):
         if statement.startswith("INSERT INTO terrace_jobs"):
             raise sqlite3.OperationalError("disk full")
 
-    event.listen(store.engine.sync_engine, "before_cursor_execute", refuse)
+    event.listen(file.engine.sync_engine, "before_cursor_execute", refuse)
     with pytest.raises(Unavailable, match="does not accept writes now: disk full"):
-        await add(store.jobs)
-    assert await store.jobs.page(limit=10, before=None, state=None) == []
+        await add(file.jobs)
+    assert await file.jobs.page(limit=10, before=None, state=None) == []
 
 
 async def test_an_idempotency_key_is_unique(store):
@@ -355,53 +376,80 @@ async def test_attempts_are_rows_and_add_up_to_what_a_task_has_failed(store):
     assert await store.jobs.attempts_after(job.id, 0, 0, limit=10, only_task=2) == made[3:]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
-async def test_a_database_of_an_older_terrace_is_brought_up_to_date(tmp_path, version):
-    async with opened(tmp_path / "x.db") as store:
+async def downgrade(engine: AsyncEngine) -> None:
+    """To the last form before Alembic."""
+    async with engine.begin() as connection:
+        for statement in (
+            "DROP TABLE terrace_lease",
+            "DROP TABLE terrace_inputs",
+            f"DROP TABLE {VERSION_TABLE}",
+            "INSERT INTO terrace_properties VALUES ('schema_version', '6')",
+        ):
+            await connection.execute(text(statement))
+
+
+async def test_a_database_from_before_the_lease_is_brought_up_to_date(url):
+    async with opened(url) as store:
         job = await add(store.jobs)
-    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as old:
-        if version == 1:
-            old.execute("DROP TABLE terrace_attempts")
-        if version < 3:
-            old.execute("CREATE TABLE terrace_tasks (job_id VARCHAR(32) REFERENCES terrace_jobs (id))")
-            old.execute(f"INSERT INTO terrace_tasks VALUES ('{job.id}')")
-        if version < 4:
-            old.execute("ALTER TABLE terrace_jobs DROP COLUMN damaged")
-        if version < 5:
-            old.execute("ALTER TABLE terrace_jobs DROP COLUMN hierarchy")
-            old.execute("DROP TABLE terrace_hierarchies")
-        old.executescript(
-            f"""ALTER TABLE terrace_jobs DROP COLUMN owner;
-            DROP TABLE terrace_nodes;
-            ALTER TABLE terrace_jobs DROP COLUMN traceparent;
-            UPDATE terrace_properties SET value = '{version}' WHERE name = 'schema_version';"""
-        )
+        await downgrade(store.engine)
     for _ in range(2):
-        async with opened(tmp_path / "x.db") as store:
+        async with opened(url) as store:
             assert await store.jobs.get(job.id) == job
-            assert await store.jobs.purge(0.0) == 0
             await add(store.jobs)
-    async with opened(tmp_path / "x.db") as store:
-        store.jobs.finished(job.id, state=JobState.FAILED, reason="", at=1.0, summary={})
-        await store.commit.flush()
-        assert await store.jobs.purge(2.0) == 1
 
 
-async def test_an_upgrade_is_done_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
-    async with opened(tmp_path / "x.db") as store:
+async def test_a_migration_is_done_as_a_whole_or_not_at_all(url, monkeypatch):
+    async with opened(url) as store:
         job = await add(store.jobs)
-    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as old:
-        old.executescript(
-            """ALTER TABLE terrace_jobs DROP COLUMN owner;
-            ALTER TABLE terrace_jobs DROP COLUMN traceparent;
-            UPDATE terrace_properties SET value = '5' WHERE name = 'schema_version';"""
-        )
+        await downgrade(store.engine)
     with monkeypatch.context() as patch:
-        patch.setitem(UPGRADES, 5, (UPGRADES[5][0], "ALTER TABLE terrace_jobs ADD COLUMN"))
+        upgrade = command.upgrade
+
+        def upgrade_and_fail(*given: Any) -> None:
+            upgrade(*given)
+            raise OperationalError("", {}, Exception("the disk is full"))
+
+        patch.setattr(command, "upgrade", upgrade_and_fail)
         with pytest.raises(SetupError):
-            await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
-    async with opened(tmp_path / "x.db") as store:
+            await open_database(url)
+    async with opened(url) as store:
         assert await store.jobs.get(job.id) == job
+
+
+async def test_a_migration_ends_the_lease_of_an_older_scheduler(url):
+    async with opened(url) as store:
+        await add(store.jobs)
+        async with store.engine.begin() as connection:
+            await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
+            await connection.execute(text("DROP TABLE terrace_inputs"))
+            await connection.execute(text("ALTER TABLE terrace_lease RENAME TO aside"))
+        newer = await open_database(url)
+        await newer.dispose()
+        with pytest.raises(Standby):
+            await add(store.jobs)
+
+
+async def test_the_migrations_make_the_tables_that_the_code_knows(url):
+    engine = await open_database(url)
+
+    def differences(connection: Connection) -> list[Any]:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        return list(compare_metadata(context, metadata))
+
+    async with engine.connect() as connection:
+        assert await connection.run_sync(differences) == []
+    await engine.dispose()
+    assert {path.stem[:4] for path in (Path(migrations.__file__).parent / "versions").glob("*.py")} >= {SCHEMA}
+    assert max(path.stem[:4] for path in (Path(migrations.__file__).parent / "versions").glob("*.py")) == SCHEMA
+
+
+async def test_what_no_database_holds_is_left_out(store):
+    job = await add(store.jobs, facts=ImageFacts(names=["a\0b", "\ud800"] + [None] * 118))
+    assert (await store.jobs.facts(job.id)).names[:2] == ["a\0b", "?"]
+    bad = dataclasses.replace(attempt(job, 0, 1, "error"), reason="a\0b\ud800")
+    store.commit.put(bad)
+    await store.commit.flush()
+    assert (await store.jobs.attempts_after(job.id, 0, 0, limit=1))[0].reason == "a\ufffdb?"
 
 
 async def test_each_job_keeps_its_classes_and_classes_without_jobs_go(store):
@@ -439,21 +487,22 @@ def test_job_ids_sort_by_time():
     assert {len(job_id) for job_id in ids} == {20}
 
 
-async def test_a_database_of_a_newer_terrace_is_refused(tmp_path):
-    async with opened(tmp_path / "x.db") as store, store.engine.begin() as connection:
-        await connection.execute(update(properties).values(value="99"))
-    with pytest.raises(
-        SetupError, match=rf"newer Terrace \(schema 99, this one knows {SCHEMA_VERSION}\): update Terrace or use"
-    ):
-        await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+@pytest.mark.parametrize("found", ["0099", "", "x" * 32])
+async def test_a_database_of_a_newer_terrace_is_refused(url, found):
+    async with opened(url) as store, store.engine.begin() as connection:
+        await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '{found}'"))
+    with pytest.raises(SetupError, match=rf"this one knows {SCHEMA}\): update Terrace or use another --state folder"):
+        await open_database(url)
 
 
-@pytest.mark.parametrize("version", ["0", "-1", "abc", "", "9" * 5000])
-async def test_a_database_with_an_odd_schema_version_is_refused(tmp_path, version):
-    async with opened(tmp_path / "x.db") as store, store.engine.begin() as connection:
-        await connection.execute(update(properties).values(value=version))
+@pytest.mark.parametrize("found", ["5", "-1", "abc", ""])
+async def test_a_database_with_an_odd_schema_version_is_refused(url, found):
+    async with opened(url) as store:
+        await downgrade(store.engine)
+        async with store.engine.begin() as connection:
+            await connection.execute(update(properties).values(value=found))
     with pytest.raises(SetupError, match="another --state folder"):
-        await open_database(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+        await open_database(url)
 
 
 @pytest.mark.parametrize(
@@ -501,8 +550,8 @@ async def test_a_wrong_database_url_is_one_sentence_without_its_password(url, se
         assert "sqlite+aiosqlite:///FILE and postgresql+asyncpg://" in said
 
 
-async def test_sqlite_keeps_a_write_ahead_log_and_full_durability(store):
-    async with store.engine.connect() as connection:
+async def test_sqlite_keeps_a_write_ahead_log_and_full_durability(file):
+    async with file.engine.connect() as connection:
         assert await connection.scalar(select(1)) == 1
         raw = await connection.get_raw_connection()
         cursor = await raw.driver_connection.execute("PRAGMA journal_mode")

@@ -43,6 +43,7 @@ TABLE = {
     errors.DataError: 500,
     errors.AddressUnavailable: 500,
     errors.PortInUse: 500,
+    errors.DatabaseUnavailable: 500,
     errors.ServiceFailed: 500,
     errors.TerraceError: 500,
 }

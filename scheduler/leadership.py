@@ -1,0 +1,153 @@
+"""A scheduler process: a standby until it holds the lease, then the leader, and a standby again when it has lost it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import aiohttp
+
+from models.manifest import load_manifest
+from scheduler.jobs.service import Scheduler
+from scheduler.measures import LEADS
+from scheduler.runtime import open_scheduler
+from scheduler.settings import SchedulerSettings
+from scheduler.store.database import REFUSALS, open_database
+from scheduler.store.lease import Lease
+from tierkit.errors import SetupError, Unavailable
+from tierkit.http.lifecycle import Lifecycle
+
+__all__ = ["leading"]
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+"""After a term has ended; another scheduler may do better."""
+
+
+class _Leadership:
+    """What the process is now.
+
+    Args:
+        lease: of the database.
+        open_term: the life of the scheduler while it leads.
+        take: called with each new one, which answers requests from then on.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        open_term: Callable[[], AbstractAsyncContextManager[Scheduler]],
+        take: Callable[[Scheduler], None],
+    ) -> None:
+        self.decided = asyncio.Event()
+        """Set once it is known whether this scheduler leads."""
+        self._lease = lease
+        self._open_term = open_term
+        self._take = take
+        self._leads = False
+
+    def standby(self) -> str | None:
+        """Why this scheduler does nothing now; None while it leads."""
+        if self._leads and self._lease.held:
+            return None
+        return f"this scheduler is a standby; {self._lease.leader or 'another one'} leads"
+
+    async def run(self) -> None:
+        """Lead whenever nobody else does, until cancelled.
+
+        Raises:
+            SetupError: something that a leader needs is wrong.
+        """
+        while True:
+            LEADS.set(0)
+            await self._lease.acquire(on_wait=self.decided.set)
+            keeping = asyncio.create_task(self._lease.keep(), name="lease")
+            try:
+                async with self._open_term() as scheduler:
+                    self._take(scheduler)
+                    self._leads = True
+                    LEADS.set(1)
+                    _log.info("this scheduler leads", extra={"epoch": self._lease.epoch})
+                    self.decided.set()
+                    await self._lease.lost.wait()
+                    self._leads = False
+                    _log.warning("another scheduler has taken over; this one is a standby")
+                    await scheduler.step_down()
+            except (Unavailable, *REFUSALS) as exc:
+                if not self.decided.is_set():
+                    raise
+                _log.error("this scheduler cannot lead now: %s", exc)
+            finally:
+                self._leads = False
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+                if not self._lease.lost.is_set():
+                    await self._lease.release()
+            await asyncio.sleep(_AGAIN_S)
+
+
+@asynccontextmanager
+async def leading(
+    settings: SchedulerSettings,
+    lifecycle: Lifecycle,
+    take: Callable[[Scheduler], None],
+    middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
+) -> AsyncIterator[None]:
+    """Lead or stand by, from the moment on when it is known which.
+
+    Args:
+        take: called with each new scheduler, which answers requests from then on.
+
+    Raises:
+        SetupError: the state folder, the database or the manifest cannot be used.
+    """
+    manifest = load_manifest(settings.models)
+    with _locked(settings.state):
+        engine = await open_database(settings.database_url)
+        try:
+            lease = Lease(
+                engine, url=lifecycle.url, lease_s=settings.leader_lease_s, alone=not settings.shares_database
+            )
+            leadership = _Leadership(
+                lease, lambda: open_scheduler(settings, manifest, lifecycle, engine, lease, middlewares), take
+            )
+            running = asyncio.create_task(leadership.run(), name="leadership")
+            decided = asyncio.create_task(leadership.decided.wait())
+            try:
+                await asyncio.wait({running, decided}, return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    running.result()
+                lifecycle.own(_outlive(running), name="leadership")
+                lifecycle.standby = leadership.standby
+                yield
+            finally:
+                for task in (decided, running):
+                    task.cancel()
+                await asyncio.gather(decided, running, return_exceptions=True)
+        finally:
+            await engine.dispose()
+
+
+async def _outlive(running: asyncio.Task[None]) -> None:
+    await asyncio.shield(running)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The state folder, created, for this process alone. The lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (folder / "scheduler.lock").open("w")
+    except OSError as exc:
+        raise SetupError(f"cannot write the folder {folder}: {exc.strerror}; choose another with --state") from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise SetupError(f"another scheduler uses the state folder {folder}; choose another with --state") from exc
+        yield

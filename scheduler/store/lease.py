@@ -1,0 +1,183 @@
+"""Which of several schedulers leads: one row of the database that they share.
+
+The leader holds the lease and renews it. Each of its transactions names its epoch (`Lease.fence`), and the database
+refuses those of an epoch that has passed: a leader that was stopped, or cut off, changes nothing any more once another
+one has taken over. Expiry is by the clock of the database alone, so the clocks of the machines need not agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Float, cast, extract, func, select, text, true, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from scheduler.store.database import REFUSALS, plain_reason
+from scheduler.store.tables import SCHEMA, VERSION_TABLE, lease
+from tierkit.errors import SetupError, Standby
+
+__all__ = ["Lease"]
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 3
+"""Renewals within the time of a lease, so that one that fails costs nothing; and looks of a standby."""
+
+_RELEASE_S = 1.0
+
+
+class Lease:
+    """The lease as one scheduler sees it. It may be held, lost, and held again, each time with a new epoch.
+
+    Args:
+        engine: the database.
+        url: of this scheduler, for those who ask a standby who leads.
+        lease_s: how long it lasts from the latest renewal on.
+        alone: whether no other process can use this database, so that whoever held the lease before has ended.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        url: str,
+        lease_s: float,
+        alone: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lost = asyncio.Event()
+        """Set when another scheduler has taken over."""
+        self.epoch = 0
+        self.leader = ""
+        """URL of the one that leads, as far as a standby knows."""
+        self._engine = engine
+        self._url = url
+        self._lease_s = lease_s
+        self._alone = alone
+        self._clock = clock
+        self._number = 0
+        self._renewed_at = -math.inf
+        self._awaited = False
+        """Whether a standby waited for the lease at the latest renewal."""
+        if engine.dialect.name == "sqlite":
+            self._now = (func.julianday("now") - 2440587.5) * 86400.0
+        else:
+            self._now = cast(extract("epoch", func.clock_timestamp()), Float(53))
+
+    @property
+    def held(self) -> bool:
+        """Whether this scheduler may act as the leader. One that could not renew in time must not, if others wait: they
+        lead by now, or soon."""
+        return not self.lost.is_set() and (not self._awaited or self._clock() < self._renewed_at + self._lease_s)
+
+    async def acquire(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Wait until this scheduler holds the lease.
+
+        Args:
+            on_wait: called when another one has it.
+
+        Raises:
+            SetupError: a newer Terrace has changed the tables meanwhile.
+        """
+        said = ""
+        while True:
+            try:
+                left_s = await self._try()
+            except REFUSALS as exc:
+                left_s, news = self._lease_s, f"the database is away, and nobody leads: {plain_reason(exc)}"
+            else:
+                if left_s <= 0.0:
+                    return
+                news = f"standby: {self.leader} leads"
+                on_wait()
+            if news != said:
+                said = news
+                _log.info("%s", news)
+            await asyncio.sleep(min(left_s, self._lease_s / _TRIES))
+
+    async def _try(self) -> float:
+        """Take the lease if it is free. Returns the seconds for which another one has it still; 0 for success."""
+        began = self._clock()
+        async with self._engine.begin() as connection:
+            free = true() if self._alone else lease.c.expires_at <= self._now
+            taken = {
+                "epoch": lease.c.epoch + 1,
+                "url": self._url,
+                "expires_at": self._now + self._lease_s,
+                "awaited_until": 0.0,
+                "commits": 0,
+            }
+            row = (await connection.execute(update(lease).where(free).values(taken).returning(lease.c.epoch))).first()
+            if row is None:
+                waits = update(lease).values(awaited_until=self._now + self._lease_s)
+                other = (await connection.execute(waits.returning(lease.c.expires_at - self._now, lease.c.url))).one()
+                self.leader = other[1]
+                return max(0.001, float(other[0]))
+            found = await connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
+            if found != SCHEMA:
+                raise SetupError(f"a newer Terrace has changed the database (schema {found}): update this one")
+        self.lost.clear()
+        self.epoch, self._number, self._renewed_at, self._awaited = row.epoch, 0, began, False
+        return 0.0
+
+    async def keep(self) -> None:
+        """Renew the lease until it is lost, or this is cancelled."""
+        trouble = ""
+        while not self.lost.is_set():
+            await asyncio.sleep(self._lease_s / _TRIES)
+            began = self._clock()
+            try:
+                async with asyncio.timeout(self._lease_s), self._engine.begin() as connection:
+                    own = update(lease).where(lease.c.epoch == self.epoch)
+                    renewed = own.values(expires_at=self._now + self._lease_s)
+                    row = (await connection.execute(renewed.returning(lease.c.awaited_until > self._now))).first()
+            except REFUSALS as exc:
+                if not trouble:
+                    trouble = plain_reason(exc)
+                    _log.error("the lease cannot be renewed: %s", trouble)
+                continue
+            trouble = ""
+            if row is None:
+                self.lost.set()
+            else:
+                self._renewed_at, self._awaited = began, bool(row[0])
+
+    async def fence(self, connection: AsyncConnection) -> int:
+        """Make a transaction one of this epoch: it counts if no other scheduler has taken over, and none can until it
+        has ended. Returns its number.
+
+        Raises:
+            Standby: another one has.
+        """
+        self._number += 1
+        own = update(lease).where(lease.c.epoch == self.epoch).values(commits=self._number)
+        if (await connection.execute(own.returning(lease.c.epoch))).first() is None:
+            self.lost.set()
+            raise Standby("another scheduler leads now")
+        return self._number
+
+    async def latest(self) -> int:
+        """Number of the latest transaction of this epoch in the database.
+
+        Raises:
+            Standby: another scheduler leads now.
+        """
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(select(lease.c.epoch, lease.c.commits))).one()
+        if row.epoch != self.epoch:
+            self.lost.set()
+            raise Standby("another scheduler leads now")
+        return int(row.commits)
+
+    async def release(self) -> None:
+        """Let another scheduler lead at once; without success it does when the lease runs out."""
+        try:
+            async with asyncio.timeout(_RELEASE_S), self._engine.begin() as connection:
+                await connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
+        except REFUSALS as exc:
+            _log.warning("the lease cannot be given back: %s", plain_reason(exc))
