@@ -6,7 +6,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -44,30 +43,25 @@ class PostgresServer:
             "max_connections=200",
         ]
         words = [word for setting in settings for word in ("-c", setting)]
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._binaries / "postgres", "-D", self._folder / "data", *words],
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                start_new_session=True,
-                **self._as,
-            )
         deadline = time.monotonic() + _START_S
         while self._call("pg_isready", "-q", *self._where, "-d", "postgres").returncode:
             assert time.monotonic() < deadline, (self._folder / "log").read_text()
+            # It does not start while a process of one that was killed is still there.
+            if self._process is None or self._process.poll() is not None:
+                with (self._folder / "log").open("ab") as log:
+                    self._process = subprocess.Popen(
+                        [self._binaries / "postgres", "-D", self._folder / "data", *words],
+                        stdout=log,
+                        stderr=log,
+                        cwd=self._folder,
+                        **self._as,
+                    )
 
     def kill(self) -> None:
-        """SIGKILL for all of it, as if the machine had lost its power."""
+        """SIGKILL; the processes of its connections end themselves when they notice."""
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
-        # The processes of connections are in the same group, and hold the port until the last one has gone.
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.1):
-                continue
-            return
 
     def cut(self) -> None:
         """End all connections of schedulers."""

@@ -1,0 +1,323 @@
+"""Two schedulers with one database, as processes: the leader dies, is stopped, leaves, loses its database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.postgres import PostgresServer
+from tierkit.testing import ServiceProcess, service_process, wait_for
+
+IMAGES = 1000
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path / 'shared.db'}"
+    return str(request.getfixturevalue("postgres").database())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Pair:
+    """Two schedulers, each on its port with a state folder of its own, and nodes that find the one that leads."""
+
+    def __init__(self, kit: Any, settings: Any, database: str, folder: Path, lease_s: float) -> None:
+        self.ports = [free_port(), free_port()]
+        self.processes: dict[int, ServiceProcess] = {}
+        self.http = httpx.AsyncClient(timeout=60, trust_env=False)
+        self.stack = AsyncExitStack()
+        self.ends: list[Any] = []
+        self._kit, self._settings, self._database, self._folder = kit, settings, database, folder
+        self._lease_s = lease_s
+
+    def url(self, port: int) -> str:
+        return f"http://127.0.0.1:{port}"
+
+    async def start(self, port: int) -> ServiceProcess:
+        """Returns once it leads or stands by."""
+        command = [
+            *("-m", "scheduler", f"--port={port}", f"--state={self._folder / str(port)}"),
+            *(f"--database={self._database}", f"--leader-lease-s={self._lease_s}"),
+            *(f"--models={self._settings.models}", "--n-map=1", "--trusted=end,edge,cloud"),
+            *("--heartbeat-s=0.1", "--suspect-s=0.5", "--lease-s=1.0"),
+        ]
+        ready = self._folder / f"{port}.ready"
+        ready.unlink(missing_ok=True)
+        process = await self.stack.enter_async_context(service_process(command, ready_file=ready))
+        self.processes[port] = process
+        return process
+
+    async def status(self, port: int) -> str:
+        with contextlib.suppress(httpx.HTTPError):
+            return str((await self.http.get(f"{self.url(port)}/readyz", timeout=1.0)).json()["status"])
+        return "gone"
+
+    async def leader(self) -> int:
+        """The port of the one that leads, when one does."""
+        found: list[int] = []
+
+        async def leads() -> bool:
+            found[:] = [port for port in self.ports if await self.status(port) == "ready"]
+            return bool(found)
+
+        await wait_for(leads, what="a leader")
+        return found[0]
+
+    def other(self, port: int) -> int:
+        return self.ports[1 - self.ports.index(port)]
+
+    async def running(self) -> Any:
+        """A client of the leader."""
+        url = self.url(await self.leader())
+        self.http.base_url = httpx.URL(url)
+        return self._kit.running(url, self.http, self._settings)
+
+    async def add_nodes(self) -> None:
+        running = await self.running()
+        for number in range(2):
+            self.ends.append(
+                await self.stack.enter_async_context(self._kit.end(running, f"end-{number}", beating=False))
+            )
+        places = [(end.node_id, "end", end.url) for end in self.ends]
+        for place in (*places, ("edge-0", "edge", "http://127.0.0.1:9"), ("cloud-0", "cloud", "http://127.0.0.1:9")):
+            beats = asyncio.create_task(self._beat(*place))
+            self.stack.push_async_callback(_cancelled, beats)
+
+    async def _beat(self, node_id: str, tier: str, url: str) -> None:
+        """Heartbeats to whichever scheduler leads."""
+        place: dict[str, Any] = {}
+        async with httpx.AsyncClient(timeout=1.0, trust_env=False) as http:
+            while True:
+                for port in self.ports:
+                    with contextlib.suppress(httpx.HTTPError):
+                        place = place or self._kit.registration(node_id, tier, url=url)
+                        load = {
+                            "incarnation": place["incarnation"],
+                            "in_flight": 0,
+                            "queued_images": 0,
+                            "images_done": 0,
+                        }
+                        base = f"{self.url(port)}/v1/devices"
+                        answer = await http.post(f"{base}/{node_id}/heartbeat", json=load)
+                        if answer.status_code in (404, 409):
+                            place = self._kit.registration(node_id, tier, url=url)
+                            await http.post(base, json=place)
+                await asyncio.sleep(0.1)
+
+    async def follow(self, job_id: str, at_event: Callable[[int], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The events of a job to its end, from whichever scheduler leads; `at_event` is awaited with their number."""
+        seen: list[Any] = []
+        last = 0
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                running = await self.running()
+                headers = {"Last-Event-ID": str(last)}
+                async with running.http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
+                    if response.status_code == 200:
+                        async for kind, number, data in self._kit.read_events(response):
+                            last = max(last, number)
+                            if kind != "state":
+                                seen.append((kind, data))
+                                await at_event(len(seen))
+                            elif data["state"] in ("completed", "failed", "cancelled"):
+                                return seen, data
+            await asyncio.sleep(0.05)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def two(kit: Any, settings: Any, database: str, folder: Path, lease_s: float = 1.0) -> AsyncIterator[Pair]:
+    pair = Pair(kit, settings, database, folder, lease_s)
+    async with pair.http, pair.stack:
+        for port in pair.ports:
+            await pair.start(port)
+        await pair.add_nodes()
+        yield pair
+
+
+def check(seen: list[Any], view: dict[str, Any], results: list[Any]) -> None:
+    """Every image is answered once, and every event came once."""
+    assert (view["state"], view["answered_coarse"], view["answered_fine"]) == ("completed", IMAGES, IMAGES)
+    assert (view["fallback"], view["failed_images"], view["fine_accuracy"]) == (0, 0, 1.0)
+    assert [result["index"] for result in results] == list(range(IMAGES))
+    for stage in ("coarse", "fine"):
+        indices = [result["index"] for kind, data in seen if kind == stage for result in data["results"]]
+        assert sorted(indices) == list(range(IMAGES))
+
+
+async def submit(pair: Pair, kit: Any) -> dict[str, Any]:
+    running = await pair.running()
+    return dict(await running.submit(kit.images(IMAGES), labels=[k % 100 for k in range(IMAGES)]))
+
+
+async def test_a_standby_leads_when_the_leader_is_killed_in_mid_job(
+    kit: Any, settings: Any, database: str, tmp_path: Path
+) -> None:
+    async with two(kit, settings, database, tmp_path) as pair:
+        leader = await pair.leader()
+        assert await pair.status(pair.other(leader)) == "standby"
+        refused = await pair.http.get(f"{pair.url(pair.other(leader))}/v1/jobs")
+        assert (refused.status_code, refused.headers["retry-after"]) == (421, "1")
+        metrics = (await pair.http.get(f"{pair.url(pair.other(leader))}/metrics")).text
+        assert "terrace_scheduler_leads 0.0" in metrics
+        pair.ends[1].fine_gate.clear()  # so that there is work under way
+        job = await submit(pair, kit)
+
+        async def kill(events: int) -> None:
+            if events == 10:
+                pair.processes[leader].kill()
+                await pair.processes[leader].exit_code()
+                pair.ends[1].fine_gate.set()
+
+        seen, view = await pair.follow(job["id"], kill)
+        check(seen, view, await (await pair.running()).results(job["id"]))
+        assert await pair.leader() == pair.other(leader)
+        # The dead one comes back as a standby.
+        await pair.start(leader)
+        assert await pair.status(leader) == "standby"
+
+
+async def test_a_leader_that_is_stopped_past_its_lease_is_a_standby_afterwards(
+    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with two(kit, settings, postgres.database(), tmp_path) as pair:
+        leader = await pair.leader()
+        job = await submit(pair, kit)
+
+        async def stop(events: int) -> None:
+            if events == 5:
+                os.kill(pair.processes[leader].process.pid, signal.SIGSTOP)
+                raise httpx.ReadError("it says no more")
+
+        with contextlib.suppress(httpx.HTTPError):
+            await pair.follow(job["id"], stop)
+        events: list[int] = []
+
+        async def count(number: int) -> None:
+            events.append(number)
+
+        _, view = await pair.follow(job["id"], count)
+        assert view["state"] == "completed"
+        before = await (await pair.running()).job(job["id"])
+        os.kill(pair.processes[leader].process.pid, signal.SIGCONT)
+        await wait_for(lambda: _is(pair, leader, "standby"), what="the stopped one to stand by")
+        await wait_for(lambda: "has taken over" in pair.processes[leader].log, what="it to know")
+        after = await (await pair.running()).job(job["id"])
+        assert after == before
+        results = await (await pair.running()).results(job["id"])
+        assert [result["index"] for result in results] == list(range(IMAGES))
+        # It can lead again.
+        pair.processes[pair.other(leader)].kill()
+        assert await pair.leader() == leader
+        assert (await (await pair.running()).job(job["id"]))["state"] == "completed"
+
+
+async def _is(pair: Pair, port: int, status: str) -> bool:
+    return await pair.status(port) == status
+
+
+async def test_a_leader_that_leaves_gives_its_lease_back(
+    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with two(kit, settings, postgres.database(), tmp_path) as pair:
+        leader = await pair.leader()
+        pair.processes[leader].terminate()
+        assert await pair.processes[leader].exit_code() == 0
+        assert await pair.leader() == pair.other(leader)
+        assert "cannot be given back" not in pair.processes[leader].log
+
+
+async def test_a_database_that_is_killed_and_started_again_in_mid_job_loses_nothing(
+    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with two(kit, settings, postgres.database(), tmp_path) as pair:
+        job = await submit(pair, kit)
+
+        async def disturb(events: int) -> None:
+            if events in (3, 20):
+                await asyncio.to_thread(postgres.cut)
+            elif events == 10:
+                await asyncio.to_thread(postgres.kill)
+                await asyncio.to_thread(postgres.start)
+
+        seen, view = await pair.follow(job["id"], disturb)
+        check(seen, view, await (await pair.running()).results(job["id"]))
+
+
+async def test_a_database_that_is_not_there_yet_or_not_at_all(
+    settings: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    for url, code in (
+        (f"postgresql+asyncpg://terrace@127.0.0.1:{free_port()}/x", 75),
+        (f"postgresql+asyncpg://terrace@127.0.0.1:{postgres.port}/none", 2),
+    ):
+        command = ["-m", "scheduler", "--port=0", f"--state={tmp_path / 'state'}", f"--database={url}"]
+        async with service_process(command, ready_file=tmp_path / "ready", wait_ready=False) as process:
+            assert await process.exit_code() == code, process.log
+        assert "cannot be opened for writing" in process.log
+        assert process.log.count("\n") == 1
+
+
+async def test_what_operators_said_and_who_is_signed_in_outlasts_the_leader(
+    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with two(kit, settings, postgres.database(), tmp_path) as pair:
+        leader = await pair.leader()
+        assert (await pair.http.post(f"{pair.url(leader)}/v1/devices/edge-0/drain")).is_success
+        pair.processes[leader].kill()
+        running = await pair.running()
+
+        async def drained() -> bool:
+            devices = json.loads((await running.http.get("/v1/devices")).text)["devices"]
+            return any(device["node_id"] == "edge-0" and device["health"] == "draining" for device in devices)
+
+        await wait_for(drained, what="the node to be drained still")
+
+
+@pytest.mark.benchmark
+async def test_leaders_that_are_killed_in_mid_job_20_times(
+    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path, record_property: Any
+) -> None:
+    """With the default lease; seconds from the kill to the other one's readiness."""
+    took: list[float] = []
+    async with two(kit, settings, postgres.database(), tmp_path, lease_s=5.0) as pair:
+        for number in range(20):
+            leader = await pair.leader()
+            pair.ends[1].fine_gate.clear()
+            job = await submit(pair, kit)
+
+            async def kill(events: int, leader: int = leader, at: int = number) -> None:
+                if events == at + 1:
+                    pair.processes[leader].kill()
+                    killed = time.monotonic()
+                    await pair.processes[leader].exit_code()
+                    pair.ends[1].fine_gate.set()
+                    assert await pair.leader() == pair.other(leader)
+                    took.append(time.monotonic() - killed)
+                    await pair.start(leader)
+
+            seen, view = await pair.follow(job["id"], kill)
+            check(seen, view, await (await pair.running()).results(job["id"]))
+    assert len(took) == 20
+    record_property("takeover_s", sorted(round(each, 3) for each in took))
