@@ -1,5 +1,7 @@
 """What durability costs the scheduler: tasks per second with and without it, on nodes that answer at once.
 
+With `--database` a second scheduler takes its turns too, which keeps its results there.
+
 The scheduler runs in this process, with its real parts: uploads, input files, dispatch over HTTP, checks of the
 answers, group commit into SQLite (WAL, every commit synced to the disk). The nodes are null nodes: sockets in a second
 process that read a task of 50 images and answer with ready-made lines, so all that is measured is the scheduler. A run
@@ -18,7 +20,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import product
 from multiprocessing.connection import Connection
 from statistics import median
@@ -229,6 +231,7 @@ class Chosen(Options):
     tasks: int = option(1000, "Tasks of each run, 50 images each.", quick=200, min=1, max=MOST_TASKS)
     repeats: int = option(5, "Runs of each kind.", quick=2, min=1, max=MOST_RUNS)
     nodes: int = option(8, "Null end nodes.", min=1, max=1000)
+    database: str | None = option(None, "A database to compare with, as the setting of the scheduler; an empty one.")
 
 
 @asynccontextmanager
@@ -254,6 +257,11 @@ async def _scheduler(settings: SchedulerSettings) -> AsyncIterator[Scheduler]:
         yield led[0]
 
 
+def _name_of(url: str) -> str:
+    """Of a database, as people write it."""
+    return "PostgreSQL" if url.startswith("postgresql") else "the other database"
+
+
 class Durability(Experiment):
     """How many tasks a second the scheduler dispatches, with and without durability."""
 
@@ -267,33 +275,42 @@ class Durability(Experiment):
     async def measure(self, run: Run, chosen: Chosen) -> None:
         tasks = chosen.tasks
         run.config |= {"tasks_per_run": tasks, "nodes": chosen.nodes, "batch": BATCH}
-        settings = SchedulerSettings(state=run.folder / "state", n_map=1)
+        databases = (
+            {"SQLite": None}
+            if chosen.database is None
+            else {"SQLite": None, _name_of(chosen.database): chosen.database}
+        )
         pixels = np.zeros((tasks * BATCH, *load_manifest().models[0].input_shape), np.uint8)
         # The first of each opens connections and compiles statements, and does not count.
-        turns = list(product(range(chosen.repeats + 1), _SCHEMES, (True, False)))
+        turns = list(product(range(chosen.repeats + 1), _SCHEMES, [*databases, None]))
         run.expect(len(turns))
-        async with (
-            _null_fleet(chosen.nodes) as ports,
-            _scheduler(settings) as scheduler,
-            _fleet(scheduler, ports),
-        ):
-            for repeat, scheme, durable in turns:
-                with run.step(f"{scheme}, {'durable' if durable else 'without durability'}"):
-                    seconds, cpu_s = await (_durable if durable else _volatile)(scheduler, scheme, pixels)
+        async with AsyncExitStack() as stack:
+            ports = await stack.enter_async_context(_null_fleet(chosen.nodes))
+            schedulers = {}
+            for name, database in databases.items():
+                settings = SchedulerSettings(state=run.folder / name, n_map=1, database=database)
+                schedulers[name] = await stack.enter_async_context(_scheduler(settings))
+                await stack.enter_async_context(_fleet(schedulers[name], ports))
+            for repeat, scheme, kept_in in turns:
+                with run.step(f"{scheme}, {'results not kept' if kept_in is None else f'results in {kept_in}'}"):
+                    if kept_in is None:
+                        seconds, cpu_s = await _volatile(schedulers["SQLite"], scheme, pixels)
+                    else:
+                        seconds, cpu_s = await _durable(schedulers[kept_in], scheme, pixels)
                 if repeat:
                     speed = {"tasks_per_s": tasks / seconds, "cpu_ms_per_task": 1000 * cpu_s / tasks}
-                    run.add(scheme=scheme, durable=durable, **speed)
+                    run.add(scheme=scheme, kept_in=kept_in, **speed)
 
     def rows(self, record: Record) -> list[dict[str, Any]]:
         return [
             {
                 "scheme": scheme,
-                "durable": durable,
+                "kept_in": kept_in,
                 "n": len(points),
                 **ranged("tasks_per_s", [point["tasks_per_s"] for point in points], 1),
                 "cpu_ms_per_task": round(median(point["cpu_ms_per_task"] for point in points), 3),
             }
-            for (scheme, durable), points in grouped(record["points"], "scheme", "durable").items()
+            for (scheme, kept_in), points in grouped(record["points"], "scheme", "kept_in").items()
         ]
 
     def table(self, record: Record) -> Table:
@@ -302,7 +319,7 @@ class Durability(Experiment):
             rows=[
                 [
                     row["scheme"],
-                    "durable" if row["durable"] else "not kept",
+                    f"in {row['kept_in']}" if row["kept_in"] else "not kept",
                     f"{row['tasks_per_s']:,.0f}",
                     f"{row['min_tasks_per_s']:,.0f} to {row['max_tasks_per_s']:,.0f}",
                     f"{row['cpu_ms_per_task']:.2f}",

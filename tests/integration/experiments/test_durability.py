@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from experiments.harness import RECORD
 from terrace.commands.experiment import app
 
 
-def test_each_kind_of_run_is_measured_and_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [["SQLite", None], ["SQLite", "PostgreSQL", None]])
+def test_each_kind_of_run_is_measured_and_recorded(
+    request: pytest.FixtureRequest, tmp_path: Path, kinds: list[str | None]
+) -> None:
     out = tmp_path / "run"
-    words = ["durability", "--tasks", "20", "--repeats", "1", "--nodes", "2", "--json", "--out", str(out)]
+    database = ["--database", request.getfixturevalue("postgres").database()] if "PostgreSQL" in kinds else []
+    words = ["durability", "--tasks", "20", "--repeats", "1", "--nodes", "2", "--json", "--out", str(out), *database]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
-    kinds = [(row["scheme"], row["durable"]) for row in rows]
-    assert kinds == [("end", True), ("end", False), ("end-edge", True), ("end-edge", False)]
+    assert [(row["scheme"], row["kept_in"]) for row in rows] == [(s, k) for s in ("end", "end-edge") for k in kinds]
     assert all(row["tasks_per_s"] > 0 and row["cpu_ms_per_task"] > 0 and row["n"] == 1 for row in rows)
-    assert len(json.loads((out / RECORD).read_text())["points"]) == 4
+    assert len(json.loads((out / RECORD).read_text())["points"]) == 2 * len(kinds)
