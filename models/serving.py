@@ -27,8 +27,19 @@ from models.manifest import (
 from models.session import OnnxModel, load_model
 from models.store import Fetch, ModelStore
 from tierkit.documents import faults
-from tierkit.errors import DeadlineExceeded, NotFound, SetupError, Unavailable, UpstreamError, WeightsError
+from tierkit.errors import (
+    DeadlineExceeded,
+    NotFound,
+    SetupError,
+    Standby,
+    TerraceError,
+    Unavailable,
+    UpstreamError,
+    WeightsError,
+)
 from tierkit.http.client import authorization, calling, open_client, read_at_most
+from tierkit.http.errors import error_of
+from tierkit.http.ring import Ring, Round
 from tierkit.inference.model import Decode
 from tierkit.pacing import backoff_s
 from tierkit.settings import NodeSettings
@@ -41,27 +52,37 @@ log = logging.getLogger(__name__)
 _STALL_S = 10.0
 """A download that brings nothing for so long is begun again."""
 
-_SHOWN_BYTES = 200
+_SHOWN = 200
+"""Characters of a refusal that a message repeats."""
+_REFUSAL_BYTES = 4096
 _MANIFEST_BYTES = 64 * 1024**2
 """Of a manifest, at most: one of a hundred thousand classes has a few million."""
 
 
 async def obtain_manifest(settings: NodeSettings) -> Manifest:
     """The manifest of the model set that the node serves from: that of `models`; else the scheduler's, so that all of a
-    fleet answers the same classes; else, or where the scheduler cannot be reached, the bundled one.
+    fleet answers the same classes; else, or where the scheduler cannot be reached, the bundled one. While there are
+    schedulers and none of them leads this goes on trying, and says so once.
 
     Raises:
         SetupError: it cannot be read, or is wrong; or the scheduler gives none.
     """
     if settings.models is not None or settings.scheduler is None:
         return load_manifest(settings.models)
-    try:
-        async with _asked(settings, "/v1/models", what="the model set") as answer:
-            content = await read_at_most(answer, _MANIFEST_BYTES)
-    except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
-        log.warning("no model set from the scheduler, so this node serves the bundled one: %s", exc)
-        return load_manifest()
-    source = f"of {settings.scheduler}"
+    failures, content = 0, None
+    while content is None:
+        try:
+            async with _asked(settings, "/v1/models", what="the model set") as (scheduler, answer):
+                content = await read_at_most(answer, _MANIFEST_BYTES)
+        except Standby as exc:
+            failures += 1
+            if failures == 1:
+                log.warning("no model set from the scheduler yet, trying on: %s", exc)
+            await _pause(failures)
+        except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
+            log.warning("no model set from the scheduler, so this node serves the bundled one: %s", exc)
+            return load_manifest()
+    source = f"of {scheduler}"
     try:
         return checked_manifest(Manifest.model_validate_json(content), source)
     except ValidationError as exc:
@@ -156,7 +177,11 @@ async def obtain_weights(
             failures += 1
             if failures == 1:
                 log.warning("cannot fetch model '%s' from the scheduler yet, trying on: %s", entry.name, exc)
-            await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
+            await _pause(failures)
+
+
+async def _pause(failures: int) -> None:
+    await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
 
 
 def _fetch_from(settings: NodeSettings) -> Fetch:
@@ -166,9 +191,9 @@ def _fetch_from(settings: NodeSettings) -> Fetch:
                 f"the weights of model '{name}' are not here; give the folder that has them with --models, or a "
                 "scheduler to fetch them from with --scheduler"
             )
-        log.info("fetching weights", extra={"model": name, "scheduler": settings.scheduler})
         path, what = f"/v1/models/{quote(name, safe='')}/file", f"the weights of model '{name}' ({sha256})"
-        async with _asked(settings, path, what=what, params={"sha256": sha256}) as answer:
+        async with _asked(settings, path, what=what, params={"sha256": sha256}) as (scheduler, answer):
+            log.info("fetching weights", extra={"model": name, "scheduler": scheduler})
             async for block in answer.content.iter_any():
                 yield block
 
@@ -178,30 +203,52 @@ def _fetch_from(settings: NodeSettings) -> Fetch:
 @asynccontextmanager
 async def _asked(
     settings: NodeSettings, path: str, *, what: str, params: dict[str, str] | None = None
-) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The scheduler's answer to a GET, of which the body is still to come; `what` names it in messages.
+) -> AsyncIterator[tuple[str, aiohttp.ClientResponse]]:
+    """The URL of the scheduler that leads, and its answer to a GET, of which the body is still to come; `what` names
+    it in messages.
 
     Raises:
         SetupError: it refuses this node's token.
         WeightsError: it has no such thing.
+        Standby: none leads at the moment.
         TerraceError: as `calling`.
     """
-    async with (
-        open_client(tls_ca=settings.tls_ca) as http,
-        calling("the scheduler", budget_s=None),
-        http.get(
-            f"{settings.scheduler}{path}",
+    ring = Ring(settings.scheduler or ())
+    asked = Round(ring)
+    async with open_client(tls_ca=settings.tls_ca) as http:
+        while True:
+            scheduler = ring.current
+            try:
+                answer = await _ask(http, scheduler + path, settings, what=what, params=params)
+                break
+            except TerraceError as exc:
+                if trouble := asked.failed(scheduler, exc):
+                    raise trouble from exc
+        async with calling("the scheduler", budget_s=None), answer:
+            yield scheduler, answer
+
+
+async def _ask(
+    http: aiohttp.ClientSession, url: str, settings: NodeSettings, *, what: str, params: dict[str, str] | None
+) -> aiohttp.ClientResponse:
+    async with calling("the scheduler", budget_s=None):
+        answer = await http.get(
+            url,
             params=params,
             headers=authorization(settings.own_token()()),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_STALL_S, sock_read=_STALL_S),
             allow_redirects=False,
-        ) as answer,
-    ):
-        if answer.status in (401, 403):
-            said = (await read_at_most(answer, _SHOWN_BYTES)).decode("utf-8", "replace")
-            raise SetupError(f"the scheduler gives this node no weights: {answer.status} {said}; see --token-file")
-        if answer.status == 404:
-            raise WeightsError(f"neither this node nor the scheduler has {what}")
-        if answer.status != 200:
-            raise UpstreamError(f"the scheduler answered {answer.status}", status_code=answer.status)
-        yield answer
+        )
+        if answer.status == 200:
+            return answer
+        async with answer:
+            said = await read_at_most(answer, _REFUSAL_BYTES)
+    if answer.status in (401, 403):
+        shown = said.decode("utf-8", "replace")[:_SHOWN]
+        raise SetupError(f"the scheduler gives this node no weights: {answer.status} {shown}; see --token-file")
+    if answer.status == 404:
+        raise WeightsError(f"neither this node nor the scheduler has {what}")
+    error = error_of("the scheduler", answer.status, said)
+    if isinstance(error, Standby):
+        raise error
+    raise UpstreamError(f"the scheduler answered {answer.status}", status_code=answer.status)

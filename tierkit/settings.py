@@ -161,8 +161,9 @@ class NodeSettings(ServiceSettings):
     machine's name, the tier, the port and four hex digits of the machine's identity, such as pi-end-8071-3fa9, the same
     at each start; with port 0, such as end-3fa9, fresh at each start."""
 
-    scheduler: HttpUrl | None = None
-    """URL of the scheduler to register with and to fetch missing models from; without one the node serves alone."""
+    scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)] | None = None
+    """URL of the scheduler to register with and to fetch missing models from; without one the node serves alone. Where
+    others stand by to take its place, the URLs of all of them, comma-separated."""
 
     token_file: UserPath | None = None
     """File with this node's token for the scheduler, its owner's alone. With a token the node answers only those whom

@@ -9,7 +9,7 @@ import random
 import socket
 from urllib.parse import urlsplit
 
-from tierkit.errors import AddressUnavailable, PortInUse, SetupError, Unavailable
+from tierkit.errors import AddressUnavailable, PortInUse, SetupError, UpstreamUnavailable
 
 __all__ = ["bind", "free_port", "is_loopback", "reachable_url", "url_of"]
 
@@ -82,7 +82,7 @@ def reachable_url(url: str, *, peer: str) -> str:
     Nothing is sent: the route is looked up by connecting a datagram socket.
 
     Raises:
-        Unavailable: the host of `peer` cannot be resolved or no route leads there, for now.
+        UpstreamUnavailable: the host of `peer` cannot be resolved or no route leads there, for now.
     """
     parts = urlsplit(url)
     if not ipaddress.ip_address(parts.hostname or "").is_unspecified:
@@ -96,7 +96,7 @@ def reachable_url(url: str, *, peer: str) -> str:
             probe.connect(address)
             here = probe.getsockname()[0]
     except OSError as exc:
-        raise Unavailable(
+        raise UpstreamUnavailable(
             f"no route to {peer} ({exc.strerror}); name this node's own address with --advertise-url"
         ) from exc
     return _url(parts.scheme, here, parts.port)

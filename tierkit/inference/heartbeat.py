@@ -1,7 +1,7 @@
 """A node's place in the scheduler's device list: registration, heartbeats, farewell.
 
-The scheduler may be away, restart with an empty list, or come later than the node: the sender keeps trying for as long
-as the node lives, and says in the log what changed, once.
+The scheduler may be away, restart with an empty list, or come later than the node; of several, another one may lead.
+The sender keeps trying for as long as the node lives, and says in the log what changed, once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +21,7 @@ from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthen
 from tierkit.http.client import ask, authorization, calling, read_at_most
 from tierkit.http.errors import error_of
 from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.ring import Ring, Round
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import NODE_HEADER, Heartbeat, Lease, Registration
 
@@ -41,8 +42,9 @@ class HeartbeatSender:
     """Keeps a node in the device list from `async with` on; takes it off at the end.
 
     Args:
-        scheduler: its URL.
-        registration: called for each registration, so that its content is fresh; an error counts as a failed attempt.
+        schedulers: their URLs. The one that leads is found, and found again when another one leads.
+        registration: called with the scheduler's URL for each registration, so that its content is fresh; an error
+            counts as a failed attempt.
         heartbeat: called for each one.
         http: client to send with.
         lifecycle: of the service. Registration waits until it is ready, and when it drains the scheduler hears so at
@@ -52,15 +54,15 @@ class HeartbeatSender:
 
     def __init__(
         self,
-        scheduler: str,
-        registration: Callable[[], Registration],
+        schedulers: Sequence[str],
+        registration: Callable[[str], Registration],
         heartbeat: Callable[[], Heartbeat],
         http: aiohttp.ClientSession,
         *,
         lifecycle: Lifecycle,
         token: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._scheduler = scheduler
+        self._ring = Ring(schedulers)
         self._registration = registration
         self._heartbeat = heartbeat
         self._http = http
@@ -98,17 +100,27 @@ class HeartbeatSender:
         if self._registered is None:
             return
         target = f"/v1/devices/{self._registered.node_id}?incarnation={self._registered.incarnation}"
-        try:
-            await self._send("DELETE", target, _FAREWELL_BUDGET_S)
-            log.info("left the device list")
-        except TerraceError as exc:
-            # The lease will run out; nothing else can be done.
-            log.info("left without a word to the scheduler", extra={"reason": str(exc)})
+        budget_s = _FAREWELL_BUDGET_S / len(self._ring.addresses)
+        asked = Round(self._ring)
+        while True:
+            scheduler = self._ring.current
+            try:
+                await self._send("DELETE", target, budget_s)
+            except TerraceError as exc:
+                trouble = asked.failed(scheduler, exc)
+                if trouble is None:
+                    continue
+                # The lease will run out; nothing else can be done.
+                log.info("left without a word to the scheduler", extra={"reason": str(trouble)})
+            else:
+                log.info("left the device list")
+            return
 
     async def _run(self) -> None:
         await self._lifecycle.wait_ready()
-        failures = 0
+        failures, asked = 0, Round(self._ring)
         while True:
+            scheduler = self._ring.current
             try:
                 if self._registered is None or (failures and await self._has_moved(self._registered)):
                     self._registered = await self._register()
@@ -131,11 +143,15 @@ class HeartbeatSender:
                 which = "'s token (token_file)" if isinstance(exc, Unauthenticated) else ""
                 self._refused(f"the scheduler refuses this node{which}: {exc}")
             except TerraceError as exc:
+                trouble = asked.failed(scheduler, exc)
+                if trouble is None:
+                    continue
                 failures += 1
-                self._tell(logging.WARNING, f"no contact with the scheduler at {self._scheduler}, trying on: {exc}")
+                tried = ", ".join(self._ring.addresses)
+                self._tell(logging.WARNING, f"no contact with the scheduler at {tried}, trying on: {trouble}")
             else:
-                failures, self._refusal = 0, ""
-                self._tell(logging.INFO, f"registered with the scheduler at {self._scheduler}")
+                failures, self._refusal, asked = 0, "", Round(self._ring)
+                self._tell(logging.INFO, f"registered with the scheduler at {scheduler}")
             await self._pause(failures)
 
     def _refused(self, why: str) -> None:
@@ -162,7 +178,7 @@ class HeartbeatSender:
     async def _offer(self) -> Registration:
         # It may look up the scheduler's name, which blocks.
         async with calling("the scheduler", budget_s=_REGISTER_BUDGET_S):
-            return await asyncio.to_thread(self._registration)
+            return await asyncio.to_thread(self._registration, self._ring.current)
 
     async def _register(self) -> Registration:
         registration = await self._offer()
@@ -171,7 +187,7 @@ class HeartbeatSender:
         try:
             self._lease = Lease.model_validate_json(answer)
         except ValidationError as exc:
-            raise UpstreamError(f"{self._scheduler} answers a registration with something that is no lease") from exc
+            raise UpstreamError(f"{self._ring.current} answers a registration with something that is no lease") from exc
         self._said_draining = False
         return registration
 
@@ -183,7 +199,7 @@ class HeartbeatSender:
         await self._send("POST", f"/v1/devices/{registration.node_id}/heartbeat", budget_s, beat.model_dump_json())
 
     async def _send(self, method: str, target: str, budget_s: float, body: str = "") -> bytes:
-        url, pieces = self._scheduler + target, [body.encode()] if body else ()
+        url, pieces = self._ring.current + target, [body.encode()] if body else ()
         headers = {"Content-Type": "application/json", NODE_HEADER: self._node_id, **authorization(self._token())}
         async with (
             calling("the scheduler", budget_s=budget_s),

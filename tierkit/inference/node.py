@@ -193,15 +193,13 @@ class InferenceNode:
             draining=self.lifecycle.draining or not self.repository.whole,
         )
 
-    def registration(self) -> Registration:
-        """What the node offers, and where, while it is running.
+    def registration(self, scheduler: str) -> Registration:
+        """What the node offers to the scheduler at this URL, and where, while it is running.
 
         Raises:
-            Unavailable: its own address is not known yet, for no route leads to the scheduler.
+            UpstreamUnavailable: its own address is not known yet, for no route leads to the scheduler.
         """
-        url = self.settings.advertise_url or self.lifecycle.url
-        if self.settings.advertise_url is None and self.settings.scheduler is not None:
-            url = reachable_url(url, peer=self.settings.scheduler)
+        url = self.settings.advertise_url or reachable_url(self.lifecycle.url, peer=scheduler)
         return Registration(
             node_id=self.settings.node_id,
             incarnation=self.incarnation,

@@ -181,7 +181,7 @@ async def test_a_node_that_gets_no_weights_for_its_token_stops_with_a_sentence(t
     (weights / MANIFEST_NAME).write_bytes((weights_folder() / MANIFEST_NAME).read_bytes())
     async with serve_app(app) as scheduler:
         settings = EdgeSettings(
-            scheduler=scheduler.url,
+            scheduler=(scheduler.url,),
             models=weights,
             cache=tmp_path / "cache",
             token_file=private(tmp_path / "token", new_token()),
@@ -226,7 +226,7 @@ async def test_a_node_whose_token_is_revoked_goes_on_asking_and_comes_back_with_
         serve_app(app) as scheduler,
         open_client() as http,
         HeartbeatSender(
-            scheduler.url, lambda: place, lambda: figures, http, lifecycle=lifecycle, token=TokenFile(file)
+            [scheduler.url], lambda _: place, lambda: figures, http, lifecycle=lifecycle, token=TokenFile(file)
         ) as sender,
     ):
         await wait_for(lambda: beats > 1, what="heartbeats")

@@ -1,5 +1,6 @@
 """A node fetches the weights that it lacks from the scheduler, once, and believes only their digest."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -18,6 +19,7 @@ from edge_node.settings import EdgeSettings
 from models.manifest import MANIFEST_NAME, ModelEntry, load_manifest, weights_folder
 from models.serving import load_models, obtain_manifest, obtain_weights, open_store
 from tierkit.errors import SetupError, WeightsError
+from tierkit.http.address import free_port
 from tierkit.testing import serve_app
 from tierkit.types import Tier
 
@@ -67,11 +69,11 @@ def bare(tmp_path: Path) -> EdgeSettings:
 
 async def test_missing_weights_are_fetched_once(server: FileServer, bare: EdgeSettings, entry: ModelEntry) -> None:
     async with server.serve() as url:
-        (model,) = await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
+        (model,) = await load_models(bare.model_copy(update={"scheduler": (url,)}), Tier.END, load_manifest())
         assert (model.name, model.sha256) == (entry.name, entry.sha256)
         assert model.labels["logits"][0] == load_manifest().hierarchy.coarse[0]
     # The scheduler has gone; the cache is enough.
-    (model,) = await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
+    (model,) = await load_models(bare.model_copy(update={"scheduler": (url,)}), Tier.END, load_manifest())
     assert model.sha256 == entry.sha256
     assert server.asked == 1
 
@@ -81,7 +83,7 @@ async def test_a_scheduler_that_is_not_ready_is_asked_again(
 ) -> None:
     server.answers = [Response(status_code=503), Response(status_code=500)]
     async with server.serve() as url:
-        await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
+        await load_models(bare.model_copy(update={"scheduler": (url,)}), Tier.END, load_manifest())
     assert server.asked == 3
     assert sum("trying on" in record.getMessage() for record in caplog.records) == 1
 
@@ -95,7 +97,7 @@ async def test_what_is_not_the_file_is_refused_and_not_kept(
     server.answers = [Response(wrong[change])]
     async with server.serve() as url:
         with pytest.raises(WeightsError, match="fetched weights"):
-            await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
+            await load_models(bare.model_copy(update={"scheduler": (url,)}), Tier.END, load_manifest())
     assert [path for path in bare.cache.rglob("*") if path.is_file()] == []
 
 
@@ -107,7 +109,7 @@ async def test_damaged_weights_in_the_given_folder_stop_the_node(
     damaged[1000:1010] = bytes(byte ^ 255 for byte in damaged[1000:1010])
     (bare.models / entry.file).write_bytes(damaged)
     async with server.serve() as url:
-        for scheduler in (None, url):
+        for scheduler in (None, (url,)):
             with pytest.raises(WeightsError, match=rf"{entry.file} is damaged.*sha256"):
                 await load_models(bare.model_copy(update={"scheduler": scheduler}), Tier.END, load_manifest())
     assert server.asked == 0
@@ -122,7 +124,7 @@ async def gives(*answers: Response) -> AsyncIterator[EdgeSettings]:
         return left.pop(0)
 
     async with serve_app(Starlette(routes=[Route("/v1/models", listed)])) as lifecycle:
-        yield EdgeSettings(scheduler=lifecycle.url)
+        yield EdgeSettings(scheduler=(lifecycle.url,))
 
 
 def renamed() -> dict[str, Any]:
@@ -163,7 +165,7 @@ async def test_bundled_files_are_not_taken_for_those_of_another_set(
     other = entry.model_copy(update={"sha256": server.sha256, "size_bytes": len(server.content)})
     assert (weights_folder() / other.file).is_file()
     async with server.serve() as url:
-        settings = EdgeSettings(scheduler=url, cache=tmp_path)
+        settings = EdgeSettings(scheduler=(url,), cache=tmp_path)
         path = await obtain_weights(open_store(settings), other, settings)
     assert path.read_bytes() == server.content
 
@@ -174,7 +176,7 @@ async def test_nobody_has_the_weights(server: FileServer, bare: EdgeSettings) ->
     server.answers = [Response(status_code=404)]
     async with server.serve() as url:
         with pytest.raises(WeightsError, match="neither this node nor the scheduler"):
-            await load_models(bare.model_copy(update={"scheduler": url}), Tier.END, load_manifest())
+            await load_models(bare.model_copy(update={"scheduler": (url,)}), Tier.END, load_manifest())
 
 
 async def test_a_name_given_twice_is_one_model_and_an_unknown_one_is_an_error(entry: ModelEntry) -> None:
@@ -182,3 +184,35 @@ async def test_a_name_given_twice_is_one_model_and_an_unknown_one_is_an_error(en
     assert [model.name for model in models] == [entry.name]
     with pytest.raises(SetupError, match="has no model 'xyz'; it has "):
         await load_models(EdgeSettings(model=("xyz",)), Tier.EDGE, load_manifest())
+
+
+async def test_what_a_standby_does_not_give_the_scheduler_that_leads_gives(
+    server: FileServer, tmp_path: Path, entry: ModelEntry, caplog: pytest.LogCaptureFixture
+) -> None:
+    leads, asked_too_early = asyncio.Event(), asyncio.Event()
+
+    async def stand_by(_request: Request) -> Response:
+        return JSONResponse({"error": "this scheduler is a standby" + " of another" * 100}, 421)
+
+    async def listed(request: Request) -> Response:
+        if leads.is_set():
+            return JSONResponse(renamed())
+        asked_too_early.set()
+        return await stand_by(request)
+
+    files = Route("/v1/models/{name}/file", server.file)
+    gone = f"http://127.0.0.1:{free_port()}"
+    async with (
+        serve_app(Starlette(routes=[Route("/{path:path}", stand_by)])) as standby,
+        serve_app(Starlette(routes=[Route("/v1/models", listed), files])) as leader,
+    ):
+        settings = EdgeSettings(scheduler=(gone, standby.url, leader.url), cache=tmp_path)
+        obtaining = asyncio.create_task(obtain_manifest(settings))
+        await asked_too_early.wait()
+        assert not obtaining.done(), "while none leads the node waits; what it ships with may be another set"
+        leads.set()
+        assert (await obtaining).hierarchy.name == "another"
+        other = entry.model_copy(update={"file": "elsewhere.onnx"})  # which is not bundled
+        path = await obtain_weights(open_store(settings), other, settings)
+    assert path.read_bytes() == server.content
+    assert sum("no scheduler leads" in message for message in caplog.messages) == 1

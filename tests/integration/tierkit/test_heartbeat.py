@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -47,6 +47,9 @@ class FakeScheduler:
     away: bool = False
     """Answers no heartbeat as it should."""
     hangs: bool = False
+    """Takes requests, and answers none."""
+    standby: bool = False
+    asked: int = 0
     registrations: list[Registration] = field(default_factory=list)
     beats: list[Heartbeat] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -54,11 +57,25 @@ class FakeScheduler:
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/v1/devices", self.register, methods=["POST"]),
-                Route("/v1/devices/{node_id}/heartbeat", self.beat, methods=["POST"]),
-                Route("/v1/devices/{node_id}", self.leave, methods=["DELETE"]),
+                Route("/v1/devices", self.leading(self.register), methods=["POST"]),
+                Route("/v1/devices/{node_id}/heartbeat", self.leading(self.beat), methods=["POST"]),
+                Route("/v1/devices/{node_id}", self.leading(self.leave), methods=["DELETE"]),
             ]
         )
+
+    def leading(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            self.asked += 1
+            if self.standby:
+                return JSONResponse({"error": "this scheduler is a standby"}, 421)
+            if not self.hangs:
+                return await handler(request)
+            if request.method == "DELETE":
+                await handler(request)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        return handle
 
     async def register(self, request: Request) -> Response:
         if self.refuse is not None:
@@ -79,8 +96,6 @@ class FakeScheduler:
 
     async def leave(self, request: Request) -> Response:
         self.left.append(request.query_params["incarnation"])
-        if self.hangs:
-            await asyncio.Event().wait()
         return Response(status_code=204)
 
 
@@ -93,13 +108,15 @@ async def lifecycle() -> AsyncIterator[Lifecycle]:
 
 
 @contextlib.asynccontextmanager
-async def sending(url: str, lifecycle: Lifecycle) -> AsyncIterator[HeartbeatSender]:
+async def sending(urls: str | Sequence[str], lifecycle: Lifecycle) -> AsyncIterator[HeartbeatSender]:
+    urls = [urls] if isinstance(urls, str) else urls
+
     def heartbeat() -> Heartbeat:
         return HEARTBEAT.model_copy(update={"draining": lifecycle.draining})
 
     async with (
         open_client() as http,
-        HeartbeatSender(url, lambda: REGISTRATION, heartbeat, http, lifecycle=lifecycle) as sender,
+        HeartbeatSender(urls, lambda _: REGISTRATION, heartbeat, http, lifecycle=lifecycle) as sender,
     ):
         yield sender
 
@@ -199,7 +216,7 @@ async def test_an_error_while_it_describes_itself_is_an_attempt_that_failed(life
     scheduler = FakeScheduler()
     answers: list[Registration | Unavailable] = [Unavailable("no route to the scheduler yet"), REGISTRATION]
 
-    def registration() -> Registration:
+    def registration(_scheduler: str) -> Registration:
         answer = answers.pop(0)
         if isinstance(answer, Unavailable):
             raise answer
@@ -208,7 +225,7 @@ async def test_an_error_while_it_describes_itself_is_an_attempt_that_failed(life
     async with (
         serve_app(scheduler.app()) as service,
         open_client() as http,
-        HeartbeatSender(service.url, registration, lambda: HEARTBEAT, http, lifecycle=lifecycle) as sender,
+        HeartbeatSender([service.url], registration, lambda: HEARTBEAT, http, lifecycle=lifecycle) as sender,
     ):
         await wait_for(lambda: sender.registered)
 
@@ -216,13 +233,13 @@ async def test_an_error_while_it_describes_itself_is_an_attempt_that_failed(life
 async def test_a_node_whose_address_has_changed_registers_with_the_new_one(lifecycle: Lifecycle) -> None:
     scheduler, address = FakeScheduler(), REGISTRATION.url
 
-    def registration() -> Registration:
+    def registration(_scheduler: str) -> Registration:
         return REGISTRATION.model_copy(update={"url": address})
 
     async with (
         serve_app(scheduler.app()) as service,
         open_client() as http,
-        HeartbeatSender(service.url, registration, lambda: HEARTBEAT, http, lifecycle=lifecycle),
+        HeartbeatSender([service.url], registration, lambda: HEARTBEAT, http, lifecycle=lifecycle),
     ):
         await wait_for(lambda: len(scheduler.beats) >= 1)
         scheduler.away = True
@@ -249,14 +266,110 @@ async def test_draining_is_told_at_once_and_in_every_later_beat(lifecycle: Lifec
 
 
 async def test_a_scheduler_that_hangs_does_not_hold_up_the_end(lifecycle: Lifecycle) -> None:
-    scheduler = FakeScheduler(hangs=True)
+    scheduler = FakeScheduler()
     loop = asyncio.get_running_loop()
     async with serve_app(scheduler.app(), ServiceSettings(drain_s=0)) as service:
         async with sending(service.url, lifecycle) as sender:
             await wait_for(lambda: sender.registered)
+            scheduler.hangs = True
             begin = loop.time()
         assert scheduler.left == [REGISTRATION.incarnation]
         assert loop.time() - begin < 3
+
+
+@dataclass
+class Pair:
+    """Two schedulers, as nodes know them."""
+
+    first: FakeScheduler
+    second: FakeScheduler
+    urls: list[str]
+    stop_first: Callable[[], Awaitable[None]]
+    """As if it had been killed: its socket is gone."""
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """The first one leads."""
+    first, second = FakeScheduler(), FakeScheduler(standby=True)
+    async with contextlib.AsyncExitStack() as stack:
+        own = await stack.enter_async_context(contextlib.AsyncExitStack())
+        one = await own.enter_async_context(serve_app(first.app(), ServiceSettings(drain_s=0)))
+        two = await stack.enter_async_context(serve_app(second.app(), ServiceSettings(drain_s=0)))
+        yield Pair(first, second, [one.url, two.url], own.aclose)
+
+
+async def test_a_standby_that_stands_first_in_the_list_is_passed_over(pair: Pair, lifecycle: Lifecycle) -> None:
+    async with sending(pair.urls[::-1], lifecycle):
+        await wait_for(lambda: len(pair.first.beats) >= 5, what="five beats")
+    assert (len(pair.first.registrations), pair.first.left) == (1, [REGISTRATION.incarnation])
+    assert pair.second.asked == 1, "the node stays with the one that leads"
+
+
+@pytest.mark.parametrize("end", ["killed", "deposed", "hanging"])
+async def test_a_node_goes_over_to_the_standby_that_leads_now(
+    pair: Pair, lifecycle: Lifecycle, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tierkit.inference.heartbeat")
+    async with sending(pair.urls, lifecycle) as sender:
+        await wait_for(lambda: len(pair.first.beats) >= 2, what="two beats")
+        if end == "killed":
+            await pair.stop_first()
+        pair.first.standby, pair.first.hangs = end == "deposed", end == "hanging"
+        await wait_for(lambda: pair.second.asked >= 2, what="the node to look at the other one, again and again")
+        assert "no scheduler leads at the moment" in caplog.text
+        pair.second.standby = False
+        await wait_for(lambda: len(pair.second.beats) >= 2, what="beats to the new one")
+        assert sender.registered
+    assert pair.second.registrations == [REGISTRATION]
+    assert pair.second.left == [REGISTRATION.incarnation], "the farewell is for the one that leads"
+    assert pair.first.left == []
+    assert f"registered with the scheduler at {pair.urls[1]}" in caplog.text
+
+
+async def test_between_two_addresses_there_is_no_pause(
+    pair: Pair, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than the test may take.
+    monkeypatch.setattr("tierkit.inference.heartbeat._FIRST_BACKOFF_S", 3600.0)
+    monkeypatch.setattr("tierkit.inference.heartbeat._LONGEST_BACKOFF_S", 3600.0)
+    pair.first.standby, pair.second.standby = True, False
+    async with sending(pair.urls, lifecycle) as sender:
+        await wait_for(lambda: sender.registered)
+    assert pair.first.asked == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 429, 503])
+async def test_a_refusal_by_the_one_that_leads_makes_no_node_wander(
+    pair: Pair, lifecycle: Lifecycle, status: int
+) -> None:
+    pair.first.refuse = status
+    async with sending(pair.urls, lifecycle):
+        await wait_for(lambda: pair.first.asked >= 3, what="three tries")
+        pair.first.refuse = None
+        await wait_for(lambda: len(pair.first.beats) >= 1)
+    assert pair.second.asked == 0
+
+
+async def test_where_all_are_standbys_the_node_says_so_once_and_waits(
+    pair: Pair, lifecycle: Lifecycle, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.first.standby = True
+    async with sending(pair.urls, lifecycle) as sender:
+        await wait_for(lambda: pair.second.asked >= 3, what="three rounds")
+        assert not sender.registered
+        assert abs(pair.first.asked - pair.second.asked) <= 1, "each is asked as often as the other"
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert all(url in told for url in pair.urls)
+
+
+async def test_the_farewell_finds_the_one_that_leads(pair: Pair, lifecycle: Lifecycle) -> None:
+    pair.first.heartbeat_s = 3600.0
+    async with sending(pair.urls, lifecycle) as sender:
+        await wait_for(lambda: sender.registered)
+        await pair.stop_first()
+        pair.second.standby = False
+    assert pair.second.left == [REGISTRATION.incarnation]
 
 
 async def test_a_bug_in_the_figures_stops_the_service(lifecycle: Lifecycle) -> None:
@@ -265,6 +378,6 @@ async def test_a_bug_in_the_figures_stops_the_service(lifecycle: Lifecycle) -> N
 
     scheduler = FakeScheduler()
     async with serve_app(scheduler.app()) as service, open_client() as http:
-        async with HeartbeatSender(service.url, lambda: REGISTRATION, heartbeat, http, lifecycle=lifecycle):
+        async with HeartbeatSender([service.url], lambda _: REGISTRATION, heartbeat, http, lifecycle=lifecycle):
             await wait_for(lambda: isinstance(lifecycle.crash, ZeroDivisionError))
         assert lifecycle.draining

@@ -103,7 +103,7 @@ def test_a_url_that_nobody_can_be_reached_at(url: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://edge-1:8070/", "https://terrace.example/base", "http://[::1]:8070"])
 def test_a_url_that_is_one(url: str) -> None:
-    assert load_settings(NodeSettings, flags={"scheduler": url}).scheduler == url.rstrip("/")
+    assert load_settings(NodeSettings, flags={"scheduler": url}).scheduler == (url.rstrip("/"),)
 
 
 @pytest.mark.parametrize("node_id", ["Edge-1", "-edge", "edge 1", "a" * 64, "edge-1\n"])
