@@ -222,8 +222,9 @@ async def _asked(
                 answer = await _ask(http, scheduler + path, settings, what=what, params=params)
                 break
             except TerraceError as exc:
-                if trouble := asked.failed(scheduler, exc):
-                    raise trouble from exc
+                trouble = asked.failed(scheduler, exc)
+            if trouble is not None:
+                raise trouble
         async with calling("the scheduler", budget_s=None), answer:
             yield scheduler, answer
 

@@ -30,6 +30,7 @@ from tierkit.errors import (
     Forbidden,
     MissingExtra,
     SetupError,
+    Standby,
     TerraceError,
     Unauthenticated,
     UpstreamUnavailable,
@@ -192,7 +193,8 @@ def check_port(port: int, *, expect_scheduler: bool) -> Iterator[Check]:
 
 
 def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) -> Iterator[Check]:
-    """The scheduler, and each node that it lists: reachable, ready, leased, of this version.
+    """The scheduler, those that stand by to take its place, and each node that it lists: reachable, ready, leased, of
+    this version.
 
     Args:
         asked_for: the user has named this scheduler; without that, none at the default address is no fault.
@@ -205,7 +207,11 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
     except UpstreamUnavailable:
         verdict = Verdict.FAIL if asked_for else Verdict.NOTE
         advice = "start a fleet with 'terrace up', or say where its scheduler listens: --scheduler URL"
-        yield Check(_FLEET, "scheduler", verdict, f"no service answers at {client.url}", advice)
+        yield Check(_FLEET, "scheduler", verdict, f"no service answers at {', '.join(client.urls)}", advice)
+        return
+    except Standby as exc:
+        advice = "look at the log of the scheduler that should lead, and name all of them: --scheduler URL,URL"
+        yield Check(_FLEET, "scheduler", Verdict.FAIL, str(exc), advice)
         return
     except (Unauthenticated, Forbidden) as exc:
         advice = "show the token of a user with --token-file FILE or in TERRACE_TOKEN; 'terrace token create' makes one"
@@ -219,12 +225,16 @@ def check_fleet(client: Client, *, asked_for: bool, tls_ca: Path | None = None) 
         return
     yield _versioned("scheduler", client.url, str(info.get("version")))
     yield from _check_certificate("scheduler", client.url, tls_ca)
+    for url in client.urls:
+        if url != client.url:
+            yield _check_standby(url, tls_ca)
+            yield from _check_certificate("standby", url, tls_ca)
     for device in devices:
         yield _check_node(device, tls_ca)
         if device.health is Health.ALIVE:
             yield from _check_certificate(device.node_id, device.url, tls_ca)
     if not any(device.tier is Tier.END and device.health is Health.ALIVE for device in devices):
-        advice = f"start one: terrace end --scheduler {client.url}"
+        advice = f"start one: terrace end --scheduler {','.join(client.urls)}"
         yield Check(_FLEET, "end nodes", Verdict.FAIL, "none is alive, so no job can run", advice)
 
 
@@ -239,8 +249,7 @@ def _check_node(device: Device, tls_ca: Path | None) -> Check:
             advice += f"; if it is gone for good: terrace devices forget {device.node_id}"
         return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {device.health}: {device.reason}", advice)
     try:
-        tls = client_context(tls_ca) if device.url.startswith("https://") else False
-        ready = httpx.get(f"{device.url}/readyz", timeout=_PROBE_S, trust_env=False, verify=tls).is_success
+        ready = _health(device.url, tls_ca).is_success
         trouble, advice = ("", "") if ready else ("says that it is not ready", "look at its log")
     except httpx.HTTPError as exc:
         trouble, advice = tls_trouble(exc, "it") or "", ""  # which says what to do
@@ -251,6 +260,29 @@ def _check_node(device: Device, tls_ca: Path | None) -> Check:
     if trouble:
         return Check(_FLEET, device.node_id, Verdict.FAIL, f"{place}: {trouble}", advice)
     return _versioned(device.node_id, place, device.version)
+
+
+def _check_standby(url: str, tls_ca: Path | None) -> Check:
+    """A scheduler that the client knows besides the one that leads."""
+    try:
+        answer = _health(url, tls_ca)
+        if answer.is_success:
+            advice = "give both the same --database; leave one of them out if they are of different fleets"
+            return Check(_FLEET, "standby", Verdict.FAIL, f"{url} leads as well", advice)
+        said = str(answer.json()["status"])
+    except httpx.HTTPError as exc:
+        said = tls_trouble(exc, "it") or f"cannot be reached from here ({type(exc).__name__})"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        said = "no scheduler"
+    if said == "standby":
+        return Check(_FLEET, "standby", Verdict.OK, f"{url}, ready to lead")
+    advice = "look at its log: until it is back, nothing takes the place of the scheduler"
+    return Check(_FLEET, "standby", Verdict.FAIL, f"{url}: {said}", advice)
+
+
+def _health(url: str, tls_ca: Path | None) -> httpx.Response:
+    tls = client_context(tls_ca) if url.startswith("https://") else False
+    return httpx.get(f"{url}/readyz", timeout=_PROBE_S, trust_env=False, verify=tls)
 
 
 def _check_token(client: Client) -> Iterator[Check]:

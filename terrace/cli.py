@@ -22,7 +22,7 @@ import typer.main
 
 from terrace import __version__
 from tierkit.commandline import NO_ROOM, UsageError, as_sentence, asked_wrongly
-from tierkit.errors import TerraceError, Unauthenticated, UpstreamTimeout, UpstreamUnavailable
+from tierkit.errors import Standby, TerraceError, Unauthenticated, UpstreamTimeout, UpstreamUnavailable
 from tierkit.orphan import die_with_parent
 from tierkit.plaintext import harmless
 
@@ -67,6 +67,7 @@ _COMMANDS = {
 _HINTS: dict[type[TerraceError], str] = {
     UpstreamUnavailable: "start a fleet with 'terrace up', or name another scheduler with --scheduler or"
     " TERRACE_SCHEDULER",
+    Standby: "if another one leads, name all of them: --scheduler URL,URL",
     Unauthenticated: "show your token with --token-file FILE or in TERRACE_TOKEN; the scheduler's operator makes one"
     " with 'terrace token create'",
     UpstreamTimeout: "it hangs or has too much to do: look at its log, or restart it (no job is lost)",

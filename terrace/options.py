@@ -116,8 +116,10 @@ Untrusted = Annotated[
 def connect(url: str, token_file: Path | None = None, tls_ca: Path | None = None) -> Client:
     """A client for one command: a person waits, so it gives up early. What takes long (an upload, following a job) is
     bounded by other means."""
+    # /v1: as the routes in the documentation begin.
+    urls = (each.strip().rstrip("/").removesuffix("/v1") for each in url.split(","))
     return Client(
-        url.rstrip("/").removesuffix("/v1"),  # as the routes in the documentation begin
+        ",".join(urls),
         timeout_s=PATIENCE_S,
         backoff=Backoff(attempts=2),
         token=token_from(token_file),
@@ -133,7 +135,12 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
         *,
         context: typer.Context,
         scheduler: Annotated[
-            str, typer.Option(envvar="TERRACE_SCHEDULER", metavar="URL", help="Where the scheduler listens.")
+            str,
+            typer.Option(
+                envvar="TERRACE_SCHEDULER",
+                metavar="URL",
+                help="Where the scheduler listens; of several, all URLs, comma-separated.",
+            ),
         ] = DEFAULT_URL,
         token_file: TokenFile = None,
         tls_ca: TlsCa = None,
@@ -160,7 +167,7 @@ def on_command_line(context: typer.Context, name: str) -> bool:
 
 def check_tls_ca(context: typer.Context, url: str) -> None:
     """Refuse certificates for a connection that has none. Those of the environment may be meant for other commands."""
-    if on_command_line(context, "tls_ca") and not url.startswith("https://"):
+    if on_command_line(context, "tls_ca") and "https://" not in url:
         raise typer.BadParameter(
             f"it goes with a URL that begins with https://, and not with {url}", param_hint="--tls-ca"
         )

@@ -32,8 +32,9 @@ def list_devices(client: Client, json: Json = False) -> None:
         print_json({"devices": devices})
         return
     if not devices:
+        schedulers = escape(",".join(client.urls))
         screen().print(
-            f"no node has registered; start one with [bold]terrace end --scheduler {escape(client.url)}[/bold]",
+            f"no node has registered; start one with [bold]terrace end --scheduler {schedulers}[/bold]",
             soft_wrap=True,  # a command to copy
         )
         return

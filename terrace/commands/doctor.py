@@ -31,7 +31,9 @@ def doctor(
     scheduler: Annotated[
         str | None,
         typer.Option(
-            envvar="TERRACE_SCHEDULER", metavar="URL", help=f"Scheduler to examine. Default: {DEFAULT_URL}, if it runs."
+            envvar="TERRACE_SCHEDULER",
+            metavar="URL",
+            help=f"Scheduler to examine; of several, all URLs, comma-separated. Default: {DEFAULT_URL}, if it runs.",
         ),
     ] = None,
     models: ModelSet = None,
@@ -41,12 +43,11 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Examine the installation, the models, the ports, the scheduler and each node; exit code 1 if anything failed."""
-    url = scheduler or DEFAULT_URL
-    with connect(url, token_file, tls_ca) as client:
+    with connect(scheduler or DEFAULT_URL, token_file, tls_ca) as client:
         fleet = list(checks.check_fleet(client, asked_for=scheduler is not None, tls_ca=tls_ca))
     # Only a scheduler that answers is followed by findings on its nodes.
     answers = any(check.name != "scheduler" for check in fleet)
-    running = answers and checks.listens_here(url, DEFAULT_PORT)
+    running = answers and any(checks.listens_here(url, DEFAULT_PORT) for url in client.urls)
     found = [
         *chain(checks.check_installation(), checks.check_weights(models), checks.check_data(data)),
         *checks.check_port(DEFAULT_PORT, expect_scheduler=running),

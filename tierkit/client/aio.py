@@ -51,7 +51,7 @@ _RESULT_EVENTS: dict[str, type[CoarseResults | FineResults | FallbackResults | F
 
 
 class AsyncClient(Connection):
-    """A connection to one scheduler.
+    """A connection to one scheduler, or to several of which one leads.
 
         async with AsyncClient("http://127.0.0.1:8070") as terrace:
             job = await terrace.submit("photos/", scheme="mapping")
@@ -292,7 +292,12 @@ class AsyncClient(Connection):
         if after is not None:
             headers["Last-Event-ID"] = after
         async with self._stream(
-            "GET", f"{_path(job)}/events", params=params, headers=headers, read_timeout_s=_STREAM_SILENCE_S
+            "GET",
+            f"{_path(job)}/events",
+            params=params,
+            headers=headers,
+            read_timeout_s=_STREAM_SILENCE_S,
+            patient=False,  # its caller is
         ) as response:
             async for event in iter_server_sent_events(iter_lines(response.aiter_bytes())):
                 yield event

@@ -63,7 +63,7 @@ def _iterating(
 
 
 class Client:
-    """A connection to one scheduler, for ordinary programs.
+    """A connection to one scheduler, or to several of which one leads, for ordinary programs.
 
         with Client("http://127.0.0.1:8070") as terrace:
             job = terrace.submit("photos/", scheme="mapping")
@@ -93,8 +93,13 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Where this client's scheduler listens."""
+        """Where this client's scheduler listens; of several, the one that it asks first now."""
         return self._client.url
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where the schedulers listen that it knows."""
+        return self._client.urls
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from tierkit.client.uploads import Upload
 from tierkit.errors import (
     CertificateError,
     InvalidInput,
+    Standby,
     TerraceError,
     Unavailable,
     UpstreamError,
@@ -27,6 +28,7 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.http.errors import error_of
+from tierkit.http.ring import Ring, Round, leads_elsewhere
 from tierkit.pacing import backoff_s
 from tierkit.wire.messages import checked_url
 
@@ -52,6 +54,8 @@ class Backoff:
     cap_s: float = 2.0
     outage_s: float = 60.0
     """How long a job is followed without a sign of its scheduler, where the call has no budget of its own."""
+    failover_s: float = 15.0
+    """How long any other call waits for a standby to lead, however many tries that takes."""
 
     def wait_s(self, failures: int, *, at_least_s: float = 0.0) -> float:
         """Seconds to wait after the given number of failures in a row (1 or more)."""
@@ -100,8 +104,68 @@ class Patience:
         await anyio.sleep(min(self._backoff.wait_s(self._failures), left_s))
 
 
+class _Tries:
+    """The tries of one call: at one scheduler after the other until one leads, and later again where that is safe."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        backoff: Backoff,
+        on_wait: OnWait | None,
+        *,
+        attempts: int,
+        repeatable: bool,
+        failover_s: float,
+    ) -> None:
+        self._round = Round(ring)
+        self._backoff = backoff
+        self._on_wait = on_wait
+        self._attempts = attempts
+        self._repeatable = repeatable
+        self._failover_s = failover_s
+        self._failures = 0
+        self._standby_since: float | None = None
+
+    async def failed(self, url: str, error: TerraceError) -> None:
+        """Wait until the next try is due; raises the error where there is none any more."""
+        trouble = self._round.failed(url, error)
+        if not (self._repeatable or _not_acted_on(error)):
+            raise error
+        if trouble is None:
+            return
+        if not isinstance(trouble, Unavailable):
+            raise trouble
+        self._failures += 1
+        told = False
+        if isinstance(trouble, Standby):
+            now = time.monotonic()
+            told = self._standby_since is not None
+            self._standby_since = self._standby_since or now
+            if now - self._standby_since >= self._failover_s:
+                raise trouble
+        elif self._failures >= self._attempts:
+            raise trouble
+        asked_s = 0.0 if isinstance(trouble, UpstreamUnavailable) else min(trouble.retry_after_s, _MAX_RETRY_AFTER_S)
+        wait_s = self._backoff.wait_s(self._failures, at_least_s=asked_s)
+        if self._on_wait is not None and asked_s >= _TOLD_S and not told:
+            self._on_wait(str(trouble), wait_s)
+        await anyio.sleep(wait_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """One request, to whichever scheduler leads."""
+
+    method: str
+    path: str
+    params: Mapping[str, str | int] | None
+    headers: Mapping[str, str] | None
+    upload: Upload | None
+    read_timeout_s: float | None = None
+
+
 class Connection:
-    """One connection pool to one scheduler.
+    """One connection pool to one scheduler, or to several of which one leads.
 
     Environment proxies are not used: a scheduler is named by its own address, mostly a loopback or private one.
     """
@@ -119,38 +183,43 @@ class Connection:
         """Open nothing yet: connections are made by the first request.
 
         Args:
-            url: where the scheduler listens.
-            timeout_s: bound of each call in total; of an upload, only of the connecting.
+            url: where the scheduler listens. Where others stand by to take its place, the URLs of all of them,
+                comma-separated: each call finds the one that leads.
+            timeout_s: bound of each call in total, at each scheduler that it asks; of an upload, only of the
+                connecting.
             backoff: how often a failed call is tried again where that is safe, and how long a job is followed while
                 its scheduler is away.
             token: for a scheduler that asks for one, or what gives it: `TokenFile(path)` of `tierkit.access` reads it
                 from a file, and again when that changes.
             tls_ca: file with the certificates (PEM) to trust at an https URL, in place of the public authorities.
             on_wait: called with the reason and the seconds before a call waits for as long as the scheduler has asked
-                for (a limit of the token is reached, or it takes no jobs now).
+                for (a limit of the token is reached, or it takes no jobs now), or for a standby to lead.
         """
-        try:
-            self.url = checked_url(url)
-        except ValueError as exc:
-            raise InvalidInput(f"the scheduler's URL {exc}, and this is {url!r}") from None
+        self._ring = Ring([_checked(part.strip()) for part in url.split(",")])
         if isinstance(token, str):
             token = checked_token(token, "the argument token")
         self._token = token
         self._backoff = backoff or Backoff()
         self._timeout_s = timeout_s
         self._on_wait = on_wait
-        try:
-            self._http = httpx.AsyncClient(
-                base_url=self.url,
-                timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
-                trust_env=False,
-                # Loading the certificate store costs tens of milliseconds, and plain HTTP never needs it.
-                verify=client_context(None if tls_ca is None else Path(tls_ca))
-                if self.url.startswith("https://")
-                else False,
-            )
-        except httpx.InvalidURL as exc:
-            raise InvalidInput(f"not a URL: {url!r}") from exc
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
+            trust_env=False,
+            # Loading the certificate store costs tens of milliseconds, and plain HTTP never needs it.
+            verify=client_context(None if tls_ca is None else Path(tls_ca))
+            if any(each.startswith("https://") for each in self.urls)
+            else False,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where this client's scheduler listens; of several, the one that it asks first now."""
+        return self._ring.current
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where the schedulers listen that it knows."""
+        return self._ring.addresses
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
@@ -177,31 +246,23 @@ class Connection:
             repeatable: whether the request may be sent again although the scheduler may have acted on it. Where it
                 may not, only what certainly never reached it (a refused connection) is tried again.
         """
-        failures = 0
+        question = _Question(method=method, path=path, params=params, headers=headers, upload=upload)
+        tries = self._tries(attempts=self._backoff.attempts, repeatable=repeatable)
         while True:
+            url = self._ring.current
+            error: TerraceError
             try:
                 # httpx bounds each phase; an upload has no other sensible bound, everything else has one in total.
                 with anyio.fail_after(None if upload else self._timeout_s):
-                    async with self._stream(
-                        method,
-                        path,
-                        params=params,
-                        headers=headers,
-                        upload=upload,
-                    ) as response:
+                    async with self._asked(url, question) as response:
                         await response.aread()
                         return response
             except TimeoutError as exc:
-                raise UpstreamTimeout(f"the scheduler at {self.url} took more than {self._timeout_s:g} s") from exc
-            except Unavailable as exc:
-                failures += 1
-                if failures >= self._backoff.attempts or not (repeatable or _not_acted_on(exc)):
-                    raise
-                asked_s = 0.0 if isinstance(exc, UpstreamUnavailable) else min(exc.retry_after_s, _MAX_RETRY_AFTER_S)
-                wait_s = self._backoff.wait_s(failures, at_least_s=asked_s)
-                if self._on_wait is not None and asked_s >= _TOLD_S:
-                    self._on_wait(str(exc), wait_s)
-                await anyio.sleep(wait_s)
+                error = UpstreamTimeout(f"the scheduler at {url} took more than {self._timeout_s:g} s")
+                error.__cause__ = exc
+            except TerraceError as exc:
+                error = exc
+            await tries.failed(url, error)
 
     @asynccontextmanager
     async def _stream(
@@ -213,33 +274,85 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         upload: Upload | None = None,
         read_timeout_s: float | None = None,
+        patient: bool = True,
     ) -> AsyncIterator[httpx.Response]:
-        """One try; the body of the answer is still to be read. Errors of the block's own reading are turned too."""
+        """The answer of the scheduler that leads; its body is still to be read. Errors of the block's own reading are
+        turned too.
+
+        Args:
+            patient: whether to wait for a standby to lead.
+        """
+        question = _Question(
+            method=method, path=path, params=params, headers=headers, upload=upload, read_timeout_s=read_timeout_s
+        )
+        tries = self._tries(attempts=1, repeatable=False, patient=patient)
+        async with AsyncExitStack() as stack:
+            while True:
+                url = self._ring.current
+                try:
+                    response = await stack.enter_async_context(self._asked(url, question))
+                    break
+                except TerraceError as exc:
+                    error = exc
+                await tries.failed(url, error)
+            yield response
+
+    def _tries(self, *, attempts: int, repeatable: bool, patient: bool = True) -> _Tries:
+        return _Tries(
+            self._ring,
+            self._backoff,
+            self._on_wait,
+            attempts=attempts,
+            repeatable=repeatable,
+            failover_s=self._backoff.failover_s if patient else 0.0,
+        )
+
+    @asynccontextmanager
+    async def _asked(self, url: str, question: _Question) -> AsyncIterator[httpx.Response]:
+        """One try at one scheduler."""
         token = self._token() if callable(self._token) else self._token
         shown = {} if token is None else {"Authorization": f"Bearer {token}"}
+        upload = question.upload
         request = self._http.build_request(
-            method,
-            path,
-            params={**(upload.params if upload else {}), **(params or {})},
-            headers={**shown, **(upload.headers if upload else {}), **(headers or {})},
+            question.method,
+            url + question.path,
+            params={**(upload.params if upload else {}), **(question.params or {})},
+            headers={**shown, **(upload.headers if upload else {}), **(question.headers or {})},
             content=upload.chunks() if upload else None,
         )
         timeouts = request.extensions["timeout"]
         if upload is not None:
             patience_s = max(_DECODING_S, self._timeout_s)
             request.extensions["timeout"] = {**timeouts, "read": patience_s, "write": patience_s}
-        elif read_timeout_s is not None:
-            request.extensions["timeout"] = {**timeouts, "read": read_timeout_s}
-        with _translated(self.url):
-            response = await self._http.send(request, stream=True)
-            try:
-                if not response.is_success:
-                    await response.aread()
-                    retry_after = response.headers.get("Retry-After")
-                    raise error_of(self.url, response.status_code, response.content, retry_after)
-                yield response
-            finally:
-                await response.aclose()
+        elif question.read_timeout_s is not None:
+            request.extensions["timeout"] = {**timeouts, "read": question.read_timeout_s}
+        try:
+            with _translated(url):
+                response = await self._http.send(request, stream=True)
+                try:
+                    if not response.is_success:
+                        await response.aread()
+                        retry_after = response.headers.get("Retry-After")
+                        raise error_of(url, response.status_code, response.content, retry_after)
+                    yield response
+                finally:
+                    await response.aclose()
+        except TerraceError as exc:
+            if leads_elsewhere(exc):
+                self._ring.leave(url)  # also in the middle of an answer
+            raise
+
+
+def _checked(url: str) -> str:
+    """One URL of a scheduler, without the slash at its end. Raises InvalidInput."""
+    try:
+        checked = checked_url(url)
+        httpx.URL(checked)
+    except ValueError as exc:
+        raise InvalidInput(f"the scheduler's URL {exc}, and this is {url!r}") from None
+    except httpx.InvalidURL as exc:
+        raise InvalidInput(f"not a URL: {url!r}") from exc
+    return checked
 
 
 @contextmanager
@@ -265,8 +378,8 @@ def _may_be_tls(url: str, error: httpx.TransportError) -> bool:
     return url.startswith("http://") and isinstance(error, httpx.RemoteProtocolError)
 
 
-def _not_acted_on(error: Unavailable) -> bool:
+def _not_acted_on(error: TerraceError) -> bool:
     """Whether the scheduler certainly did nothing: it said so (503), or the request never reached it."""
-    return not isinstance(error, UpstreamUnavailable) or isinstance(
-        error.__cause__, httpx.ConnectError | httpx.ConnectTimeout
-    )
+    if isinstance(error, UpstreamUnavailable):
+        return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+    return isinstance(error, Unavailable | CertificateError)

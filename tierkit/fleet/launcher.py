@@ -118,7 +118,7 @@ class Fleet:
         """
         deadline = time.monotonic() + budget_s
         wanted = {node.name for node in self.plan.nodes}
-        once = Backoff(attempts=1)
+        once = Backoff(attempts=1, failover_s=0.0)
         async with AsyncClient(
             self.scheduler_url, timeout_s=budget_s, backoff=once, token=self.token, tls_ca=self.tls_ca
         ) as client:

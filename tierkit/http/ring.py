@@ -74,6 +74,6 @@ class Round:
 
 def _all_of(met: Sequence[tuple[str, TerraceError]]) -> TerraceError:
     said = "; ".join(str(error) if address in str(error) else f"{address}: {error}" for address, error in met)
-    if any(isinstance(error, Standby) for _, error in met):
-        return Standby(f"no scheduler leads at the moment: {said}")
+    if waits_s := [error.retry_after_s for _, error in met if isinstance(error, Standby)]:
+        return Standby(f"no scheduler leads at the moment: {said}", retry_after_s=min(waits_s))
     return type(met[-1][1])(f"none of the schedulers answers: {said}")

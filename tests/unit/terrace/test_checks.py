@@ -1,9 +1,10 @@
 """What the doctor finds, and what it advises."""
 
+import asyncio
 import hashlib
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -29,10 +30,10 @@ from terrace.checks import (
 )
 from tests.model_sets import colour_network, colour_set
 from tierkit.client import Client, Device
-from tierkit.errors import TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
+from tierkit.errors import Standby, TerraceError, Unauthenticated, UpstreamError, UpstreamUnavailable
 from tierkit.http.address import free_port
 from tierkit.settings import ServiceSettings
-from tierkit.testing import serve_app
+from tierkit.testing import serve_app, talking
 from tierkit.types import Health, Tier
 
 
@@ -41,7 +42,14 @@ class FakeClient:
 
     url = "http://scheduler:8070"
 
-    def __init__(self, *devices: Device, error: TerraceError | None = None, who: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *devices: Device,
+        error: TerraceError | None = None,
+        who: dict[str, Any] | None = None,
+        standbys: Sequence[str] = (),
+    ) -> None:
+        self.urls = (*standbys, self.url)
         self._devices = devices
         self._error = error
         self._who = who or {"name": None}
@@ -66,8 +74,9 @@ def examine(
     who: dict[str, Any] | None = None,
     asked_for: bool = True,
     tls_ca: Path | None = None,
+    standbys: Sequence[str] = (),
 ) -> dict[str, Check]:
-    client = cast(Client, FakeClient(*devices, error=error, who=who))
+    client = cast(Client, FakeClient(*devices, error=error, who=who, standbys=standbys))
     return {check.name: check for check in check_fleet(client, asked_for=asked_for, tls_ca=tls_ca)}
 
 
@@ -147,6 +156,35 @@ def test_no_scheduler_is_a_fault_only_where_one_was_named(asked_for: bool, verdi
     assert check.verdict is verdict
     assert "terrace up" in check.advice
     assert "--scheduler URL" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "verdict", "words"),
+    [
+        (503, b'{"status": "standby"}', Verdict.OK, "ready to lead"),
+        (200, b'{"status": "ready"}', Verdict.FAIL, "leads as well"),
+        (503, b'{"status": "failing"}', Verdict.FAIL, "failing"),
+        (503, b"<html>", Verdict.FAIL, "no scheduler"),
+        (404, b"[]", Verdict.FAIL, "no scheduler"),
+    ],
+)
+async def test_who_would_take_the_scheduler_s_place(status: int, body: bytes, verdict: Verdict, words: str) -> None:
+    async def say(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+
+    async with talking(say) as other:
+        found = await to_thread.run_sync(partial(examine, standbys=[other.url]))
+    check = found["standby"]
+    assert (check.verdict, other.url in check.detail, words in check.detail) == (verdict, True, True)
+
+
+def test_a_standby_that_does_not_answer_is_missed(closed_url: str) -> None:
+    assert examine(standbys=[closed_url])["standby"].verdict is Verdict.FAIL
+
+
+def test_where_none_leads_that_is_the_fault() -> None:
+    check = examine(error=Standby("no scheduler leads at the moment"), asked_for=False)["scheduler"]
+    assert (check.verdict, "log" in check.advice) == (Verdict.FAIL, True)
 
 
 def test_another_service_at_that_address() -> None:

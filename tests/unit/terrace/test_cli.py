@@ -1,11 +1,16 @@
 """The command line itself: what it costs, how it fails, what it prints where."""
 
+import http.server
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +23,7 @@ from scheduler.settings import SchedulerSettings
 from terrace import __version__
 from terrace.cli import run
 from terrace.options import DEFAULT_PORT, DEFAULT_URL, PATIENCE_S
-from tierkit.client import PolicyFields
+from tierkit.client import Backoff, PolicyFields
 from tierkit.http.address import free_port
 
 FLEET_FILE = str(Path(__file__).parents[3] / "deploy/fleet.toml")
@@ -154,6 +159,60 @@ def test_a_scheduler_that_hangs_is_one_sentence_within_seconds(
     captured = capsys.readouterr()
     assert url in captured.err + captured.out
     assert captured.err.count("\n") == (0 if arguments == ["doctor"] else 1)
+
+
+@contextmanager
+def answering(status: int, body: str) -> Iterator[str]:
+    """A server that gives this answer to every request."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+STANDBY = 421, '{"error": "this scheduler is a standby: ask the one that leads"}'
+
+
+@pytest.mark.parametrize("how", ["--scheduler", "TERRACE_SCHEDULER"])
+def test_of_several_schedulers_the_one_that_leads_is_found(
+    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    with answering(*STANDBY) as standby, answering(200, '{"devices": []}') as leader:
+        urls = f"{gone}/v1, {standby}/,{leader}/v1"
+        if how == "--scheduler":
+            assert run(["devices", "list", how, urls]) == 0
+        else:
+            monkeypatch.setenv(how, urls)
+            assert run(["devices", "list"]) == 0
+    # With all of them, a node that is started so is not lost with the one that leads now.
+    assert f"--scheduler {gone},{standby},{leader}" in capsys.readouterr().out
+
+
+def test_where_all_are_standbys_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("terrace.options.Backoff", partial(Backoff, failover_s=0.0))
+    with answering(*STANDBY) as first, answering(*STANDBY) as second:
+        assert run(["jobs", "list", "--scheduler", f"{first},{second}"]) == 1
+        assert run(["jobs", "list", "--scheduler", first]) == 1
+    several, single = capsys.readouterr().err.splitlines()
+    assert all(word in several for word in ("no scheduler leads", first, second))
+    assert "standby" in single
+    assert "URL,URL" in single, "which is how the others are named"
 
 
 def test_commands_wait_no_longer_than_a_person() -> None:

@@ -78,11 +78,12 @@ def test_each_address_is_asked_once_in_a_round() -> None:
     ring.leave(A)
     asked = Round(ring)
     for _ in range(2):
-        assert asked.failed(B, Standby("waits")) is None
+        assert asked.failed(B, Standby("waits", retry_after_s=7)) is None
         assert asked.failed(C, UpstreamUnavailable("refused")) is None
         end = asked.failed(A, UpstreamTimeout("silent"))
         assert isinstance(end, Standby), "somebody is there to lead"
         assert all(word in str(end) for word in (A, B, C, "waits", "refused", "silent"))
+        assert end.retry_after_s == 7
         assert ring.current == B
 
 

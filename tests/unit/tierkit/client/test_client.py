@@ -452,8 +452,8 @@ def public(cls: type) -> set[str]:
 
 
 def test_the_blocking_client_has_every_method_with_its_signature() -> None:
-    assert public(Client) - {"close", "url"} == public(AsyncClient)
-    for name in public(AsyncClient):
+    assert public(Client) - {"close"} == public(AsyncClient)
+    for name in public(AsyncClient) - {"url", "urls"}:
         assert inspect.signature(getattr(Client, name)) == inspect.signature(getattr(AsyncClient, name)), name
 
 
