@@ -112,7 +112,7 @@ def _check_alone(context: typer.Context) -> None:
 
 def _trusted_there(plan: FleetPlan) -> Path | None:
     """What the services of a fleet file trust: it does for our own questions to their scheduler."""
-    if plan.scheduler_url is None or not plan.scheduler_url.startswith("https://"):
+    if plan.scheduler_url is None or "https://" not in plan.scheduler_url:
         return None
     named = (service.settings.get("tls_ca") for service in plan.services)
     return next((Path(file).expanduser() for file in named if file), None)
@@ -239,11 +239,17 @@ def _greeting(fleet: Fleet, access: str) -> Text:
     # The sample is of the classes of Terrace's own networks.
     what = "PICTURES" if any("models" in service.plan.settings for service in fleet.alive) else "sample"
     names = Text(", ").join(tier_text(service.name, service.plan.kind) for service in fleet.alive)
+    url, *others = fleet.scheduler_url.split(",")
+    if others:
+        where = (
+            f"\nschedulers {fleet.scheduler_url}\n           the one that leads has the API at /docs, the page at /ui"
+        )
+    else:
+        where = f"\nscheduler  {url}   API {url}/docs\npage       {url}/ui"
     return Text.assemble(
         ("\nTerrace is up: ", "bold"),
         names,
-        f"\nscheduler  {fleet.scheduler_url}   API {fleet.scheduler_url}/docs",
-        f"\npage       {fleet.scheduler_url}/ui",
+        where,
         f"\ntry        terrace classify {what} --scheduler {fleet.scheduler_url}{access}",
         "\nstop       Ctrl-C\n",
     )

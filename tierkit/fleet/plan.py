@@ -2,7 +2,7 @@
 
 A fleet file is the same on every machine; each starts its own part (`terrace up --fleet fleet.toml --host NAME`):
 
-    scheduler = "http://10.0.0.5:8070"   # where every node registers
+    scheduler = "http://10.0.0.5:8070"   # where every node registers; a list if others stand by to take its place
 
     [host.hub]
     address = "10.0.0.5"                 # services listen here; default 127.0.0.1
@@ -18,7 +18,7 @@ A fleet file is the same on every machine; each starts its own part (`terrace up
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,9 +28,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tierkit.documents import read_document
 from tierkit.errors import SetupError
-from tierkit.settings import HttpUrl
+from tierkit.settings import CommaSeparated
 from tierkit.types import Tier
-from tierkit.wire.messages import NodeId, checked_node_id
+from tierkit.wire.messages import NodeId, checked_node_id, checked_url
 
 __all__ = ["MAX_NODES", "SCHEDULER", "FleetPlan", "ServicePlan", "local_plan", "read_fleet_file"]
 
@@ -70,6 +70,7 @@ class FleetPlan:
 
     services: tuple[ServicePlan, ...]
     scheduler_url: str | None = None
+    """Of several schedulers, the URLs of all, comma-separated."""
 
     @property
     def scheduler(self) -> ServicePlan | None:
@@ -146,8 +147,8 @@ class _Host(BaseModel):
     edge: _Groups = ()
     cloud: _Groups = ()
 
-    def services(self, host: str, url: str) -> list[ServicePlan]:
-        """What runs on the machine of this name, whose nodes register at `url`.
+    def services(self, host: str, urls: Sequence[str]) -> list[ServicePlan]:
+        """What runs on the machine of this name, whose nodes register at `urls`.
 
         Raises:
             ValueError: that cannot be.
@@ -155,7 +156,7 @@ class _Host(BaseModel):
         shared = {"host": self.address} | _texts(self.model_dump(include=_ALL_SERVICES))
         services = []
         if self.scheduler is not None:
-            settings = _found_at(url, shared | _texts({"tokens": self.tokens} | self.scheduler))
+            settings = _found_at(urls, shared | _texts({"tokens": self.tokens} | self.scheduler))
             services.append(ServicePlan(name=SCHEDULER, kind=SCHEDULER, settings=settings))
         for tier in Tier:
             groups: tuple[_Group, ...] = getattr(self, tier)
@@ -174,10 +175,13 @@ class _Host(BaseModel):
         return services
 
 
-def _without_path(url: str) -> str:
-    if urlsplit(url).path:
+def _without_path(urls: tuple[str, ...]) -> tuple[str, ...]:
+    checked = tuple(map(checked_url, urls))
+    if any(urlsplit(url).path for url in checked):
         raise ValueError("must be without a path")
-    return url
+    if not checked:
+        raise ValueError("must name a URL")
+    return checked
 
 
 class _FleetFile(BaseModel):
@@ -185,8 +189,8 @@ class _FleetFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    scheduler: Annotated[HttpUrl, AfterValidator(_without_path)]
-    """Where nodes register, such as "http://10.0.0.5:8070"."""
+    scheduler: Annotated[CommaSeparated, AfterValidator(_without_path)]
+    """Where nodes register, such as "http://10.0.0.5:8070"; of several schedulers, a list of the URLs of all."""
     host: Annotated[dict[str, _Host], Field(min_length=1)]
     """Tables [host.NAME], one for each machine."""
 
@@ -208,8 +212,9 @@ def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
     if own not in file.host:
         raise SetupError(f"the fleet file {path} has no machine {own!r}; it has {', '.join(file.host)}")
     homes = [name for name, machine in file.host.items() if machine.scheduler is not None]
-    if len(homes) > 1:
-        raise SetupError(f"the fleet file {path} has a scheduler on {' and on '.join(homes)}: a fleet has one")
+    if len(homes) > len(file.scheduler):
+        few = "a fleet has one" if len(file.scheduler) == 1 else f"and {len(file.scheduler)} URLs of schedulers"
+        raise SetupError(f"the fleet file {path} has a scheduler on {' and on '.join(homes)}: {few}")
     # All of it is checked on every machine: a mistake shows wherever it is tried first.
     services = {}
     for name, machine in file.host.items():
@@ -217,15 +222,25 @@ def read_fleet_file(path: Path, host: str | None = None) -> FleetPlan:
             services[name] = machine.services(name, file.scheduler)
         except ValueError as exc:
             raise SetupError(f"the fleet file {path}, [host.{name}]: {exc}") from exc
-    return FleetPlan(services=tuple(services[own]), scheduler_url=file.scheduler)
+    return FleetPlan(services=tuple(services[own]), scheduler_url=",".join(file.scheduler))
 
 
-def _found_at(url: str, settings: dict[str, str]) -> dict[str, str]:
-    """Settings of the scheduler, with the port of `url` where they leave that open.
+def _found_at(urls: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
+    """Settings of a scheduler, with the port of its URL, the first that fits, where they leave that open.
 
     Raises:
         ValueError: it listens somewhere else.
     """
+    faults = []
+    for url in urls:
+        try:
+            return _listening(url, settings)
+        except ValueError as exc:
+            faults.append(str(exc))
+    raise ValueError("; ".join(faults))
+
+
+def _listening(url: str, settings: dict[str, str]) -> dict[str, str]:
     parts, tls = urlsplit(url), "tls_cert" in settings
     if tls and parts.scheme == "http":
         raise ValueError(f"the scheduler has a tls_cert, so nodes must look for it at https://, and not at {url}")

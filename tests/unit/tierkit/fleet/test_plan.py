@@ -137,6 +137,8 @@ GOOD = 'scheduler = "http://a:1"\n'
             'scheduler = "http://a:99999"\n[host.a]\nend = 1',
             "scheduler is 'http://a:99999': must name a host, and a port",
         ),
+        ('scheduler = ["http://a:1", "b"]\n[host.a]\nend = 1', "scheduler: must start with http"),
+        ("scheduler = []\n[host.a]\nend = 1", "scheduler: must name a URL"),
         (GOOD + "[host.a]\nend = 100000", "host.a.end.0.count is 100000: input should be less than or equal to 100"),
         (GOOD + "[host.a]\nedge = [{ count = 60 }, { count = 60 }]", "120 edge nodes; one machine may run 100"),
     ],
@@ -195,6 +197,39 @@ def test_the_port_of_the_scheduler_need_not_be_said_twice(tmp_path: Path) -> Non
     scheduler = read_fleet_file(path).scheduler
     assert scheduler is not None
     assert scheduler.settings["port"] == "9000"
+
+
+BOTH = 'scheduler = ["http://10.0.0.5:8070", "http://10.0.0.6:8075/"]\n[host.pi]\nend = 1\n'
+HUB, RACK = (f'[host.{name}]\naddress = "{address}"\n' for name, address in (("hub", "10.0.0.5"), ("rack", "10.0.0.6")))
+
+
+@pytest.mark.parametrize("listed", [BOTH, BOTH.replace('", "', ", ").replace("[", "", 1).replace("]", "", 1)])
+def test_several_schedulers_each_at_an_address_of_its_own(tmp_path: Path, listed: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'{listed}{HUB}scheduler = {{ database = "x" }}\n{RACK}scheduler = {{}}\n')
+    for host, port in (("hub", "8070"), ("rack", "8075")):
+        plan = read_fleet_file(path, host)
+        assert plan.scheduler is not None
+        assert plan.scheduler.settings["port"] == port
+    assert read_fleet_file(path, "pi").scheduler_url == "http://10.0.0.5:8070,http://10.0.0.6:8075"
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        (f"{RACK}scheduler = {{ port = 8070 }}", "listens on port 8070, and nodes look for it at http://10.0.0.6:8075"),
+        ('[host.rack]\naddress = "10.0.0.7"\nscheduler = {}', "listens on 10.0.0.7"),
+        (
+            f'{HUB}scheduler = {{}}\n{RACK}scheduler = {{}}\n[host.c]\naddress = "10.0.0.5"\nscheduler = {{}}',
+            "a scheduler on hub and on rack and on c: and 2 URLs",
+        ),
+    ],
+)
+def test_each_of_several_schedulers_is_where_nodes_look_for_it(tmp_path: Path, rest: str, message: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(BOTH + rest)
+    with pytest.raises(SetupError, match=message):
+        read_fleet_file(path, "pi")
 
 
 def test_an_unknown_host_and_a_missing_file(file: Path) -> None:
