@@ -13,7 +13,7 @@ import aiohttp
 
 from models.manifest import load_manifest
 from scheduler.jobs.service import Scheduler
-from scheduler.measures import LEADS
+from scheduler.measures import LEADS, set_standby
 from scheduler.runtime import open_scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.store.database import REFUSALS, open_database
@@ -64,7 +64,7 @@ class _Leadership:
             SetupError: something that a leader needs is wrong.
         """
         while True:
-            LEADS.set(0)
+            set_standby()
             await self._lease.acquire(on_wait=self.decided.set)
             keeping = asyncio.create_task(self._lease.keep(), name="lease")
             try:

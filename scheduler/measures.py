@@ -15,6 +15,7 @@ __all__ = [
     "TASKS",
     "UNFINISHED",
     "WAITING",
+    "set_standby",
 ]
 
 ATTEMPTS = Counter(
@@ -39,6 +40,17 @@ DATABASE = Gauge(
     "terrace_scheduler_database_accepts_results",
     "1, or 0 while the database refuses results, which then wait.",
 )
+
+
+def set_standby() -> None:
+    """What a scheduler shows that has no jobs and no nodes, since another one leads."""
+    LEADS.set(0)
+    for gauge in (UNFINISHED, WAITING):
+        gauge.set(0)
+    for labelled in (OUTSTANDING, DEVICES):
+        labelled.clear()
+    DATABASE.set(1)
+
 
 # Prometheus sees an increase only from a value that it has read before, so each counter begins at 0.
 for _metric, _values in (
