@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +322,54 @@ async def test_leaders_that_are_killed_in_mid_job_20_times(
             check(seen, view, await (await pair.running()).results(job["id"]))
     assert len(took) == 20
     record_property("takeover_s", sorted(round(each, 3) for each in took))
+
+
+@pytest.mark.benchmark
+async def test_a_database_that_is_killed_or_cut_off_in_mid_job_20_times(
+    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """Killed and started again in every second job, with all connections cut at five moments in each."""
+    async with two(kit, settings, postgres.database(), tmp_path, lease_s=5.0) as pair:
+        for number in range(20):
+            job = await submit(pair, kit)
+
+            async def disturb(events: int, number: int = number) -> None:
+                if events % 8 == 1:
+                    await asyncio.to_thread(postgres.cut)
+                elif number % 2 == 0 and events == number + 2:
+                    await asyncio.to_thread(postgres.kill)
+                    await asyncio.to_thread(postgres.start)
+
+            seen, view = await pair.follow(job["id"], disturb)
+            check(seen, view, await (await pair.running()).results(job["id"]))
+
+
+@pytest.mark.benchmark
+async def test_leaders_that_are_stopped_past_their_lease_in_mid_job_10_times(
+    kit: Any, settings: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with two(kit, settings, postgres.database(), tmp_path) as pair:
+        states: dict[str, Any] = {}
+        for number in range(10):
+            leader = await pair.leader()
+            job = await submit(pair, kit)
+
+            async def stop(events: int, leader: int = leader, at: int = 2 * number) -> None:
+                if events == at + 1:
+                    os.kill(pair.processes[leader].process.pid, signal.SIGSTOP)
+                    raise httpx.ReadError("it says no more")
+
+            with contextlib.suppress(httpx.HTTPError):
+                await pair.follow(job["id"], stop)
+
+            async def wait(events: int) -> None:
+                """Only follow."""
+
+            _, states[job["id"]] = await pair.follow(job["id"], wait)
+            os.kill(pair.processes[leader].process.pid, signal.SIGCONT)
+            await wait_for(partial(_is, pair, leader, "standby"), what="the stopped one to stand by")
+        running = await pair.running()
+        for job_id, view in states.items():
+            assert await running.job(job_id) == view
+            assert [result["index"] for result in await running.results(job_id)] == list(range(IMAGES))
+        assert all(view["state"] == "completed" for view in states.values())

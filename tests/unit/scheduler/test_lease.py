@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import event, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from scheduler.store.commit import GroupCommit
@@ -53,6 +53,23 @@ async def writing(engine: AsyncEngine, lease: Lease) -> AsyncIterator[Store]:
 async def expire(engine: AsyncEngine) -> None:
     async with engine.begin() as connection:
         await connection.execute(update(table).values(expires_at=0.0))
+
+
+async def row(engine: AsyncEngine) -> Any:
+    async with engine.connect() as connection:
+        return (await connection.execute(table.select())).one()
+
+
+@contextmanager
+def unreachable(engine: AsyncEngine) -> Iterator[None]:
+    def refuse(*given: Any) -> None:
+        raise ConnectionResetError("the connection broke")
+
+    event.listen(engine.sync_engine, "begin", refuse)
+    try:
+        yield
+    finally:
+        event.remove(engine.sync_engine, "begin", refuse)
 
 
 @contextmanager
@@ -120,16 +137,28 @@ async def test_who_cannot_renew_leads_on_only_where_nobody_waits(engines: Any) -
     clock.advance(5.0)
     assert first.held
     waiting = asyncio.create_task(Lease(engines[1], url=SECOND, lease_s=1000.0).acquire())
+
+    async def awaited() -> bool:
+        return bool((await row(engines[0])).awaited_until > 0.0)
+
+    await wait_for(awaited, what="the other one to wait")
     async with engines[0].begin() as connection:
         await connection.execute(update(table).values(expires_at=9e12))
     keeping = asyncio.create_task(first.keep())
-    await wait_for(lambda: not first.held or first._awaited, what="the renewal to see the other one")
-    clock.advance(0.9)
-    assert first.held
-    clock.advance(0.2)
-    assert not first.held
+
+    async def renewed() -> bool:
+        return bool((await row(engines[0])).expires_at < 9e12)
+
+    await wait_for(renewed, what="a renewal")
+    with unreachable(engines[0]):
+        clock.advance(0.9)
+        assert first.held
+        clock.advance(0.2)
+        assert not first.held
+    await wait_for(lambda: first.held, what="the next renewal")
     for task in (keeping, waiting):
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_who_has_the_database_alone_need_not_wait(engines: Any) -> None:
