@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -254,9 +254,7 @@ class Connection:
             try:
                 # httpx bounds each phase; an upload has no other sensible bound, everything else has one in total.
                 with anyio.fail_after(None if upload else self._timeout_s):
-                    async with self._asked(url, question) as response:
-                        await response.aread()
-                        return response
+                    return await (self._uploaded if upload and len(self.urls) > 1 else self._read)(url, question)
             except TimeoutError as exc:
                 error = UpstreamTimeout(f"the scheduler at {url} took more than {self._timeout_s:g} s")
                 error.__cause__ = exc
@@ -306,6 +304,39 @@ class Connection:
             repeatable=repeatable,
             failover_s=self._backoff.failover_s if patient else 0.0,
         )
+
+    async def _read(self, url: str, question: _Question) -> httpx.Response:
+        """One try at one scheduler, with the whole answer."""
+        async with self._asked(url, question) as response:
+            await response.aread()
+            return response
+
+    async def _uploaded(self, url: str, question: _Question) -> httpx.Response:
+        """The same for what may take minutes, while the scheduler gives signs of life.
+
+        Raises:
+            TimeoutError: there was none for `timeout_s`. Another one may lead by now.
+        """
+        outcome: httpx.Response | Exception = TimeoutError()
+
+        async def watch() -> None:
+            with suppress(httpx.HTTPError, TimeoutError):
+                while True:
+                    await anyio.sleep(self._timeout_s / 2)
+                    with anyio.fail_after(self._timeout_s / 2):
+                        await self._http.get(f"{url}/livez")
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            try:
+                outcome = await self._read(url, question)
+            except Exception as exc:
+                outcome = exc
+            tasks.cancel_scope.cancel()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     @asynccontextmanager
     async def _asked(self, url: str, question: _Question) -> AsyncIterator[httpx.Response]:

@@ -231,6 +231,48 @@ async def test_an_upload_that_breaks_in_the_middle_begins_anew_elsewhere(pair: P
     assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
 
 
+@pytest.mark.parametrize("taken", ["all of it", "some of it"])
+async def test_an_upload_to_one_that_hangs_begins_anew_elsewhere(pair: Pair, taken: str) -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while taken == "all of it" and await reader.read(1 << 20):
+            pass
+        await asyncio.Event().wait()
+
+    pair.second.on("POST /v1/jobs", answer(JOB, status=202))
+    async with (
+        listening(hang) as stopped,
+        AsyncClient(f"{stopped},{pair.second.url}", backoff=HASTY, timeout_s=1.0) as client,
+    ):
+        images = np.zeros((800, 64, 64, 3), dtype=np.uint8)  # more than the buffers of a connection hold
+        assert (await client.submit(images)).id == "j1"
+
+
+async def test_an_upload_may_take_longer_than_other_calls_while_the_scheduler_lives(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept, sign = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+    async def sleep(_seconds: float) -> None:
+        await slept.acquire()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /livez "):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            sign.release()
+            return
+        for _ in range(5):
+            slept.release()
+            await sign.acquire()
+        reply = answer(JOB).body
+        writer.write(b"HTTP/1.1 202 X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(reply), reply))
+
+    monkeypatch.setattr("tierkit.client.http.anyio.sleep", sleep)
+    async with listening(slow) as busy, AsyncClient(f"{busy},{pair.second.url}") as client:
+        assert (await client.submit(PIXELS)).id == "j1"
+    assert pair.second.requests == []
+
+
 async def test_a_stream_of_events_goes_on_at_the_one_that_leads_now(pair: Pair) -> None:
     pair.first.on("GET /v1/jobs/j1/events", Reply(body=COARSE, cut=True))
     pair.second.on("GET /v1/jobs/j1/events", *[STANDBY] * 3, Reply(body=FINE + STATE))
