@@ -43,8 +43,8 @@ async def _ask(connection: Connection, question: bytes, status: int) -> None:
         raise ServiceFailed(f"the scheduler answered {reply.status} where {status} was expected: {reply.body[:200]!r}")
 
 
-async def _one(url: str, server: ServerProcesses, nodes: int, seconds: float) -> tuple[float, float]:
-    """Heartbeats a second, and milliseconds of the scheduler's processor time for each."""
+async def _one(url: str, server: ServerProcesses, nodes: int, seconds: float) -> tuple[float, float, float]:
+    """Heartbeats a second, milliseconds of the scheduler's processor time for each, and MiB of its memory at most."""
     origin = Origin.parse(url)
     beat = IDLE.model_dump_json().encode()
     async with contextlib.AsyncExitStack() as stack:
@@ -69,7 +69,7 @@ async def _one(url: str, server: ServerProcesses, nodes: int, seconds: float) ->
             *(beat_until(begun + seconds, ways[first::_AT_A_TIME]) for first in range(min(_AT_A_TIME, nodes)))
         )
         spent, cpu = time.perf_counter() - begun, server.cpu_s() - cpu_begun
-    return sum(counts) / spent, 1000 * cpu / sum(counts)
+    return sum(counts) / spent, 1000 * cpu / sum(counts), server.peak_memory_bytes() / 2**20
 
 
 class Chosen(Cores):
@@ -99,8 +99,8 @@ class Beats(Experiment):
                 flags = ["--state", state, "--max-connections", str(size + _SPARE_CONNECTIONS)]
                 command = ["terrace", "scheduler", *_TIMES, *flags]
                 with serving(command, core=chosen.server_core) as (url, server), on_core(chosen.load_core):
-                    rate, cpu_ms = await _one(url, server, size, chosen.seconds)
-            run.add(nodes=size, beats_per_s=rate, cpu_ms_per_beat=cpu_ms)
+                    rate, cpu_ms, memory_mib = await _one(url, server, size, chosen.seconds)
+            run.add(nodes=size, beats_per_s=rate, cpu_ms_per_beat=cpu_ms, memory_mib=memory_mib)
 
     def rows(self, record: Record) -> list[dict[str, Any]]:
         return [
@@ -109,19 +109,21 @@ class Beats(Experiment):
                 "n": len(points),
                 **ranged("beats_per_s", [point["beats_per_s"] for point in points], 1),
                 "cpu_ms_per_beat": round(median(point["cpu_ms_per_beat"] for point in points), 3),
+                "memory_mib": round(median(point["memory_mib"] for point in points), 1),
             }
             for (nodes,), points in grouped(record["points"], "nodes").items()
         ]
 
     def table(self, record: Record) -> Table:
         return Table(
-            headings="nodes | heartbeats/s, median | range | ms of processor each",
+            headings="nodes | heartbeats/s, median | range | ms of processor each | memory, MiB",
             rows=[
                 [
                     f"{row['nodes']:,}",
                     f"{row['beats_per_s']:,.0f}",
                     f"{row['min_beats_per_s']:,.0f} to {row['max_beats_per_s']:,.0f}",
                     f"{row['cpu_ms_per_beat']:.2f}",
+                    f"{row['memory_mib']:,.0f}",
                 ]
                 for row in self.rows(record)
             ],

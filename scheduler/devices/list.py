@@ -611,8 +611,16 @@ class DeviceList:
         if doubted or late or self.doubting:
             # What is thought of them has changed otherwise than by the evidence and the moments that are kept.
             for device in list(self._present.values()):
-                device.review_at = math.inf
-                self._refresh(device, now)
+                if doubted or self.doubting or self._may_recover(device, now):
+                    device.review_at = math.inf
+                    self._refresh(device, now)
+
+    def _may_recover(self, device: Device, now: float) -> bool:
+        """Whether less silence may change what is thought of a node. To judge thousands for which it cannot would be
+        the next pause."""
+        health, keeps_tasks = device.told
+        silent_s = now - device.last_seen
+        return not keeps_tasks or (health is not Health.ALIVE and silent_s < device.suspect_after_s)
 
     def _forgive(self, pause_s: float, now: float) -> None:
         for device in list(self._present.values()):

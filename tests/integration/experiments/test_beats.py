@@ -18,5 +18,5 @@ def test_each_number_of_nodes_is_measured_and_recorded(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
     assert [row["nodes"] for row in rows] == [1, 20]
-    assert all(row["beats_per_s"] > 0 and row["cpu_ms_per_beat"] > 0 for row in rows)
+    assert all(row["beats_per_s"] > 0 and row["cpu_ms_per_beat"] > 0 and row["memory_mib"] > 0 for row in rows)
     assert len(json.loads((out / RECORD).read_text())["points"]) == 2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from scheduler.devices import list as devices_module
-from scheduler.devices.health import DetectorTimes, Probe
+from scheduler.devices.health import DetectorTimes, Evidence, Probe, Verdict, judge
 from scheduler.devices.intent import NO_INTENT, Intent
 from scheduler.devices.list import DeviceList
 from tierkit.errors import Conflict, Forbidden, NotFound, Overloaded
@@ -437,6 +437,25 @@ def test_silence_while_the_scheduler_stood_still_does_not_count():
     assert devices.get("end-0").last_seen == pytest.approx(14.95)
     sweep_on(devices, 15.0, 18.1, heard=[])
     assert health(devices, "end-0", 18.1) is Health.DEAD
+
+
+def test_a_pause_costs_no_judgement_of_each_node_that_is_alive(monkeypatch):
+    """With thousands of nodes that would be a pause as well, and the next sweep would be late again, for ever."""
+    devices = swept([f"end-{number}" for number in range(100)], until=5.0)
+    judged: list[Evidence] = []
+
+    def count(evidence: Evidence, times: DetectorTimes) -> Verdict:
+        judged.append(evidence)
+        return judge(evidence, times)
+
+    monkeypatch.setattr(devices_module, "judge", count)
+    devices.sweep(5.3)  # in which their time to be judged comes
+    for number in range(100):
+        devices.heartbeat(f"end-{number}", beat(), 5.3)
+    judged.clear()
+    devices.sweep(5.6)
+    assert len(judged) < 10
+    assert {health(devices, f"end-{number}", 5.6) for number in range(100)} == {Health.ALIVE}
 
 
 def test_a_pause_before_the_first_sweep_does_not_count():
