@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -34,7 +35,7 @@ from scheduler.store.lease import Lease
 from scheduler.store.nodes import NodeStore
 from scheduler.store.secret import kept_secret
 from tierkit.access import Sessions, client_context
-from tierkit.errors import NotFound, TerraceError, Unavailable, WeightsError
+from tierkit.errors import NotFound, Standby, TerraceError, Unavailable, WeightsError
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.types import Health, Tier
@@ -114,7 +115,7 @@ async def open_scheduler(
         lifecycle.add_check("database", commit.check)
         watch = Watch(devices, clock=time.monotonic, tls=client_context(settings.tls_ca))
         try:
-            async with _loops(scheduler, commit, dispatcher, watch, lifecycle):
+            async with _loops(scheduler, commit, dispatcher, watch, lifecycle, lease):
                 yield scheduler
         finally:
             with suppress(TimeoutError):
@@ -124,31 +125,50 @@ async def open_scheduler(
 
 @asynccontextmanager
 async def _loops(
-    scheduler: Scheduler, commit: GroupCommit, dispatcher: Dispatcher, watch: Watch, lifecycle: Lifecycle
+    scheduler: Scheduler, commit: GroupCommit, dispatcher: Dispatcher, watch: Watch, lifecycle: Lifecycle, lease: Lease
 ) -> AsyncIterator[None]:
     writing = lifecycle.own(commit.run(), name="group commit")
-    await scheduler.recover()
-    dispatching = lifecycle.own(dispatcher.run(), name="dispatcher")
-    others = [
-        lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),
-        lifecycle.own(watch.run(), name="watch"),
-        lifecycle.own(_purge(scheduler), name="purge"),
-        lifecycle.own(scheduler.operators.run(), name="known nodes"),
-        lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),
-    ]
+    others: list[asyncio.Task[None]] = []
     try:
+        await _while_held(lease, scheduler.recover())
+        others = [
+            lifecycle.own(dispatcher.run(), name="dispatcher"),
+            lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),
+            lifecycle.own(watch.run(), name="watch"),
+            lifecycle.own(_purge(scheduler), name="purge"),
+            lifecycle.own(scheduler.operators.run(), name="known nodes"),
+            lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),
+        ]
         yield
     finally:
-        for task in (dispatching, *others):
+        for task in others:
             task.cancel()
-        await asyncio.gather(dispatching, *others, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
         # What has been answered need not be computed again by the next scheduler; but it can be.
         with suppress(TimeoutError):
-            async with asyncio.timeout(0 if writing.done() else _FLUSH_S):
+            async with asyncio.timeout(0 if writing.done() or lease.lost.is_set() else _FLUSH_S):
                 await scheduler.operators.flush()
                 await commit.flush()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
+
+
+async def _while_held(lease: Lease, work: Coroutine[Any, Any, None]) -> None:
+    """Do something that waits for writes, which wait for ever once the lease is lost.
+
+    Raises:
+        Standby: it is.
+    """
+    working, lost = asyncio.create_task(work), asyncio.create_task(lease.lost.wait())
+    try:
+        await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Standby("another scheduler leads now")
+        working.result()
+    finally:
+        for task in (working, lost):
+            task.cancel()
+        await asyncio.gather(working, lost, return_exceptions=True)
 
 
 async def _sweep(scheduler: Scheduler, dispatcher: Dispatcher, commit: GroupCommit) -> None:
