@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
+from cloud_node.engines import load_engine
 from cloud_node.settings import CloudSettings
-from encryption.loading import load_served
 from models.serving import obtain_manifest
 from tierkit.flags import command, run_main
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.http.server import serve
 from tierkit.inference.node import NO_SUBSTITUTES, InferenceNode, Substitutes, node_app
-from tierkit.types import Tier
 
 __all__ = ["run", "start"]
 
@@ -20,7 +19,7 @@ def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) ->
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = await load_served(settings, Tier.CLOUD, await obtain_manifest(settings))
+        models = await load_engine(settings, await obtain_manifest(settings))
         return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)

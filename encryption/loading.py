@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from encryption.features import check_features
-from encryption.serving import Head, Tail
+from encryption.serving import Head, Network, Tail
 from models.manifest import EncoderEntry, Manifest, ModelEntry, Side
 from models.serving import chosen_entries, decode_of, load_models, obtain_weights, open_store
 from models.session import OnnxModel, load_encoder
@@ -21,7 +22,7 @@ from tierkit.settings import NodeSettings, UpperSettings
 from tierkit.types import Tier
 from tierkit.wire.oip import InferRequest
 
-__all__ = ["encoders_of", "load_heads", "load_served"]
+__all__ = ["Loader", "encoders_of", "load_heads", "load_served"]
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,25 @@ async def load_heads(settings: NodeSettings, manifest: Manifest) -> list[Head]:
     return heads
 
 
-async def load_served(settings: UpperSettings, tier: Tier, manifest: Manifest) -> ServedModels:
+class Loader(Protocol):
+    """What an upstream node has its networks computed by, where that is not its own process."""
+
+    async def network(self, entry: ModelEntry) -> Model:
+        """A whole network, ready to run."""
+        ...
+
+    async def tail(self, encoder: EncoderEntry) -> Callable[[], Network] | None:
+        """Loads the tail of an encoder; None where there is none."""
+        ...
+
+
+async def load_served(
+    settings: UpperSettings, tier: Tier, manifest: Manifest, loader: Loader | None = None
+) -> ServedModels:
     """What an upstream node serves: whole networks, with the tails of their encoders on standby; or the tails alone.
+
+    Args:
+        loader: of what computes them elsewhere; None: they are computed in this process.
 
     Raises:
         SetupError: as `models.serving.load_models`; or tails alone are wanted, and there is none.
@@ -53,11 +71,23 @@ async def load_served(settings: UpperSettings, tier: Tier, manifest: Manifest) -
     tails: dict[str, list[Model]] = {}
     guards: dict[str, Guard] = {}
     for encoder in encoders_of(networks, manifest, required=settings.only_features):
-        tail = await _tail(encoder, manifest, settings)
+        load = await (_local_tail(encoder, manifest, settings) if loader is None else loader.tail(encoder))
+        if load is None:
+            log.info("features of an encoder are not taken: nothing computes its tail", extra={"encoder": encoder.name})
+            continue
+        network = manifest.entry(encoder.network)
+        tail = Tail(encoder, network, load, manifest.labels(network))
         tails.setdefault(encoder.network, []).append(tail)
         guards[tail.name] = partial(_guard, tail)
     if not settings.only_features:
-        return ServedModels(ready=await load_models(settings, tier, manifest), standby=tails, guards=guards)
+        ready: Sequence[Model]
+        if loader is None:
+            ready = await load_models(settings, tier, manifest)
+        else:
+            ready = [await loader.network(network) for network in networks]
+        return ServedModels(ready=ready, standby=tails, guards=guards)
+    if not tails:
+        raise SetupError("there are no features to serve: nothing computes the tail of an encoder")
     return ServedModels(ready=[tail for own in tails.values() for tail in own], guards=guards)
 
 
@@ -77,11 +107,9 @@ def encoders_of(networks: Sequence[ModelEntry], manifest: Manifest, *, required:
     return found
 
 
-async def _tail(encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings) -> Tail:
+async def _local_tail(encoder: EncoderEntry, manifest: Manifest, settings: NodeSettings) -> Callable[[], Network]:
     path = await obtain_weights(open_store(settings), encoder.weights("tail"), settings)
-    network = manifest.entry(encoder.network)
-    load = _loader(encoder, manifest, "tail", path, settings)
-    return Tail(encoder, network, load, manifest.labels(network))
+    return _loader(encoder, manifest, "tail", path, settings)
 
 
 async def _guard(tail: Tail, request: InferRequest) -> None:

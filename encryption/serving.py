@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from encryption.features import facts, pack, unpack
 from encryption.noise import KEY_BYTES, draw_noise
 from models.manifest import EncoderEntry, ModelEntry
-from models.session import OnnxModel
 from models.split import FEATURES
 from tierkit.inference.model import Array, Decode, TensorSpec
 from tierkit.types import FeatureForm
 
-__all__ = ["NOISE_KEYS", "Head", "Tail"]
+__all__ = ["NOISE_KEYS", "Head", "Network", "Tail"]
 
 NOISE_KEYS = "noise_keys"
 """Input of a head that adds noise: the key of each image's."""
 
 _WIRE_TYPES = {FeatureForm.UINT8: "UINT8", FeatureForm.FLOAT16: "FP16", FeatureForm.FLOAT32: "FP32"}
+
+
+class Network(Protocol):
+    """What runs one part of a network."""
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        """See `tierkit.inference.model.Model.run`."""
+        ...
 
 
 class _Part:
@@ -32,14 +40,14 @@ class _Part:
     load: loads the network's part.
     """
 
-    def __init__(self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], OnnxModel]) -> None:
+    def __init__(self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], Network]) -> None:
         self.encoder = encoder
         self.network = network
         self._load = load
         self._loading = threading.Lock()
-        self._loaded: OnnxModel | None = None
+        self._loaded: Network | None = None
 
-    def load(self) -> OnnxModel:
+    def load(self) -> Network:
         """The part itself, loaded by the first call; blocks meanwhile.
 
         Raises:
@@ -81,7 +89,7 @@ class Head(_Part):
         self,
         encoder: EncoderEntry,
         network: ModelEntry,
-        load: Callable[[], OnnxModel],
+        load: Callable[[], Network],
         decode: Decode | None = None,
     ) -> None:
         super().__init__(encoder, network, load)
@@ -131,7 +139,7 @@ class Tail(_Part):
     """
 
     def __init__(
-        self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], OnnxModel], labels: Sequence[str]
+        self, encoder: EncoderEntry, network: ModelEntry, load: Callable[[], Network], labels: Sequence[str]
     ) -> None:
         super().__init__(encoder, network, load)
         self._labels = labels

@@ -23,6 +23,8 @@ from tierkit.inference.model import Array, Decode, TensorSpec
 __all__ = [
     "OnnxModel",
     "check_threads",
+    "entry_of",
+    "facts_of",
     "import_runtime",
     "load_encoder",
     "load_model",
@@ -135,18 +137,9 @@ class OnnxModel:
     def parameters(self) -> Mapping[str, str | int | float | bool]:
         """What the manifest knows of the network; accuracies that it does not have are left out."""
         entry = self.entry
-        facts: dict[str, str | int | float | None] = {
-            "target": entry.target,
-            "tier": entry.tier,
-            "precision": entry.precision,
-            "parameters": entry.head_parameters if self.part == "head" else entry.parameters,
-            "temperature": entry.temperature,
-            "coarse_accuracy": entry.coarse_accuracy,
-            "fine_accuracy": entry.fine_accuracy,
-            "provider": self.provider,
-            "stands_in_for": entry.stands_in_for,
-        }
-        return {key: value for key, value in facts.items() if value is not None}
+        if self.part == "head":
+            entry = entry.model_copy(update={"parameters": entry.head_parameters})
+        return facts_of(entry) | {"provider": self.provider}
 
     def load(self) -> None:
         """See `tierkit.inference.model.Loadable`."""
@@ -188,6 +181,21 @@ class OnnxModel:
         finally:
             wait(others)
         return np.concatenate([own[0], *(other.result()[0] for other in others)])
+
+
+def facts_of(entry: ModelEntry) -> dict[str, str | int | float | bool]:
+    """What the manifest knows of a network, for its metadata; accuracies that it does not have are left out."""
+    facts: dict[str, str | int | float | None] = {
+        "target": entry.target,
+        "tier": entry.tier,
+        "precision": entry.precision,
+        "parameters": entry.parameters,
+        "temperature": entry.temperature,
+        "coarse_accuracy": entry.coarse_accuracy,
+        "fine_accuracy": entry.fine_accuracy,
+        "stands_in_for": entry.stands_in_for,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def softmax(logits: Array, temperature: float = 1.0) -> Array:
@@ -274,7 +282,15 @@ def load_encoder(
         As `load_model`.
     """
     file = encoder.head if side == "head" else encoder.tail
-    as_network = network.model_copy(
+    as_network = entry_of(encoder, network, side)
+    name = encoder.head_name if side == "head" else encoder.name
+    return _load(as_network, folder, side, file.part, name, provider=provider, threads=threads, labels=labels)
+
+
+def entry_of(encoder: EncoderEntry, network: ModelEntry, side: Side) -> ModelEntry:
+    """The head or tail of an encoder as if it were a network of the manifest, called as the encoder is."""
+    file = encoder.head if side == "head" else encoder.tail
+    return network.model_copy(
         update={
             "name": encoder.name,
             "file": file.file,
@@ -288,8 +304,6 @@ def load_encoder(
             "parameters": encoder.parameters,
         }
     )
-    name = encoder.head_name if side == "head" else encoder.name
-    return _load(as_network, folder, side, file.part, name, provider=provider, threads=threads, labels=labels)
 
 
 def _load(

@@ -143,8 +143,12 @@ class Device:
 
     @property
     def ms_per_image(self) -> float:
-        """By its own measurement, of the slowest of its models."""
-        return max(offer.ms_per_image for offer in self.registration.models)
+        """By its own measurement, of the slowest of its models, of which as many copies as it says compute now."""
+        return max(offer.ms_per_image for offer in self.registration.models) / self.replicas
+
+    @property
+    def replicas(self) -> int:
+        return 1 if self.load is None else self.load.replicas
 
     @property
     def owed(self) -> int:
@@ -200,7 +204,8 @@ class DeviceList:
         """Those that have not been given up: what is judged again and again."""
         self._alive: dict[Tier, list[Device]] = {tier: [] for tier in Tier}
         self.changes = 0
-        """Another number whenever another set of nodes may receive tasks, by the last `alive`."""
+        """Another number whenever another set of nodes may receive tasks, by the last `alive`, or a node's speed is
+        another one."""
         self._reviews: list[tuple[float, str]] = []
         """A heap: when to judge whom anew."""
         self._untold: set[str] = set()
@@ -350,7 +355,11 @@ class DeviceList:
         device.suspect_after_s = suspect_after_s(*device.arrivals.fit(), self.times)
         device.leaving = beat.draining
         owed_before, done_before = device.owed, 0 if device.load is None else device.load.images_done
-        device.load = beat
+        replicas_before, device.load = device.replicas, beat
+        if beat.replicas != replicas_before:
+            # What was worked out with its speed is void.
+            device.node = None
+            self.changes += 1
         if beat.images_done != done_before:
             self._progressed(device, now)
         elif not owed_before:

@@ -413,7 +413,7 @@ class Fleet:
             # A node that serves tails alone is asked for their network.
             model=next((encoder.network for encoder in self._encoders if encoder.name == offer.name), offer.name),
             sha256=offer.sha256,
-            ms_per_image=offer.ms_per_image,
+            ms_per_image=offer.ms_per_image / device.replicas,
         )
 
     def _is_clean(self, scheme: Scheme, known: Sequence[Device]) -> bool:

@@ -15,6 +15,7 @@ import aiohttp
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
+from tierkit.errors import Unavailable
 from tierkit.http.address import reachable_url
 from tierkit.http.answering import Answering, install
 from tierkit.http.client import open_client
@@ -32,11 +33,34 @@ from tierkit.types import Tier
 from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration, classes_digest
 from tierkit.wire.oip import Limits
 
-__all__ = ["NO_SUBSTITUTES", "HeldEncoders", "InferenceNode", "ServedModels", "Substitutes", "node_app"]
+__all__ = ["NO_SUBSTITUTES", "Engine", "HeldEncoders", "InferenceNode", "ServedModels", "Substitutes", "node_app"]
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+
+class Engine(Protocol):
+    """What computes a node's models outside its process, such as another server."""
+
+    @property
+    def name(self) -> str:
+        """Of its part in the node's readiness."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why it computes nothing now; "" where it does. The node takes no tasks meanwhile."""
+        ...
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of the models compute side by side now."""
+        ...
+
+    def running(self, lifecycle: Lifecycle) -> AbstractAsyncContextManager[object]:
+        """It computes, and says where it cannot, within this context."""
+        ...
 
 
 class HeldEncoders(Protocol):
@@ -63,6 +87,8 @@ class ServedModels:
     speed they are offered."""
     guards: Mapping[str, Guard] = field(default_factory=dict)
     """By model name, for those whose requests are looked at before they are computed."""
+    engine: Engine | None = None
+    """What computes them; None: the node's own process."""
 
 
 def _unchanged(it: _T) -> _T:
@@ -110,6 +136,7 @@ class InferenceNode:
         self.http: aiohttp.ClientSession
         """For its own requests, while it is running."""
         self.guards = served.guards
+        self._engine = served.engine
         self.encoders = encoders
         self.settings = settings
         self.tier = Tier(settings.service)
@@ -130,6 +157,7 @@ class InferenceNode:
                 max_queue_images=settings.max_queue_images,
                 thread=self._thread,
                 observe=self.metrics[model.name].observe_batch,
+                trouble=self._trouble,
             )
             for model in everything
         }
@@ -149,10 +177,13 @@ class InferenceNode:
             stack.callback(self.files.close)
             client = open_client(tls_ca=settings.tls_ca, middlewares=self._middlewares)
             self.http = await stack.enter_async_context(client)
+            if self._engine is not None:
+                await stack.enter_async_context(self._engine.running(self.lifecycle))
+                self.lifecycle.add_check(self._engine.name, self._check_engine)
             for name, runner in self.runners.items():
                 await stack.enter_async_context(runner)
                 if name in self._like:
-                    self.lifecycle.add_check(f"model {name}", partial(_check_paused, runner))
+                    self.lifecycle.add_check(f"model {name}", partial(_check_served, runner))
                     continue
                 await runner.warm_up()
                 log.info("model ready", extra={"model": name, "ms_per_image": round(runner.ms_per_image, 3)})
@@ -163,7 +194,7 @@ class InferenceNode:
                 ModelOffer(
                     name=name,
                     sha256=runner.model.sha256,
-                    ms_per_image=self.runners[self._like.get(name, name)].ms_per_image,
+                    ms_per_image=self.runners[self._like.get(name, name)].ms_per_image * self._replicas,
                     classes=_classes(runner.model),
                 )
                 for name, runner in self.runners.items()
@@ -191,7 +222,19 @@ class InferenceNode:
             running_images=sum(runner.running_images for runner in runners),
             images_done=sum(runner.images_done for runner in runners),
             draining=self.lifecycle.draining or not self.repository.whole,
+            replicas=self._replicas,
         )
+
+    @property
+    def _replicas(self) -> int:
+        return 1 if self._engine is None else max(1, self._engine.replicas)
+
+    def _trouble(self) -> str:
+        return "" if self._engine is None else self._engine.trouble
+
+    async def _check_engine(self) -> None:
+        if why := self._trouble():
+            raise Unavailable(why)
 
     def registration(self, scheduler: str) -> Registration:
         """What the node offers to the scheduler at this URL, and where, while it is running.
@@ -213,8 +256,8 @@ class InferenceNode:
         )
 
 
-async def _check_paused(runner: ModelRunner) -> None:
-    runner.check_paused()
+async def _check_served(runner: ModelRunner) -> None:
+    runner.check_served()
 
 
 def _classes(model: Model) -> str:

@@ -6,9 +6,11 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 
 from tierkit.errors import InvalidInput, UpstreamError
 from tierkit.http.client import ask, authorization, calling, read_at_most
@@ -27,18 +29,44 @@ from tierkit.wire.oip import (
 from tierkit.wire.oip.compression import ZSTD, compress
 from tierkit.wire.trace import Trace
 
-__all__ = ["OipClient"]
+__all__ = ["ModelMetadata", "OipClient", "TensorMetadata"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _MAX_REFUSAL_BYTES = 64 * 1024
 """So much of an answer that is an error is read."""
+
+_MAX_METADATA_BYTES = 1024**2
+"""Of what a server says of a model."""
 
 _ROW_BYTES = 256 * 1024
 """For what one image is answered with: 64 thousand probabilities in FP32."""
 
 # No number has more digits than whom the answer is passed on to takes (`tierkit.wire.events`).
 _TIMING = re.compile(r'queue;dur=(\d{1,9}\.\d{3}), infer;dur=(\d{1,9}\.\d{3});desc="([1-9]\d{0,8})"', re.ASCII)
+
+
+class TensorMetadata(msgspec.Struct, frozen=True):
+    """An input or output, as a server describes it. Whether the shape has a batch axis is the server's to say."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ModelMetadata(msgspec.Struct, frozen=True):
+    """A model, as a server describes it."""
+
+    platform: str | None = None
+    inputs: tuple[TensorMetadata, ...] | None = None
+    outputs: tuple[TensorMetadata, ...] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _ServerMetadata(msgspec.Struct):
+    extensions: tuple[str, ...] = ()
 
 
 class OipClient:
@@ -58,6 +86,35 @@ class OipClient:
         self._limits = limits or Limits()
         self._row_bytes = row_bytes
 
+    async def speaks_binary(self, url: str, *, budget_s: float, token: str = "") -> bool:
+        """Whether a server says that it reads and writes binary tensors; arguments and errors as for `metadata`."""
+        said = await self._get(url, "/v2", budget_s=budget_s, token=token)
+        return "binary_tensor_data" in _read(url, said, _ServerMetadata).extensions
+
+    async def metadata(self, url: str, model: str, *, budget_s: float, token: str = "") -> ModelMetadata:
+        """What a server says of a model.
+
+        Args:
+            url, model, budget_s, token: as for `infer`.
+
+        Raises:
+            UpstreamUnavailable, UpstreamTimeout, UpstreamError: as `infer`.
+        """
+        said = await self._get(url, f"/v2/models/{quote(model, safe='')}", budget_s=budget_s, token=token)
+        return _read(url, said, ModelMetadata)
+
+    async def check_ready(self, url: str, model: str, *, budget_s: float, token: str = "") -> None:
+        """Raise where a server does not say that a model is ready; arguments and errors as for `metadata`."""
+        await self._get(url, f"/v2/models/{quote(model, safe='')}/ready", budget_s=budget_s, token=token)
+
+    async def _get(self, url: str, path: str, *, budget_s: float, token: str) -> bytes:
+        headers = authorization(token)
+        async with calling(url, budget_s=budget_s), ask(self._http, "GET", url + path, headers=headers) as answer:
+            body = await read_at_most(answer, _MAX_METADATA_BYTES)
+        if answer.status != 200:
+            raise refusal_of(url, answer.status, body[:_MAX_REFUSAL_BYTES], answer.headers.get("Retry-After"))
+        return body
+
     async def infer(
         self,
         url: str,
@@ -70,10 +127,11 @@ class OipClient:
         urgent: bool = False,
         token: str = "",
         compressed: bool = False,
+        binary: bool = True,
         prefix: str = "/v2/models",
         headers: Mapping[str, str] | None = None,
     ) -> InferResponse:
-        """Send one request and read its answer; tensors go and come as binary and are not copied here.
+        """Send one request and read its answer; binary tensors are not copied here.
 
         Args:
             url: of the node, such as http://127.0.0.1:7401.
@@ -85,6 +143,8 @@ class OipClient:
             urgent: whether it overtakes the requests that wait there.
             token: that the node asks for; "" for none.
             compressed: whether the request goes compressed; only Terrace's own nodes read that.
+            binary: whether the inputs go as binary; else as JSON, which every server reads. The request itself says in
+                which form it wants the outputs.
             prefix: of the route.
             headers: to send along besides.
 
@@ -93,7 +153,7 @@ class OipClient:
             UpstreamTimeout: no answer within the budget, or the node said so (504).
             UpstreamError: any other refusal, or an answer that is none to this request.
         """
-        chunks, own = encode_request(request)
+        chunks, own = encode_request(request, binary=binary)
         own |= headers or {}
         if budget_s is not None:
             own[BUDGET_HEADER] = f"{max(0.0, budget_s) * 1000:.3f}"
@@ -135,6 +195,13 @@ class OipClient:
                 raise UpstreamError(f"{url} was asked for '{wanted.name}' of {rows} images and answered with {found}")
         timing = _timing(fields.get("Server-Timing", ""))
         return replace(response, timing=timing, request_bytes=sum(map(len, chunks)), headers=fields)
+
+
+def _read(url: str, body: bytes, form: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=form)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise UpstreamError(f"{url} describes itself in a way that cannot be read: {exc}") from exc
 
 
 def _timing(header: str) -> Timing | None:

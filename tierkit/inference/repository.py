@@ -35,7 +35,7 @@ class Repository:
     @property
     def whole(self) -> bool:
         """Whether all models are served. A node that lacks one takes no tasks: its scheduler counts on all of them."""
-        return not any(runner.paused for runner in self._runners.values())
+        return not any(runner.not_served for runner in self._runners.values())
 
     def index(self, *, ready: bool) -> list[dict[str, Any]]:
         """Name, version, state and reason of each model; `ready`: of those alone that are served."""
@@ -43,11 +43,11 @@ class Repository:
             {
                 "name": name,
                 "version": runner.model.version,
-                "state": "UNAVAILABLE" if runner.paused else "READY",
-                "reason": runner.paused,
+                "state": "UNAVAILABLE" if runner.not_served else "READY",
+                "reason": runner.not_served,
             }
             for name, runner in self._runners.items()
-            if not (ready and runner.paused)
+            if not (ready and runner.not_served)
         ]
 
     async def unload(self, runner: ModelRunner) -> None:
@@ -87,6 +87,6 @@ class Repository:
             except Exception as exc:  # whatever is wrong with a model, it stays unloaded, and the index says why
                 log.exception("a model cannot be loaded", extra={"model": runner.model.name})
                 runner.paused = str(exc) if isinstance(exc, TerraceError) else f"it fails: {type(exc).__name__}"
-                runner.check_paused()
+                runner.check_served()
             runner.paused = ""
             log.info("a model was loaded", extra={"model": runner.model.name})

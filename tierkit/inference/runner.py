@@ -110,6 +110,7 @@ class ModelRunner:
         max_queue_images: most images that may wait; more are refused at once.
         thread: inference thread to share with other runners; None for one of its own.
         observe: called on the event loop after each batch.
+        trouble: tells why the model cannot be run now; "" where it can.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class ModelRunner:
         max_queue_images: int = 4096,
         thread: InferenceThread | None = None,
         observe: Callable[[BatchRecord], None] | None = None,
+        trouble: Callable[[], str] = str,
     ) -> None:
         self.model = model
         self.max_batch_size = max_batch_size
@@ -128,7 +130,8 @@ class ModelRunner:
         self.max_queue_images = max_queue_images
         self.statistics = ModelStatistics()
         self.paused = ""
-        """Why no requests are taken now; "" where they are."""
+        """Why an operator lets it take no requests now; "" where it may."""
+        self._trouble = trouble
         self._thread = thread or InferenceThread()
         self._observe = observe
         self._queue: deque[_Job] = deque()
@@ -151,6 +154,11 @@ class ModelRunner:
         self._several_types = any(spec.also for spec in model.inputs)
 
     # --- on the event loop ---
+
+    @property
+    def not_served(self) -> str:
+        """Why no requests are taken now; "" where they are."""
+        return self.paused or self._trouble()
 
     @property
     def queued_images(self) -> int:
@@ -235,10 +243,10 @@ class ModelRunner:
         """Prove that the model still answers, through its own thread; costs nothing while it is at work.
 
         Raises:
-            Unavailable: the model is paused, or the batch under way takes longer than any should.
+            Unavailable: the model is not served, or the batch under way takes longer than any should.
             Exception: any error of the model.
         """
-        self.check_paused()
+        self.check_served()
         now = time.perf_counter()
         if now - self._batch_started > _STALL_S:
             raise Unavailable(f"the model '{self.model.name}' has computed one batch for over {_STALL_S:g} s")
@@ -271,7 +279,7 @@ class ModelRunner:
             Overloaded: the queue is full, or too long for this budget. Another node may have time for it.
             DeadlineExceeded: the model is too slow for this budget, or the budget was spent while it waited.
             Draining: the runner is closed or closes before the request's turn.
-            Unavailable: it is paused.
+            Unavailable: it is not served.
         """
         images = self.check_request(inputs, outputs)
         return await self.answer(inputs, outputs, images, budget_s=budget_s, alone=alone, urgent=urgent)
@@ -408,10 +416,10 @@ class ModelRunner:
         """
         self._admit(images, None)
 
-    def check_paused(self) -> None:
+    def check_served(self) -> None:
         """Raises Unavailable while no requests are taken."""
-        if self.paused:
-            raise Unavailable(f"the model '{self.model.name}' is not served: {self.paused}")
+        if why := self.not_served:
+            raise Unavailable(f"the model '{self.model.name}' is not served: {why}")
 
     def check_request(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> int:
         """Number of images, if the request fits the model. Raises InvalidInput."""
@@ -449,7 +457,7 @@ class ModelRunner:
 
     def _check_admission(self, images: int, budget_s: float | None, *, urgent: bool) -> None:
         self._check_open()
-        self.check_paused()
+        self.check_served()
         if images > self.max_queue_images:
             raise TooLarge(f"{images} images in one request; at most {self.max_queue_images} are accepted")
         if self._queued_images + images > self.max_queue_images:
@@ -522,13 +530,15 @@ class ModelRunner:
     def _answer(self, jobs: list[_Job], post: Callable[..., object]) -> None:
         try:
             outcome = partial(self._deliver, jobs, *self._compute(jobs))
+        except (Unavailable, DeadlineExceeded) as exc:  # of what computes the model elsewhere, whatever the content
+            outcome = partial(self._fail_all, jobs, exc)
         except Exception as exc:
             if len(jobs) > 1:
                 # One request's content may have broken the batch; the others shall not fail with it.
                 for job in jobs:
                     self._answer([job], post)
                 return
-            outcome = partial(self._fail, jobs[0], exc)
+            outcome = partial(self._fail_all, jobs, exc)
         # Before the answer: its reader must not find its own work still in the backlog.
         self._running_images = 0
         post(outcome)
@@ -631,14 +641,14 @@ class ModelRunner:
         for job, result in zip(jobs, results, strict=True):
             job.end(result)
 
-    def _fail(self, job: _Job, exc: Exception) -> None:
-        if not job.own:
-            self.statistics.add_failure(time.perf_counter() - job.arrived)
-        job.end(exc)
+    def _fail_all(self, jobs: list[_Job], exc: Exception) -> None:
+        for job in jobs:
+            if not job.own:
+                self.statistics.add_failure(time.perf_counter() - job.arrived)
+            job.end(exc)
 
     def _expire(self, jobs: list[_Job]) -> None:
-        for job in jobs:
-            self._fail(job, DeadlineExceeded("the time budget was spent while the request waited"))
+        self._fail_all(jobs, DeadlineExceeded("the time budget was spent while the request waited"))
 
 
 def _settle(future: asyncio.Future[RunResult], outcome: RunResult | Exception) -> None:

@@ -185,7 +185,8 @@ class ModelOffer(_Message):
     name: ModelName
     sha256: Sha256
     ms_per_image: Annotated[float, Field(ge=1e-6, le=1e9)]
-    """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds."""
+    """Measured by the node itself at start, batch of 50 unless the network is too slow for that; milliseconds. Of one
+    copy of the network, where several compute side by side."""
     classes: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """`classes_digest` of the class names of its answers; "" where it says nothing of them."""
 
@@ -246,7 +247,10 @@ class Heartbeat(_Message):
     images_done: Total
     """Since the node started; a count that stands still under load shows a node that makes no progress."""
     draining: bool = False
-    """It takes no tasks now: it shuts down, or an operator has unloaded a model of it."""
+    """It takes no tasks now: it shuts down, an operator has unloaded a model of it, or what computes its models is
+    away."""
+    replicas: Annotated[int, Field(ge=1, le=10**6)] = 1
+    """How many copies of its models compute side by side now; the speeds that it registered with are those of one."""
 
 
 class Encoding(_Message):

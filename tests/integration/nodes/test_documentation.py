@@ -52,4 +52,4 @@ def test_every_status_of_an_error_is_on_the_protocol_page_or_belongs_to_the_sche
 
     named = set(map(int, re.findall(r"^\| (\d{3}) \|", (DOCS / "protocol.md").read_text(), re.MULTILINE)))
     statuses = {http_errors.status_of(cls.__new__(cls)) for cls in classes(TerraceError)}
-    assert statuses - named == {421, 502}  # standbys and upstreams are the scheduler's business
+    assert statuses - named == {421}  # who leads is the scheduler's business

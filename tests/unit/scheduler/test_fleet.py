@@ -11,7 +11,7 @@ from scheduler.devices.list import DeviceList
 from scheduler.placement.routes import Fleet, PrivacyRules
 from scheduler.settings import SchedulerSettings
 from tierkit.types import Privacy, Scheme, Tier
-from tierkit.wire.messages import EncoderOffer, ModelOffer, Registration
+from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration
 
 
 @cache
@@ -156,3 +156,19 @@ def test_a_node_is_not_trusted_for_what_it_calls_itself(tier: Tier, node_id: str
     devices.register(honest.model_copy(update={"node_id": node_id}), 0.0)
     fleet = Fleet(devices, settings, manifest(), bytes(32))
     assert fleet.trusts(devices.get(node_id)) is trusted
+
+
+def test_replicas_of_a_node_make_it_faster():
+    world = World()
+    world.add("end-1", 2.0)
+    world.add("cloud-1", 8.0)
+    device = world.devices.get("cloud-1")
+    for replicas, ms_per_image in ((4, 2.0), (4, 2.0), (1, 8.0)):
+        beat = Heartbeat(incarnation="the-first", in_flight=0, queued_images=0, images_done=0, replicas=replicas)
+        world.devices.heartbeat("cloud-1", beat, 0.0)
+        (node,) = world.fleet.upper(Tier.CLOUD, 0.0)
+        assert (node.ms_per_image, device.ms_per_image) == (ms_per_image, ms_per_image)
+        times = world.fleet.times(0.0)
+        assert times is not None
+        assert times.cloud is not None
+        assert times.cloud.processing_s == pytest.approx(ms_per_image / 1000 * 50)

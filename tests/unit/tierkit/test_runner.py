@@ -11,7 +11,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TooLarge, Unavailable
+from tierkit.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidInput,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+    UpstreamUnavailable,
+)
 from tierkit.inference.model import Array, TensorSpec
 from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.inference.statistics import BatchRecord
@@ -641,3 +649,39 @@ async def test_what_an_urgent_request_overtakes_does_not_count_against_its_budge
                 await runner.infer(rows(9), ["double"], budget_s=3.0)
             group.create_task(runner.infer(rows(9), ["double"], budget_s=3.0, urgent=True))
             await queued(runner, 4)
+
+
+async def test_what_computes_elsewhere_is_asked_once_for_a_batch_that_it_cannot_compute() -> None:
+    """Each of the requests might wait as long as the first."""
+
+    class Away(Doubler):
+        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            answer = super().run(inputs, outputs)
+            if inputs["x"].max() > 2:
+                raise UpstreamUnavailable("it is away", retry_after_s=7.0)
+            return answer
+
+    model = Away()
+    async with ModelRunner(model) as runner, busy(model, runner):
+        model.batches.clear()
+        asked = [asyncio.create_task(runner.infer(rows(value))) for value in (2, 3, 4)]
+        await wait_for(lambda: runner.queued_images == 3)
+        model.open.set()
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [UpstreamUnavailable] * 3
+    assert model.batches == [1, 3]
+    assert runner.statistics.as_json()["inference_stats"]["fail"]["count"] == 3
+
+
+async def test_a_model_that_is_computed_elsewhere_is_not_served_while_that_is_away() -> None:
+    trouble = ["it is away"]
+    async with ModelRunner(Doubler(), trouble=lambda: trouble[0]) as runner:
+        for refused in (runner.check(), runner.infer(rows(1))):
+            with pytest.raises(Unavailable, match="it is away"):
+                await refused
+        trouble[0] = ""
+        await runner.infer(rows(1))
+        await runner.pause("an operator says so")
+        trouble[0] = "it is away"
+        runner.paused = ""
+        assert runner.not_served == "it is away"

@@ -53,7 +53,7 @@ def oip_routes(
 
     async def model_ready(request: Request) -> Response:
         runner = found.runner(request.scope)
-        one_ready = ready() and not runner.paused
+        one_ready = ready() and not runner.not_served
         return JSONResponse({"name": runner.model.name, "ready": one_ready}, 200 if one_ready else 503)
 
     async def model_metadata(request: Request) -> Response:

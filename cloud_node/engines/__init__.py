@@ -1,0 +1,23 @@
+"""What computes the networks of a cloud node: ONNX Runtime in its own process, or another server."""
+
+from __future__ import annotations
+
+from cloud_node.engines.oip import load_oip
+from cloud_node.settings import CloudSettings
+from encryption.loading import load_served
+from models.manifest import Manifest
+from tierkit.inference.node import ServedModels
+from tierkit.types import Tier
+
+__all__ = ["load_engine"]
+
+
+async def load_engine(settings: CloudSettings, manifest: Manifest) -> ServedModels:
+    """The models of the node, computed by the engine that its settings name.
+
+    Raises:
+        SetupError: as `encryption.loading.load_served`, or the engine cannot compute them.
+    """
+    if settings.engine == "oip":
+        return await load_oip(settings, manifest)
+    return await load_served(settings, Tier.CLOUD, manifest)

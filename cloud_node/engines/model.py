@@ -1,0 +1,126 @@
+"""A network that is computed elsewhere: the manifest says what it is, an engine gives its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from models.manifest import ModelEntry
+from models.session import facts_of, softmax
+from tierkit.errors import InvalidAnswer
+from tierkit.inference.model import Array, TensorSpec
+
+__all__ = ["Computes", "EngineModel", "cut"]
+
+_LEAST_PIECE = 4
+"""Fewer images are not worth a request of their own."""
+
+
+class Computes(Protocol):
+    """The part of an engine that models use, on the inference thread."""
+
+    @property
+    def replicas(self) -> int:
+        """How many pieces it computes side by side now."""
+        ...
+
+    def compute(self, model: str, pieces: Sequence[Array]) -> Sequence[Array]:
+        """The logits of each piece of a batch. Blocks, for as long as a batch may take at most.
+
+        Raises:
+            UpstreamUnavailable, UpstreamTimeout, UpstreamError: it cannot.
+        """
+        ...
+
+
+class EngineModel:
+    """Implements `tierkit.inference.model.Model`, with the labels and the temperature of the manifest.
+
+    Args:
+        entry: what the manifest says of it.
+        takes: its only input.
+        labels: class names.
+        platform: what computes it, in the words of the protocol.
+        engine: computes it.
+        most_images: in one request to the engine.
+    """
+
+    def __init__(
+        self,
+        entry: ModelEntry,
+        takes: TensorSpec,
+        labels: Sequence[str],
+        *,
+        platform: str,
+        engine: Computes,
+        most_images: int,
+    ) -> None:
+        self._entry = entry
+        self._takes = takes
+        self._labels = labels
+        self._platform = platform
+        self._engine = engine
+        self._most_images = most_images
+
+    @property
+    def name(self) -> str:
+        return self._entry.name
+
+    @property
+    def version(self) -> str:
+        return "1"
+
+    @property
+    def platform(self) -> str:
+        return self._platform
+
+    @property
+    def sha256(self) -> str:
+        return self._entry.sha256
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return (self._takes,)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        shape = (-1, len(self._labels))
+        return tuple(TensorSpec(name=name, datatype="FP32", shape=shape) for name in ("logits", "probabilities"))
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return {"logits": self._labels, "probabilities": self._labels}
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float | bool]:
+        return facts_of(self._entry)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        """See `tierkit.inference.model.Model.run`.
+
+        Raises:
+            UpstreamUnavailable, UpstreamTimeout, UpstreamError: as `Computes.compute`.
+            InvalidAnswer: what came back are not the logits of these images.
+        """
+        images = inputs[self._takes.name]
+        ends = cut(len(images), most=self._most_images, ways=self._engine.replicas)
+        logits = np.concatenate(self._engine.compute(self.name, [images[a:b] for a, b in pairwise(ends)]))
+        if logits.shape != (len(images), len(self._labels)) or not np.isfinite(logits).all():
+            raise InvalidAnswer(f"the answer holds no {len(self._labels)} numbers for each of {len(images)} images")
+        computed = {"logits": logits, "probabilities": softmax(logits, self._entry.temperature)}
+        return {name: computed[name] for name in outputs}
+
+
+def cut(images: int, *, most: int, ways: int) -> list[int]:
+    """Where a batch is cut into even pieces: from 0 to `images`.
+
+    Args:
+        images: in the batch, at least 1.
+        most: images in a piece.
+        ways: pieces that are computed side by side; a batch is cut into as many where that is worth it.
+    """
+    pieces = max(-(-images // most), min(ways, images // _LEAST_PIECE), 1)
+    return [images * number // pieces for number in range(pieces + 1)]

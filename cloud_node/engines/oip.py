@@ -1,0 +1,418 @@
+"""The engine `oip`: a server of the Open Inference Protocol computes the networks.
+
+What the server says of a network is compared with the manifest once, at the start, and again whenever the server comes
+back: names and datatypes are mapped, shapes must agree. Labels and temperature are those of the manifest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from cloud_node.engines.model import EngineModel
+from cloud_node.settings import CloudSettings
+from encryption.features import Features, features_tensor, unpack
+from encryption.loading import load_served
+from encryption.serving import Network
+from models.manifest import EncoderEntry, Manifest, ModelEntry
+from models.serving import chosen_entries, decode_of
+from models.session import entry_of
+from models.split import FEATURES
+from tierkit.access import TokenFile
+from tierkit.errors import (
+    DeadlineExceeded,
+    InvalidAnswer,
+    SetupError,
+    TerraceError,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from tierkit.http.client import open_client
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.model import Array, TensorSpec
+from tierkit.inference.node import ServedModels
+from tierkit.inference.oip_client import ModelMetadata, OipClient, TensorMetadata
+from tierkit.pacing import backoff_s
+from tierkit.types import Tier
+from tierkit.wire.oip import InferRequest, Limits, RequestedOutput, Tensor
+from tierkit.wire.oip.datatypes import dtype_of
+
+__all__ = ["Match", "OipEngine", "Wanted", "load_oip", "logits_in", "match"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+"""Between two looks at whether the server is ready."""
+_LOOK_BUDGET_S = 5.0
+_BATCH_BUDGET_S = 30.0
+"""A batch that takes longer than this is taken for one that never ends."""
+_JSON_BYTES = 4 * 1024**2
+"""Of an answer as JSON, from a server that knows no binary tensors: 64 images of some thousand classes."""
+_PROOF_IMAGES = 50
+
+_ABSENT = (400, 404)
+"""Statuses with which servers say that they have no such model; Triton takes the first."""
+_HOLDS = {
+    "UINT8": ("UINT8", "UINT16", "UINT32", "UINT64", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"),
+    "FP32": ("FP32", "FP64"),
+}
+"""Datatypes that hold each value of this one exactly, by datatype; the same one first."""
+_NUMBERS = ("FP32", "FP64", "FP16")
+_SUM_TOLERANCE = 0.01
+
+
+async def load_oip(settings: CloudSettings, manifest: Manifest) -> ServedModels:
+    """The networks of the node, computed by the server at `settings.upstream`. Waits until that is there.
+
+    Raises:
+        SetupError: it serves other networks than these, or refuses this node.
+    """
+    engine = OipEngine(settings, manifest)
+    async with engine.connected():
+        served = await load_served(settings, Tier.CLOUD, manifest, engine)
+    return replace(served, engine=engine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A network, or the tail of one, as the manifest knows it."""
+
+    name: str
+    """On the server."""
+    takes: TensorSpec
+    classes: int
+    sha256: str
+    encoder: EncoderEntry | None = None
+    """Whose tail it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """How the server is asked for a network."""
+
+    wanted: Wanted
+    input: str
+    datatype: str
+    output: str
+    gives: str | None
+    """Whether the output is "logits" or "probabilities"; None where its name does not say so."""
+    sealed: bool = False
+    """Whether features go with what says whose they are: to the node of another fleet member."""
+    platform: str = ""
+
+
+def match(said: ModelMetadata, wanted: Wanted) -> Match:
+    """Compare what a server says of a network with the network.
+
+    Raises:
+        SetupError: they do not fit; the message says what the server wants, and what there is.
+    """
+    takes, name = wanted.takes, wanted.name
+    about = said.parameters or {}
+    digest = about.get("sha256")
+    if isinstance(digest, str) and digest != wanted.sha256:
+        raise SetupError(
+            f"'{name}' on the upstream is another version of the network: its sha256 is {digest[:64]}, in the manifest "
+            f"{wanted.sha256}; give both nodes the same model set"
+        )
+    sealed = wanted.encoder is not None and "encoder" in about
+    datatypes = _HOLDS[takes.datatype]
+    inputs = said.inputs or ()
+    fits = [
+        each
+        for each in inputs
+        if _shaped(each, takes.shape) and (each.datatype in datatypes or (sealed and each.datatype == "UINT8"))
+    ]
+    if len(inputs) != 1 or not fits:
+        raise SetupError(
+            f"'{name}' on the upstream takes {_in_words(inputs)}; this node has one input, "
+            f"{takes.datatype} {list(takes.shape)}, and can send it as {' or '.join(datatypes)}"
+        )
+    shape = (-1, wanted.classes)
+    outputs = {each.name: each for each in said.outputs or () if _shaped(each, shape) and each.datatype in _NUMBERS}
+    known = [each for each in ("logits", "probabilities") if each in outputs]
+    if not known and len(outputs) != 1:
+        raise SetupError(
+            f"'{name}' on the upstream gives {_in_words(said.outputs or ())}; this node needs logits or probabilities, "
+            f"{' or '.join(_NUMBERS)} {list(shape)}: one output of this shape, or one of these names"
+        )
+    return Match(
+        wanted=wanted,
+        input=fits[0].name,
+        datatype="FP32" if sealed else fits[0].datatype,
+        output=known[0] if known else next(iter(outputs)),
+        gives=known[0] if known else None,
+        sealed=sealed,
+        platform=said.platform or "",
+    )
+
+
+def logits_in(answer: Array, gives: str | None) -> Array:
+    """FP32 logits in what a server has answered, `[n, classes]`. Where it gives probabilities, their logarithms, of
+    which softmax makes the same probabilities.
+
+    Args:
+        gives: "logits" or "probabilities".
+
+    Raises:
+        InvalidAnswer: probabilities that are none.
+    """
+    values = np.asarray(answer, np.float32)
+    if gives != "probabilities":
+        return values
+    if not are_probabilities(values):
+        raise InvalidAnswer("what the upstream gives as probabilities does not add up to 1")
+    return np.log(np.maximum(values, np.finfo(np.float32).tiny))
+
+
+def are_probabilities(values: Array) -> bool:
+    """Whether each row is a distribution."""
+    return bool(
+        values.ndim == 2
+        and np.isfinite(values).all()
+        and (values >= -_SUM_TOLERANCE).all()
+        and (np.abs(values.sum(axis=1, dtype=np.float64) - 1) <= _SUM_TOLERANCE).all()
+    )
+
+
+class OipEngine:
+    """Implements `tierkit.inference.node.Engine` and `encryption.loading.Loader`.
+
+    Args:
+        settings: say where the server is, and what the network is called there.
+        manifest: what the networks are.
+
+    Raises:
+        SetupError: the file with the token cannot be used; or one name for several networks.
+    """
+
+    name = "upstream"
+    replicas = 1
+
+    def __init__(self, settings: CloudSettings, manifest: Manifest) -> None:
+        if settings.upstream is None:
+            raise SetupError("the engine oip needs an upstream")
+        self.trouble = ""
+        """See `tierkit.inference.node.Engine`."""
+        self._url = settings.upstream
+        self._settings = settings
+        self._manifest = manifest
+        token_file = settings.upstream_token_file
+        self._token: Callable[[], str] = str if token_file is None else TokenFile(token_file)
+        if settings.upstream_model and len(chosen_entries(manifest, settings.model, Tier.CLOUD)) > 1:
+            raise SetupError("--upstream-model names one network, and this node serves several")
+        self._matches: dict[str, Match] = {}
+        self._binary = True
+        self._asking = 0
+        self._doubt = asyncio.Event()
+
+    # --- at the start ---
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """The server can be asked within this context."""
+        async with open_client(tls_ca=self._settings.tls_ca) as http:
+            self._http: aiohttp.ClientSession = http
+            yield
+
+    async def network(self, entry: ModelEntry) -> EngineModel:
+        """See `encryption.loading.Loader`.
+
+        Raises:
+            SetupError: it is not there, or another one; or the server refuses this node.
+        """
+        labels = self._manifest.labels(entry)
+        shape = (-1, *entry.input_shape)
+        takes = TensorSpec(name="images", datatype="UINT8", shape=shape, decode=decode_of(self._manifest, entry))
+        there = self._settings.upstream_model or entry.name
+        wanted = Wanted(name=there, takes=takes, classes=len(labels), sha256=entry.sha256)
+        if not await self._patiently(lambda: self._meet(entry.name, wanted)):
+            raise SetupError(f"the upstream {self._url} has no model '{there}'; --upstream-model says its name there")
+        return self._model(entry, takes, labels)
+
+    async def tail(self, encoder: EncoderEntry) -> Callable[[], Network] | None:
+        """See `encryption.loading.Loader`: it is called there as here. Raises SetupError: as `network`."""
+        network = self._manifest.entry(encoder.network)
+        labels = self._manifest.labels(network)
+        takes = TensorSpec(name=FEATURES, datatype="FP32", shape=(-1, *encoder.feature_shape))
+        wanted = Wanted(
+            name=encoder.name, takes=takes, classes=len(labels), sha256=encoder.tail.sha256, encoder=encoder
+        )
+        if not await self._patiently(lambda: self._meet(encoder.name, wanted)):
+            return None
+        model = self._model(entry_of(encoder, network, "tail"), takes, labels)
+        return lambda: model
+
+    def _model(self, entry: ModelEntry, takes: TensorSpec, labels: Sequence[str]) -> EngineModel:
+        return EngineModel(
+            entry,
+            takes,
+            labels,
+            platform=self._matches[entry.name].platform or "open_inference_protocol",
+            engine=self,
+            most_images=self._settings.max_batch_size,
+        )
+
+    async def _patiently(self, meet: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+        """What `meet` returns, tried again for as long as the server is not there."""
+        failures = 0
+        while True:
+            try:
+                return await meet()
+            except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
+                failures += 1
+                if failures == 1:
+                    log.warning("the upstream is not ready yet, trying on: %s", exc)
+            await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
+
+    async def _meet(self, name: str, wanted: Wanted) -> bool:
+        """Compare a network with what the server says of it, and have it compute a batch; False where it has no such
+        network.
+
+        Raises:
+            SetupError: they do not fit, or the server refuses this node, or the batch.
+        """
+        client, token = self._client(), self._token()
+        try:
+            self._binary = await client.speaks_binary(self._url, budget_s=_LOOK_BUDGET_S, token=token)
+            said = await client.metadata(self._url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
+            await client.check_ready(self._url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
+        except UpstreamError as exc:
+            if exc.status_code in (401, 403):
+                raise SetupError(f"the upstream lets this node not in: {exc}; see --upstream-token-file") from exc
+            if exc.status_code in _ABSENT:
+                return False
+            raise
+        found = match(said, wanted)
+        blank = _blank(wanted, min(_PROOF_IMAGES, self._settings.max_batch_size))
+        try:
+            answer = await self._answer(found, blank)
+        except UpstreamError as exc:
+            if exc.status_code is not None and 400 <= exc.status_code < 500:
+                raise SetupError(f"the upstream refuses {len(blank)} images (see --max-batch-size): {exc}") from exc
+            raise
+        if found.gives is None:
+            found = replace(found, gives="probabilities" if are_probabilities(answer) else "logits")
+        self._matches[name] = found
+        return True
+
+    # --- while the node runs ---
+
+    @asynccontextmanager
+    async def running(self, lifecycle: Lifecycle) -> AsyncIterator[None]:
+        """See `tierkit.inference.node.Engine`."""
+        self._loop = asyncio.get_running_loop()
+        async with self.connected():
+            watch = lifecycle.own(self._watch(), name="upstream")
+            try:
+                yield
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    def compute(self, model: str, pieces: Sequence[Array]) -> Sequence[Array]:
+        """See `cloud_node.engines.model.Computes`."""
+        return asyncio.run_coroutine_threadsafe(self._compute(self._matches[model], pieces), self._loop).result()
+
+    async def _compute(self, found: Match, pieces: Sequence[Array]) -> list[Array]:
+        asked = [asyncio.ensure_future(self._answer(found, piece)) for piece in pieces]
+        self._asking += 1
+        try:
+            answers = await asyncio.gather(*asked)
+        except TerraceError:
+            self._doubt.set()
+            raise
+        finally:
+            self._asking -= 1
+            for each in asked:
+                each.cancel()
+        return [logits_in(answer, found.gives) for answer in answers]
+
+    async def _answer(self, found: Match, values: Array) -> Array:
+        """What the server answers for some images, as it gives it."""
+        if found.sealed and found.wanted.encoder is not None:
+            tensor = await features_tensor(Features(encoder=found.wanted.encoder, values=values))
+        else:
+            tensor = Tensor(found.input, values.astype(dtype_of(found.datatype), copy=False))
+        request = InferRequest(inputs=(tensor,), outputs=(RequestedOutput(found.output),), binary_output=self._binary)
+        response = await self._client().infer(
+            self._url,
+            found.wanted.name,
+            request,
+            budget_s=_BATCH_BUDGET_S,
+            token=self._token(),
+            binary=self._binary,
+        )
+        answer = response.output(found.output)
+        if answer is None or answer.shape != (len(values), found.wanted.classes) or answer.dtype.kind != "f":
+            raise InvalidAnswer(f"{self._url} answers with no {found.wanted.classes} numbers for each image")
+        return answer
+
+    def _client(self) -> OipClient:
+        return OipClient(self._http, limits=Limits(max_json_bytes=_JSON_BYTES))
+
+    async def _watch(self) -> None:
+        """Look at the server now and then, and at once where a request has failed."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._doubt.wait()
+            self._doubt.clear()
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            if self.trouble:
+                # It may be another one that has taken its place.
+                for name, found in list(self._matches.items()):
+                    if not await self._meet(name, found.wanted):
+                        raise UpstreamError(f"{self._url} has no model '{found.wanted.name}' any more")
+            for found in self._matches.values():
+                await self._client().check_ready(
+                    self._url, found.wanted.name, budget_s=_LOOK_BUDGET_S, token=self._token()
+                )
+        except UpstreamTimeout as exc:
+            # A server that computes on its event loop says nothing meanwhile; what it computes has a budget of its own.
+            if not self._asking:
+                self._tell(str(exc))
+        except TerraceError as exc:
+            self._tell(str(exc))
+        else:
+            self._tell("")
+
+    def _tell(self, trouble: str) -> None:
+        if trouble and not self.trouble:
+            log.warning("the upstream is not ready, so this node takes no tasks: %s", trouble)
+        if self.trouble and not trouble:
+            log.info("the upstream is ready again")
+        self.trouble = trouble and f"the upstream is not ready: {trouble}"
+
+
+def _shaped(tensor: TensorMetadata, shape: Sequence[int]) -> bool:
+    """Whether a server's tensor takes any batch of this shape; -1 is its word for a length that it leaves open."""
+    there = tensor.shape
+    return (
+        len(there) == len(shape)
+        and there[0] == -1
+        and all(have in (-1, want) for have, want in zip(there[1:], shape[1:], strict=True))
+    )
+
+
+def _in_words(tensors: Sequence[TensorMetadata]) -> str:
+    said = ", ".join(f"'{each.name}' {each.datatype} {list(each.shape)}" for each in tensors[:8])
+    return said[:500] or "nothing that it tells"
+
+
+def _blank(wanted: Wanted, images: int) -> Array:
+    values = np.zeros((images, *wanted.takes.shape[1:]), np.uint8)
+    return values if wanted.encoder is None else unpack(wanted.encoder, values)

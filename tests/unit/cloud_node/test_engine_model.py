@@ -1,0 +1,61 @@
+"""Batches in pieces, for what computes several of them side by side; logits, whatever a server gives."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from cloud_node.engines.model import cut
+from cloud_node.engines.oip import logits_in
+from cloud_node.settings import CloudSettings
+from models.session import softmax
+from tierkit.errors import InvalidAnswer, SetupError
+from tierkit.settings import load_settings
+
+
+@pytest.mark.parametrize(
+    ("images", "most", "ways", "sizes"),
+    [
+        (1, 64, 1, [1]),
+        (50, 64, 1, [50]),
+        (128, 64, 1, [64, 64]),
+        (65, 64, 1, [32, 33]),
+        (50, 64, 2, [25, 25]),
+        (7, 64, 2, [7]),  # not worth a second request
+        (8, 64, 2, [4, 4]),
+        (50, 64, 8, [6, 6, 6, 7, 6, 6, 6, 7]),
+        (512, 64, 2, [64] * 8),  # more than it computes side by side now: what it scales by
+        (3, 1, 1, [1, 1, 1]),
+    ],
+)
+def test_pieces_of_a_batch(images: int, most: int, ways: int, sizes: list[int]) -> None:
+    ends = cut(images, most=most, ways=ways)
+    assert [b - a for a, b in pairwise(ends)] == sizes
+    assert (ends[0], ends[-1]) == (0, images)
+
+
+def test_probabilities_become_logits_of_the_same_probabilities() -> None:
+    logits = np.random.default_rng(0).normal(size=(4, 10)).astype(np.float32)
+    assert np.array_equal(logits_in(logits.astype(np.float64), "logits"), logits)
+    given = softmax(logits)
+    assert np.allclose(softmax(logits_in(given, "probabilities")), given, atol=1e-6)
+    assert np.allclose(softmax(logits_in(given, "probabilities"), 1.7), softmax(logits, 1.7), atol=1e-6)
+    sure = logits_in(np.eye(3, dtype=np.float32), "probabilities")
+    assert np.isfinite(sure).all()
+    for lie in (logits, given * 2, np.full((1, 2), np.nan), np.array([[2.0, -1.0]])):
+        with pytest.raises(InvalidAnswer):
+            logits_in(lie, "probabilities")
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        ({"engine": "oip"}, "upstream"),
+        ({"upstream": "http://10.0.0.9:8000"}, "--upstream"),
+        ({"engine": "oip", "upstream": "10.0.0.9:8000"}, "--upstream"),
+        ({"engine": "tensorflow"}, "--engine"),
+    ],
+)
+def test_wrong_settings_are_told(flags: dict[str, str], flag: str) -> None:
+    with pytest.raises(SetupError, match=flag):
+        load_settings(CloudSettings, flags=flags)
