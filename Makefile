@@ -13,6 +13,7 @@ PYTHON ?= python3
 EXTRA  ?= cpu
 VENV   ?= .venv
 TRAIN  ?= .venv-train
+RAY    ?= .venv-ray
 TSC    ?= .venv/tsc
 PIP    := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 DEMO   ?=
@@ -25,7 +26,7 @@ COVER   ?=
 SHARED  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo unit test test-train check check-page wheel format clean
+.PHONY: help demo unit test test-train test-ray test-peers check check-page wheel format clean
 
 help:
 	@sed -n '3,7p' Makefile | cut -c5-
@@ -45,12 +46,17 @@ $(TRAIN)/.ready: pyproject.toml
 	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,train]'
 	@touch $@
 
+$(RAY)/.ray: pyproject.toml
+	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev,ray]'
+	@touch $@
+
 demo: $(VENV)/.light
 	$(VENV)/bin/terrace demo $(DEMO)
 
 # Where the environment forbids Python to keep what it has compiled, each process that a test starts compiles our modules
 # again, and each worker all the tests.
-unit test test-train: export PYTHONDONTWRITEBYTECODE =
+unit test test-train test-ray test-peers: export PYTHONDONTWRITEBYTECODE =
 
 unit: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest $(SHARED) tests/unit
@@ -60,6 +66,12 @@ test: $(VENV)/.dev
 
 test-train: $(TRAIN)/.ready
 	$(TRAIN)/bin/python -m pytest -m train
+
+test-ray: $(RAY)/.ray
+	$(RAY)/bin/python -m pytest -m ray tests/integration/engines
+
+test-peers: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest -m peers tests/integration/engines
 
 # Somebody else's `models/` and `scheduler/` stand where the command is called, and must not be taken for ours.
 wheel:
@@ -92,4 +104,4 @@ format: $(VENV)/.dev
 	$(VENV)/bin/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(TRAIN) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAIN) $(RAY) .venv-peers build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

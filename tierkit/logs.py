@@ -77,7 +77,8 @@ def configure(level: str, style: Literal["text", "json"], *, node_id: str = "", 
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in record.__dict__.items() if name not in _OWN_FIELDS}
+    # Libraries that add to each record call it by names with an underscore.
+    return {name: value for name, value in record.__dict__.items() if name not in _OWN_FIELDS and name[0] != "_"}
 
 
 class _TextFormatter(logging.Formatter):

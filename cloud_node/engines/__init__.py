@@ -1,8 +1,9 @@
-"""What computes the networks of a cloud node: ONNX Runtime in its own process, or another server."""
+"""What computes the networks of a cloud node: ONNX Runtime in its own process, another server, or a Ray cluster."""
 
 from __future__ import annotations
 
 from cloud_node.engines.oip import load_oip
+from cloud_node.engines.ray import load_ray
 from cloud_node.settings import CloudSettings
 from encryption.loading import load_served
 from models.manifest import Manifest
@@ -17,7 +18,11 @@ async def load_engine(settings: CloudSettings, manifest: Manifest) -> ServedMode
 
     Raises:
         SetupError: as `encryption.loading.load_served`, or the engine cannot compute them.
+        MissingExtra: the engine is not installed.
     """
-    if settings.engine == "oip":
-        return await load_oip(settings, manifest)
+    match settings.engine:
+        case "oip":
+            return await load_oip(settings, manifest)
+        case "ray":
+            return await load_ray(settings, manifest)
     return await load_served(settings, Tier.CLOUD, manifest)

@@ -226,24 +226,32 @@ class OipEngine:
             yield
 
     async def network(self, entry: ModelEntry) -> EngineModel:
-        """See `encryption.loading.Loader`.
+        """See `encryption.loading.Loader`. Waits until the server has it: some listen before they have loaded it.
 
         Raises:
-            SetupError: it is not there, or another one; or the server refuses this node.
+            SetupError: it is another one, or the server refuses this node.
         """
         labels = self._manifest.labels(entry)
         shape = (-1, *entry.input_shape)
         takes = TensorSpec(name="images", datatype="UINT8", shape=shape, decode=decode_of(self._manifest, entry))
         there = self._settings.upstream_model or entry.name
         wanted = Wanted(name=there, takes=takes, classes=len(labels), sha256=entry.sha256)
-        if not await self._patiently(lambda: self._meet(entry.name, wanted)):
-            raise SetupError(f"the upstream {self._url} has no model '{there}'; --upstream-model says its name there")
+
+        async def meet() -> bool:
+            if not await self._meet(entry.name, wanted):
+                raise UpstreamError(f"{self._url} has no model '{there}'; --upstream-model says its name there")
+            return True
+
+        if entry.name not in self._matches:
+            await self._patiently(meet)
         return self._model(entry, takes, labels)
 
     async def tail(self, encoder: EncoderEntry) -> Callable[[], Network] | None:
         """See `encryption.loading.Loader`: it is called there as here. Raises SetupError: as `network`."""
         network = self._manifest.entry(encoder.network)
         labels = self._manifest.labels(network)
+        if not self._settings.only_features:
+            await self.network(network)  # a server that has not loaded that may have the tail later
         takes = TensorSpec(name=FEATURES, datatype="FP32", shape=(-1, *encoder.feature_shape))
         wanted = Wanted(
             name=encoder.name, takes=takes, classes=len(labels), sha256=encoder.tail.sha256, encoder=encoder

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,8 @@ from tierkit.errors import SetupError, UpstreamError
 from tierkit.types import FeatureForm
 from tierkit.wire.oip import Tensor
 
-
-@asynccontextmanager
-async def onnx(**values: Any) -> AsyncIterator[RunningCloud]:
-    async with cloud(**values) as running:
-        yield running
+# Ray itself gives warnings.
+ON_RAY = (pytest.mark.ray, pytest.mark.filterwarnings("ignore"))
 
 
 @asynccontextmanager
@@ -31,9 +29,11 @@ async def oip(**values: Any) -> AsyncIterator[RunningCloud]:
         yield running
 
 
-@pytest.fixture(params=[onnx, oip], ids=["onnx", "oip"])
+@pytest.fixture(params=["onnx", "oip", pytest.param("ray", marks=ON_RAY)])
 def engine(request: Any) -> Any:
-    return request.param
+    if request.param == "ray":
+        return partial(cloud, engine="ray", address=request.getfixturevalue("ray_cluster"))
+    return {"onnx": cloud, "oip": oip}[request.param]
 
 
 @pytest.fixture

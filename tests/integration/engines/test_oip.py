@@ -142,7 +142,6 @@ async def test_names_and_datatypes_are_mapped(form: dict[str, Any]) -> None:
             r"'input' FP32 \[-1, 3, 32, 32\].*UINT8 \[-1, 32, 32, 3\]",
         ),
         ({"gives": tensor("dense", "FP32", -1, 10)}, {}, r"'dense' FP32 \[-1, 10\].*\[-1, 100\]"),
-        ({}, {"upstream_model": "nobody"}, "no model 'nobody'"),
         ({"refusal": 400}, {}, "refuses 50 images"),
         ({"refusal": 403}, {}, "refuses 50 images"),
         ({}, {"only_features": True}, "no features to serve"),
@@ -182,6 +181,20 @@ async def test_a_node_waits_for_its_upstream(unused_port: int) -> None:
     starting = asyncio.create_task(start())
     await asyncio.sleep(0)
     async with server.serving(unused_port):
+        await starting
+
+
+async def test_a_node_waits_until_its_upstream_has_loaded_the_network(caplog: pytest.LogCaptureFixture) -> None:
+    server = OtherServer(name="not-yet")
+
+    async def start(url: str) -> None:
+        async with cloud(engine="oip", upstream=url) as running:
+            await running.infer(sample(1))
+
+    async with server.serving() as url:
+        starting = asyncio.create_task(start(url))
+        await wait_for(lambda: "--upstream-model" in caplog.text)
+        server.name = NETWORK
         await starting
 
 

@@ -1,15 +1,18 @@
 """Batches in pieces, for what computes several of them side by side; logits, whatever a server gives."""
 
+from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from cloud_node.engines import load_engine
 from cloud_node.engines.model import cut
 from cloud_node.engines.oip import logits_in
 from cloud_node.settings import CloudSettings
+from models.manifest import load_manifest
 from models.session import softmax
-from tierkit.errors import InvalidAnswer, SetupError
+from tierkit.errors import InvalidAnswer, MissingExtra, SetupError
 from tierkit.settings import load_settings
 
 
@@ -54,8 +57,24 @@ def test_probabilities_become_logits_of_the_same_probabilities() -> None:
         ({"upstream": "http://10.0.0.9:8000"}, "--upstream"),
         ({"engine": "oip", "upstream": "10.0.0.9:8000"}, "--upstream"),
         ({"engine": "tensorflow"}, "--engine"),
+        ({"replicas": "8:1"}, "--replicas"),
+        ({"replicas": "0"}, "--replicas"),
+        ({"replicas": "1:"}, "--replicas"),
+        ({"gpus": "-1"}, "--gpus"),
     ],
 )
 def test_wrong_settings_are_told(flags: dict[str, str], flag: str) -> None:
     with pytest.raises(SetupError, match=flag):
         load_settings(CloudSettings, flags=flags)
+
+
+def test_the_largest_batch_is_what_all_replicas_take() -> None:
+    settings = CloudSettings(engine="ray", replicas="1:8", threads=2, max_batch_size=10)
+    assert (settings.replica_range, settings.batch_images) == ((1, 8), 160)
+    assert CloudSettings(engine="ray", replicas="3").replica_range == (3, 3)
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="the extra 'ray' is installed")
+async def test_the_engine_ray_needs_its_extra() -> None:
+    with pytest.raises(MissingExtra, match=r"terrace\[ray\]"):
+        await load_engine(CloudSettings(engine="ray"), load_manifest())
