@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from starlette.requests import ClientDisconnect
 
 from tierkit.errors import DeadlineExceeded, InvalidInput, Unavailable
@@ -40,6 +41,8 @@ _compute_duration = Histogram(
 _batch_size = Histogram("terrace_batch_size", "Images in one batch.", ["tier", "model"], buckets=_BATCH_SIZES)
 _upload_bytes = Counter("terrace_upload_bytes_total", "Bytes of inference request bodies received.", ["tier", "model"])
 
+_queued_images = Gauge("terrace_queued_images", "Images that wait for their batch.", ["tier", "model"])
+
 
 class ModelMetrics:
     """The metrics of one model on one node, label values bound once."""
@@ -50,6 +53,10 @@ class ModelMetrics:
         self._compute = _compute_duration.labels(tier, model)
         self._batch = _batch_size.labels(tier, model)
         self._upload = _upload_bytes.labels(tier, model)
+
+    def show_queue(self, queued_images: Callable[[], int]) -> None:
+        """Show what this returns as the queue's length, as long as the process lives."""
+        _queued_images.labels(*self._labels).set_function(queued_images)
 
     def observe_batch(self, record: BatchRecord) -> None:
         """Count what was computed together."""

@@ -162,6 +162,8 @@ class InferenceNode:
             for model in everything
         }
 
+        for name, runner in self.runners.items():
+            self.metrics[name].show_queue(partial(_queued_images, runner))
         self.repository = Repository(self.runners)
 
     @property
@@ -254,6 +256,10 @@ class InferenceNode:
             images_per_minute=self.settings.images_per_minute,
             key=self.lifecycle.key,
         )
+
+
+def _queued_images(runner: ModelRunner) -> int:
+    return runner.queued_images
 
 
 async def _check_served(runner: ModelRunner) -> None:

@@ -99,6 +99,7 @@ async def test_it_is_ready_and_measured(running: RunningCloud) -> None:
     assert (beat.draining, beat.replicas) == (False, 1)
     await running.infer(sample(3))
     metrics = (await running.get("/metrics")).text
+    assert f'terrace_queued_images{{model="{NETWORK}",tier="cloud"}} 0.0' in metrics
     assert f'terrace_compute_duration_seconds_count{{model="{NETWORK}",tier="cloud"}}' in metrics
 
 
