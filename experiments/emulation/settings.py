@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -85,7 +86,7 @@ class EmulatedNode(EmulatedLinks, NodeSettings):
             return emulate(some, ms_per_image, answers, slowdown)
 
         standby = {like: emulated(others) for like, others in models.standby.items()}
-        return ServedModels(ready=emulated(models.ready), standby=standby, guards=models.guards)
+        return replace(models, ready=emulated(models.ready), standby=standby)
 
     def _head(self, head: Model) -> Model:
         pace = self.emulate_encode_ms_per_image
