@@ -78,7 +78,7 @@ async def test_it_says_of_itself_what_the_manifest_knows(running: RunningCloud) 
     assert [each["name"] for each in said["outputs"]] == [each.name for each in model.outputs]
     assert said["parameters"]["sha256"] == entry.sha256
     assert said["parameters"]["temperature"] == entry.temperature
-    offers = {offer.name: offer for offer in running.node.registration().models}
+    offers = {offer.name: offer for offer in running.node.registration("http://127.0.0.1:9").models}
     assert offers.keys() == {NETWORK, ENCODER}
     assert offers[NETWORK].sha256 == entry.sha256
     assert all(offer.ms_per_image > 0 for offer in offers.values())
@@ -116,7 +116,7 @@ async def test_it_asks_for_tokens(engine: Any, tmp_path: Path) -> None:
 
 async def test_it_can_serve_features_alone(engine: Any) -> None:
     async with engine(only_features=True) as running:
-        assert [offer.name for offer in running.node.registration().models] == [ENCODER]
+        assert [offer.name for offer in running.node.registration("http://127.0.0.1:9").models] == [ENCODER]
 
 
 async def test_it_knows_the_names_of_its_networks(engine: Any) -> None:
