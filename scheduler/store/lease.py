@@ -63,7 +63,7 @@ class Lease:
         self._number = 0
         self._renewed_at = -math.inf
         self._awaited = False
-        """Whether a standby waited for the lease at the latest renewal."""
+        """Whether a standby waited for the lease at the latest renewal, or may have."""
         if engine.dialect.name == "sqlite":
             self._now = (func.julianday("now") - 2440587.5) * 86400.0
         else:
@@ -122,7 +122,7 @@ class Lease:
             if found != SCHEMA:
                 raise SetupError(f"a newer Terrace has changed the database (schema {found}): update this one")
         self.lost.clear()
-        self.epoch, self._number, self._renewed_at, self._awaited = row.epoch, 0, began, False
+        self.epoch, self._number, self._renewed_at, self._awaited = row.epoch, 0, began, not self._alone
         return 0.0
 
     async def keep(self) -> None:
