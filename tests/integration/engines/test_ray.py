@@ -49,7 +49,7 @@ async def test_a_killed_replica_loses_no_image(on_ray: Any) -> None:
 
 async def test_speed_is_told_for_one_replica(on_ray: Any) -> None:
     async with on_ray(replicas="2") as running:
-        (offer, *_) = running.node.registration().models
+        (offer, *_) = running.node.registration("http://127.0.0.1:9").models
         assert offer.name == NETWORK
         runner = running.node.default_runner
         beat = running.node.heartbeat()
