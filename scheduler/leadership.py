@@ -7,13 +7,15 @@ import fcntl
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 
 from models.manifest import load_manifest
+from scheduler.ingest.inputs import remove_inputs
 from scheduler.jobs.service import Scheduler
-from scheduler.measures import LEADS, set_standby
+from scheduler.measures import DATABASE, LEADS, set_standby
 from scheduler.runtime import open_scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.store.database import REFUSALS, open_database
@@ -36,6 +38,8 @@ class _Leadership:
         lease: of the database.
         open_term: the life of the scheduler while it leads.
         take: called with each new one, which answers requests from then on.
+        lifecycle: of the service.
+        forget_inputs: called while another scheduler has the jobs.
     """
 
     def __init__(
@@ -43,19 +47,35 @@ class _Leadership:
         lease: Lease,
         open_term: Callable[[], AbstractAsyncContextManager[Scheduler]],
         take: Callable[[Scheduler], None],
+        lifecycle: Lifecycle,
+        forget_inputs: Callable[[], None],
     ) -> None:
         self.decided = asyncio.Event()
         """Set once it is known whether this scheduler leads."""
         self._lease = lease
         self._open_term = open_term
         self._take = take
+        self._lifecycle = lifecycle
+        self._forget_inputs = forget_inputs
         self._leads = False
 
     def standby(self) -> str | None:
         """Why this scheduler does nothing now; None while it leads."""
         if self._leads and self._lease.held:
             return None
+        if self._lease.trouble:
+            return f"this scheduler is a standby, and cannot reach the database: {self._lease.trouble}"
         return f"this scheduler is a standby; {self._lease.leader or 'another one'} leads"
+
+    async def check_database(self) -> None:
+        """Raises Unavailable while a standby could not lead."""
+        if self._lease.trouble:
+            raise Unavailable(self._lease.trouble)
+
+    def _wait(self) -> None:
+        DATABASE.set(not self._lease.trouble)
+        self._forget_inputs()
+        self.decided.set()
 
     async def run(self) -> None:
         """Lead whenever nobody else does, until cancelled.
@@ -65,7 +85,8 @@ class _Leadership:
         """
         while True:
             set_standby()
-            await self._lease.acquire(on_wait=self.decided.set)
+            self._lifecycle.add_check("database", self.check_database)
+            await self._lease.acquire(self._wait)
             keeping = asyncio.create_task(self._lease.keep(), name="lease")
             try:
                 async with self._open_term() as scheduler:
@@ -76,7 +97,7 @@ class _Leadership:
                     self.decided.set()
                     await self._lease.lost.wait()
                     self._leads = False
-                    _log.warning("another scheduler has taken over; this one is a standby")
+                    _log.warning("this scheduler leads no longer: another one has taken over, or the lease has run out")
                     await scheduler.step_down()
             except (Unavailable, *REFUSALS) as exc:
                 if not self.decided.is_set():
@@ -114,7 +135,11 @@ async def leading(
                 engine, url=lifecycle.url, lease_s=settings.leader_lease_s, alone=not settings.shares_database
             )
             leadership = _Leadership(
-                lease, lambda: open_scheduler(settings, manifest, lifecycle, engine, lease, middlewares), take
+                lease,
+                lambda: open_scheduler(settings, manifest, lifecycle, engine, lease, middlewares),
+                take,
+                lifecycle,
+                partial(remove_inputs, settings.inputs) if settings.shares_database else lambda: None,
             )
             running = asyncio.create_task(leadership.run(), name="leadership")
             decided = asyncio.create_task(leadership.decided.wait())

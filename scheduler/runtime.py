@@ -68,7 +68,6 @@ async def open_scheduler(
     Raises:
         SetupError: the state folder or the database cannot be used.
     """
-    state = settings.state
     async with open_client(max_connections=1024, tls_ca=settings.tls_ca, middlewares=middlewares) as http:
         commit = GroupCommit(engine, lease, next_seq=await last_seq(engine) + 1)
         secret = await kept_secret(engine, commit)
@@ -106,7 +105,7 @@ async def open_scheduler(
             fleet=fleet,
             dispatcher=dispatcher,
             store=store,
-            inputs=InputFiles(state / "inputs", manifest.fit),
+            inputs=InputFiles(settings.inputs, manifest.fit),
             copies=InputCopies(engine, commit) if settings.shares_database else None,
             tuning=_tuning(settings.models, manifest),
         )

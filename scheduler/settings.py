@@ -156,6 +156,11 @@ class SchedulerSettings(ServiceSettings):
         )
 
     @property
+    def inputs(self) -> Path:
+        """Folder for the pixels of unfinished jobs."""
+        return self.state / "inputs"
+
+    @property
     def shares_database(self) -> bool:
         """Whether other schedulers may use the same one."""
         return self.database is not None

@@ -24,7 +24,7 @@ _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
 _OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 """What every record has; anything else came in through `extra`."""
 
-_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio", "multipart", "aiosqlite", "sqlalchemy")
+_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio", "multipart", "aiosqlite", "sqlalchemy", "alembic")
 """Libraries that tell each request or query at INFO or DEBUG: only their warnings are of use here."""
 
 

@@ -56,7 +56,16 @@ class Stream(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self._pieces):
+            # Before the status is sent: what fails at once is an error like others, such as a database that is away.
+            first = await anext(self._pieces, b"")
+            self.body_iterator = _after(first, self._pieces)
             await super().stream_response(send)
+
+
+async def _after(first: str | bytes, pieces: AsyncGenerator[str | bytes, None]) -> AsyncGenerator[str | bytes, None]:
+    yield first
+    async for piece in pieces:
+        yield piece
 
 
 class EventStream(Stream):

@@ -29,7 +29,16 @@ from models.pictures import Picture, resized
 from tierkit.errors import DataError, TooLarge
 from tierkit.inference.model import Array
 
-__all__ = ["FileWriter", "ImageWriter", "InputFiles", "JobImages", "PixelWriter", "Pixels", "images_in"]
+__all__ = [
+    "FileWriter",
+    "ImageWriter",
+    "InputFiles",
+    "JobImages",
+    "PixelWriter",
+    "Pixels",
+    "images_in",
+    "remove_inputs",
+]
 
 Pixels = NDArray[np.uint8]
 """[n, height, width, 3]."""
@@ -90,6 +99,12 @@ def images_in(content: NDArray[np.uint8], count: int, fit: Fit | None) -> JobIma
     if len(content) != expected:
         raise DataError(f"{len(content)} bytes instead of {expected}")
     return content.reshape(count, fit.height, fit.width, 3)
+
+
+def remove_inputs(folder: Path) -> None:
+    """Remove all input files: their jobs are another scheduler's, and so are these."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        path.unlink(missing_ok=True)
 
 
 class InputFiles:

@@ -67,6 +67,11 @@ async def open_database(url: str) -> AsyncEngine:
         await engine.dispose()
         said = f"the database {where} cannot be opened for writing: {plain_reason(exc)}"
         raise (DatabaseUnavailable if _is_away(exc) else SetupError)(said) from exc
+    except TypeError as exc:
+        await engine.dispose()
+        raise SetupError(
+            f"the database URL {where} has an option that its driver does not know ({exc}); for TLS it is ssl=require"
+        ) from exc
     except BaseException:
         await engine.dispose()
         raise
@@ -81,6 +86,8 @@ async def last_seq(engine: AsyncEngine) -> int:
 
 def plain_reason(exc: BaseException) -> str:
     """What the driver said, without the statement and SQLAlchemy's link."""
+    if isinstance(exc, TimeoutError):
+        return "it does not answer in time"
     return next(iter(str(getattr(exc, "orig", None) or exc).splitlines()), type(exc).__name__)
 
 
@@ -104,8 +111,10 @@ def _engine(url: str) -> tuple[AsyncEngine, str]:
         raise SetupError(f"the database URL is no URL; {_KNOWN}") from None
     where = parsed.render_as_string(hide_password=True)
     try:
-        if parsed.drivername != "postgresql+asyncpg":
+        if parsed.drivername == "sqlite+aiosqlite":
             return create_async_engine(parsed), where
+        if parsed.drivername != "postgresql+asyncpg":
+            raise SetupError(f"the database URL {where} has no driver that works here; {_KNOWN}")
         return create_async_engine(
             parsed,
             pool_size=_CONNECTIONS,
@@ -120,9 +129,7 @@ def _engine(url: str) -> tuple[AsyncEngine, str]:
             },
         ), where
     except ImportError as exc:
-        if exc.name == "asyncpg":
-            raise MissingExtra("postgres", f"the database {where}") from exc
-        raise SetupError(f"the database {where} needs a driver that is not installed: pip install {exc.name}") from exc
+        raise MissingExtra("postgres", f"the database {where}") from exc
     except (SQLAlchemyError, TypeError, ValueError) as exc:
         raise SetupError(f"the database URL {where} has no driver or option that works here; {_KNOWN}") from exc
 
@@ -142,7 +149,7 @@ def _migrate(connection: Connection, where: str) -> None:
     if found is not None and found not in known:
         raise SetupError(
             f"the database {where} was made by a newer Terrace (schema {found[:20]}, this one knows {SCHEMA}): update "
-            "Terrace or use another --state folder"
+            "Terrace or use another --state folder (--database, where that is given)"
         )
     tables = inspect(connection).get_table_names()
     if found == "0001" and VERSION_TABLE not in tables:

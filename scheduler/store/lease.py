@@ -51,10 +51,12 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lost = asyncio.Event()
-        """Set when another scheduler has taken over."""
+        """Set when another scheduler has taken over, or may have."""
         self.epoch = 0
         self.leader = ""
         """URL of the one that leads, as far as a standby knows."""
+        self.trouble = ""
+        """Why a standby cannot reach the database; "" where it can."""
         self._engine = engine
         self._url = url
         self._lease_s = lease_s
@@ -87,14 +89,17 @@ class Lease:
         said = ""
         while True:
             try:
-                left_s = await self._try()
+                async with asyncio.timeout(max(1.0, self._lease_s)):
+                    left_s = await self._try()
             except REFUSALS as exc:
-                left_s, news = self._lease_s, f"the database is away, and nobody leads: {plain_reason(exc)}"
+                left_s, self.trouble = self._lease_s, plain_reason(exc)
+                news = f"standby: the database cannot be reached: {self.trouble}"
             else:
+                self.trouble = ""
                 if left_s <= 0.0:
                     return
                 news = f"standby: {self.leader} leads"
-                on_wait()
+            on_wait()
             if news != said:
                 said = news
                 _log.info("%s", news)
@@ -126,13 +131,17 @@ class Lease:
         return 0.0
 
     async def keep(self) -> None:
-        """Renew the lease until it is lost, or this is cancelled."""
+        """Renew the lease until it is lost, or this is cancelled.
+
+        It counts as lost where it has run out unrenewed while another scheduler waited: what this one would decide from
+        then on, such as which nodes are dead, does not count.
+        """
         trouble = ""
         while not self.lost.is_set():
             await asyncio.sleep(self._lease_s / _TRIES)
             began = self._clock()
             try:
-                async with asyncio.timeout(self._lease_s), self._engine.begin() as connection:
+                async with asyncio.timeout(self._lease_s / _TRIES), self._engine.begin() as connection:
                     own = update(lease).where(lease.c.epoch == self.epoch)
                     renewed = own.values(expires_at=self._now + self._lease_s)
                     row = (await connection.execute(renewed.returning(lease.c.awaited_until > self._now))).first()
@@ -140,6 +149,8 @@ class Lease:
                 if not trouble:
                     trouble = plain_reason(exc)
                     _log.error("the lease cannot be renewed: %s", trouble)
+                if not self.held:
+                    self.lost.set()
                 continue
             trouble = ""
             if row is None:

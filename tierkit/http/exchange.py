@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message
 
+from tierkit.errors import TerraceError
+
 __all__ = [
     "ALONE",
     "ON_DISCONNECT",
@@ -154,6 +156,9 @@ class Exchange:
             await app(self._scope, self.receive, self.send)
             if not (self.answered or self._gone):
                 log.error("the application returned without an answer")
+        except TerraceError as exc:
+            # An answer that breaks off is no fault of the program, and `Answering` has said why.
+            log.debug("the connection is cut: %s", exc)
         except Exception:
             log.exception("exception in the application")
         finally:

@@ -149,15 +149,15 @@ class Shell:
         """`told`: the caller may know more than the state."""
         lifecycle = self._lifecycle
         standby = lifecycle.standby()
-        checks = await lifecycle.run_checks() if lifecycle.ready and standby is None else {}
+        checks = await lifecycle.run_checks() if lifecycle.ready else {}
         if lifecycle.draining:
             state = "draining"
         elif not lifecycle.ready:
             state = "starting"
-        elif standby is not None:
-            state = "standby"
+        elif any(result != "ok" for result in checks.values()):
+            state = "failing"
         else:
-            state = "ready" if all(result == "ok" for result in checks.values()) else "failing"
+            state = "ready" if standby is None else "standby"
         answer: dict[str, object] = {"status": state}
         if told:
             answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}

@@ -5,57 +5,32 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from models.data import read_sample
 from tierkit.client import AsyncClient, CoarseResults, FineResults, Job, JobState, StateChange
 from tierkit.fleet import FleetPlan, launch, local_plan
 from tierkit.http.address import free_port
-from tierkit.settings import ServiceSettings
-from tierkit.testing import serve_app, service_process, wait_for
+from tierkit.testing import service_process, wait_for
 from tierkit.types import Health, Tier
 
 IMAGES = read_sample().take(np.arange(400)).images
 POLICY = {"batch_size": 5, "scheme": "end-edge", "on_upstream_loss": "wait"}
 
 
-class FakeStandby:
-    """Answers as a scheduler that does not lead."""
-
-    def __init__(self) -> None:
-        self.asked: set[str] = set()
-
-    def app(self) -> Starlette:
-        async def refuse(request: Request) -> Response:
-            await request.body()
-            self.asked.add(request.url.path.rpartition("/")[2])
-            return JSONResponse({"error": "this scheduler is a standby"}, 421, headers={"Retry-After": "1"})
-
-        methods = ["GET", "POST", "PUT", "DELETE"]
-        return Starlette(routes=[Route("/{path:path}", refuse, methods=methods)])
-
-
 async def test_a_fleet_and_its_clients_go_over_to_the_standby(tmp_path: Path) -> None:
     ports = free_port(), free_port()
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    commands = [["-m", "terrace", "scheduler", f"--port={port}", f"--state={tmp_path / 'state'}"] for port in ports]
-    standby, moving = FakeStandby(), asyncio.Event()
+    shared = [f"--database=sqlite+aiosqlite:///{tmp_path / 'shared.db'}", "--leader-lease-s=1"]
+    commands = [
+        ["-m", "terrace", "scheduler", f"--port={port}", f"--state={tmp_path / str(port)}", *shared] for port in ports
+    ]
     coarse, fine = Counter[int](), Counter[int]()
 
-    async def take_over() -> None:
-        async with serve_app(standby.app(), ServiceSettings(port=ports[1], drain_s=0)):
-            await moving.wait()
-            expected = {"heartbeat", "events", "jobs"}
-            await wait_for(lambda: expected <= standby.asked, what="nodes and clients to ask the standby")
-        async with service_process(commands[1], ready_file=tmp_path / "second.ready"):
-            await asyncio.Event().wait()
-
-    async with service_process(commands[0], ready_file=tmp_path / "first.ready") as first:
+    async with (
+        service_process(commands[0], ready_file=tmp_path / "first.ready") as first,
+        service_process(commands[1], ready_file=tmp_path / "second.ready"),
+    ):
         plan = FleetPlan(services=local_plan({Tier.END: 1, Tier.EDGE: 1}).nodes, scheduler_url=",".join(urls))
-        taking_over = asyncio.create_task(take_over())
         async with launch(plan, tmp_path), AsyncClient(",".join(urls)) as client, AsyncClient(urls[1]) as new:
 
             async def both_alive(client: AsyncClient) -> bool:
@@ -65,28 +40,23 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(tmp_path: Path) ->
             job = await client.submit(IMAGES, **POLICY)  # type: ignore[arg-type]  # the fields of a policy
             submitting: asyncio.Task[Job] | None = None
             last = job
-            try:
-                async for event in client.events(job):
-                    match event:
-                        case CoarseResults(results=results):
-                            coarse.update(result.index for result in results)
-                        case FineResults(results=results):
-                            fine.update(result.index for result in results)
-                            if submitting is None:
-                                first.kill()
-                                await first.exit_code()
-                                # Another client, which still believes in the first one.
-                                submitting = asyncio.create_task(_submit(",".join(urls)))
-                                moving.set()
-                        case StateChange(job=last):
-                            pass
-                assert submitting is not None
-                other = await submitting
-                await wait_for(lambda: both_alive(new), what="both nodes at the new one")
-                done = await new.wait(other, budget_s=60)
-            finally:
-                taking_over.cancel()
-                await asyncio.gather(taking_over, return_exceptions=True)
+            async for event in client.events(job):
+                match event:
+                    case CoarseResults(results=results):
+                        coarse.update(result.index for result in results)
+                    case FineResults(results=results):
+                        fine.update(result.index for result in results)
+                        if submitting is None:
+                            first.kill()
+                            await first.exit_code()
+                            # Another client, which still believes in the first one.
+                            submitting = asyncio.create_task(_submit(",".join(urls)))
+                    case StateChange(job=last):
+                        pass
+            assert submitting is not None
+            other = await submitting
+            await wait_for(lambda: both_alive(new), what="both nodes at the new one")
+            done = await new.wait(other, budget_s=60)
     assert (last.state, done.state) == (JobState.COMPLETED, JobState.COMPLETED)
     assert coarse == Counter(range(400)), "each coarse answer exactly once"
     assert fine == Counter(range(400)), "each fine answer exactly once"

@@ -197,6 +197,7 @@ async def test_a_standby_leads_when_the_leader_is_killed_in_mid_job(
         # The dead one comes back as a standby.
         await pair.start(leader)
         assert await pair.status(leader) == "standby"
+        assert list((tmp_path / str(leader) / "inputs").iterdir()) == []
 
 
 async def test_a_leader_that_is_stopped_past_its_lease_is_a_standby_afterwards(
@@ -223,7 +224,7 @@ async def test_a_leader_that_is_stopped_past_its_lease_is_a_standby_afterwards(
         before = await (await pair.running()).job(job["id"])
         os.kill(pair.processes[leader].process.pid, signal.SIGCONT)
         await wait_for(lambda: _is(pair, leader, "standby"), what="the stopped one to stand by")
-        await wait_for(lambda: "has taken over" in pair.processes[leader].log, what="it to know")
+        await wait_for(lambda: "leads no longer" in pair.processes[leader].log, what="it to know")
         after = await (await pair.running()).job(job["id"])
         assert after == before
         results = await (await pair.running()).results(job["id"])
@@ -260,6 +261,9 @@ async def test_a_database_that_is_killed_and_started_again_in_mid_job_loses_noth
                 await asyncio.to_thread(postgres.cut)
             elif events == 10:
                 await asyncio.to_thread(postgres.kill)
+                # For longer than the lease: nobody leads, and nobody takes nodes for dead meanwhile.
+                for port in pair.ports:
+                    await wait_for(partial(_is, pair, port, "failing"), what="both to know")
                 await asyncio.to_thread(postgres.start)
 
         seen, view = await pair.follow(job["id"], disturb)
@@ -285,7 +289,11 @@ async def test_what_operators_said_and_who_is_signed_in_outlasts_the_leader(
 ) -> None:
     async with two(kit, settings, postgres.database(), tmp_path) as pair:
         leader = await pair.leader()
-        assert (await pair.http.post(f"{pair.url(leader)}/v1/devices/edge-0/drain")).is_success
+
+        async def drains() -> bool:  # once it has registered
+            return bool((await pair.http.post(f"{pair.url(leader)}/v1/devices/edge-0/drain")).is_success)
+
+        await wait_for(drains, what="the node to be drained")
         pair.processes[leader].kill()
         running = await pair.running()
 

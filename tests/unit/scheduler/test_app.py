@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Message
 
 from scheduler.api import app, streams
+from tierkit.errors import Unavailable
 
 
 def within(dependant: Dependant) -> Iterator[Dependant]:
@@ -58,3 +59,19 @@ async def test_a_stream_that_is_cut_off_between_two_pieces_ends_what_it_is_made_
     answering.cancel()
     await asyncio.gather(answering, return_exceptions=True)
     assert ended.is_set()
+
+
+async def test_what_a_stream_fails_with_before_its_first_piece_comes_before_its_status() -> None:
+    async def pieces() -> AsyncGenerator[str, None]:
+        if not sent:
+            raise Unavailable("the database does not answer now")
+        yield "first"
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    with pytest.raises(Unavailable):
+        await streams.Stream(pieces(), media_type="text/plain", headers={}).stream_response(send)
+    assert sent == []

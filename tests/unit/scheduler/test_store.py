@@ -533,6 +533,7 @@ async def test_a_database_that_cannot_be_opened_is_a_setup_error(url):
         ("postgresql+asyncpg://u:geheim@h:x1/x", "the database URL is no URL"),
         ("geheim", "the database URL is no URL"),
         ("sqlite:///x.db", r"the database URL sqlite:///x\.db has no driver"),
+        ("postgresql://u:geheim@127.0.0.1/x", r"the database URL postgresql://u:\*\*\*@127\.0\.0\.1/x has no driver"),
         ("oracle+none://u:geheim@127.0.0.1/x", r"oracle\+none://u:\*\*\*@127\.0\.0\.1/x has no driver"),
         (
             "postgresql+asyncpg://u:geheim@127.0.0.1:1/x",
@@ -548,6 +549,12 @@ async def test_a_wrong_database_url_is_one_sentence_without_its_password(url, se
     assert "\n" not in said
     if "127.0.0.1:1" not in url:
         assert "sqlite+aiosqlite:///FILE and postgresql+asyncpg://" in said
+
+
+async def test_an_option_that_the_driver_does_not_know_is_one_sentence_without_the_password():
+    with pytest.raises(SetupError, match=r"for TLS it is ssl=require") as caught:
+        await open_database("postgresql+asyncpg://u:geheim@127.0.0.1:1/x?sslmode=require")
+    assert "geheim" not in str(caught.value)
 
 
 async def test_sqlite_keeps_a_write_ahead_log_and_full_durability(file):
