@@ -222,7 +222,7 @@ class InferenceNode:
             in_flight=self.lifecycle.in_flight,
             queued_images=sum(runner.queued_images for runner in runners),
             running_images=sum(runner.running_images for runner in runners),
-            images_done=sum(runner.images_done for runner in runners),
+            images_done=sum(runner.images_computed for runner in runners),
             draining=self.lifecycle.draining or not self.repository.whole,
             replicas=self._replicas,
         )

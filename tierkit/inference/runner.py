@@ -140,6 +140,7 @@ class ModelRunner:
         self._open = False
         self._batch_started = math.inf
         self._last_success = -math.inf
+        self._proofs = 0
         self._s_per_image = 0.0
         self._best_s_per_image = 0.0
         self._steady = isinstance(model, Steady) and model.steady
@@ -176,6 +177,11 @@ class ModelRunner:
         return self.statistics.images
 
     @property
+    def images_computed(self) -> int:
+        """The same, with those of `prove`: progress, also of a runner that nobody asks for anything."""
+        return self.statistics.images + self._proofs
+
+    @property
     def ms_per_image(self) -> float:
         """Measured compute time, moving average; 0 before `warm_up`."""
         return self._s_per_image * 1000.0
@@ -206,7 +212,7 @@ class ModelRunner:
 
     async def warm_up(self) -> None:
         """Let the model allocate what it needs, and measure `ms_per_image` on the way that requests take."""
-        await self.prove()
+        await self._probe(1)
         one = await self._probe(1)
         most = min(_WARM_UP_IMAGES, self.max_batch_size, self.max_queue_images)
         images = max(1, min(most, int(_WARM_UP_S / 2 / max(one.compute_s, 1e-6))))
@@ -217,6 +223,7 @@ class ModelRunner:
         """Compute an image that nobody has asked for, after all that waits and runs now. Raises any error of the
         model."""
         await self._probe(1)
+        self._proofs += 1
 
     async def pause(self, why: str) -> None:
         """Refuse new requests from now on, and return when those that came before have ended.
