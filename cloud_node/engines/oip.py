@@ -60,6 +60,8 @@ _JSON_BYTES = 4 * 1024**2
 """Of an answer as JSON, from a server that knows no binary tensors: 64 images of some thousand classes."""
 _PROOF_IMAGES = 50
 
+_REFUSES = (400, 413, 415, 422)
+"""Statuses that say that a batch will never do."""
 _ABSENT = (400, 404)
 """Statuses with which servers say that they have no such model; Triton takes the first."""
 _HOLDS = {
@@ -273,14 +275,15 @@ class OipEngine:
 
     async def _patiently(self, meet: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
         """What `meet` returns, tried again for as long as the server is not there."""
-        failures = 0
+        failures, said = 0, ""
         while True:
             try:
                 return await meet()
             except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
                 failures += 1
-                if failures == 1:
-                    log.warning("the upstream is not ready yet, trying on: %s", exc)
+                if str(exc) != said:
+                    said = str(exc)
+                    log.warning("the upstream is not ready yet, trying on: %s", said)
             await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
 
     async def _meet(self, name: str, wanted: Wanted) -> bool:
@@ -296,8 +299,7 @@ class OipEngine:
             said = await client.metadata(self._url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
             await client.check_ready(self._url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
         except UpstreamError as exc:
-            if exc.status_code in (401, 403):
-                raise SetupError(f"the upstream lets this node not in: {exc}; see --upstream-token-file") from exc
+            _check_admitted(exc)
             if exc.status_code in _ABSENT:
                 return False
             raise
@@ -306,7 +308,8 @@ class OipEngine:
         try:
             answer = await self._answer(found, blank)
         except UpstreamError as exc:
-            if exc.status_code is not None and 400 <= exc.status_code < 500:
+            _check_admitted(exc)
+            if exc.status_code in _REFUSES:
                 raise SetupError(f"the upstream refuses {len(blank)} images (see --max-batch-size): {exc}") from exc
             raise
         if found.gives is None:
@@ -404,6 +407,12 @@ class OipEngine:
         if self.trouble and not trouble:
             log.info("the upstream is ready again")
         self.trouble = trouble and f"the upstream is not ready: {trouble}"
+
+
+def _check_admitted(error: UpstreamError) -> None:
+    """Raises SetupError where the server refuses whoever asks."""
+    if error.status_code in (401, 403):
+        raise SetupError(f"the upstream does not admit this node: {error}; see --upstream-token-file") from error
 
 
 def _shaped(tensor: TensorMetadata, shape: Sequence[int]) -> bool:

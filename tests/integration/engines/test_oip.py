@@ -143,7 +143,7 @@ async def test_names_and_datatypes_are_mapped(form: dict[str, Any]) -> None:
         ),
         ({"gives": tensor("dense", "FP32", -1, 10)}, {}, r"'dense' FP32 \[-1, 10\].*\[-1, 100\]"),
         ({"refusal": 400}, {}, "refuses 50 images"),
-        ({"refusal": 403}, {}, "refuses 50 images"),
+        ({"refusal": 403}, {}, "--upstream-token-file"),
         ({}, {"only_features": True}, "no features to serve"),
         ({}, {"upstream_model": "x", "model": (NETWORK, "resnet-34")}, "serves several"),
     ],
@@ -194,7 +194,9 @@ async def test_a_node_waits_until_its_upstream_has_loaded_the_network(caplog: py
     async with server.serving() as url:
         starting = asyncio.create_task(start(url))
         await wait_for(lambda: "--upstream-model" in caplog.text)
-        server.name = NETWORK
+        server.name, server.refusal = NETWORK, 429  # that is a matter of time, too
+        await wait_for(lambda: "answered 429" in caplog.text)
+        server.refusal = 0
         await starting
 
 
