@@ -93,7 +93,8 @@ class _Leadership:
                     self._take(scheduler)
                     self._leads = True
                     LEADS.set(1)
-                    _log.info("this scheduler leads", extra={"epoch": self._lease.epoch})
+                    if not self._lease.alone:
+                        _log.info("this scheduler leads", extra={"epoch": self._lease.epoch})
                     self.decided.set()
                     await self._lease.lost.wait()
                     self._leads = False

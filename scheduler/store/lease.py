@@ -60,7 +60,7 @@ class Lease:
         self._engine = engine
         self._url = url
         self._lease_s = lease_s
-        self._alone = alone
+        self.alone = alone
         self._clock = clock
         self._number = 0
         self._renewed_at = -math.inf
@@ -109,7 +109,7 @@ class Lease:
         """Take the lease if it is free. Returns the seconds for which another one has it still; 0 for success."""
         began = self._clock()
         async with self._engine.begin() as connection:
-            free = true() if self._alone else lease.c.expires_at <= self._now
+            free = true() if self.alone else lease.c.expires_at <= self._now
             taken = {
                 "epoch": lease.c.epoch + 1,
                 "url": self._url,
@@ -127,7 +127,7 @@ class Lease:
             if found != SCHEMA:
                 raise SetupError(f"a newer Terrace has changed the database (schema {found}): update this one")
         self.lost.clear()
-        self.epoch, self._number, self._renewed_at, self._awaited = row.epoch, 0, began, not self._alone
+        self.epoch, self._number, self._renewed_at, self._awaited = row.epoch, 0, began, not self.alone
         return 0.0
 
     async def keep(self) -> None:
