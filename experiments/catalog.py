@@ -13,6 +13,7 @@ from experiments.heartbeat import HEARTBEAT
 from experiments.main_job import MAIN_JOB
 from experiments.overload import OVERLOAD
 from experiments.peers.duel import DUEL
+from experiments.peers.engines import ENGINES
 from experiments.peers.experiment import PEERS
 from experiments.photographs import PHOTOGRAPHS
 from experiments.readers import READERS
@@ -45,9 +46,9 @@ ALL = (
     MAIN_JOB,
     READERS,
 )
-"""`figure4` is drawn by `table5`; `photographs` needs a model set; the last three of `EXPERIMENTS` need a core
+"""`figure4` is drawn by `table5`; `photographs` needs a model set; the last four of `EXPERIMENTS` need a core
 each for server and load."""
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD)
+    experiment.name: experiment for experiment in (*ALL, FIGURE4, PHOTOGRAPHS, PEERS, DUEL, OVERLOAD, ENGINES)
 }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tierkit.errors import InvalidInput
 
-__all__ = ["CONTENDERS", "TERRACE", "Contender", "Protocol", "choose"]
+__all__ = ["CONTENDERS", "MLSERVER_JSON", "TERRACE", "Contender", "Protocol", "choose", "cloud_node"]
 
 _SERVERS = Path(__file__).parent / "servers"
 
@@ -35,6 +35,10 @@ class Contender:
     """Whose version is shown."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its processes."""
+
+    def filled(self, python: Path, values: Mapping[str, str]) -> list[str]:
+        """What starts it, with `values` for what its command leaves open."""
+        return [str(python), *(word.format(**values) for word in self.command)]
 
 
 TERRACE = Contender(
@@ -98,6 +102,19 @@ CONTENDERS: tuple[Contender, ...] = (
     ),
     _peer("mlserver", "MLServer", "mlserver", protocol="base64"),
 )
+
+MLSERVER_JSON = _peer(
+    "mlserver",
+    "MLServer (JSON)",
+    "mlserver",
+    command=(str(_SERVERS / "serve_mlserver_json.py"),),
+)
+"""As its users have it, and as `terrace cloud --engine oip` asks it; it shares the environment of the other one."""
+
+
+def cloud_node(title: str, flags: tuple[str, ...]) -> Contender:
+    """A cloud node with these flags beside those that all of ours have."""
+    return replace(TERRACE, name="cloud", title=title, command=("-m", "cloud_node", *TERRACE.command[2:], *flags))
 
 
 def choose(names: list[str]) -> list[Contender]:

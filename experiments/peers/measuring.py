@@ -73,6 +73,10 @@ class Network:
         """The right answer: logits of the network for a batch."""
         return self._model.run({"images": images}, ["logits"])["logits"]
 
+    def fill(self, port: int) -> dict[str, str]:
+        """What a contender's command leaves open."""
+        return {"port": str(port), "model": self.name, "weights": str(self.folder)}
+
     def environment(self, port: int = 0) -> dict[str, str]:
         """What `servers/common.py` reads."""
         return {
@@ -155,7 +159,7 @@ async def loaded(target: Target, load: levels.Load, plan: Plan) -> Level:
 
 
 @asynccontextmanager
-async def serving(contender: Contender, python: Path, network: Network, *, core: int) -> AsyncIterator[Serving]:
+async def serving(contender: Contender, python: Path, network: Network, *, core: int | None) -> AsyncIterator[Serving]:
     """Start a contender; on exit it is gone.
 
     Raises:
@@ -164,8 +168,7 @@ async def serving(contender: Contender, python: Path, network: Network, *, core:
     """
     port = free_port()
     origin = Origin(_LOOPBACK, port)
-    fill = {"port": str(port), "model": network.name, "weights": str(network.folder)}
-    command = [str(python), *(word.format(**fill) for word in contender.command)]
+    command = contender.filled(python, network.fill(port))
     started = time.perf_counter()
     with running(command, {**network.environment(port), **contender.environment}, core=core) as processes:
         images = random_images(_FIRST_BATCH, network.shape)

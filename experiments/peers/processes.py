@@ -126,13 +126,14 @@ class ServerProcesses:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], environment: Mapping[str, str], *, core: int) -> Iterator[ServerProcesses]:
-    """Start a server on `core` in a folder of its own, which is also its home; on exit all of it is gone."""
+def running(command: Sequence[str], environment: Mapping[str, str], *, core: int | None) -> Iterator[ServerProcesses]:
+    """Start a server on `core`, or on ours for None, in a folder of its own, which is also its home; on exit all of it
+    is gone."""
     mark = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as folder:
         log = Path(folder, "log")
         own = {"HOME": folder, "PEER_FOLDER": folder, "OMP_NUM_THREADS": "1", _MARK: mark}
-        with log.open("wb") as output, on_core(core):
+        with log.open("wb") as output, contextlib.nullcontext() if core is None else on_core(core):
             process = subprocess.Popen(
                 command,
                 cwd=folder,

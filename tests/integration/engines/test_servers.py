@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.peers.contenders import choose
+from experiments.peers.contenders import MLSERVER_JSON, choose
 from experiments.peers.environments import interpreter_of
 from experiments.peers.processes import ServerProcesses, running
 from models.manifest import load_manifest, weights_folder
@@ -20,18 +20,15 @@ from tierkit.testing import wait_for
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(600)]
 
 ENVIRONMENTS = Path(__file__).parents[3] / ".venv-peers"
-OWN = {"mlserver": Path(__file__).with_name("serve_mlserver.py")}
-"""A server that answers as its users have it; the comparison's speaks base64."""
 
 
 @contextmanager
 def serving(name: str, port: int) -> Iterator[ServerProcesses]:
-    (contender,) = choose([name])
+    (contender,) = [MLSERVER_JSON] if name == "mlserver" else choose([name])
     try:
         python = interpreter_of(contender, ENVIRONMENTS)
     except SetupError as exc:
         pytest.skip(str(exc))
-    command = [str(OWN[name])] if name in OWN else list(contender.command)
     variables: Mapping[str, str] = {
         **contender.environment,
         "PEER_MODEL": str(weights_folder() / load_manifest().entry(NETWORK).file),
@@ -40,7 +37,7 @@ def serving(name: str, port: int) -> Iterator[ServerProcesses]:
         "PEER_SHAPE": "32,32,3",
     }
     core = min(os.sched_getaffinity(0))
-    with running([str(python), *command], variables, core=core) as server:
+    with running(contender.filled(python, {}), variables, core=core) as server:
         yield server
 
 

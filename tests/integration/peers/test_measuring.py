@@ -14,6 +14,7 @@ from experiments.bench.levels import Plan
 from experiments.harness import Log, Request, Run
 from experiments.peers.contenders import TERRACE, Contender, choose
 from experiments.peers.duel import DUEL, duel
+from experiments.peers.engines import CHOICES, ENGINES, compare as compare_engines
 from experiments.peers.experiment import PEERS, Timing, compare
 from experiments.peers.measuring import Installed, Network
 from experiments.peers.processes import Cores
@@ -106,3 +107,17 @@ HTTPServer(("127.0.0.1", int(os.environ["PEER_PORT"])), Zeros).serve_forever()
 async def test_a_fast_server_with_wrong_answers_is_not_measured(run: Run) -> None:
     (row,) = await compared(run, dataclasses.replace(FASTAPI, command=("-c", ZEROS)))
     assert "of the answers are those of the bare session" in row["failure"]
+
+
+async def test_a_node_with_each_engine_is_measured_and_one_that_cannot_start_is_told_of(run: Run) -> None:
+    onnx, in_front, *_ = CHOICES
+    refused = dataclasses.replace(onnx, title="refused", flags=("--no-such-flag", "1"))
+    plan = Plan(window_s=0.3, warmup_s=0.1, timeout_s=20.0)
+    await compare_engines(run, [onnx, in_front, refused], network(), plan, 1, cores(), {TERRACE.name: HERE})
+    rows = {row["engine"]: row for row in ENGINES.rows(recorded(run))}
+    for choice in (onnx, in_front):
+        row = rows[choice.title]
+        assert (row["rounds"], row["failure"]) == (1, "")
+        assert all(load["images_per_s"] > 0 and load["p50_ms"] > 0 for load in row["loads"])
+    assert rows["refused"]["rounds"] == 0
+    assert "no-such-flag" in rows["refused"]["failure"]

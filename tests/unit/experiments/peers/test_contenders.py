@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.peers.contenders import CONTENDERS, TERRACE, choose
+from experiments.peers.contenders import CONTENDERS, MLSERVER_JSON, TERRACE, choose
 from experiments.peers.environments import installed_version, interpreter_of
 from tierkit.errors import InvalidInput
 
@@ -33,7 +33,9 @@ def test_no_server_listens_beyond_loopback() -> None:
     for script in folder.glob("serve_*.py"):
         text = script.read_text()
         assert "0.0.0.0" not in text, script.name
-        command = next(contender.command for contender in CONTENDERS if script.stem in "".join(contender.command))
+        command = next(
+            contender.command for contender in (*CONTENDERS, MLSERVER_JSON) if script.stem in "".join(contender.command)
+        )
         assert "HOST" in text or "127.0.0.1" in command, script.name
 
 

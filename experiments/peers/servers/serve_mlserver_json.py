@@ -4,10 +4,9 @@
 
 import asyncio
 import os
-import socket
 
 import numpy as np
-import onnxruntime
+from common import HOST, PORT, SHAPE, free_port, infer, open_session
 from mlserver import MLModel, MLServer, ModelSettings, Settings
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceResponse, MetadataTensor
@@ -15,26 +14,20 @@ from mlserver.types import InferenceResponse, MetadataTensor
 
 class Classifier(MLModel):
     async def load(self) -> bool:
-        self.session = onnxruntime.InferenceSession(os.environ["PEER_MODEL"], providers=["CPUExecutionProvider"])
+        self.session = open_session()
         return True
 
     async def predict(self, payload) -> InferenceResponse:
         images = NumpyCodec.decode_input(payload.inputs[0]).astype(np.uint8)
-        (logits,) = self.session.run(["logits"], {"images": images})
+        logits = infer(self.session, images)
         return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("scores", logits)])
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 async def main() -> None:
     settings = Settings(
         debug=False,
-        host="127.0.0.1",
-        http_port=int(os.environ["PEER_PORT"]),
+        host=HOST,
+        http_port=PORT,
         grpc_port=free_port(),
         metrics_port=free_port(),
         metrics_dir=os.environ["PEER_FOLDER"],
@@ -44,7 +37,7 @@ async def main() -> None:
     model = ModelSettings(
         name=os.environ["PEER_NAME"],
         implementation=Classifier,
-        inputs=[MetadataTensor(name="pixels", datatype="FP32", shape=[-1, 32, 32, 3])],
+        inputs=[MetadataTensor(name="pixels", datatype="FP32", shape=[-1, *SHAPE])],
         outputs=[MetadataTensor(name="scores", datatype="FP32", shape=[-1, 100])],
     )
     await MLServer(settings).start([model])
