@@ -211,11 +211,11 @@ def optional_plain_name(name: str | None) -> str | None:
 
 
 @contextmanager
-def training_extra(purpose: str) -> Iterator[None]:
+def training_extra(purpose: str, extra: str = "train") -> Iterator[None]:
     """Around the imports of what needs torch.
 
     Raises:
-        MissingExtra: the extra 'train' is not installed.
+        MissingExtra: the extra is not installed.
     """
     try:
         yield
@@ -224,5 +224,5 @@ def training_extra(purpose: str) -> Iterator[None]:
         if name == "onnxruntime":
             raise MissingExtra("cpu", purpose) from error
         if name in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib"}:
-            raise MissingExtra("train", purpose) from error
+            raise MissingExtra(extra, purpose) from error
         raise

@@ -61,16 +61,32 @@ class NetworkLearner:
         return learning_rate(step, self.config.epochs * self.data.batches.steps_per_epoch, self.config)
 
     def learn(self, step: int) -> float:
-        batch = self.data.batches.batch(step)
         set_rate(self._optimizer, self.rate(step))
+        loss = self.backward(step)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss
+
+    def backward(self, step: int) -> float:
+        """Add the gradients of a step to those of the network's parameters; its loss."""
+        batch = self.data.batches.batch(step)
         self.network.train()
         with autocast(self.config, self.data.device):
             output, auxiliary = self.network(batch.images)
         loss = training_loss(output, auxiliary, batch, self.data.labels, self.config)
         loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
         return float(loss.detach())
+
+    def observe(self, step: int) -> None:
+        """Let the running statistics see a step's batch."""
+        self.network.train()
+        with torch.no_grad(), autocast(self.config, self.data.device):
+            self.network(self.data.batches.batch(step).images)
+
+    def served(self) -> nn.Module:
+        """The network with the weights that it has now, as it answers."""
+        network = _load(self.config, self.data.hierarchy, _served(self.network.state_dict()))
+        return network.to(self.data.device, memory_format=torch.channels_last)
 
     def held_out_logits(self, averaged: dict[str, Tensor], step: int) -> Array:
         data = self.data

@@ -1,0 +1,127 @@
+"""The networks' learner with flat weights: units that can be repeated, and one worker that is sequential training."""
+
+import numpy as np
+import pytest
+
+from tests.shapes import SHAPES, shape_images
+from tierkit.errors import WeightsError
+
+torch = pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from models.training.config import TrainConfig  # noqa: E402
+from models.training.data import TrainingData  # noqa: E402
+from models.training.learner import NetworkLearner  # noqa: E402
+from training.learner import FlatLearner  # noqa: E402
+from training.strategies.build import build_strategy  # noqa: E402
+from training.strategies.config import STRATEGIES, OuterConfig, StrategyConfig  # noqa: E402
+from training.strategies.protocol import Strategy  # noqa: E402
+from training.virtual import SimulatedWorker, simulate  # noqa: E402
+
+pytestmark = pytest.mark.train
+
+CONFIG = TrainConfig.model_validate(
+    {
+        "name": "tiny",
+        "tier": "end",
+        "target": "fine",
+        "network": {"kind": "wide-resnet", "options": {"depth": 10, "width": 1}},
+        "epochs": 4,
+        "batch_size": 8,
+        "crop_padding": 1,
+        "momentum": 0.0,
+        "held_out_per_class": 2,
+        "precision": "fp32",
+    }
+)
+DATA = shape_images(8)
+
+
+def learner(config: TrainConfig = CONFIG) -> FlatLearner:
+    return FlatLearner(config, TrainingData(config, DATA, SHAPES))
+
+
+def trained(name: str | StrategyConfig, config: TrainConfig = CONFIG, workers: int = 1) -> tuple[Strategy, FlatLearner]:
+    own = learner(config)
+    chosen = STRATEGIES[name] if isinstance(name, str) else name
+    strategy = build_strategy(
+        chosen,
+        own.weights(),
+        own.buffers(),
+        steps=own.steps,
+        rate=own.rate,
+        peak_rate=config.peak_rate,
+        workers=workers,
+        lease_s=60.0,
+    )
+    crew = [SimulatedWorker(name=f"w{number}", step_s=1.0) for number in range(workers)]
+    simulate(strategy, own, chosen.sends, crew, serve_s=0.01)
+    return strategy, own
+
+
+def sequential(config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and running statistics that the trainer of one machine ends with."""
+    own = NetworkLearner(config, TrainingData(config, DATA, SHAPES))
+    for step in range(config.epochs * own.data.batches.steps_per_epoch):
+        own.learn(step)
+    weights = [value.detach().reshape(-1).numpy() for value in own.network.parameters()]
+    buffers = [value.reshape(-1).numpy() for value in own.network.buffers() if value.is_floating_point()]
+    return np.concatenate(weights), np.concatenate(buffers)
+
+
+def test_a_unit_is_the_same_when_it_is_repeated_whatever_came_between() -> None:
+    own = learner()
+    weights, buffers = own.weights(), own.buffers()
+    first = own.compute(range(3, 5), "gradient")
+    own.compute(range(7, 9), "change")
+    own.load(weights, buffers)
+    again = own.compute(range(3, 5), "gradient")
+    other = learner()
+    other.load(weights, buffers)
+    for found in (again, other.compute(range(3, 5), "gradient")):
+        assert found.values.tobytes() == first.values.tobytes()
+        assert found.buffers.tobytes() == first.buffers.tobytes()
+        assert found.loss == first.loss
+
+
+@pytest.mark.parametrize("name", ["sgd", "dc-constant", "dc-adaptive"])
+def test_one_worker_is_sequential_training_to_the_bit(name: str) -> None:
+    strategy, own = trained(STRATEGIES[name].model_copy(update={"delay_compensation": 0.0}))
+    again = learner()
+    weights, buffers = again.weights(), again.buffers()
+    for step in range(own.steps):
+        again.load(weights, buffers)
+        found = again.compute(range(step, step + 1), "gradient")
+        weights, buffers = weights - np.float32(own.rate(step)) * found.values, found.buffers
+    assert strategy.weights.tobytes() == weights.tobytes()
+    # The optimiser of torch multiplies and adds in one rounding, numpy in two.
+    np.testing.assert_allclose(strategy.weights, sequential(CONFIG)[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_worker_of_an_outer_rule_that_does_nothing_is_sequential_training(momentum: float) -> None:
+    config = CONFIG.model_copy(update={"momentum": momentum})
+    # A round has all steps: momentum starts from nothing in each.
+    strategy, _ = trained(OuterConfig(local_steps=12), config)
+    weights, buffers = sequential(config)
+    np.testing.assert_allclose(strategy.weights, weights, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(strategy.buffers, buffers, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_several_workers_learn_with_every_strategy(name: str) -> None:
+    strategy, own = trained(name, CONFIG.model_copy(update={"epochs": 20, "peak_rate": 0.1}), workers=3)
+    assert own.accuracy(strategy.weights, strategy.buffers, DATA) > 0.9
+
+
+def test_values_of_another_network_are_refused() -> None:
+    own = learner()
+    with pytest.raises(WeightsError):
+        own.load(own.weights()[1:], own.buffers())
+    with pytest.raises(WeightsError):
+        own.load(own.weights(), own.buffers()[1:])
+
+
+def test_statistics_of_nothing_are_measured_again_before_weights_are_judged() -> None:
+    strategy, own = trained("sgd", CONFIG.model_copy(update={"epochs": 20, "peak_rate": 0.1}))
+    damaged = np.full_like(strategy.buffers, 1e3)
+    assert own.accuracy(strategy.weights, damaged, DATA) == own.accuracy(strategy.weights, strategy.buffers, DATA)

@@ -1,0 +1,121 @@
+"""Who computes which steps: each one is done once, whoever leaves, comes late or sends twice."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from tierkit.errors import Overloaded
+from training.strategies.leases import Leases
+from training.units import Computed, Lease, Update
+
+NOTHING = Computed(values=np.zeros(0, np.float32), buffers=np.zeros(0, np.float32), loss=0.0)
+
+
+def update(lease: Lease, steps: range, worker: str | None = None) -> Update:
+    return Update(lease=lease.number, worker=worker or lease.worker, steps=steps, computed=NOTHING)
+
+
+def granted(leases: Leases, worker: str = "a", now: float = 0.0) -> Lease:
+    lease = leases.grant(worker, 0, now)
+    assert lease is not None
+    return lease
+
+
+def test_units_cover_the_run_and_the_last_one_is_shorter() -> None:
+    leases = Leases(steps=10, unit=4, push=2, lease_s=1.0)
+    units = [granted(leases).unit for _ in range(3)]
+    assert [(unit.first, unit.steps) for unit in units] == [(0, 4), (4, 4), (8, 2)]
+    assert units[0].parts() == [range(0, 2), range(2, 4)]
+    assert leases.grant("a", 0, 0.0) is None
+    assert (leases.left, leases.finished) == (10, False)
+
+
+@pytest.mark.parametrize(
+    ("steps", "worker", "now", "expected"),
+    [
+        (range(2, 4), "a", 0.5, "lease"),
+        (range(0, 2), "a", 0.5, "duplicate"),
+        (range(0, 4), "a", 0.5, "refused"),
+        (range(2, 6), "a", 0.5, "refused"),
+        (range(3, 5), "a", 0.5, "refused"),
+        (range(2, 4), "b", 0.5, "refused"),
+        (range(2, 4), "a", 1.5, "late"),
+        (range(0, 2), "a", 1.5, "duplicate"),
+    ],
+)
+def test_an_update_is_claimed_for_the_steps_that_are_due(steps: range, worker: str, now: float, expected: str) -> None:
+    leases = Leases(steps=10, unit=4, push=2, lease_s=1.0)
+    lease = granted(leases)
+    assert leases.claim(update(lease, range(0, 2)), 0.2) is lease
+    assert leases.advance(lease, 0.2) is False
+    claimed = leases.claim(update(lease, steps, worker), now)
+    assert claimed is lease if expected == "lease" else claimed == expected
+
+
+def test_each_update_renews_the_lease_and_the_last_one_ends_it() -> None:
+    leases = Leases(steps=4, unit=4, push=2, lease_s=1.0)
+    lease = granted(leases)
+    leases.advance(lease, 0.9)
+    assert leases.expired(1.8) == []
+    assert leases.expired(1.9) == [lease]
+    assert leases.advance(lease, 1.8) is True
+    assert leases.finished
+    assert leases.claim(update(lease, range(2, 4)), 1.8) == "duplicate"
+
+
+def test_what_was_not_done_of_a_lost_lease_is_granted_first() -> None:
+    leases = Leases(steps=8, unit=4, push=2, lease_s=1.0)
+    lease = granted(leases)
+    leases.advance(lease, 0.1)
+    leases.give_back(lease)
+    assert leases.claim(update(lease, range(2, 4)), 0.2) == "late"
+    again = granted(leases, "b")
+    assert (again.unit.first, again.unit.steps, again.worker) == (2, 2, "b")
+    assert again.number != lease.number
+
+
+def test_leases_are_bounded() -> None:
+    leases = Leases(steps=8, unit=1, push=1, lease_s=1.0, most=2)
+    granted(leases), granted(leases)
+    with pytest.raises(Overloaded):
+        leases.grant("a", 0, 0.0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["grant", "bring", "twice", "leave", "wait"]), st.integers(0, 5)), max_size=200)
+)
+def test_whatever_happens_each_step_is_brought_once(events: list[tuple[str, int]]) -> None:
+    leases = Leases(steps=23, unit=4, push=2, lease_s=1.0)
+    out: list[tuple[Lease, Iterator[range]]] = []
+    brought: list[int] = []
+    now = 0.0
+
+    def bring(lease: Lease, part: range) -> None:
+        if leases.claim(update(lease, part), now) is lease:
+            leases.advance(lease, now)
+            brought.extend(part)
+
+    for kind, which in [*events, *[("finish", 0)] * 100]:
+        if kind in ("grant", "finish"):
+            for expired in leases.expired(now):
+                leases.give_back(expired)
+            if (lease := leases.grant("a", 0, now)) is not None:
+                out.append((lease, iter(lease.unit.parts())))
+        if kind == "wait":
+            now += 0.4
+        if kind == "finish":
+            now += 2.0 if lease is None else 0.0
+        if out and kind in ("bring", "twice", "finish"):
+            lease, parts = out[which % len(out)] if kind != "finish" else out[-1]
+            for part in parts:
+                bring(lease, part)
+                if kind == "twice":
+                    bring(lease, part)
+                if kind != "finish":
+                    break
+        if out and kind == "leave":
+            out.pop(which % len(out))
+    assert sorted(brought) == list(range(23))
+    assert leases.finished

@@ -1,0 +1,208 @@
+"""Strategies as values: no network, no clock. Gradients are those of half the square of the distance to a goal."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tierkit.errors import InvalidInput, SetupError
+from training.strategies.build import build_strategy
+from training.strategies.config import STRATEGIES, OuterConfig, ServerConfig, StrategyConfig, find_strategy
+from training.strategies.protocol import Strategy
+from training.units import Computed, Flat, Lease, Update
+
+GOAL = np.array([1.0, -2.0, 0.5], np.float32)
+EMPTY = np.zeros(0, np.float32)
+RATE = 0.1
+
+
+def flat(*values: float) -> Flat:
+    return np.array(values, np.float32)
+
+
+def start(config: StrategyConfig, *, steps: int = 100, workers: int = 1, buffers: Flat = EMPTY) -> Strategy:
+    return build_strategy(
+        config,
+        flat(0, 0, 0),
+        buffers,
+        steps=steps,
+        rate=lambda step: RATE,
+        peak_rate=RATE,
+        workers=workers,
+        lease_s=10.0,
+    )
+
+
+def granted(strategy: Strategy, worker: str = "a", now: float = 0.0) -> Lease:
+    lease = strategy.grant(worker, now)
+    assert lease is not None
+    return lease
+
+
+def brought(lease: Lease, values: Flat, buffers: Flat = EMPTY, part: int = 0) -> Update:
+    computed = Computed(values=values, buffers=buffers, loss=0.0)
+    return Update(lease=lease.number, worker=lease.worker, steps=lease.unit.parts()[part], computed=computed)
+
+
+def test_sgd_of_one_worker_is_the_sequential_loop_to_the_bit() -> None:
+    expected = flat(0, 0, 0)
+    for name in ("sgd", "dc-constant", "dc-adaptive"):
+        config = STRATEGIES[name].model_copy(update={"delay_compensation": 0.0})
+        strategy = start(config)
+        expected = flat(0, 0, 0)
+        for _ in range(100):
+            lease = granted(strategy)
+            assert strategy.take(brought(lease, strategy.weights - GOAL), 0.0) == "taken"
+            expected = expected - np.float32(RATE) * (expected - GOAL)
+        assert strategy.finished
+        assert strategy.weights.tobytes() == expected.tobytes()
+
+
+def test_a_rate_of_the_strategy_takes_the_place_of_the_networks_highest() -> None:
+    strategy = start(ServerConfig(rule="sgd", rate=0.5))
+    strategy.take(brought(granted(strategy), flat(1, 0, 2)), 0.0)
+    np.testing.assert_allclose(strategy.weights, -0.5 * flat(1, 0, 2))
+
+
+def test_adagrad_follows_its_formula() -> None:
+    strategy = start(ServerConfig(rule="adagrad"))
+    for gradient in (flat(1, -2, 0.5), flat(3, 1, 0.5)):
+        strategy.take(brought(granted(strategy), gradient), 0.0)
+    expected = -RATE * (flat(1, -1, 1) + flat(3 / 10**0.5, 1 / 5**0.5, 0.5 / 0.5**0.5))
+    np.testing.assert_allclose(strategy.weights, expected, rtol=1e-5)
+
+
+def test_delay_compensation_corrects_by_how_far_the_weights_have_moved_meanwhile() -> None:
+    # Zheng et al. 2016: g + lambda g g (w - w_backup), of a worker whose weights are one update old.
+    g = flat(1, 2, -1)
+    for rule, decay in (("dc-constant", 0.0), ("dc-adaptive", 0.5)):
+        strategy = start(ServerConfig(rule=rule, delay_compensation=0.5, decay=decay))  # type: ignore[arg-type]
+        old, other = granted(strategy, "old"), granted(strategy, "other")
+        strategy.take(brought(other, flat(1, 1, 1)), 0.0)
+        moved = -RATE * flat(1, 1, 1)
+        np.testing.assert_allclose(strategy.weights, moved, rtol=1e-6)
+        strategy.take(brought(old, g), 0.0)
+        strength = 0.5 if rule == "dc-constant" else 0.5 / np.sqrt(0.5 * 0.5 * flat(1, 1, 1) + 0.5 * g * g + 1e-7)
+        expected = moved - RATE * (g + strength * g * g * moved)
+        np.testing.assert_allclose(strategy.weights, expected, rtol=1e-5)
+
+
+def test_average_meets_the_worker_half_way() -> None:
+    strategy = start(ServerConfig(rule="average", n_fetch=2, n_push=2))
+    lease = granted(strategy)
+    strategy.take(brought(lease, flat(0, 0, 0) - flat(2, 4, 6)), 0.0)
+    np.testing.assert_allclose(strategy.weights, flat(1, 2, 3))
+
+
+def test_rounds_average_their_workers_and_wait_for_all() -> None:
+    strategy = start(OuterConfig(local_steps=5), steps=20, workers=2)
+    first, second = granted(strategy, "a"), granted(strategy, "b")
+    assert strategy.grant("c", 0.0) is None
+    assert (first.unit.steps, first.unit.version) == (5, 0)
+    strategy.take(brought(first, flat(-1, 0, 0)), 0.0)
+    assert (strategy.version, strategy.grant("a", 0.0)) == (0, None)
+    strategy.take(brought(second, flat(0, -1, 0)), 0.0)
+    assert strategy.version == 1
+    np.testing.assert_allclose(strategy.weights, flat(0.5, 0.5, 0))
+
+
+def test_a_round_goes_on_with_another_worker_for_one_that_left() -> None:
+    strategy = start(OuterConfig(local_steps=5), steps=10, workers=2)
+    lost, other = granted(strategy, "lost"), granted(strategy, "a")
+    strategy.take(brought(other, flat(-1, 0, 0)), 0.0)
+    assert strategy.grant("a", 9.0) is None
+    again = granted(strategy, "a", 11.0)
+    assert again.unit.first == lost.unit.first
+    assert strategy.take(brought(lost, flat(-9, 9, 9)), 11.0) == "late"
+    assert strategy.take(brought(again, flat(-3, 0, 0)), 11.0) == "taken"
+    np.testing.assert_allclose(strategy.weights, flat(2, 0, 0))
+    assert strategy.finished
+
+
+def test_the_last_round_has_the_workers_for_whom_there_are_steps() -> None:
+    strategy = start(OuterConfig(local_steps=5), steps=5, workers=3)
+    strategy.take(brought(granted(strategy), flat(-1, 0, 0)), 0.0)
+    assert (strategy.finished, strategy.version) == (True, 1)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_outer_optimiser_is_torchs_sgd(nesterov: bool) -> None:
+    strategy = start(OuterConfig(local_steps=1, rate=0.7, momentum=0.9, nesterov=nesterov), steps=3)
+    weights, velocity = np.zeros(3), np.zeros(3)
+    for change in (flat(1, 2, 3), flat(-1, 0.5, 2), flat(0.1, 0, 1)):
+        strategy.take(brought(granted(strategy), change), 0.0)
+        velocity = 0.9 * velocity + change
+        weights = weights - 0.7 * (change + 0.9 * velocity if nesterov else velocity)
+    np.testing.assert_allclose(strategy.weights, weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "values",
+    [flat(1, 2), flat(1, 2, np.nan), flat(np.inf, 0, 0), np.zeros(3), np.zeros((3, 1), np.float32)],
+    ids=["short", "nan", "inf", "float64", "shape"],
+)
+def test_what_does_not_fit_changes_nothing_and_its_steps_are_granted_again(name: str, values: Any) -> None:
+    strategy = start(STRATEGIES[name])
+    lease = granted(strategy)
+    assert strategy.take(brought(lease, values), 0.0) == "refused"
+    assert (strategy.version, strategy.weights.tolist()) == (0, [0, 0, 0])
+    assert granted(strategy).unit.first == lease.unit.first
+
+
+def test_an_update_counts_once() -> None:
+    strategy = start(ServerConfig(rule="sgd"))
+    update = brought(granted(strategy), flat(1, 1, 1))
+    assert [strategy.take(update, 0.0) for _ in range(3)] == ["taken", "duplicate", "duplicate"]
+    np.testing.assert_allclose(strategy.weights, -RATE * flat(1, 1, 1))
+
+
+def test_an_update_from_weights_that_are_too_old_is_refused() -> None:
+    strategy = start(ServerConfig(rule="sgd", most_stale=2))
+    old = granted(strategy, "slow")
+    for _ in range(3):
+        strategy.take(brought(granted(strategy), flat(1, 1, 1)), 0.0)
+    before = strategy.weights.copy()
+    assert strategy.take(brought(old, flat(1, 1, 1)), 0.0) == "stale"
+    np.testing.assert_array_equal(strategy.weights, before)
+    assert granted(strategy).unit.first == old.unit.first
+
+
+def test_running_statistics_of_one_worker_are_the_runs_and_of_many_an_average() -> None:
+    alone = start(ServerConfig(rule="sgd"), buffers=flat(0, 0))
+    alone.take(brought(granted(alone), flat(0, 0, 0), flat(4, 8)), 0.0)
+    np.testing.assert_allclose(alone.buffers, flat(4, 8))
+    shared = start(ServerConfig(rule="sgd"), buffers=flat(0, 0))
+    leases = [granted(shared, f"w{n}") for n in range(4)]
+    shared.take(brought(leases[0], flat(0, 0, 0), flat(4, 8)), 0.0)
+    np.testing.assert_allclose(shared.buffers, flat(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('rule = "sgd"\nn_fetch = 3\nn_push = 2', "multiple of n_push"),
+        ('rule = "sg"', "rule is 'sg'"),
+        ('family = "inner"', "family is 'inner'"),
+        ('rule = "sgd"\nmomentum = 0.5', "momentum is unknown"),
+        ('family = "outer"\nmomentum = 1.0', "momentum is 1.0"),
+        ("rule = ", "TOML"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_what_is(tmp_path: Path, text: str, error: str) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    with pytest.raises((InvalidInput, SetupError), match=error):
+        find_strategy(str(file))
+
+
+def test_names_and_files_give_strategies(tmp_path: Path) -> None:
+    assert find_strategy("diloco") == STRATEGIES["diloco"]
+    file = tmp_path / "own.toml"
+    file.write_text('family = "outer"\nlocal_steps = 7')
+    assert find_strategy(str(file)) == OuterConfig(local_steps=7)
+    with pytest.raises(InvalidInput, match="downpour"):
+        find_strategy("down")
+    with pytest.raises(SetupError):
+        find_strategy(str(tmp_path / "none.toml"))

@@ -1,0 +1,1 @@
+"""Training on the fleet: workers compute gradients, a host keeps the weights."""

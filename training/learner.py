@@ -1,0 +1,152 @@
+"""The networks' own learner with flat weights: what a worker computes, and what the host's weights are worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.data import ImageSet
+from models.training.config import TrainConfig
+from models.training.data import TrainingData
+from models.training.learner import NetworkLearner, predict
+from tierkit.errors import WeightsError
+from training.strategies.config import Sends
+from training.units import Computed, Flat
+
+__all__ = ["FlatLearner"]
+
+_CALIBRATION_BATCHES = 20
+
+
+class FlatLearner:
+    """A network whose weights come from outside, as one vector, and whose steps can be computed in any order.
+
+    The same weights, buffers and steps give the same result, bit for bit on one machine. Local steps are SGD with the
+    momentum of the configuration, which starts from nothing with each `load`.
+
+    Raises:
+        InvalidInput, WeightsError, DataError: as `NetworkLearner`.
+    """
+
+    def __init__(self, config: TrainConfig, data: TrainingData) -> None:
+        self.config = config
+        self.data = data
+        self.steps = config.all_epochs * data.batches.steps_per_epoch
+        self._learner = NetworkLearner(config, data)
+        network = self._learner.network
+        self._parameters = list(network.parameters())
+        # Counters of batches are whole numbers, and matter to nothing that is computed here.
+        self._buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+        self._velocity: list[Tensor | None] = [None] * len(self._parameters)
+
+    def weights(self) -> Flat:
+        """As they are now; at first the configuration's random ones."""
+        return _flat(self._parameters)
+
+    def buffers(self) -> Flat:
+        """As they are now."""
+        return _flat(self._buffers)
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step."""
+        return self._learner.rate(step)
+
+    def load(self, weights: Flat, buffers: Flat) -> None:
+        """Go on from these.
+
+        Raises:
+            WeightsError: they are of another network.
+        """
+        _fill(self._parameters, weights, self.config.name)
+        _fill(self._buffers, buffers, self.config.name)
+        self._velocity = [None] * len(self._parameters)
+
+    def compute(self, steps: range, sends: Sends) -> Computed:
+        """Do some steps, each from the weights that the one before has left."""
+        before = self.weights() if sends == "change" else None
+        total: list[Tensor] | None = None
+        loss = 0.0
+        for step in steps:
+            loss += self._learner.backward(step)
+            gradients = self._decayed()
+            if sends == "gradient":
+                if total is None:
+                    total = [each.clone() for each in gradients]
+                else:
+                    torch._foreach_add_(total, gradients)
+            # Steps of a gradient that is sent are plain SGD: what the server will do, as far as a worker can know it.
+            self._descend(gradients, self.rate(step), self.config.momentum if sends == "change" else 0.0)
+            self._learner.network.zero_grad()
+        values = before - self.weights() if before is not None else _flat(total or [])
+        return Computed(values=values, buffers=self.buffers(), loss=loss / len(steps))
+
+    def accuracy(self, weights: Flat, buffers: Flat, images: ImageSet) -> float:
+        """Share of images whose class these weights find. Running statistics are measured again: those of many workers
+        fit no weights well.
+
+        Args:
+            images: with labels of the configuration's target.
+
+        Raises:
+            WeightsError: as `load`.
+        """
+        self.load(weights, buffers)
+        self._calibrate()
+        data = self.data
+        served = self._learner.served()
+        logits = predict(served, images.images, data.batches.statistics, self.config, data.device)
+        labels = images.fine if self.config.target == "fine" else images.coarse
+        return float(np.mean(logits.argmax(1) == labels))
+
+    def _decayed(self) -> list[Tensor]:
+        decay = self.config.weight_decay
+        return [
+            # As the sequential trainer's optimiser: biases and normalisation have no decay.
+            value.grad.add(value.detach(), alpha=decay if value.ndim > 1 else 0.0)
+            for value in self._parameters
+            if value.grad is not None
+        ]
+
+    def _descend(self, gradients: list[Tensor], rate: float, momentum: float) -> None:
+        for place, (value, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
+            if momentum:
+                velocity = self._velocity[place]
+                velocity = gradient.clone() if velocity is None else velocity.mul_(momentum).add_(gradient)
+                self._velocity[place] = velocity
+                gradient = gradient.add(velocity, alpha=momentum)  # Nesterov
+            value.data.add_(gradient, alpha=-rate)
+
+    def _calibrate(self) -> None:
+        """Running statistics of the weights that are loaded, over the first batches."""
+        layers = [layer for layer in self._learner.network.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+        if not layers:
+            return
+        kept: list[Any] = [layer.momentum for layer in layers]
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # a plain mean of all batches
+        for step in range(min(_CALIBRATION_BATCHES, self.steps)):
+            self._learner.observe(step)
+        for layer, momentum in zip(layers, kept, strict=True):
+            layer.momentum = momentum
+
+
+def _flat(tensors: list[Tensor]) -> Flat:
+    if not tensors:
+        return np.zeros(0, np.float32)
+    joined: Flat = torch.cat([each.detach().reshape(-1).float().cpu() for each in tensors]).numpy()
+    return joined
+
+
+def _fill(tensors: list[Tensor], values: Flat, name: str) -> None:
+    size = sum(each.numel() for each in tensors)
+    if values.shape != (size,):
+        raise WeightsError(f"{name!r} has {size:,} values, and {values.size:,} came: they are of another network")
+    start = 0
+    for each in tensors:
+        stop = start + each.numel()
+        each.data.copy_(torch.from_numpy(values[start:stop]).view(each.shape))
+        start = stop

@@ -1,0 +1,159 @@
+"""`terrace train simulate`: a run of a network on the virtual machines of `training.virtual`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from models.data import ImageSet
+from models.dataset import Dataset
+from models.training.config import TrainConfig
+from models.training.data import TrainingData
+from tierkit.errors import InvalidInput
+from training.learner import FlatLearner
+from training.strategies.build import build_strategy
+from training.strategies.config import StrategyConfig
+from training.strategies.protocol import Strategy
+from training.units import Computed, Update
+from training.virtual import Link, SimulatedWorker, simulate
+
+__all__ = ["Machines", "read_images", "run_simulation"]
+
+_PROBES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """What a run is simulated on."""
+
+    workers: int
+    slow: Sequence[float] = ()
+    """How many times slower the first workers are, one number for each."""
+    step_s: float | None = None
+    """A step of a worker that is not slow; what it takes here unless given."""
+    serve_s: float | None = None
+    """What the host takes for an update; what it takes here unless given."""
+    spread: float = 0.0
+    """See `training.virtual.simulate`."""
+    link: Link = field(default_factory=Link)
+    leave_after_s: Sequence[float] = ()
+    """When the last workers die, one number for each."""
+
+
+def read_images(config: TrainConfig, dataset: Dataset) -> tuple[TrainingData, ImageSet]:
+    """The images to train on, and those of the test set.
+
+    Raises:
+        InvalidInput: the configuration has a teacher, or starts from another run: neither is known to the fleet.
+        DataError: they are missing or damaged.
+    """
+    if config.teacher is not None or config.initial is not None:
+        raise InvalidInput(f"{config.name!r} needs another run (a teacher, or weights to start from): train it alone")
+    return TrainingData(config, dataset.read("train"), dataset.hierarchy), dataset.read("test")
+
+
+def run_simulation(
+    config: TrainConfig,
+    choice: StrategyConfig,
+    data: TrainingData,
+    test: ImageSet,
+    machines: Machines,
+    watch: Callable[[int, int, float], None] = lambda done, steps, now: None,
+) -> dict[str, Any]:
+    """Train to the end; what came of it.
+
+    Args:
+        watch: called after each update with the steps that are done, those of the run, and the virtual time.
+    """
+    learner = FlatLearner(config, data)
+    weights, buffers = learner.weights(), learner.buffers()
+
+    def start() -> Strategy:
+        return build_strategy(
+            choice,
+            weights,
+            buffers,
+            steps=learner.steps,
+            rate=learner.rate,
+            peak_rate=config.peak_rate,
+            workers=machines.workers,
+            lease_s=lease_s,
+        )
+
+    step_s = _step_s(learner, choice) if machines.step_s is None else machines.step_s
+    slowest = step_s * max([1.0, *machines.slow]) * (1 + machines.spread)
+    size = 4 * (len(weights) + len(buffers))
+    # Three times what an update of the slowest worker takes, so that none is given up that lives.
+    lease_s = 3 * (slowest * choice.push + 2 * machines.link.seconds(size)) + 1.0
+    serve_s = _serve_s(start()) if machines.serve_s is None else machines.serve_s
+    strategy = start()
+    leaving = dict(zip(reversed(range(machines.workers)), machines.leave_after_s, strict=False))
+    crew = [
+        SimulatedWorker(
+            name=f"w{number}",
+            step_s=step_s * (machines.slow[number] if number < len(machines.slow) else 1.0),
+            link=machines.link,
+            leaves_after_s=leaving.get(number),
+        )
+        for number in range(machines.workers)
+    ]
+    learner.load(weights, buffers)
+    began = time.monotonic()
+    found = simulate(
+        strategy,
+        learner,
+        choice.sends,
+        crew,
+        serve_s=serve_s,
+        spread=machines.spread,
+        seed=config.seed,
+        watch=lambda done, now: watch(done, learner.steps, now),
+    )
+    return {
+        "network": config.name,
+        "workers": machines.workers,
+        "seed": config.seed,
+        "accuracy": learner.accuracy(strategy.weights, strategy.buffers, test),
+        "virtual_seconds": found.virtual_seconds,
+        "seconds": time.monotonic() - began,
+        "epochs": config.all_epochs,
+        "updates": found.updates,
+        "bytes_sent": found.bytes_sent,
+        "bytes_received": found.bytes_received,
+        "faults": found.faults,
+        "staleness": statistics.fmean(found.staleness),
+        "loss": statistics.fmean(found.losses[-100:]),
+        "step_s": step_s,
+        "serve_s": serve_s,
+    }
+
+
+def _step_s(learner: FlatLearner, choice: StrategyConfig) -> float:
+    """Median time of a step on this machine."""
+
+    def once(step: int) -> float:
+        began = time.perf_counter()
+        learner.compute(range(step, step + 1), choice.sends)
+        return time.perf_counter() - began
+
+    return statistics.median([once(step) for step in range(min(_PROBES + 1, learner.steps))][1:] or [once(0)])
+
+
+def _serve_s(strategy: Strategy) -> float:
+    """Median time in which this machine brings an update of nothing into the weights."""
+    spent = []
+    for _ in range(_PROBES):
+        lease = strategy.grant("probe", 0.0)
+        if lease is None:
+            break
+        part = lease.unit.parts()[0]
+        computed = Computed(values=np.zeros_like(strategy.weights), buffers=np.zeros_like(strategy.buffers), loss=0.0)
+        began = time.perf_counter()
+        strategy.take(Update(lease=lease.number, worker="probe", steps=part, computed=computed), 0.0)
+        spent.append(time.perf_counter() - began)
+    return statistics.median(spent)

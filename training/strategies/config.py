@@ -1,0 +1,112 @@
+"""Which strategy, and its numbers: a name, or a TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from tierkit.documents import Frozen, read_document, read_toml
+from tierkit.errors import InvalidInput
+
+__all__ = ["STRATEGIES", "OuterConfig", "Sends", "ServerConfig", "StrategyConfig", "find_strategy"]
+
+Sends = Literal["gradient", "change"]
+"""The sum of the gradients of some steps, or the weights before these steps less those after them."""
+
+
+class ServerConfig(Frozen):
+    """Asynchronous: each update goes into the weights as it comes."""
+
+    family: Literal["server"] = "server"
+    rule: Literal["sgd", "adagrad", "dc-constant", "dc-adaptive", "average"]
+    n_fetch: PositiveInt = 1
+    """Steps that a worker computes between two fetches of the weights."""
+    n_push: PositiveInt = 1
+    """Steps whose gradients a worker adds up before it sends them."""
+    rate: PositiveFloat | None = None
+    """Learning rate at its highest, in place of the network's own: AdaGrad wants a smaller one."""
+    delay_compensation: NonNegativeFloat = Field(default=0.04)
+    """Lambda of `dc-constant`; lambda_0 of `dc-adaptive` (Zheng et al. 2016, arXiv:1609.08326, section 6)."""
+    decay: float = Field(default=0.95, ge=0, lt=1)
+    """Of the mean square of the gradients in `dc-adaptive`."""
+    most_stale: PositiveInt = 1_000
+    """An update from weights that have changed more often than this since is refused."""
+
+    @property
+    def sends(self) -> Sends:
+        """What a worker's update holds."""
+        return "change" if self.rule == "average" else "gradient"
+
+    @property
+    def push(self) -> int:
+        """Steps of an update."""
+        return self.n_push
+
+    @model_validator(mode="after")
+    def _fits(self) -> ServerConfig:
+        if self.n_fetch % self.n_push:
+            raise ValueError(f"n_fetch ({self.n_fetch}) must be a multiple of n_push ({self.n_push})")
+        return self
+
+
+class OuterConfig(Frozen):
+    """In rounds: workers train alone from the same weights; their mean change is a step of an outer optimiser."""
+
+    family: Literal["outer"] = "outer"
+    local_steps: PositiveInt = 50
+    """H: steps of a worker in a round."""
+    workers: PositiveInt | None = None
+    """Updates that make a round; as many as the run has workers unless given."""
+    rate: PositiveFloat = 1.0
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    nesterov: bool = False
+
+    @property
+    def sends(self) -> Sends:
+        """What a worker's update holds."""
+        return "change"
+
+    @property
+    def push(self) -> int:
+        """Steps of an update."""
+        return self.local_steps
+
+
+StrategyConfig = ServerConfig | OuterConfig
+
+STRATEGIES: dict[str, StrategyConfig] = {
+    "sgd": ServerConfig(rule="sgd"),
+    # Dean et al. 2012, section 4.1: AdaGrad at the server.
+    "downpour": ServerConfig(rule="adagrad", rate=0.02, n_fetch=5, n_push=5),
+    "dc-constant": ServerConfig(rule="dc-constant", delay_compensation=0.04),
+    "dc-adaptive": ServerConfig(rule="dc-adaptive", delay_compensation=2.0),
+    "average": ServerConfig(rule="average", n_fetch=10, n_push=10),
+    # McMahan et al. 2017, arXiv:1602.05629.
+    "fedavg": OuterConfig(),
+    # Chen and Huo 2016: momentum of a block 1 - 1/workers with rate 1; 0.75 suits four.
+    "bmuf": OuterConfig(momentum=0.75, nesterov=True),
+    # Douillard et al. 2023, arXiv:2311.08105: Nesterov, rate 0.7, momentum 0.9.
+    "diloco": OuterConfig(rate=0.7, momentum=0.9, nesterov=True),
+}
+"""By name; `n_fetch`, `n_push` and rates are where these sources leave them open, or name several, our own choice."""
+
+
+def find_strategy(name: str) -> StrategyConfig:
+    """The strategy of this name, or in this TOML file.
+
+    Raises:
+        InvalidInput: there is no such name or family.
+        SetupError: the file cannot be read or contradicts itself; the message says where.
+    """
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    path = Path(name)
+    if path.suffix != ".toml":
+        raise InvalidInput(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}, or a file that ends in .toml")
+    kinds: dict[str, type[StrategyConfig]] = {"server": ServerConfig, "outer": OuterConfig}
+    family = read_toml(path, what="strategy").get("family", "server")
+    if family not in kinds:
+        raise InvalidInput(f"the strategy {path}: family is {family!r}, known are server and outer")
+    return read_document(path, kinds[family], what="strategy")

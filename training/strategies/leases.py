@@ -1,0 +1,121 @@
+"""Who computes which steps. Steps are handed out until their update is there: a worker that leaves costs its lease."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from tierkit.errors import Overloaded
+from training.units import Lease, Update, WorkUnit
+
+__all__ = ["Leases"]
+
+_REMEMBERED = 10_000
+"""So many of the last leases that were fulfilled are known when one of their updates comes again; older ones count as
+late, which changes nothing either."""
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    reached: int
+    """The first step whose update is still to come."""
+
+
+class Leases:
+    """The steps of a run, cut into units.
+
+    Args:
+        steps: of the whole run.
+        unit, push: steps of a unit, and of an update.
+        lease_s: how long a worker has for an update, from the grant or from the update before.
+        most: leases at one time.
+    """
+
+    def __init__(self, *, steps: int, unit: int, push: int, lease_s: float, most: int = 10_000) -> None:
+        self._steps, self._unit, self._push = steps, unit, push
+        self._lease_s, self._most = lease_s, most
+        self._next_step = self._number = 0
+        self._again: deque[range] = deque()
+        self._held: dict[int, _Held] = {}
+        self._expires: dict[int, float] = {}
+        self._fulfilled: dict[int, None] = {}
+        self.done = 0
+        """Steps whose updates are there."""
+
+    @property
+    def left(self) -> int:
+        """Steps whose updates are still to come."""
+        return self._steps - self.done
+
+    @property
+    def finished(self) -> bool:
+        return not self.left
+
+    def __len__(self) -> int:
+        """Leases that are out."""
+        return len(self._held)
+
+    def grant(self, worker: str, version: int, now: float) -> Lease | None:
+        """The next unit, steps that were given back first; None while others compute all that is left.
+
+        Raises:
+            Overloaded: too many leases are out.
+        """
+        if len(self._held) >= self._most:
+            raise Overloaded(f"{self._most:,} units are being computed; ask again when one of them is done")
+        if self._again:
+            steps = self._again.popleft()
+        elif self._next_step < self._steps:
+            steps = range(self._next_step, min(self._next_step + self._unit, self._steps))
+            self._next_step = steps.stop
+        else:
+            return None
+        self._number += 1
+        unit = WorkUnit(version=version, first=steps.start, steps=len(steps), push=self._push)
+        lease = Lease(number=self._number, worker=worker, unit=unit, expires_at=now + self._lease_s)
+        self._held[lease.number] = _Held(lease, unit.first)
+        self._expires[lease.number] = lease.expires_at
+        return lease
+
+    def claim(self, update: Update, now: float) -> Lease | Literal["duplicate", "late", "refused"]:
+        """The lease that an update belongs to, if its steps are the next ones that are due."""
+        held = self._held.get(update.lease)
+        if held is None:
+            return "duplicate" if update.lease in self._fulfilled else "late"
+        if held.lease.worker != update.worker:
+            return "refused"
+        if update.steps.stop <= held.reached:
+            return "duplicate"
+        if now >= self._expires[update.lease]:
+            return "late"
+        due = range(held.reached, min(held.reached + self._push, held.lease.unit.end))
+        return held.lease if update.steps == due else "refused"
+
+    def advance(self, lease: Lease, now: float) -> bool:
+        """The update that is due is in the weights; whether it was the last one of its unit."""
+        held = self._held[lease.number]
+        steps = min(self._push, lease.unit.end - held.reached)
+        held.reached += steps
+        self.done += steps
+        if held.reached < lease.unit.end:
+            self._expires[lease.number] = now + self._lease_s
+            return False
+        self._drop(lease)
+        self._fulfilled[lease.number] = None
+        if len(self._fulfilled) > _REMEMBERED:
+            del self._fulfilled[next(iter(self._fulfilled))]
+        return True
+
+    def give_back(self, lease: Lease) -> None:
+        """What is left of its steps is for somebody else."""
+        self._again.append(range(self._drop(lease).reached, lease.unit.end))
+
+    def expired(self, now: float) -> list[Lease]:
+        """Leases whose time is up; whoever asks gives them back."""
+        return [self._held[number].lease for number, until in self._expires.items() if now >= until]
+
+    def _drop(self, lease: Lease) -> _Held:
+        del self._expires[lease.number]
+        return self._held.pop(lease.number)

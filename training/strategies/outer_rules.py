@@ -1,0 +1,66 @@
+"""Rounds: workers train alone from the same weights, and the mean of their changes is a step of an outer optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from training.strategies.config import OuterConfig
+from training.strategies.leases import Leases
+from training.strategies.protocol import Strategy
+from training.units import Flat, Lease, Update
+
+__all__ = ["OuterRules"]
+
+
+class OuterRules(Strategy):
+    """FedAvg (arXiv:1602.05629), BMUF (Chen and Huo 2016) and DiLoCo (arXiv:2311.08105) are its configurations.
+
+    Args:
+        workers: updates that make a round, where the configuration does not say; the last round of a run has fewer
+            where steps run out.
+    """
+
+    def __init__(
+        self,
+        config: OuterConfig,
+        weights: Flat,
+        buffers: Flat,
+        leases: Leases,
+        rate: Callable[[int], float],
+        *,
+        workers: int,
+    ) -> None:
+        super().__init__(weights, buffers, leases, rate)
+        self.config = config
+        self._size = config.workers or workers
+        self._velocity = np.zeros_like(self.weights)
+        self._sum, self._buffers_sum = np.zeros_like(self.weights), np.zeros_like(self.buffers)
+        self._taken = 0
+
+    def _next(self, worker: str, now: float) -> Lease | None:
+        # What is out and what is in make the round; the steps of a lease that expired are granted again in it.
+        return None if len(self.leases) + self._taken >= self._size else super()._next(worker, now)
+
+    def _apply(self, lease: Lease, update: Update) -> None:
+        self._sum += update.computed.values
+        self._buffers_sum += update.computed.buffers
+        self._taken += 1
+        # The lease of this update is still out.
+        whole = self._taken == self._size
+        last = self.leases.left - len(update.steps) == 0
+        if whole or last:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        count, config = np.float32(self._taken), self.config
+        mean, momentum = self._sum / count, np.float32(config.momentum)
+        self._velocity = momentum * self._velocity + mean
+        step = momentum * self._velocity + mean if config.nesterov else self._velocity
+        self.weights -= np.float32(config.rate) * step
+        self.buffers[:] = self._buffers_sum / count
+        self._sum[:] = 0
+        self._buffers_sum[:] = 0
+        self._taken = 0
+        self.version += 1

@@ -1,0 +1,98 @@
+"""Asynchronous rules: each update changes the weights as it comes, however old the weights that it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from training.strategies.config import ServerConfig
+from training.strategies.leases import Leases
+from training.strategies.protocol import Strategy
+from training.units import Flat, Lease, Update, Verdict
+
+__all__ = ["ServerRules"]
+
+_TINY = np.float32(1e-7)
+
+_Rule = Callable[[Flat, Flat, np.float32, Flat | None], None]
+"""Changes weights in place: weights, gradient or change, rate, and the weights that it comes from where a rule keeps
+them."""
+
+
+class ServerRules(Strategy):
+    """`sgd`, `adagrad`, `dc-constant`, `dc-adaptive` and `average`."""
+
+    def __init__(
+        self, config: ServerConfig, weights: Flat, buffers: Flat, leases: Leases, rate: Callable[[int], float]
+    ) -> None:
+        super().__init__(weights, buffers, leases, rate)
+        self.config = config
+        self._rule = _rule(config, len(weights))
+        self._keeps = config.rule in ("dc-constant", "dc-adaptive", "average")
+        self._from: dict[int, tuple[Flat, int]] = {}
+        """Weights by version, with the number of leases that start from them."""
+
+    def _verdict(self, lease: Lease, update: Update) -> Verdict:
+        if self.version - lease.unit.version > self.config.most_stale:
+            return "stale"
+        return super()._verdict(lease, update)
+
+    def _granted(self, lease: Lease) -> None:
+        if self._keeps:
+            version = lease.unit.version
+            weights, users = self._from.get(version) or (self.weights.copy(), 0)
+            self._from[version] = weights, users + 1
+
+    def _forget(self, lease: Lease) -> None:
+        if self._keeps:
+            version = lease.unit.version
+            weights, users = self._from.pop(version)
+            if users > 1:
+                self._from[version] = weights, users - 1
+
+    def _apply(self, lease: Lease, update: Update) -> None:
+        start = self._from[lease.unit.version][0] if self._keeps else None
+        self._rule(self.weights, update.computed.values, np.float32(self._rate(update.steps.start)), start)
+        # With one worker its statistics are the run's; with many each one moves them by its share.
+        self.buffers += (update.computed.buffers - self.buffers) / np.float32(len(self.leases))
+        self.version += 1
+
+
+def _rule(config: ServerConfig, size: int) -> _Rule:
+    strength = np.float32(config.delay_compensation)
+    squares = np.zeros(size, np.float32)
+
+    def sgd(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
+        weights -= rate * gradient
+
+    def adagrad(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
+        """Duchi et al. 2011; its rates are kept at the server for all workers (Dean et al. 2012, section 4.1)."""
+        np.add(squares, gradient * gradient, out=squares)
+        weights -= rate * gradient / (np.sqrt(squares) + _TINY)
+
+    def dc_constant(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
+        """Zheng et al. 2016 (arXiv:1609.08326), equation 10."""
+        assert start is not None
+        weights -= rate * (gradient + strength * gradient * gradient * (weights - start))
+
+    def dc_adaptive(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
+        """The same with a strength that follows the mean square of the gradients, equation 14."""
+        assert start is not None
+        square = gradient * gradient
+        decay = np.float32(config.decay)
+        np.add(decay * squares, (1 - decay) * square, out=squares)
+        weights -= rate * (gradient + strength / np.sqrt(squares + _TINY) * square * (weights - start))
+
+    def average(weights: Flat, change: Flat, rate: np.float32, start: Flat | None) -> None:
+        """The mean of the worker's weights and the host's own (the volunteers' platform of 2018)."""
+        assert start is not None
+        weights += np.float32(0.5) * (start - change - weights)
+
+    return {
+        "sgd": sgd,
+        "adagrad": adagrad,
+        "dc-constant": dc_constant,
+        "dc-adaptive": dc_adaptive,
+        "average": average,
+    }[config.rule]

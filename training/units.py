@@ -1,0 +1,79 @@
+"""What a worker is given to do, and what it brings back.
+
+A work unit is a version of the weights and a range of steps. A step's batch is drawn from the seed and the step's
+number alone, so a unit can be repeated, by the same worker or by another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Computed", "Flat", "Lease", "Update", "Verdict", "WorkUnit"]
+
+Flat = NDArray[np.float32]
+"""All trained values of a network, or all its buffers, as one vector."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkUnit:
+    """Steps to compute from one version of the weights."""
+
+    version: int
+    """Of the weights to start from."""
+    first: int
+    """Its first step, counted from 0 over the whole run."""
+    steps: int
+    push: int
+    """Steps after which an update is due; the last update of a unit may cover fewer."""
+
+    @property
+    def end(self) -> int:
+        """The step after its last one."""
+        return self.first + self.steps
+
+    def parts(self) -> list[range]:
+        """The steps of each update."""
+        return [range(step, min(step + self.push, self.end)) for step in range(self.first, self.end, self.push)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to bring the updates of a unit, until it expires."""
+
+    number: int
+    worker: str
+    unit: WorkUnit
+    expires_at: float
+    """On the clock of whoever granted it, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """What some steps gave."""
+
+    values: Flat
+    """A gradient or a change, as the strategy asks: `training.strategies.config.Sends`."""
+    buffers: Flat
+    """Running statistics after the steps; empty for a network without any."""
+    loss: float
+    """Mean over the steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What a worker brings for some steps of its lease."""
+
+    lease: int
+    worker: str
+    steps: range
+    computed: Computed
+
+
+Verdict = Literal["taken", "duplicate", "late", "stale", "refused"]
+"""What became of an update: it is in the weights; it was there already; its lease has expired or never was; it comes
+from weights that are too old; it is no vector of finite numbers of the right length, or covers other steps than are
+due. After `late`, `stale` and `refused` the steps are somebody else's, and the worker asks for a new lease."""
