@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import operator
+import re
+from typing import ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeFloat, ValidationInfo, field_validator
+from pydantic import NonNegativeFloat, field_validator, model_validator
 
 from tierkit.settings import HttpUrl, Port, UpperSettings, UserPath
 
@@ -12,6 +15,18 @@ __all__ = ["CloudSettings"]
 
 _PIECES = 2
 """Of one batch, that an upstream has at a time: it computes one while the other is under way."""
+
+_ENGINE_OF = {
+    "upstream": "oip",
+    "upstream_model": "oip",
+    "upstream_token_file": "oip",
+    "address": "ray",
+    "replicas": "ray",
+    "gpus": "ray",
+}
+"""Settings that one engine alone reads."""
+
+_RANGE = re.compile(r"[1-9]\d{0,3}(:[1-9]\d{0,3})?", re.ASCII)
 
 
 class CloudSettings(UpperSettings):
@@ -37,7 +52,7 @@ class CloudSettings(UpperSettings):
     address: str = "auto"
     """With `ray`: address of the cluster; `auto` finds the one of this machine, `local` starts one here."""
 
-    replicas: Annotated[str, Field(pattern=r"^[1-9]\d{0,3}(:[1-9]\d{0,3})?$")] = "1"
+    replicas: str = "1"
     """With `ray`: copies of the networks, such as 2, or 1:8 for as many as the load asks for within these bounds.
     `threads` and `max_batch_size` hold for each; it has one core unless `threads` says otherwise."""
 
@@ -46,18 +61,29 @@ class CloudSettings(UpperSettings):
 
     @field_validator("upstream")
     @classmethod
-    def _upstream_is_for_oip(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if (info.data.get("engine") == "oip") != (value is not None):
-            raise ValueError("goes with the engine oip, which needs it: http://HOST:PORT of the server")
+    def _upstream_has_no_path_of_the_protocol(cls, value: str | None) -> str | None:
+        if value is not None and "v2" in urlsplit(value).path.split("/"):
+            raise ValueError("must be the URL of the server without /v2, which the node adds itself")
         return value
 
     @field_validator("replicas")
     @classmethod
     def _replicas_are_a_range(cls, value: str) -> str:
-        least, most = _range(value)
-        if least > most:
-            raise ValueError("must be a number, or the least and the most of them, such as 1:8")
+        if not _RANGE.fullmatch(value) or operator.gt(*_range(value)):
+            raise ValueError("must be N or MIN:MAX, such as 2 or 1:8, from 1 to 9999")
         return value
+
+    @model_validator(mode="after")
+    def _settings_fit_the_engine(self) -> Self:
+        if self.engine == "oip" and self.upstream is None:
+            raise ValueError("the engine oip needs the setting upstream: --upstream http://HOST:PORT of the server")
+        for name, engine in _ENGINE_OF.items():
+            if name in self.model_fields_set and engine != self.engine:
+                raise ValueError(
+                    f"the setting {name} (--{name.replace('_', '-')}) is for the engine {engine}, and the engine is "
+                    f"{self.engine}: leave it out, or say --engine {engine}"
+                )
+        return self
 
     @property
     def replica_range(self) -> tuple[int, int]:

@@ -296,6 +296,8 @@ def load_settings(settings_class: type[S], *, flags: Mapping[str, object], confi
     given = {name: value for name, value in flags.items() if value is not None}
 
     def fault(error: ErrorDetails) -> str:
+        if not error["loc"]:  # settings that do not go together; the sentence names them
+            return sentence(error, "", settings_class.model_fields)
         name = str(error["loc"][0])
         if name in given:
             where = f"the flag --{name.replace('_', '-')}"

@@ -53,14 +53,27 @@ def test_probabilities_become_logits_of_the_same_probabilities() -> None:
 @pytest.mark.parametrize(
     ("flags", "flag"),
     [
-        ({"engine": "oip"}, "upstream"),
-        ({"upstream": "http://10.0.0.9:8000"}, "--upstream"),
+        ({"engine": "oip"}, "needs .* --upstream"),
+        ({"upstream": "http://10.0.0.9:8000"}, r"\(--upstream\) is for the engine oip, and the engine is onnx:"),
+        (
+            {"upstream_model": "x", "engine": "ray"},
+            r"\(--upstream-model\) is for the engine oip, and the engine is ray:",
+        ),
+        ({"upstream_token_file": "/x"}, r"\(--upstream-token-file\) is for the engine oip, and the engine is onnx:"),
+        ({"gpus": "1"}, r"\(--gpus\) is for the engine ray, and the engine is onnx:"),
+        ({"replicas": "1"}, r"\(--replicas\) is for the engine ray, and the engine is onnx:"),
+        (
+            {"address": "auto", "engine": "oip", "upstream": "http://h:1"},
+            r"\(--address\) is for the engine ray, and the engine is oip:",
+        ),
+        ({"engine": "oip", "upstream": "http://h:1/v2"}, "--upstream .* without /v2"),
+        ({"engine": "oip", "upstream": "http://h:1/v2/models/x"}, "--upstream .* without /v2"),
         ({"engine": "oip", "upstream": "10.0.0.9:8000"}, "--upstream"),
         ({"engine": "tensorflow"}, "--engine"),
-        ({"replicas": "8:1"}, "--replicas"),
-        ({"replicas": "0"}, "--replicas"),
-        ({"replicas": "1:"}, "--replicas"),
-        ({"gpus": "-1"}, "--gpus"),
+        ({"engine": "ray", "replicas": "8:1"}, "--replicas is '8:1': must be N or MIN:MAX"),
+        ({"engine": "ray", "replicas": "0"}, "--replicas is '0': must be N or MIN:MAX"),
+        ({"engine": "ray", "replicas": "1:"}, "--replicas is '1:': must be N or MIN:MAX"),
+        ({"engine": "ray", "gpus": "-1"}, "--gpus"),
     ],
 )
 def test_wrong_settings_are_told(flags: dict[str, str], flag: str) -> None:
