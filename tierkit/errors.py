@@ -30,6 +30,7 @@
         ├── AddressUnavailable  the address to listen on is not there yet, or its name is unknown: start again later
         │   └── PortInUse       another process listens there
         ├── DatabaseUnavailable the database server is not there yet: start again later
+        ├── ClusterUnavailable  the Ray cluster is not there yet: start again later
         └── ServiceFailed       a service of a fleet stopped before it was ready
 
 The HTTP layer has the one table from these classes to status codes (`tierkit.http.errors`).
@@ -40,6 +41,7 @@ from __future__ import annotations
 __all__ = [
     "AddressUnavailable",
     "CertificateError",
+    "ClusterUnavailable",
     "Conflict",
     "DataError",
     "DatabaseUnavailable",
@@ -202,6 +204,10 @@ class PortInUse(AddressUnavailable):
 
 class DatabaseUnavailable(SetupError):
     """The database server cannot be reached, or takes no connections now: a later start may work."""
+
+
+class ClusterUnavailable(SetupError):
+    """The Ray cluster that computes the networks cannot be reached: a later start may work."""
 
 
 class ServiceFailed(SetupError):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from pydantic import SecretStr
 
-from tierkit.errors import AddressUnavailable, DatabaseUnavailable, SetupError
+from tierkit.errors import AddressUnavailable, ClusterUnavailable, DatabaseUnavailable, SetupError
 from tierkit.plaintext import harmless
 from tierkit.settings import ServiceSettings, description, load_settings
 
@@ -27,13 +27,17 @@ S = TypeVar("S", bound=ServiceSettings)
 EXIT_SETUP = 2
 """Exit code when a person must act before the service can start; a crash exits with 1."""
 
+_TEMPORARY = (AddressUnavailable, DatabaseUnavailable, ClusterUnavailable)
+"""A later start may work."""
+
 
 def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[..., NoReturn]:
     """A function that typer turns into a command: `--config` and one flag for each field of `settings_class`.
 
     It loads the settings, calls `start(settings)` and exits with the code that comes back. A `SetupError` on the way
-    becomes one sentence on standard error and exit code 2, or 75 (EX_TEMPFAIL) where the address to listen on is not
-    available: what supervises the service, such as systemd, may then start it again, and a person sees it at once.
+    becomes one sentence on standard error and exit code 2, or 75 (EX_TEMPFAIL) where a later start may work, as while
+    the address to listen on is not available: what supervises the service, such as systemd, may then start it again,
+    and a person sees it at once.
     """
 
     def run(config: Path | None = None, **flags: str | bool | None) -> NoReturn:
@@ -41,7 +45,7 @@ def command(settings_class: type[S], start: Callable[[S], int]) -> Callable[...,
             code = start(load_settings(settings_class, flags=flags, config=config))
         except SetupError as exc:
             sys.stderr.write(f"terrace {settings_class.service}: {harmless(str(exc))}\n")
-            code = os.EX_TEMPFAIL if isinstance(exc, AddressUnavailable | DatabaseUnavailable) else EXIT_SETUP
+            code = os.EX_TEMPFAIL if isinstance(exc, _TEMPORARY) else EXIT_SETUP
         sys.exit(code)
 
     about = "TOML file with a table for this service; environment variables and flags take precedence."

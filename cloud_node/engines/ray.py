@@ -29,7 +29,15 @@ from models.manifest import EncoderEntry, Manifest, ModelEntry, WeightsFile
 from models.serving import decode_of, obtain_weights, open_store
 from models.session import entry_of, verify_file
 from models.split import FEATURES, Part, extract_part
-from tierkit.errors import MissingExtra, SetupError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.errors import (
+    ClusterUnavailable,
+    Draining,
+    MissingExtra,
+    SetupError,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+)
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.model import Array, TensorSpec
 from tierkit.inference.node import ServedModels
@@ -45,6 +53,9 @@ _BATCH_BUDGET_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
 _AGAIN_S = 0.05
 """Before a piece goes to another replica: the cluster has to notice that the first one died."""
+_HEALTH_PERIOD_S = 1.0
+"""Between two looks of the cluster at a replica. A dead one is replaced after the next look: with Ray's own 10 s a node
+with one replica would be without any for as long."""
 _CONNECT_S = 3.0
 _DEPLOY_S = 60.0
 _LOOK_BUDGET_S = 10.0
@@ -105,6 +116,8 @@ class RayEngine:
         self._contents: dict[str, Content] = {}
         self._application = f"terrace-{settings.node_id}"
         self._handle: Any = None
+        self._left = threading.Event()
+        """The node needs the cluster no longer."""
 
     # --- at the start ---
 
@@ -160,15 +173,18 @@ class RayEngine:
         """See `tierkit.inference.node.Engine`.
 
         Raises:
-            SetupError: there is no such cluster, or the replicas cannot be started on it.
+            ClusterUnavailable: no cluster answers at the address.
+            SetupError: the replicas cannot be started on it.
         """
         ray, serve = import_serve()
         try:
             await self._reach()
             try:
-                await _apart(lambda: self._deploy(ray, serve), _DEPLOY_S)
+                await _apart(lambda: self._deploy(ray, serve), _DEPLOY_S, stay=self._left)
             except TimeoutError as exc:
-                raise SetupError(f"the cluster at {self._settings.address} does not answer; see --address") from exc
+                raise ClusterUnavailable(
+                    f"the cluster at {self._settings.address} does not answer; see --address"
+                ) from exc
             _take_signals_back()
             await self._started()
             watch = lifecycle.own(self._watch(), name="replicas")
@@ -180,6 +196,7 @@ class RayEngine:
         finally:
             with contextlib.suppress(TimeoutError):
                 await _apart(lambda: self._leave(ray, serve), _LEAVE_S)
+            self._left.set()
 
     async def _reach(self) -> None:
         """See that somebody listens at an address with a port: Ray would try for minutes."""
@@ -190,7 +207,8 @@ class RayEngine:
             async with asyncio.timeout(_CONNECT_S):
                 _reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except (OSError, ValueError, OverflowError) as exc:
-            raise SetupError(f"no cluster listens at {self._settings.address}: {_short(exc)}; see --address") from exc
+            error = ClusterUnavailable if isinstance(exc, OSError) else SetupError  # else it is no address
+            raise error(f"no cluster listens at {self._settings.address}: {_short(exc)}; see --address") from exc
         writer.close()
 
     def _deploy(self, ray: Any, serve: Any) -> None:
@@ -210,13 +228,16 @@ class RayEngine:
                 name=_DEPLOYMENT,
                 ray_actor_options={"num_cpus": settings.replica_cores, "num_gpus": settings.gpus},
                 max_ongoing_requests=_PIECES_AT_A_TIME,
+                health_check_period_s=_HEALTH_PERIOD_S,
                 **scaling,
             )
             target = serve.RunTarget(
                 deployment.bind([ray.put(self._contents)]), name=self._application, route_prefix=None
             )
             (self._handle,) = serve.run_many([target], wait_for_applications_running=False)
-        except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as exc:
+        except ConnectionError as exc:
+            raise ClusterUnavailable(f"no cluster at {settings.address}: {_short(exc)}; see --address") from exc
+        except (ray.exceptions.RayError, RuntimeError, ValueError) as exc:
             raise SetupError(f"the cluster at {settings.address} cannot be used: {_short(exc)}; see --address") from exc
 
     async def _started(self) -> None:
@@ -235,29 +256,31 @@ class RayEngine:
 
     def _leave(self, ray: Any, serve: Any) -> None:
         if ray.is_initialized():
-            with contextlib.suppress(Exception):  # the cluster may be gone
+            with contextlib.suppress(*_troubles(ray)):
                 serve.delete(self._application)
             ray.shutdown()
 
     def compute(self, model: str, pieces: Sequence[Array]) -> Sequence[Array]:
         """See `cloud_node.engines.model.Computes`. A piece whose replica dies goes to another."""
-        deadline = time.monotonic() + _BATCH_BUDGET_S
         asked = [self._handle.compute.remote(model, piece) for piece in pieces]
-        return [self._answer(model, *each, deadline) for each in zip(pieces, asked, strict=True)]
+        began = time.monotonic()
+        budget_s = _BATCH_BUDGET_S
+        return [self._answer(model, *each, began, budget_s) for each in zip(pieces, asked, strict=True)]
 
-    def _answer(self, model: str, piece: Array, asked: Any, deadline: float) -> Array:
+    def _answer(self, model: str, piece: Array, asked: Any, began: float, budget_s: float) -> Array:
         from ray import exceptions
         from ray.serve.exceptions import RayServeException
 
         while True:
             try:
-                answer: Array = asked.result(timeout_s=max(0.0, deadline - time.monotonic()))
+                answer: Array = asked.result(timeout_s=max(0.0, began + budget_s - time.monotonic()))
             except exceptions.RayActorError as exc:
                 log.warning("a replica died, its images go to another one: %s", _short(exc))
-                time.sleep(_AGAIN_S)
+                if self._left.wait(_AGAIN_S):
+                    raise Draining("the node is shutting down") from exc
                 asked = self._handle.compute.remote(model, piece)
             except TimeoutError as exc:
-                raise UpstreamTimeout(f"no replica has answered within {_BATCH_BUDGET_S:g} s") from exc
+                raise UpstreamTimeout(f"no replica has answered within {budget_s:.3g} s") from exc
             except RayServeException as exc:
                 raise UpstreamUnavailable(f"no replica takes the images: {_short(exc)}") from exc
             except exceptions.RayError as exc:
@@ -285,10 +308,10 @@ class RayEngine:
         return _short(status.message if deployed is None else f"{status.message} {deployed.message}")
 
     def _status(self) -> Any:
-        _ray, serve = import_serve()
+        ray, serve = import_serve()
         try:
             return serve.status().applications[self._application]
-        except Exception as exc:  # Ray's own errors share no base
+        except _troubles(ray) as exc:
             raise UpstreamUnavailable(f"the cluster does not answer: {_short(exc)}") from exc
 
     def _tell(self, running: int, trouble: str) -> None:
@@ -298,9 +321,20 @@ class RayEngine:
         self.trouble = "" if running else trouble
 
 
-async def _apart(call: Callable[[], T], budget_s: float) -> T:
+def _troubles(ray: Any) -> tuple[type[Exception], ...]:
+    """What calls of Ray's raise where the cluster, its Serve or the application is gone."""
+    from ray.serve.exceptions import RayServeException
+
+    return (ray.exceptions.RayError, RayServeException, KeyError, OSError, RuntimeError, ValueError)
+
+
+async def _apart(call: Callable[[], T], budget_s: float, *, stay: threading.Event | None = None) -> T:
     """What a call of Ray's returns, made on a thread of its own: some hang when the cluster does, and a thread of the
     pool would keep the process from ending.
+
+    Args:
+        stay: the thread stays until this is set. A cluster that `ray.init` has started ends with the thread that
+            called it (PR_SET_PDEATHSIG).
 
     Raises:
         TimeoutError: it takes longer.
@@ -319,10 +353,12 @@ async def _apart(call: Callable[[], T], budget_s: float) -> T:
         result, error = None, None
         try:
             result = call()
-        except Exception as exc:
+        except Exception as exc:  # of any kind: it is raised where the call is awaited
             error = exc
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, result, error)
+        if stay is not None:
+            stay.wait()
 
     threading.Thread(target=run, name="ray", daemon=True).start()
     async with asyncio.timeout(budget_s):

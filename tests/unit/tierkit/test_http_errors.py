@@ -44,6 +44,7 @@ TABLE = {
     errors.AddressUnavailable: 500,
     errors.PortInUse: 500,
     errors.DatabaseUnavailable: 500,
+    errors.ClusterUnavailable: 500,
     errors.ServiceFailed: 500,
     errors.TerraceError: 500,
 }
