@@ -19,7 +19,7 @@ def start(settings: CloudSettings, substitutes: Substitutes = NO_SUBSTITUTES) ->
     """Run the node until a signal stops it; returns its exit code."""
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        models = await load_engine(settings, await obtain_manifest(settings))
+        models = await load_engine(settings, await obtain_manifest(settings), lifecycle)
         return node_app(InferenceNode(settings, models, lifecycle, substitutes=substitutes))
 
     return serve(build, settings, node_id=settings.node_id)

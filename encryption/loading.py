@@ -52,7 +52,7 @@ class Loader(Protocol):
         ...
 
     async def tail(self, encoder: EncoderEntry) -> Callable[[], Network] | None:
-        """Loads the tail of an encoder; None where there is none."""
+        """Returns a function that loads the tail of an encoder, or None where nothing computes that tail."""
         ...
 
 

@@ -7,9 +7,9 @@ back: names and datatypes are mapped, shapes must agree. Labels and temperature 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -35,12 +35,12 @@ from tierkit.errors import (
     TerraceError,
     Unavailable,
     UpstreamError,
-    UpstreamTimeout,
 )
+from tierkit.http.address import leads_to
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.model import Array, TensorSpec
-from tierkit.inference.node import ServedModels
+from tierkit.inference.model import Array, TensorSpec, wanted_s
+from tierkit.inference.node import ServedModels, show_engine
 from tierkit.inference.oip_client import ModelMetadata, OipClient, TensorMetadata
 from tierkit.pacing import backoff_s
 from tierkit.types import Tier
@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 """Between two looks at whether the server is ready."""
 _LOOK_BUDGET_S = 5.0
+_BATCHES = 4
+"""That a server may have to compute before it answers a look: two pieces of this node, and those of others."""
 _BATCH_BUDGET_S = 30.0
 """A batch that takes longer than this is taken for one that never ends."""
 _JSON_BYTES = 4 * 1024**2
@@ -73,13 +75,16 @@ _NUMBERS = ("FP32", "FP64", "FP16")
 _SUM_TOLERANCE = 0.01
 
 
-async def load_oip(settings: CloudSettings, manifest: Manifest) -> ServedModels:
+async def load_oip(settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
     """The networks of the node, computed by the server at `settings.upstream`. Waits until that is there.
 
     Raises:
-        SetupError: it serves other networks than these, or refuses this node.
+        SetupError: it serves other networks than these, or refuses this node, or is this node.
     """
     engine = OipEngine(settings, manifest)
+    if await asyncio.to_thread(leads_to, engine.url, lifecycle.url):
+        raise SetupError(f"the upstream {engine.url} is this node itself: --upstream says where another server is")
+    show_engine(engine, lifecycle)
     async with engine.connected():
         served = await load_served(settings, Tier.CLOUD, manifest, engine)
     return replace(served, engine=engine)
@@ -91,6 +96,8 @@ class Wanted:
 
     name: str
     """On the server."""
+    network: str
+    """In the manifest."""
     takes: TensorSpec
     classes: int
     sha256: str
@@ -111,6 +118,8 @@ class Match:
     sealed: bool = False
     """Whether features go with what says whose they are: to the node of another fleet member."""
     platform: str = ""
+    proof_s: float = 0.0
+    """What a batch took when the server was last compared with the manifest."""
 
 
 def match(said: ModelMetadata, wanted: Wanted) -> Match:
@@ -124,8 +133,13 @@ def match(said: ModelMetadata, wanted: Wanted) -> Match:
     digest = about.get("sha256")
     if isinstance(digest, str) and digest != wanted.sha256:
         raise SetupError(
-            f"'{name}' on the upstream is another version of the network: its sha256 is {digest[:64]}, in the manifest "
-            f"{wanted.sha256}; give both nodes the same model set"
+            f"'{name}' on the upstream is not the network '{wanted.network}' of this node's model set: its sha256 is "
+            f"{digest[:64]}, that of '{wanted.network}' {wanted.sha256}; "
+            + (
+                "give both nodes the same model set"
+                if name == wanted.network
+                else f"--upstream-model says what '{wanted.network}' is called there"
+            )
         )
     sealed = wanted.encoder is not None and "encoder" in about
     datatypes = _HOLDS[takes.datatype]
@@ -202,11 +216,11 @@ class OipEngine:
     replicas = 1
 
     def __init__(self, settings: CloudSettings, manifest: Manifest) -> None:
-        if settings.upstream is None:
-            raise SetupError("the engine oip needs an upstream")
-        self.trouble = ""
+        assert settings.upstream is not None  # `CloudSettings` sees to that
+        self.url = settings.upstream
+        """Of the server."""
+        self.trouble = f"waiting for the upstream {self.url}"
         """See `tierkit.inference.node.Engine`."""
-        self._url = settings.upstream
         self._settings = settings
         self._manifest = manifest
         token_file = settings.upstream_token_file
@@ -215,7 +229,10 @@ class OipEngine:
             raise SetupError("--upstream-model names one network, and this node serves several")
         self._matches: dict[str, Match] = {}
         self._binary = True
-        self._asking = 0
+        self._failing = ""
+        """Kind of the failures that the log was last told of; "" while batches are answered."""
+        self._answered = True
+        """Whether the last batch was."""
         self._doubt = asyncio.Event()
 
     # --- at the start ---
@@ -237,11 +254,11 @@ class OipEngine:
         shape = (-1, *entry.input_shape)
         takes = TensorSpec(name="images", datatype="UINT8", shape=shape, decode=decode_of(self._manifest, entry))
         there = self._settings.upstream_model or entry.name
-        wanted = Wanted(name=there, takes=takes, classes=len(labels), sha256=entry.sha256)
+        wanted = Wanted(name=there, network=entry.name, takes=takes, classes=len(labels), sha256=entry.sha256)
 
         async def meet() -> bool:
             if not await self._meet(entry.name, wanted):
-                raise UpstreamError(f"{self._url} has no model '{there}'; --upstream-model says its name there")
+                raise UpstreamError(f"{self.url} has no model '{there}'; --upstream-model says its name there")
             return True
 
         if entry.name not in self._matches:
@@ -256,7 +273,12 @@ class OipEngine:
             await self.network(network)  # a server that has not loaded that may have the tail later
         takes = TensorSpec(name=FEATURES, datatype="FP32", shape=(-1, *encoder.feature_shape))
         wanted = Wanted(
-            name=encoder.name, takes=takes, classes=len(labels), sha256=encoder.tail.sha256, encoder=encoder
+            name=encoder.name,
+            network=encoder.name,
+            takes=takes,
+            classes=len(labels),
+            sha256=encoder.tail.sha256,
+            encoder=encoder,
         )
         if not await self._patiently(lambda: self._meet(encoder.name, wanted)):
             return None
@@ -278,12 +300,16 @@ class OipEngine:
         failures, said = 0, ""
         while True:
             try:
-                return await meet()
+                met = await meet()
             except (Unavailable, DeadlineExceeded, UpstreamError) as exc:
                 failures += 1
                 if str(exc) != said:
                     said = str(exc)
+                    self.trouble = f"waiting for the upstream: {said}"
                     log.warning("the upstream is not ready yet, trying on: %s", said)
+            else:
+                self.trouble = ""
+                return met
             await asyncio.sleep(backoff_s(failures, first_s=0.2, cap_s=5.0, chance=random.random()))
 
     async def _meet(self, name: str, wanted: Wanted) -> bool:
@@ -295,9 +321,14 @@ class OipEngine:
         """
         client, token = self._client(), self._token()
         try:
-            self._binary = await client.speaks_binary(self._url, budget_s=_LOOK_BUDGET_S, token=token)
-            said = await client.metadata(self._url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
-            await client.check_ready(self._url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
+            try:
+                self._binary = await client.speaks_binary(self.url, budget_s=_LOOK_BUDGET_S, token=token)
+            except UpstreamError as exc:
+                if exc.status_code != 404:
+                    raise
+                raise UpstreamError(f"{self.url}/v2 is no server of the Open Inference Protocol: {exc}") from exc
+            said = await client.metadata(self.url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
+            await client.check_ready(self.url, wanted.name, budget_s=_LOOK_BUDGET_S, token=token)
         except UpstreamError as exc:
             _check_admitted(exc)
             if exc.status_code in _ABSENT:
@@ -305,13 +336,15 @@ class OipEngine:
             raise
         found = match(said, wanted)
         blank = _blank(wanted, min(_PROOF_IMAGES, self._settings.max_batch_size))
+        began = time.monotonic()
         try:
-            answer = await self._answer(found, blank)
+            answer = await self._answer(found, blank, _BATCH_BUDGET_S)
         except UpstreamError as exc:
             _check_admitted(exc)
             if exc.status_code in _REFUSES:
                 raise SetupError(f"the upstream refuses {len(blank)} images (see --max-batch-size): {exc}") from exc
             raise
+        found = replace(found, proof_s=time.monotonic() - began)
         if found.gives is None:
             found = replace(found, gives="probabilities" if are_probabilities(answer) else "logits")
         self._matches[name] = found
@@ -333,40 +366,45 @@ class OipEngine:
 
     def compute(self, model: str, pieces: Sequence[Array]) -> Sequence[Array]:
         """See `cloud_node.engines.model.Computes`."""
-        return asyncio.run_coroutine_threadsafe(self._compute(self._matches[model], pieces), self._loop).result()
+        computing = self._compute(self._matches[model], pieces, wanted_s(_BATCH_BUDGET_S))
+        return asyncio.run_coroutine_threadsafe(computing, self._loop).result()
 
-    async def _compute(self, found: Match, pieces: Sequence[Array]) -> list[Array]:
-        asked = [asyncio.ensure_future(self._answer(found, piece)) for piece in pieces]
-        self._asking += 1
+    async def _compute(self, found: Match, pieces: Sequence[Array], budget_s: float) -> list[Array]:
+        asked = [asyncio.ensure_future(self._answer(found, piece, budget_s)) for piece in pieces]
         try:
-            answers = await asyncio.gather(*asked)
-        except TerraceError:
+            answers = [logits_in(answer, found.gives) for answer in await asyncio.gather(*asked)]
+        except TerraceError as exc:
+            self._answered = False
             self._doubt.set()
+            kind = f"{type(exc).__name__} {getattr(exc, 'status_code', '')}"
+            if kind != self._failing:  # each of its failures has words of its own
+                self._failing = kind
+                log.warning("the upstream fails to compute batches: %s", exc)
             raise
         finally:
-            self._asking -= 1
             for each in asked:
                 each.cancel()
-        return [logits_in(answer, found.gives) for answer in answers]
+        self._answered = True
+        return answers
 
-    async def _answer(self, found: Match, values: Array) -> Array:
-        """What the server answers for some images, as it gives it."""
+    async def _answer(self, found: Match, values: Array, budget_s: float) -> Array:
+        """What the server answers for some images, as it gives it, within `budget_s`."""
         if found.sealed and found.wanted.encoder is not None:
             tensor = await features_tensor(Features(encoder=found.wanted.encoder, values=values))
         else:
             tensor = Tensor(found.input, values.astype(dtype_of(found.datatype), copy=False))
         request = InferRequest(inputs=(tensor,), outputs=(RequestedOutput(found.output),), binary_output=self._binary)
         response = await self._client().infer(
-            self._url,
+            self.url,
             found.wanted.name,
             request,
-            budget_s=_BATCH_BUDGET_S,
+            budget_s=budget_s,
             token=self._token(),
             binary=self._binary,
         )
         answer = response.output(found.output)
         if answer is None or answer.shape != (len(values), found.wanted.classes) or answer.dtype.kind != "f":
-            raise InvalidAnswer(f"{self._url} answers with no {found.wanted.classes} numbers for each image")
+            raise InvalidAnswer(f"{self.url} answers with no {found.wanted.classes} numbers for each image")
         return answer
 
     def _client(self) -> OipClient:
@@ -375,9 +413,13 @@ class OipEngine:
     async def _watch(self) -> None:
         """Look at the server now and then, and at once where a request has failed."""
         while True:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(_LOOK_S):
                     await self._doubt.wait()
+            except TimeoutError:
+                if self._failing and self._answered:
+                    self._failing = ""
+                    log.info("the upstream computes batches again")
             self._doubt.clear()
             await self._look()
 
@@ -387,15 +429,11 @@ class OipEngine:
                 # It may be another one that has taken its place.
                 for name, found in list(self._matches.items()):
                     if not await self._meet(name, found.wanted):
-                        raise UpstreamError(f"{self._url} has no model '{found.wanted.name}' any more")
+                        raise UpstreamError(f"{self.url} has no model '{found.wanted.name}' any more")
+            # A server that computes on its event loop says nothing meanwhile.
+            budget_s = max(_LOOK_BUDGET_S, *(_BATCHES * found.proof_s for found in self._matches.values()))
             for found in self._matches.values():
-                await self._client().check_ready(
-                    self._url, found.wanted.name, budget_s=_LOOK_BUDGET_S, token=self._token()
-                )
-        except UpstreamTimeout as exc:
-            # A server that computes on its event loop says nothing meanwhile; what it computes has a budget of its own.
-            if not self._asking:
-                self._tell(str(exc))
+                await self._client().check_ready(self.url, found.wanted.name, budget_s=budget_s, token=self._token())
         except TerraceError as exc:
             self._tell(str(exc))
         else:
@@ -410,7 +448,7 @@ class OipEngine:
 
 
 def _check_admitted(error: UpstreamError) -> None:
-    """Raises SetupError where the server refuses whoever asks."""
+    """Raise SetupError if the server refused this node's token, or asks for one."""
     if error.status_code in (401, 403):
         raise SetupError(f"the upstream does not admit this node: {error}; see --upstream-token-file") from error
 

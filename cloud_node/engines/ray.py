@@ -39,8 +39,8 @@ from tierkit.errors import (
     UpstreamUnavailable,
 )
 from tierkit.http.lifecycle import Lifecycle
-from tierkit.inference.model import Array, TensorSpec
-from tierkit.inference.node import ServedModels
+from tierkit.inference.model import Array, TensorSpec, wanted_s
+from tierkit.inference.node import ServedModels, show_engine
 from tierkit.types import Tier
 
 __all__ = ["RayEngine", "load_ray"]
@@ -68,7 +68,7 @@ _DEPLOYMENT = "networks"
 T = TypeVar("T")
 
 
-async def load_ray(settings: CloudSettings, manifest: Manifest) -> ServedModels:
+async def load_ray(settings: CloudSettings, manifest: Manifest, lifecycle: Lifecycle) -> ServedModels:
     """The networks of the node, computed by replicas on the cluster at `settings.address`.
 
     Raises:
@@ -77,6 +77,7 @@ async def load_ray(settings: CloudSettings, manifest: Manifest) -> ServedModels:
     """
     import_serve()
     engine = RayEngine(settings, manifest)
+    show_engine(engine, lifecycle)
     return replace(await load_served(settings, Tier.CLOUD, manifest, engine), engine=engine)
 
 
@@ -264,7 +265,7 @@ class RayEngine:
         """See `cloud_node.engines.model.Computes`. A piece whose replica dies goes to another."""
         asked = [self._handle.compute.remote(model, piece) for piece in pieces]
         began = time.monotonic()
-        budget_s = _BATCH_BUDGET_S
+        budget_s = wanted_s(_BATCH_BUDGET_S)
         return [self._answer(model, *each, began, budget_s) for each in zip(pieces, asked, strict=True)]
 
     def _answer(self, model: str, piece: Array, asked: Any, began: float, budget_s: float) -> Array:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tierkit.errors import AddressUnavailable, PortInUse, SetupError, UpstreamUnavailable
 
-__all__ = ["bind", "free_port", "is_loopback", "reachable_url", "url_of"]
+__all__ = ["bind", "free_port", "is_loopback", "leads_to", "reachable_url", "url_of"]
 
 _OWN_PORTS = range(20_000, 32_768)
 """Below those that Linux gives to port 0 and to the near end of every connection."""
@@ -100,6 +100,32 @@ def reachable_url(url: str, *, peer: str) -> str:
             f"no route to {peer} ({exc.strerror}); name this node's own address with --advertise-url"
         ) from exc
     return _url(parts.scheme, here, parts.port)
+
+
+def leads_to(url: str, listening: str) -> bool:
+    """Whether `url` leads to the service that listens at the URL `listening` on this machine; may block."""
+    there, here = urlsplit(url), urlsplit(listening)
+    if (there.port or {"http": 80, "https": 443}.get(there.scheme)) != here.port:
+        return False
+    try:
+        found = socket.getaddrinfo(there.hostname, here.port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    everywhere = ipaddress.ip_address(here.hostname or "").is_unspecified
+    return any(
+        address[0] == here.hostname or (everywhere and _is_own(family, str(address[0])))
+        for family, *_, address in found
+    )
+
+
+def _is_own(family: int, address: str) -> bool:
+    """Whether it is an address of this machine: only then a socket can be bound to it."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _url(scheme: str, host: str, port: int | None) -> str:

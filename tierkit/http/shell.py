@@ -149,7 +149,7 @@ class Shell:
         """`told`: the caller may know more than the state."""
         lifecycle = self._lifecycle
         standby = lifecycle.standby()
-        checks = await lifecycle.run_checks() if lifecycle.ready else {}
+        checks = await lifecycle.run_checks()  # also while it starts: they say what it waits for
         if lifecycle.draining:
             state = "draining"
         elif not lifecycle.ready:

@@ -6,20 +6,31 @@ it with ONNX Runtime; anything else that maps named arrays to named arrays along
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Decode", "Loadable", "Model", "Steady", "TensorSpec"]
+__all__ = ["WANTED_UNTIL", "Array", "Decode", "Loadable", "Model", "Steady", "TensorSpec", "wanted_s"]
 
 Array = NDArray[Any]
 
 Decode = Callable[[bytes, threading.Event], Array]
 """Turns a picture's file into a row of a tensor, unless the event is set meanwhile. Raises InvalidInput where the file
 is damaged."""
+
+WANTED_UNTIL: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
+"""When the last budget of the batch under way is spent (`time.perf_counter`); the runner sets it before `Model.run`."""
+
+
+def wanted_s(most_s: float) -> float:
+    """Seconds for which a model that waits for something else may wait for the batch under way, at most `most_s`."""
+    return min(most_s, max(0.0, WANTED_UNTIL.get() - time.perf_counter()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

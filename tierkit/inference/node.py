@@ -33,7 +33,16 @@ from tierkit.types import Tier
 from tierkit.wire.messages import EncoderOffer, Heartbeat, ModelOffer, Registration, classes_digest
 from tierkit.wire.oip import Limits
 
-__all__ = ["NO_SUBSTITUTES", "Engine", "HeldEncoders", "InferenceNode", "ServedModels", "Substitutes", "node_app"]
+__all__ = [
+    "NO_SUBSTITUTES",
+    "Engine",
+    "HeldEncoders",
+    "InferenceNode",
+    "ServedModels",
+    "Substitutes",
+    "node_app",
+    "show_engine",
+]
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +70,16 @@ class Engine(Protocol):
     def running(self, lifecycle: Lifecycle) -> AbstractAsyncContextManager[object]:
         """It computes, and says where it cannot, within this context."""
         ...
+
+
+def show_engine(engine: Engine, lifecycle: Lifecycle) -> None:
+    """Let readiness depend on an engine from now on, and say what it waits for while the node starts."""
+
+    async def check() -> None:
+        if engine.trouble:
+            raise Unavailable(engine.trouble)
+
+    lifecycle.add_check(engine.name, check)
 
 
 class HeldEncoders(Protocol):
@@ -158,6 +177,7 @@ class InferenceNode:
                 thread=self._thread,
                 observe=self.metrics[model.name].observe_batch,
                 trouble=self._trouble,
+                elsewhere=served.engine is not None,
             )
             for model in everything
         }
@@ -181,7 +201,6 @@ class InferenceNode:
             self.http = await stack.enter_async_context(client)
             if self._engine is not None:
                 await stack.enter_async_context(self._engine.running(self.lifecycle))
-                self.lifecycle.add_check(self._engine.name, self._check_engine)
             for name, runner in self.runners.items():
                 await stack.enter_async_context(runner)
                 if name in self._like:
@@ -233,10 +252,6 @@ class InferenceNode:
 
     def _trouble(self) -> str:
         return "" if self._engine is None else self._engine.trouble
-
-    async def _check_engine(self) -> None:
-        if why := self._trouble():
-            raise Unavailable(why)
 
     def registration(self, scheduler: str) -> Registration:
         """What the node offers to the scheduler at this URL, and where, while it is running.

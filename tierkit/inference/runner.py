@@ -29,7 +29,7 @@ from typing import Any, Self
 import numpy as np
 
 from tierkit.errors import DeadlineExceeded, Draining, InvalidInput, Overloaded, TerraceError, TooLarge, Unavailable
-from tierkit.inference.model import Array, Model, Steady, TensorSpec
+from tierkit.inference.model import WANTED_UNTIL, Array, Model, Steady, TensorSpec
 from tierkit.inference.statistics import BatchRecord, ModelRun, ModelStatistics
 from tierkit.inference.thread import InferenceThread
 from tierkit.wire.oip.datatypes import datatype_of, dtype_of
@@ -92,9 +92,13 @@ class _Job:
     count them."""
     settle: Callable[[RunResult | Exception], None] | None
     """Told once, on the event loop, how it ended; None from then on, or if its request is cancelled."""
+    timer: asyncio.TimerHandle | None = None
+    """Ends it when its budget is spent."""
 
     def end(self, outcome: RunResult | Exception) -> None:
         settle, self.settle = self.settle, None
+        if self.timer is not None:
+            self.timer.cancel()
         if settle is not None:
             settle(outcome)
 
@@ -111,6 +115,8 @@ class ModelRunner:
         thread: inference thread to share with other runners; None for one of its own.
         observe: called on the event loop after each batch.
         trouble: tells why the model cannot be run now; "" where it can.
+        elsewhere: the model is computed by something that may never answer: a request ends with its budget, even while
+            its batch runs.
     """
 
     def __init__(
@@ -123,6 +129,7 @@ class ModelRunner:
         thread: InferenceThread | None = None,
         observe: Callable[[BatchRecord], None] | None = None,
         trouble: Callable[[], str] = str,
+        elsewhere: bool = False,
     ) -> None:
         self.model = model
         self.max_batch_size = max_batch_size
@@ -132,6 +139,7 @@ class ModelRunner:
         self.paused = ""
         """Why an operator lets it take no requests now; "" where it may."""
         self._trouble = trouble
+        self._elsewhere = elsewhere
         self._thread = thread or InferenceThread()
         self._observe = observe
         self._queue: deque[_Job] = deque()
@@ -373,6 +381,8 @@ class ModelRunner:
             own=own,
             settle=settle,
         )
+        if self._elsewhere and budget_s is not None:
+            job.timer = self._loop.call_later(budget_s, self._give_up, job)
         with self._thread.lock:
             self._queue.insert(self._place(now) if urgent else len(self._queue), job)
             self._queued_images += images
@@ -496,8 +506,14 @@ class ModelRunner:
         if not self._open:
             raise Draining("the node is shutting down")
 
+    def _give_up(self, job: _Job) -> None:
+        self._fail_all([job], DeadlineExceeded("the time budget was spent before the answer came"))
+        self._forget(job)
+
     def _forget(self, job: _Job) -> None:
         job.settle = None
+        if job.timer is not None:
+            job.timer.cancel()
         with self._thread.lock:
             if job in self._queue:
                 self._queue.remove(job)
@@ -578,6 +594,7 @@ class ModelRunner:
         wanted = {name for job in jobs for name in job.outputs}
         inputs = self._join(jobs)
         joined = time.perf_counter()
+        WANTED_UNTIL.set(max(job.deadline for job in jobs))
         outputs, runs = self._run_model(inputs, [name for name in self._output_names if name in wanted], images)
         infer_s = sum(run.seconds for run in runs)
         results: list[RunResult] = []
@@ -650,7 +667,7 @@ class ModelRunner:
 
     def _fail_all(self, jobs: list[_Job], exc: Exception) -> None:
         for job in jobs:
-            if not job.own:
+            if not job.own and job.settle is not None:
                 self.statistics.add_failure(time.perf_counter() - job.arrived)
             job.end(exc)
 

@@ -56,7 +56,7 @@ async def cloud(**values: Any) -> AsyncIterator[RunningCloud]:
     made: list[InferenceNode] = []
 
     async def build(lifecycle: Lifecycle) -> Starlette:
-        made.append(InferenceNode(settings, await load_engine(settings, load_manifest()), lifecycle))
+        made.append(InferenceNode(settings, await load_engine(settings, load_manifest(), lifecycle), lifecycle))
         return node_app(made[0])
 
     async with open_client() as http, serve_app(build, settings) as lifecycle:

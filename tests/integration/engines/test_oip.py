@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from cloud_node.engines import oip
@@ -20,8 +21,10 @@ from models.session import softmax
 from tests.integration.engines.running import NETWORK, RunningCloud, agree, cloud, local, sample
 from tierkit.access import TokenEntry, digest_of, new_token, write_book
 from tierkit.errors import SetupError, UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from tierkit.http.address import free_port
 from tierkit.settings import ServiceSettings
 from tierkit.testing import serve_app, wait_for
+from tierkit.wire.messages import BUDGET_HEADER
 from tierkit.wire.oip import BINARY_HEADER, InferResponse, Limits, Tensor, encode_response, parse_header_length
 from tierkit.wire.oip.datatypes import dtype_of
 from tierkit.wire.oip.decode import decode_request
@@ -52,10 +55,13 @@ class OtherServer:
     binary: bool = False
     takes: dict[str, Any] = field(default_factory=lambda: tensor("input_1", "FP32", -1, 32, 32, 3))
     gives: dict[str, Any] = field(default_factory=lambda: tensor("dense", "FP32", -1, 100))
+    about_it: dict[str, Any] = field(default_factory=dict)
     computes: str = "logits"
     open: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is clear, requests wait behind it."""
     refusal: int = 0
+    drips: bool = False
+    """Whether an answer comes byte by byte, without an end."""
     requests: int = 0
     seen: set[str] = field(default_factory=set)
     """Datatypes in which images came."""
@@ -70,9 +76,12 @@ class OtherServer:
     async def metadata(self, request: Request) -> Response:
         if request.path_params["model"] != self.name:
             return JSONResponse({"error": "unknown"}, 400)
-        return JSONResponse({"name": self.name, "inputs": [self.takes], "outputs": [self.gives]})
+        return JSONResponse(
+            {"name": self.name, "inputs": [self.takes], "outputs": [self.gives], "parameters": self.about_it}
+        )
 
     async def ready(self, _request: Request) -> Response:
+        await self.open.wait()
         return Response(status_code=200)
 
     async def infer(self, request: Request) -> Response:
@@ -83,6 +92,8 @@ class OtherServer:
         await self.open.wait()
         if self.refusal:
             return JSONResponse({"error": "not so"}, self.refusal)
+        if self.drips:
+            return StreamingResponse(self._drops())
         (given,) = asked.inputs
         self.seen.add(given.datatype)
         assert given.name == self.takes["name"]
@@ -95,6 +106,11 @@ class OtherServer:
         answer = InferResponse(self.name, "1", (Tensor(self.gives["name"], values),))
         chunks, headers = encode_response(answer, binary=self.binary)
         return Response(b"".join(chunks), headers=headers)
+
+    async def _drops(self) -> AsyncIterator[bytes]:
+        while self.drips:
+            yield b" "
+            await asyncio.sleep(0.02)
 
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
@@ -146,6 +162,12 @@ async def test_names_and_datatypes_are_mapped(form: dict[str, Any]) -> None:
         ({"refusal": 403}, {}, "--upstream-token-file"),
         ({}, {"only_features": True}, "no features to serve"),
         ({}, {"upstream_model": "x", "model": (NETWORK, "resnet-34")}, "serves several"),
+        ({"about_it": {"sha256": "0" * 64}}, {}, "give both nodes the same model set"),
+        (
+            {"name": "resnet-34", "about_it": {"sha256": "0" * 64}},
+            {"upstream_model": "resnet-34"},
+            f"'resnet-34' on the upstream is not the network '{NETWORK}'.*--upstream-model",
+        ),
     ],
 )
 async def test_what_does_not_fit_is_told_at_the_start(form: Any, settings: dict[str, Any], said: str) -> None:
@@ -172,16 +194,44 @@ async def test_the_upstream_asks_for_a_token(tmp_path: Path) -> None:
 
 
 async def test_a_node_waits_for_its_upstream(unused_port: int) -> None:
-    server, url = OtherServer(), f"http://127.0.0.1:{unused_port}"
+    server, url, port = OtherServer(), f"http://127.0.0.1:{unused_port}", free_port()
+    own = f"http://127.0.0.1:{port}"
 
     async def start() -> None:
-        async with cloud(engine="oip", upstream=url) as running:
+        async with cloud(engine="oip", upstream=url, port=port) as running:
             await running.infer(sample(1))
 
     starting = asyncio.create_task(start())
     await asyncio.sleep(0)
+    async with httpx.AsyncClient() as client:
+
+        async def tells() -> bool:
+            said = (await client.get(f"{own}/readyz")).json()
+            return said["status"] == "starting" and url in said["checks"]["upstream"]
+
+        await wait_for(tells)
     async with server.serving(unused_port):
         await starting
+
+
+async def test_a_node_is_not_its_own_upstream() -> None:
+    port = free_port()
+    with pytest.raises(SetupError, match="this node itself"):
+        async with cloud(engine="oip", upstream=f"http://localhost:{port}", port=port):
+            pass
+
+
+async def test_a_wrong_address_is_told_while_the_node_waits(caplog: pytest.LogCaptureFixture) -> None:
+    async def start(url: str) -> None:
+        async with cloud(engine="oip", upstream=url):
+            pass
+
+    async with OtherServer().serving() as url:
+        starting = [asyncio.create_task(start(wrong)) for wrong in (f"{url}/path", url.replace("http:", "https:"))]
+        await wait_for(lambda: "no server of the Open Inference Protocol" in caplog.text and "TLS" in caplog.text)
+        for each in starting:
+            each.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
 
 
 async def test_a_node_waits_until_its_upstream_has_loaded_the_network(caplog: pytest.LogCaptureFixture) -> None:
@@ -243,6 +293,48 @@ async def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(UpstreamTimeout):
             await running.infer(sample(1))
         server.open.set()
+
+
+async def test_a_hung_one_is_not_ready_although_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = OtherServer()
+    async with server.serving() as url, cloud(engine="oip", upstream=url) as running:
+        monkeypatch.setattr(oip, "_LOOK_BUDGET_S", 0.1)
+        server.open.clear()
+        asked = asyncio.create_task(running.infer(sample(1)))  # a batch is under way all the time
+        await away(running)
+        assert not asked.done()
+        server.open.set()
+        await asked
+        await wait_for(running.ready)
+
+
+@pytest.mark.parametrize("drips", [False, True])
+async def test_a_budget_bounds_the_wait_for_the_upstream(drips: bool) -> None:
+    server = OtherServer()
+    async with server.serving() as url, cloud(engine="oip", upstream=url) as running, asyncio.timeout(15):
+        server.drips = drips
+        if not drips:
+            server.open.clear()
+        with pytest.raises(UpstreamTimeout):  # it comes from the node: the client itself has no budget
+            await running.infer(sample(1), budget_s=None, headers={BUDGET_HEADER: "200"})
+        server.drips = False
+        server.open.set()
+        # The thread is free again.
+        agree(await running.infer(sample(1)), local().run({"images": sample(1)}, ["logits"]))
+
+
+async def test_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    server = OtherServer()
+    caplog.set_level("INFO")
+    async with server.serving() as url, cloud(engine="oip", upstream=url) as running:
+        server.refusal = 500
+        for _ in range(5):
+            with pytest.raises(UpstreamError):
+                await running.infer(sample(1))
+        server.refusal = 0
+        await running.infer(sample(1))
+        await wait_for(lambda: "computes batches again" in caplog.text)
+    assert len([line for line in caplog.messages if "answered 500" in line]) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from cloud_node.settings import CloudSettings
 from models.manifest import load_manifest
 from models.session import softmax
 from tierkit.errors import InvalidAnswer, MissingExtra, SetupError
+from tierkit.http.lifecycle import Lifecycle
 from tierkit.settings import load_settings
 
 
@@ -90,4 +91,4 @@ def test_the_largest_batch_is_what_all_replicas_take() -> None:
 @pytest.mark.skipif(find_spec("ray") is not None, reason="the extra 'ray' is installed")
 async def test_the_engine_ray_needs_its_extra() -> None:
     with pytest.raises(MissingExtra, match=r"terrace\[ray\]"):
-        await load_engine(CloudSettings(engine="ray"), load_manifest())
+        await load_engine(CloudSettings(engine="ray"), load_manifest(), Lifecycle())

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from tierkit.errors import AddressUnavailable, PortInUse, SetupError, Unavailable
-from tierkit.http.address import bind, free_port, reachable_url, url_of
+from tierkit.http.address import bind, free_port, leads_to, reachable_url, url_of
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,22 @@ from tierkit.http.address import bind, free_port, reachable_url, url_of
 )
 def test_the_url_under_which_a_peer_reaches_us(url: str, peer: str, reachable: str) -> None:
     assert reachable_url(url, peer=peer) == reachable
+
+
+@pytest.mark.parametrize(
+    ("url", "listening", "same"),
+    [
+        ("http://localhost:7401", "http://127.0.0.1:7401", True),
+        ("https://127.0.0.1:7401/x", "http://127.0.0.1:7401", True),
+        ("http://127.0.0.1:7402", "http://127.0.0.1:7401", False),
+        ("http://127.0.0.1:7401", "http://0.0.0.0:7401", True),
+        ("http://192.0.2.77:7401", "http://0.0.0.0:7401", False),
+        ("http://127.0.0.1", "http://127.0.0.1:80", True),
+        ("http://no.such.host.invalid:7401", "http://127.0.0.1:7401", False),
+    ],
+)
+def test_whether_a_url_leads_to_a_service_of_this_machine(url: str, listening: str, same: bool) -> None:
+    assert leads_to(url, listening) is same
 
 
 def test_a_peer_of_unknown_name_may_be_found_later() -> None:

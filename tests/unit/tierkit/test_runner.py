@@ -20,7 +20,7 @@ from tierkit.errors import (
     Unavailable,
     UpstreamUnavailable,
 )
-from tierkit.inference.model import Array, TensorSpec
+from tierkit.inference.model import Array, TensorSpec, wanted_s
 from tierkit.inference.runner import ModelRunner, RunResult
 from tierkit.inference.statistics import BatchRecord
 from tierkit.inference.thread import InferenceThread
@@ -686,3 +686,29 @@ async def test_a_model_that_is_computed_elsewhere_is_not_served_while_that_is_aw
         trouble[0] = "it is away"
         runner.paused = ""
         assert runner.not_served == "it is away"
+
+
+async def test_what_is_computed_elsewhere_is_waited_for_no_longer_than_a_budget() -> None:
+    waits: list[float] = []
+
+    class Patient(Doubler):
+        def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+            waits.append(wanted_s(30.0))
+            return super().run(inputs, outputs)
+
+    model = Patient()
+    async with ModelRunner(model, elsewhere=True) as runner:
+        async with busy(model, runner):
+            short, long = (asyncio.create_task(runner.infer(rows(1), budget_s=budget_s)) for budget_s in (0.05, 20.0))
+            with pytest.raises(DeadlineExceeded):
+                await short
+            assert runner.queued_images == 1
+        await long
+        assert waits[0] == 30.0  # nobody has set a limit
+        assert 0 < waits[1] <= 20.0
+        model.open.clear()
+        first = asyncio.create_task(runner.infer(rows(2), budget_s=0.05))
+        with pytest.raises(DeadlineExceeded):
+            await first
+        assert runner.running_images == 1
+        model.open.set()
