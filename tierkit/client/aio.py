@@ -95,8 +95,8 @@ class AsyncClient(Connection):
     ) -> AsyncGenerator[Event, None]:
         """Answer a few images at once, without a stored job: coarse first, then fine (or why there is none)."""
         upload = await to_thread.run_sync(build_upload, images, labels, policy)
-        async with self._stream("POST", "/v1/classify", upload=upload) as response:
-            async for line in iter_lines(response.aiter_bytes()):
+        async with self._stream("POST", "/v1/classify", upload=upload) as chunks:
+            async for line in iter_lines(chunks):
                 kind = _kind_of(line)
                 if kind == "done":
                     return
@@ -114,16 +114,16 @@ class AsyncClient(Connection):
 
     async def results(self, job: Job | str) -> AsyncGenerator[ImageResult, None]:
         """What there is so far, one per image, in the order in which the images were sent."""
-        async with self._stream("GET", f"{_path(job)}/results", params={"format": "jsonl"}) as response:
-            async for line in iter_lines(response.aiter_bytes()):
+        async with self._stream("GET", f"{_path(job)}/results", params={"format": "jsonl"}) as chunks:
+            async for line in iter_lines(chunks):
                 yield parse(ImageResult, line)
 
     async def raw_results(
         self, job: Job | str, *, format: Literal["jsonl", "csv"] = "jsonl"
     ) -> AsyncGenerator[bytes, None]:
         """The same as text, in pieces of any length: one JSON object or one CSV row per image."""
-        async with self._stream("GET", f"{_path(job)}/results", params={"format": format}) as response:
-            async for chunk in response.aiter_bytes():
+        async with self._stream("GET", f"{_path(job)}/results", params={"format": format}) as chunks:
+            async for chunk in chunks:
                 yield chunk
 
     async def save_results(
@@ -298,8 +298,8 @@ class AsyncClient(Connection):
             headers=headers,
             read_timeout_s=_STREAM_SILENCE_S,
             patient=False,  # its caller is
-        ) as response:
-            async for event in iter_server_sent_events(iter_lines(response.aiter_bytes())):
+        ) as chunks:
+            async for event in iter_server_sent_events(iter_lines(chunks)):
                 yield event
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 import httpx
@@ -42,6 +42,12 @@ _MAX_RETRY_AFTER_S = 30.0
 _DECODING_S = 600.0
 """The scheduler reads a submission as fast as it can store it, and answers when it has decoded all its pictures, which
 may take minutes."""
+
+_HUNG_S = 12.0
+"""Of several schedulers, one that does not answer `/livez` for so long is left. Another one leads by then, with the
+usual lease."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +192,7 @@ class Connection:
             url: where the scheduler listens. Where others stand by to take its place, the URLs of all of them,
                 comma-separated: each call finds the one that leads.
             timeout_s: bound of each call in total, at each scheduler that it asks; of an upload, only of the
-                connecting.
+                connecting. Of several schedulers, one that hangs is left after 12 s at most.
             backoff: how often a failed call is tried again where that is safe, and how long a job is followed while
                 its scheduler is away.
             token: for a scheduler that asks for one, or what gives it: `TokenFile(path)` of `tierkit.access` reads it
@@ -254,7 +260,7 @@ class Connection:
             try:
                 # httpx bounds each phase; an upload has no other sensible bound, everything else has one in total.
                 with anyio.fail_after(None if upload else self._timeout_s):
-                    return await (self._uploaded if upload and len(self.urls) > 1 else self._read)(url, question)
+                    return await self._while_alive(url, self._read(url, question))
             except TimeoutError as exc:
                 error = UpstreamTimeout(f"the scheduler at {url} took more than {self._timeout_s:g} s")
                 error.__cause__ = exc
@@ -273,9 +279,8 @@ class Connection:
         upload: Upload | None = None,
         read_timeout_s: float | None = None,
         patient: bool = True,
-    ) -> AsyncIterator[httpx.Response]:
-        """The answer of the scheduler that leads; its body is still to be read. Errors of the block's own reading are
-        turned too.
+    ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        """The answer of the scheduler that leads, as it comes. Errors of the block's own reading are turned too.
 
         Args:
             patient: whether to wait for a standby to lead.
@@ -283,17 +288,18 @@ class Connection:
         question = _Question(
             method=method, path=path, params=params, headers=headers, upload=upload, read_timeout_s=read_timeout_s
         )
-        tries = self._tries(attempts=1, repeatable=False, patient=patient)
+        # Whatever is answered by a stream changes nothing.
+        tries = self._tries(attempts=1, repeatable=True, patient=patient)
         async with AsyncExitStack() as stack:
             while True:
                 url = self._ring.current
                 try:
-                    response = await stack.enter_async_context(self._asked(url, question))
+                    response = await self._while_alive(url, stack.enter_async_context(self._asked(url, question)))
                     break
                 except TerraceError as exc:
                     error = exc
                 await tries.failed(url, error)
-            yield response
+            yield self._chunks(url, response)
 
     def _tries(self, *, attempts: int, repeatable: bool, patient: bool = True) -> _Tries:
         return _Tries(
@@ -311,32 +317,41 @@ class Connection:
             await response.aread()
             return response
 
-    async def _uploaded(self, url: str, question: _Question) -> httpx.Response:
-        """The same for what may take minutes, while the scheduler gives signs of life.
+    async def _chunks(self, url: str, response: httpx.Response) -> AsyncGenerator[bytes, None]:
+        chunks = response.aiter_bytes()
+        while (chunk := await self._while_alive(url, anext(chunks, None))) is not None:
+            yield chunk
+
+    async def _while_alive(self, url: str, answer: Awaitable[T]) -> T:
+        """What is awaited from a scheduler, however long it takes. Of several schedulers, one that hangs is not waited
+        for: another one may lead by now.
 
         Raises:
-            TimeoutError: there was none for `timeout_s`. Another one may lead by now.
+            UpstreamTimeout: it gives no sign of life.
         """
-        outcome: httpx.Response | Exception = TimeoutError()
+        if len(self.urls) == 1:
+            return await answer
+        outcome: tuple[T] | Exception = UpstreamTimeout(f"the scheduler at {url} gives no sign of life")
+        hung_s = min(_HUNG_S, self._timeout_s)
 
         async def watch() -> None:
             with suppress(httpx.HTTPError, TimeoutError):
                 while True:
-                    await anyio.sleep(self._timeout_s / 2)
-                    with anyio.fail_after(self._timeout_s / 2):
+                    await anyio.sleep(hung_s / 6)
+                    with anyio.fail_after(hung_s * 5 / 6):
                         await self._http.get(f"{url}/livez")
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
             try:
-                outcome = await self._read(url, question)
+                outcome = (await answer,)
             except Exception as exc:
                 outcome = exc
             tasks.cancel_scope.cancel()
         if isinstance(outcome, Exception):
             raise outcome
-        return outcome
+        return outcome[0]
 
     @asynccontextmanager
     async def _asked(self, url: str, question: _Question) -> AsyncIterator[httpx.Response]:

@@ -1,12 +1,17 @@
-"""A fleet that knows two schedulers goes on at the second one when the first is killed: nodes, clients, and jobs."""
+"""A fleet that knows two schedulers goes on at the second one when the first is killed, or stopped: nodes, clients, and
+jobs."""
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from models.data import read_sample
+from tests.postgres import PostgresServer
 from tierkit.client import AsyncClient, CoarseResults, FineResults, Job, JobState, StateChange
 from tierkit.fleet import FleetPlan, launch, local_plan
 from tierkit.http.address import free_port
@@ -17,10 +22,13 @@ IMAGES = read_sample().take(np.arange(400)).images
 POLICY = {"batch_size": 5, "scheme": "end-edge", "on_upstream_loss": "wait"}
 
 
-async def test_a_fleet_and_its_clients_go_over_to_the_standby(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_fleet_and_its_clients_go_over_to_the_standby(
+    sent: signal.Signals, postgres: PostgresServer, tmp_path: Path
+) -> None:
     ports = free_port(), free_port()
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    shared = [f"--database=sqlite+aiosqlite:///{tmp_path / 'shared.db'}", "--leader-lease-s=1"]
+    shared = [f"--database={postgres.database()}", "--leader-lease-s=1"]
     commands = [
         ["-m", "terrace", "scheduler", f"--port={port}", f"--state={tmp_path / str(port)}", *shared] for port in ports
     ]
@@ -31,7 +39,11 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(tmp_path: Path) ->
         service_process(commands[1], ready_file=tmp_path / "second.ready"),
     ):
         plan = FleetPlan(services=local_plan({Tier.END: 1, Tier.EDGE: 1}).nodes, scheduler_url=",".join(urls))
-        async with launch(plan, tmp_path), AsyncClient(",".join(urls)) as client, AsyncClient(urls[1]) as new:
+        async with (
+            launch(plan, tmp_path),
+            AsyncClient(",".join(urls), timeout_s=6) as client,
+            AsyncClient(urls[1]) as new,
+        ):
 
             async def both_alive(client: AsyncClient) -> bool:
                 return [device.health for device in await client.devices()] == [Health.ALIVE] * 2
@@ -47,8 +59,7 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(tmp_path: Path) ->
                     case FineResults(results=results):
                         fine.update(result.index for result in results)
                         if submitting is None:
-                            first.kill()
-                            await first.exit_code()
+                            os.kill(first.process.pid, sent)
                             # Another client, which still believes in the first one.
                             submitting = asyncio.create_task(_submit(",".join(urls)))
                     case StateChange(job=last):
@@ -64,5 +75,5 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(tmp_path: Path) ->
 
 
 async def _submit(urls: str) -> Job:
-    async with AsyncClient(urls) as client:
+    async with AsyncClient(urls, timeout_s=6) as client:
         return await client.submit(IMAGES[:20], **POLICY)  # type: ignore[arg-type]  # the fields of a policy

@@ -162,19 +162,21 @@ async def test_a_wait_for_a_failover_is_told_once(pair: Pair, monkeypatch: pytes
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
+        if seconds != 3.0:
+            await asyncio.Event().wait()  # it is the pause before a look at the scheduler's health
         slept.append(seconds)
 
     monkeypatch.setattr("tierkit.client.http.anyio.sleep", sleep)
-    wait = answer({"error": "this scheduler is a standby"}, status=421, headers={"Retry-After": "2"})
+    wait = answer({"error": "this scheduler is a standby"}, status=421, headers={"Retry-After": "3"})
     pair.first.on("GET /v1/jobs/j1", *[wait] * 3, answer(JOB))
     pair.second.on("GET /v1/jobs/j1", *[wait] * 3)
     told: list[tuple[str, float]] = []
     async with pair.client(on_wait=lambda why, wait_s: told.append((why, wait_s))) as client:
         await client.job("j1")
-    assert slept == [2.0] * 3
+    assert slept == [3.0] * 3
     ((why, wait_s),) = told
     assert pair.second.url in why
-    assert wait_s == 2.0
+    assert wait_s == 3.0
 
 
 @pytest.mark.parametrize(
@@ -245,6 +247,57 @@ async def test_an_upload_to_one_that_hangs_begins_anew_elsewhere(pair: Pair, tak
     ):
         images = np.zeros((800, 64, 64, 3), dtype=np.uint8)  # more than the buffers of a connection hold
         assert (await client.submit(images)).id == "j1"
+
+
+async def hang(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    """A process that is stopped: its connections are made, and nothing comes."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "cancel"])
+async def test_one_that_hangs_is_left(pair: Pair, name: str) -> None:
+    call, route, reply, expected = CALLS[name]
+    pair.second.on(route, reply)
+    async with (
+        listening(hang) as stopped,
+        AsyncClient(f"{stopped},{pair.second.url}", backoff=PATIENT, timeout_s=0.3) as client,
+    ):
+        assert await call(client) == expected
+
+
+async def test_one_that_hangs_in_the_middle_of_events_is_left(pair: Pair) -> None:
+    async def stop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/events" in head:
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(COARSE), COARSE))
+        await asyncio.Event().wait()
+
+    pair.second.on("GET /v1/jobs/j1/events", Reply(body=FINE + STATE))
+    async with (
+        listening(stop) as stopped,
+        AsyncClient(f"{stopped},{pair.second.url}", backoff=PATIENT, timeout_s=0.3) as client,
+    ):
+        assert await follow(client) == [CoarseResults, FineResults, StateChange]
+    assert pair.second.requests[0].headers["last-event-id"] == "1"
+
+
+async def test_one_that_is_silent_but_lives_is_waited_for(pair: Pair) -> None:
+    looked = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /livez "):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            looked.set()
+            return
+        body = COARSE + FINE + STATE
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), COARSE))
+        await looked.wait()
+        writer.write(FINE + STATE)
+
+    async with listening(slow) as busy, AsyncClient(f"{busy},{pair.second.url}", timeout_s=6) as client:
+        assert await follow(client) == [CoarseResults, FineResults, StateChange]
+    assert pair.second.requests == []
 
 
 async def test_an_upload_may_take_longer_than_other_calls_while_the_scheduler_lives(
