@@ -305,14 +305,18 @@ def _leaves(value: Any, place: str = "", key: str = "") -> Iterator[tuple[str, s
         yield from _leaves(part, f"{place}.{name}" if place else str(name), str(name))
 
 
+_PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*(?=@)|(?<=[?&])(password=)[^&]*")
+
+
 def _without_places(arguments: Sequence[str]) -> list[str]:
-    """Arguments of a command without where its output and its tools are, which decides about no figure."""
+    """Arguments of a command without where its output and its tools are, which decides about no figure, and without
+    the passwords of URLs."""
     given, kept = iter(arguments), []
     for argument in given:
         if argument in ("--out", "--venvs"):
             next(given, None)
         elif argument != "--json" and not argument.startswith(("--out=", "--venvs=")):
-            kept.append(argument)
+            kept.append(_PASSWORD.sub(r"\1\2***", argument))
     return kept
 
 

@@ -65,6 +65,12 @@ async def open_database(url: str) -> AsyncEngine:
             await connection.execute(update(properties).values(value=properties.c.value))
     except REFUSALS as exc:
         await engine.dispose()
+        if "unsupported startup parameter" in plain_reason(exc):  # PgBouncer, with a code as if it were away
+            raise SetupError(
+                f"the database {where} is behind a PgBouncer that refuses a parameter of the connection: set"
+                " ignore_startup_parameters = idle_in_transaction_session_timeout in pgbouncer.ini, and the parameter"
+                " for the role (docs/scaling.md has the command)"
+            ) from exc
         said = f"the database {where} cannot be opened for writing: {plain_reason(exc)}"
         raise (DatabaseUnavailable if _is_away(exc) else SetupError)(said) from exc
     except TypeError as exc:
@@ -72,7 +78,7 @@ async def open_database(url: str) -> AsyncEngine:
         raise SetupError(
             f"the database URL {where} has an option that its driver does not know ({exc}); for TLS it is ssl=require"
         ) from exc
-    except BaseException:
+    except BaseException:  # also when it is cancelled: connections would outlive the event loop
         await engine.dispose()
         raise
     return engine
@@ -109,7 +115,7 @@ def _engine(url: str) -> tuple[AsyncEngine, str]:
     except (ArgumentError, ValueError):
         # Neither the URL nor the error's text, which may repeat it: a password would stand in the log.
         raise SetupError(f"the database URL is no URL; {_KNOWN}") from None
-    where = parsed.render_as_string(hide_password=True)
+    where = parsed.difference_update_query(["password"]).render_as_string(hide_password=True)
     try:
         if parsed.drivername == "sqlite+aiosqlite":
             return create_async_engine(parsed), where

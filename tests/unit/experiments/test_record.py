@@ -56,6 +56,15 @@ def test_what_json_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("user", ["terrace:geh/eim@10.0.0.9", "10.0.0.9"])
+def test_a_record_holds_no_password(user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"postgresql+asyncpg://{user}/x?password=geheim&ssl=require"
+    monkeypatch.setattr("sys.argv", ["/bin/terrace", "experiment", "durability", f"--database={url}"])
+    text = _record().write(tmp_path).read_text()
+    assert "eim" not in text
+    assert "10.0.0.9/x?password=***&ssl=require" in text
+
+
 def test_a_record_does_not_say_where_its_output_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["table5", "--out", "somewhere", "--venvs=there", "--json", "--seed", "3"]
     monkeypatch.setattr("sys.argv", ["/bin/terrace", "experiment", *words])

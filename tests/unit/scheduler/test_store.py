@@ -539,6 +539,10 @@ async def test_a_database_that_cannot_be_opened_is_a_setup_error(url):
             "postgresql+asyncpg://u:geheim@127.0.0.1:1/x",
             r"the database postgresql\+asyncpg://u:\*\*\*@127\.0\.0\.1:1/x",
         ),
+        (
+            "postgresql+asyncpg://u@127.0.0.1:1/x?password=geheim",
+            r"the database postgresql\+asyncpg://u@127\.0\.0\.1:1/x",
+        ),
     ],
 )
 async def test_a_wrong_database_url_is_one_sentence_without_its_password(url, sentence):
