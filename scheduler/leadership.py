@@ -65,7 +65,7 @@ class _Leadership:
             return None
         if self._lease.trouble:
             return f"this scheduler is a standby, and cannot reach the database: {self._lease.trouble}"
-        return f"this scheduler is a standby; {self._lease.leader or 'another one'} leads"
+        return f"this scheduler is a standby; {_named(self._lease.leader)} leads: ask that one"
 
     async def check_database(self) -> None:
         """Raises Unavailable while a standby could not lead."""
@@ -157,6 +157,11 @@ async def leading(
                 await asyncio.gather(decided, running, return_exceptions=True)
         finally:
             await engine.dispose()
+
+
+def _named(url: str) -> str:
+    """A scheduler by its URL, where that has an address: one that listens on all of its machine's has none."""
+    return "another one" if not url or "//0.0.0.0:" in url or "//[::]:" in url else url
 
 
 async def _outlive(running: asyncio.Task[None]) -> None:

@@ -12,10 +12,11 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from html import escape
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierkit.access import CALLER, READS, SIGN_IN_PAGE, Gate, check_host, check_origin, needs_no_token
@@ -38,6 +39,16 @@ _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 _ids = random.Random()
 """Request ids need not be secret, only different: the system's randomness is a system call, in which the interpreter's
 lock may go to the inference thread, for each request."""
+
+
+_STANDBY_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Standby</title>
+<h1>This scheduler is a standby</h1>
+<p>{}.</p>
+<p>Open the page at the address of the scheduler that leads. <code>terrace doctor --scheduler URL,URL</code>, with the
+addresses of all of them, says which one that is.</p>
+</html>
+"""
 
 
 class Shell:
@@ -87,11 +98,11 @@ class Shell:
                 log.debug("%s %s %s", scope["method"], scope["path"], status, extra={"ms": elapsed_ms})
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, lifecycle, gate = scope["path"], self._lifecycle, self._gate
+        path, lifecycle = scope["path"], self._lifecycle
         if path == "/livez":
             await JSONResponse({"status": "alive"})(scope, receive, send)
         elif path in ("/readyz", "/healthz"):
-            health = await self._health(told=gate is None or gate.knows(scope["headers"]))
+            health = await self._health(told=self._may_know(scope))
             await health(scope, receive, send)
         elif path != "/metrics" and (self.app is None or not lifecycle.ready):
             # Before the gate, which does not know its sessions yet: a page that is signed in should stay so.
@@ -100,8 +111,14 @@ class Shell:
             )
             await starting(scope, receive, send)
         elif path != "/metrics" and lifecycle.standby() is not None:
-            # Before the gate as well, and without the name of the one that leads.
-            await answer_to(Standby("this scheduler is a standby: ask the one that leads"))(scope, receive, send)
+            # Before the gate as well: the name of the one that leads is for those who may know it.
+            said = "this scheduler is a standby: ask the one that leads"
+            if (reason := lifecycle.standby()) and self._may_know(scope):
+                said = reason
+            refusal: Response = answer_to(Standby(said))
+            if _is_visit(scope):
+                refusal = HTMLResponse(_STANDBY_PAGE.format(escape(said)), 421, {"Cache-Control": "no-store"})
+            await refusal(scope, receive, send)
         elif not await self._admitted(scope, receive, send):
             pass
         elif self.app is None or path == "/metrics":
@@ -144,6 +161,10 @@ class Shell:
             await answer(scope, receive, send)
             return False
         return True
+
+    def _may_know(self, scope: Scope) -> bool:
+        """Whether the caller may know more of the service than its state."""
+        return self._gate is None or self._gate.knows(scope["headers"])
 
     async def _health(self, *, told: bool) -> Response:
         """`told`: the caller may know more than the state."""

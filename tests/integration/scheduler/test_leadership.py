@@ -178,8 +178,13 @@ async def test_a_standby_leads_when_the_leader_is_killed_in_mid_job(
     async with two(kit, settings, database, tmp_path) as pair:
         leader = await pair.leader()
         assert await pair.status(pair.other(leader)) == "standby"
-        refused = await pair.http.get(f"{pair.url(pair.other(leader))}/v1/jobs")
+        standby = pair.url(pair.other(leader))
+        refused = await pair.http.get(f"{standby}/v1/jobs")
         assert (refused.status_code, refused.headers["retry-after"]) == (421, "1")
+        assert pair.url(leader) in refused.json()["error"]
+        page = await pair.http.get(f"{standby}/ui", headers={"Accept": "text/html"})
+        assert (page.status_code, page.headers["content-type"]) == (421, "text/html; charset=utf-8")
+        assert pair.url(leader) in page.text
         metrics = (await pair.http.get(f"{pair.url(pair.other(leader))}/metrics")).text
         assert "terrace_scheduler_leads 0.0" in metrics
         pair.ends[1].fine_gate.clear()  # so that there is work under way
