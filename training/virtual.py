@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tierkit.errors import Unavailable
 from tierkit.virtual_time import VirtualLoop
 from training.strategies.config import Sends
 from training.strategies.protocol import Strategy
@@ -96,7 +97,7 @@ def simulate(
         watch: called with the steps that are done, and the virtual time.
 
     Raises:
-        RuntimeError: all workers have died.
+        Unavailable: all workers died.
     """
     loop, result, draw = VirtualLoop(), Simulated(), random.Random(seed)  # type: ignore[abstract]  # no I/O
     size = _VALUE_BYTES * (len(strategy.weights) + len(strategy.buffers))
@@ -151,7 +152,7 @@ def simulate(
     async def main() -> None:
         await asyncio.gather(*(live(worker) for worker in workers))
         if not strategy.finished:
-            raise RuntimeError("all workers have died before the end of the run")
+            raise Unavailable("all workers died before the end of the run")
 
     loop.run(main())
     return result

@@ -16,7 +16,7 @@ from tierkit.errors import InvalidInput, SetupError
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Train a network on many machines.", no_args_is_help=True)
+app = typer.Typer(help="Training on many machines.", no_args_is_help=True)
 
 
 @app.callback()

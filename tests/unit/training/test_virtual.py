@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from tierkit.errors import Unavailable
 from training.strategies.build import build_strategy
 from training.strategies.config import STRATEGIES, OuterConfig, Sends, ServerConfig, StrategyConfig
 from training.units import Computed, Flat
@@ -124,7 +125,7 @@ def test_a_run_outlives_its_workers(config: StrategyConfig) -> None:
 
 
 def test_a_run_whose_workers_all_die_says_so() -> None:
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Unavailable):
         run(ServerConfig(rule="sgd"), [SimulatedWorker(name="leaver", step_s=0.1, leaves_after_s=1.25)])
 
 

@@ -1,0 +1,99 @@
+"""`terrace train simulate`: from the command line to one object, and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.shapes import SHAPES, shape_images
+
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from terrace.cli import run
+
+pytestmark = pytest.mark.train
+
+CONFIG = """
+name = "shapes-net"
+tier = "end"
+target = "fine"
+epochs = 6
+batch_size = 8
+peak_rate = 0.1
+held_out_per_class = 2
+precision = "fp32"
+crop_padding = 0
+
+[network]
+kind = "wide-resnet"
+options = { depth = 10, width = 1 }
+"""
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("shapes")
+    (root / "hierarchy.json").write_text(json.dumps(SHAPES.content()))
+    images = shape_images(32)
+    assert images.fine is not None
+    for split in ("train", "test"):
+        for number, (pixels, label) in enumerate(zip(images.images, images.fine, strict=True)):
+            folder = root / split / SHAPES.fine[int(label)]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.asarray(pixels)).save(folder / f"{number}.png")
+    (root / "net.toml").write_text(CONFIG)
+    return root
+
+
+def simulate(shapes: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, Any, str]:
+    known = ["--config", str(shapes / "net.toml"), "--dataset", str(shapes), "--threads", "1", "--json"]
+    code = run(["train", "simulate", "shapes-net", *known, *flags])
+    said = capsys.readouterr()
+    return code, json.loads(said.out) if said.out.startswith("{") else None, said.err
+
+
+def test_it_ends_with_one_object(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = ["--strategy", "sgd", "--workers", "3", "--step-ms", "10", "--serve-ms", "1", "--delay-ms", "5"]
+    code, result, _ = simulate(shapes, capsys, *fixed, "--slow", "4", "--mbps", "100")
+    assert code == 0
+    assert (result["strategy"], result["workers"], result["updates"], result["faults"]) == ("sgd", 3, 18, 0)
+    assert result["bytes_sent"] == result["bytes_received"] > 0
+    # 18 steps of at least 10 ms, on two workers and a quarter at most.
+    assert result["virtual_seconds"] > 18 * 0.010 / 2.25
+    assert result["accuracy"] > 1 / 3
+    again = simulate(shapes, capsys, *fixed, "--slow", "4", "--mbps", "100")[1]
+    same = ("accuracy", "virtual_seconds", "loss", "staleness")
+    assert [result[key] for key in same] == [again[key] for key in same]
+
+
+def test_a_worker_that_dies_is_a_fault_and_no_step_is_lost(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, result, _ = simulate(
+        shapes, capsys, "--strategy", "fedavg", "--workers", "2", "--step-ms", "10", "--leave", "0.1"
+    )
+    assert (code, result["faults"], result["accuracy"] > 1 / 3) == (0, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--strategy", "no-such"], "no-such"),
+        (["--workers", "1", "--slow", "2", "--slow", "3"], "--slow"),
+        (["--workers", "0"], "--workers"),
+        (["--config", "none.toml"], "none.toml"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    shapes: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    code, result, error = simulate(shapes, capsys, *flags)
+    assert (code, result) == (2, None)
+    assert said in error
+
+
+def test_all_workers_dead_is_an_error_and_no_result(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, result, error = simulate(shapes, capsys, "--workers", "1", "--step-ms", "10", "--leave", "0.05")
+    assert (code, result) == (1, None)
+    assert "died" in error
