@@ -43,7 +43,7 @@ class ImageSet:
     """Images of one size with their labels, where they have any."""
 
     images: Array
-    """UINT8 `[n, h, w, 3]`, RGB."""
+    """UINT8 `[n, h, w, 3]`, RGB; `[n, h, w, 1]` of MNIST."""
     fine: Array | None
     """int64 `[n]`, or None where the images are unlabelled."""
     coarse: Array | None

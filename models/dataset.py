@@ -1,4 +1,4 @@
-"""A data set with its hierarchy: CIFAR-100, or any folder of images with a hierarchy file.
+"""A data set with its hierarchy: CIFAR-100, MNIST, or any folder of images with a hierarchy file.
 
 A folder data set looks like this; class folders are named as the classes in `hierarchy.toml`:
 
@@ -12,19 +12,22 @@ For networks whose classes are known, pictures in folders that are called like t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from models.data import ImageSet, Split, read_cifar100, read_folder
 from models.folders import FolderImages, read_labelled
 from models.hierarchy import Hierarchy, bundled_hierarchy
 from models.manifest import ModelEntry
+from models.mnist import DIGITS, read_mnist
 from tierkit.errors import DataError
 
-__all__ = ["CIFAR100", "Dataset"]
+__all__ = ["CIFAR100", "BuiltIn", "Dataset"]
 
-CIFAR100 = "cifar100"
+BuiltIn = Literal["cifar100", "mnist"]
+CIFAR100: BuiltIn = "cifar100"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +39,19 @@ class Dataset:
     source: str
     """Origin and terms, for the manifest."""
     folder: Path | None
-    """The folder data set, or the folder that holds `cifar-100-python/`."""
+    """The folder data set, or the folder that holds `cifar-100-python/` and `mnist/`."""
     size: tuple[int, int] = (32, 32)
     """Height and width that images are brought to."""
+    reader: Callable[[Split, Path | None], ImageSet] | None = None
+    """Reads a built-in data set from `folder`; None for a folder data set."""
 
     @classmethod
     def open(cls, name: str, root: Path | None, *, hierarchy: Hierarchy | None = None) -> Dataset:
         """A data set by name or folder; images are read by `read`.
 
         Args:
-            name: "cifar100", or the path of a folder data set.
-            root: folder that holds `cifar-100-python/`, for "cifar100".
+            name: "cifar100", "mnist", or the path of a folder data set.
+            root: folder that holds `cifar-100-python/` and `mnist/`, for these two.
             hierarchy: of a folder that has no file for it.
 
         Raises:
@@ -61,13 +66,24 @@ class Dataset:
                     "https://www.cs.toronto.edu/~kriz/cifar.html, free for research with this citation"
                 ),
                 folder=root,
+                reader=read_cifar100,
+            )
+        if name == DIGITS.name:
+            return cls(
+                name=name,
+                hierarchy=DIGITS,
+                source="MNIST, Y. LeCun, C. Cortes, C. J. C. Burges, The MNIST Database of Handwritten Digits, 1998",
+                folder=root,
+                size=(28, 28),
+                reader=read_mnist,
             )
         folder = Path(name)
         files = [path for path in (folder / "hierarchy.toml", folder / "hierarchy.json") if path.is_file()]
         if not files and hierarchy is not None:
             return cls(name=folder.name, hierarchy=hierarchy, source=folder.name, folder=folder)
         if not files:
-            raise DataError(f"{name!r} is neither {CIFAR100!r} nor a folder with a hierarchy.toml or hierarchy.json")
+            known = " nor ".join(map(repr, get_args(BuiltIn)))
+            raise DataError(f"{name!r} is neither {known} nor a folder with a hierarchy.toml or hierarchy.json")
         hierarchy = Hierarchy.load(files[0])
         return cls(name=hierarchy.name, hierarchy=hierarchy, source=hierarchy.name, folder=folder)
 
@@ -77,8 +93,8 @@ class Dataset:
         Raises:
             DataError: they are missing or damaged.
         """
-        if self.name == CIFAR100:
-            return read_cifar100(split, self.folder)
+        if self.reader is not None:
+            return self.reader(split, self.folder)
         assert self.folder is not None
         return read_folder(self.folder / split, self.hierarchy, size=self.size)
 
@@ -89,8 +105,8 @@ class Dataset:
         Raises:
             DataError: they are missing, or in folders that are called like no class.
         """
-        if self.name == CIFAR100:
-            return read_cifar100(split, self.folder)
+        if self.reader is not None:
+            return self.reader(split, self.folder)
         assert self.folder is not None
         splits = set(get_args(Split)) - set(self.hierarchy.fine)
         parted = any((self.folder / each).is_dir() for each in splits)
