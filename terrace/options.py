@@ -31,6 +31,7 @@ __all__ = [
     "Json",
     "LowestTier",
     "ModelSet",
+    "OtherDataset",
     "TlsCa",
     "TokenFile",
     "Untrusted",
@@ -74,16 +75,18 @@ ModelSet = Annotated[
         help="Model set (folder of networks and manifest); Terrace's own unless given.",
     ),
 ]
-Data = Annotated[Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder that holds cifar-100-python/.")]
-DatasetName = Annotated[
-    str,
-    typer.Option(
-        "--dataset",
-        metavar="NAME",
-        help="cifar100, or a folder with hierarchy.toml, train/ and test/. To measure networks, pictures in folders "
-        "called like their classes will do.",
-    ),
+Data = Annotated[
+    Path | None, typer.Option(envvar="TERRACE_DATA", help="Folder that holds cifar-100-python/ and mnist/.")
 ]
+_DATASET = typer.Option(
+    "--dataset",
+    metavar="NAME",
+    help="cifar100, mnist, or a folder with hierarchy.toml, train/ and test/. To measure networks, pictures in folders "
+    "called like their classes will do.",
+)
+DatasetName = Annotated[str, _DATASET]
+OtherDataset = Annotated[str | None, _DATASET]
+"""The configuration's unless given."""
 
 
 LowestTier = Literal["end", "edge"]

@@ -17,9 +17,9 @@ from models.held_out import hold_out
 from models.training.batches import statistics
 from models.training.checkpoint import load_checkpoint
 from models.training.data import TrainingData
-from models.training.learner import averaged_network
+from models.training.learner import averaged_network, check_images
 from models.training.networks import build_network
-from models.training.run import RunOptions, drive, read_training_images
+from models.training.run import RunOptions, drive
 from tierkit.errors import WeightsError
 
 __all__ = ["train_encoder"]
@@ -53,15 +53,16 @@ def train_encoder(
     """
     options.prepare()
     options.say("reading the training images")
-    data, hierarchy, teacher = read_training_images(dataset), dataset.hierarchy, None
+    data, hierarchy, teacher = dataset.read("train"), dataset.hierarchy, None
     if config.teacher is not None:
         names = config.teacher.runs
         options.say(f"getting the answers of {', '.join(names)} to them")
         teacher = teacher_answers(names, data, runs / "answers" / f"{'+'.join(names)}.pt", weights)
     initial = None if config.initial is None else load_checkpoint(runs / config.initial, hierarchy).averaged
     images = TrainingData(config, data, hierarchy, teacher=teacher, device=options.device)
-    learner = EncoderLearner(config, images, _upper(config, data, dataset, upper_runs, weights), initial)
-    return drive(learner, runs / config.name, options, dataset, EncoderRecord)
+    upper = _upper(config, data, dataset, upper_runs, weights)
+    check_images(upper, data.images.shape[1:], config)
+    return drive(EncoderLearner(config, images, upper, initial), runs / config.name, options, dataset, EncoderRecord)
 
 
 def _upper(config: BottleneckConfig, data: ImageSet, dataset: Dataset, runs: Path, weights: Path | None) -> nn.Module:

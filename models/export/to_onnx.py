@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from models.split import FEATURES, HEAD_NODES_KEY
 from models.training.batches import Statistics
+from tierkit.errors import WeightsError
 
 __all__ = ["export_head", "export_onnx", "export_published", "export_tail", "mark_cut"]
 
@@ -44,7 +45,12 @@ def export_onnx(network: nn.Module, known: Statistics, image_shape: tuple[int, i
         network: maps normalised float images to logits; left in evaluation mode.
         known: the normalisation that it was trained with.
         image_shape: height and width.
+
+    Raises:
+        WeightsError: the network has no convolution.
     """
+    if not any(isinstance(module, nn.Conv2d) for module in network.modules()):
+        raise WeightsError("a network without convolutions cannot be exported: to serve one, train another kind")
     model = _export(_of_pixels(network, known), _pixels(image_shape), "images", "logits")
     _name_cut(model)
     mark_cut(model)

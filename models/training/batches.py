@@ -36,7 +36,7 @@ class Batch:
     """One step's images and what is known of them."""
 
     images: Tensor
-    """Float `[n, 3, h, w]`, normalised, channels last."""
+    """Float `[n, c, h, w]`, normalised, channels last; `c` is 3, or 1 of grey images."""
     index: Tensor
     """int64 `[n]`: which images of the data set these are."""
     flipped: Tensor
@@ -48,7 +48,7 @@ class Batch:
 
 
 def statistics(images: np.ndarray) -> Statistics:
-    """Centre and spread of UINT8 images `[n, h, w, 3]`."""
+    """Centre and spread of UINT8 images `[n, h, w, c]`."""
     counts = np.bincount(images.ravel(), minlength=256)
     values = np.arange(256)
     mean = round(float((counts * values).sum() / counts.sum()))
@@ -58,7 +58,7 @@ def statistics(images: np.ndarray) -> Statistics:
 
 
 def normalise(images: Tensor, known: Statistics) -> Tensor:
-    """UINT8 `[n, h, w, 3]` to float `[n, 3, h, w]` around zero with unit variance, channels last in memory."""
+    """UINT8 `[n, h, w, c]` to float `[n, c, h, w]` around zero with unit variance, channels last in memory."""
     return ((images.float() - known.mean) / known.std).permute(0, 3, 1, 2)
 
 
@@ -98,7 +98,7 @@ class BatchSource:
     def _crop(self, index: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         n, span = len(index), 2 * self._config.crop_padding + 1
         top, left = torch.randint(span, (2, n, 1), generator=draw).to(self._device)
-        flipped = torch.randint(2, (n, 1), generator=draw).to(self._device)
+        flipped = torch.randint(1 + self._config.mirror, (n, 1), generator=draw).to(self._device)
         rows = top + torch.arange(self._height, device=self._device)
         columns = torch.arange(self._width, device=self._device)
         columns = left + torch.where(flipped == 1, self._width - 1 - columns, columns)

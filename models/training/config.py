@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from models.dataset import CIFAR100, BuiltIn
 from models.manifest import PlainName
 from tierkit.documents import Frozen, read_document
 from tierkit.errors import InvalidInput
@@ -46,6 +47,8 @@ class TrainConfig(Frozen):
     """Where it serves."""
     target: Literal["fine", "coarse"]
     """Which labels its output has."""
+    dataset: BuiltIn = CIFAR100
+    """What it is trained on, unless the command names another data set."""
     network: NetworkConfig
     teacher: TeacherConfig | None = None
     initial: PlainName | None = None
@@ -70,6 +73,8 @@ class TrainConfig(Frozen):
     """Beta parameter of cutmix (arXiv:1905.04899); 0 switches it off. With both, each batch draws one."""
     crop_padding: int = Field(default=4, ge=0)
     """Pixels of reflected border from which random crops are taken."""
+    mirror: bool = True
+    """Whether every other image, drawn at random, is mirrored; not for digits or letters."""
     early_side: PositiveInt | None = None
     """Height and width that images are shrunk to in the early epochs, which then cost less; None for never."""
     early_share: float = Field(default=0.5, ge=0, le=1)

@@ -18,7 +18,7 @@ from models.training.gemm_conv import use_matrix_products
 from models.training.loss import training_loss
 from models.training.networks import build_network
 from models.training.schedule import learning_rate
-from tierkit.errors import WeightsError
+from tierkit.errors import DataError, WeightsError
 from tierkit.inference.model import Array
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "NetworkLearner",
     "autocast",
     "averaged_network",
+    "check_images",
     "load_weights",
     "make_optimizer",
     "predict",
@@ -44,6 +45,7 @@ class NetworkLearner:
 
     Raises:
         WeightsError: `initial` does not fit.
+        DataError: the images do not fit.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, initial: dict[str, Tensor] | None = None) -> None:
@@ -53,6 +55,7 @@ class NetworkLearner:
         self.network: nn.Module = _Student(config, data.hierarchy).to(data.device, memory_format=torch.channels_last)
         if initial is not None:
             load_weights(self.network.network, initial, f"the weights that {config.name!r} is to start from")
+        check_images(self.network, data.held_out.images.shape[1:], config)
         self._optimizer = make_optimizer(self.network, config)
         if data.device.type == "cpu" and config.precision == "bf16":
             use_matrix_products(self.network)
@@ -71,6 +74,8 @@ class NetworkLearner:
         """Add the gradients of a step to those of the network's parameters; its loss."""
         batch = self.data.batches.batch(step)
         self.network.train()
+        # Dropout too depends on nothing but seed and step: a resumed run is an unbroken one.
+        torch.manual_seed(self.config.seed * 2_654_435_761 + step)
         with autocast(self.config, self.data.device):
             output, auxiliary = self.network(batch.images)
         loss = training_loss(output, auxiliary, batch, self.data.labels, self.config)
@@ -141,7 +146,7 @@ def served_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 def predict(
     network: nn.Module, images: np.ndarray, known: Statistics, config: TrainConfig, device: torch.device
 ) -> np.ndarray:
-    """Logits, FP32 `[n, classes]`, of UINT8 images `[n, h, w, 3]`, in the precision of `config`.
+    """Logits, FP32 `[n, classes]`, of UINT8 images `[n, h, w, c]`, in the precision of `config`.
 
     On a CPU in bf16 the convolutions of `network` change their form (`use_matrix_products`).
     """
@@ -154,6 +159,24 @@ def predict(
             for start in range(0, len(images), EVALUATION_BATCH)
         ]
     return torch.cat(parts).float().cpu().numpy()
+
+
+def check_images(network: nn.Module, shape: tuple[int, ...], config: TrainConfig) -> None:
+    """Raise DataError unless the network takes images of this height, width and number of colours, and as small as they
+    are in the early epochs. It is left in evaluation mode."""
+    height, width, colours = shape
+    sizes = [(height, width), *([] if config.early_side is None else [(config.early_side, config.early_side)])]
+    for size in sizes:
+        image = torch.zeros(1, colours, *size, device=next(network.parameters()).device)
+        try:
+            with torch.inference_mode():
+                network.eval()(image)
+        except RuntimeError as error:
+            raise DataError(
+                f"the network of {config.name!r} takes no images of {size[0]} x {size[1]} pixels with {colours} "
+                f"{'colour' if colours == 1 else 'colours'}: name another data set with --dataset, or change the "
+                "configuration"
+            ) from error
 
 
 def make_optimizer(network: nn.Module, config: TrainConfig) -> torch.optim.SGD:

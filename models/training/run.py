@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from models.data import ImageSet
-from models.dataset import CIFAR100, Dataset
+from models.dataset import Dataset
 from models.training.checkpoint import EpochRow, load_checkpoint
 from models.training.config import TrainConfig
 from models.training.curves import draw_curves
@@ -23,9 +21,9 @@ from models.training.learner import NetworkLearner, served_weights
 from models.training.record import TrainingRecord, make_record, save_record
 from models.training.teacher import teacher_probabilities
 from models.training.trainer import Learner, Progress, resume
-from tierkit.errors import DataError, ProviderUnavailable, WeightsError
+from tierkit.errors import ProviderUnavailable, WeightsError
 
-__all__ = ["RunOptions", "drive", "read_training_images", "train_run"]
+__all__ = ["RunOptions", "drive", "train_run"]
 
 Record = TypeVar("Record", bound=TrainingRecord)
 
@@ -58,34 +56,6 @@ class RunOptions:
             torch.set_num_threads(self.threads)
 
 
-def read_training_images(dataset: Dataset) -> ImageSet:
-    """The training images; CIFAR-100 through torchvision, which checks the md5 of its files.
-
-    Raises:
-        DataError: they are missing or damaged.
-    """
-    if dataset.name != CIFAR100:
-        return dataset.read("train")
-    if dataset.folder is None:
-        raise DataError("no data folder given: set TERRACE_DATA to the folder that holds cifar-100-python/")
-    from torchvision.datasets import CIFAR100 as TorchvisionCIFAR100
-
-    try:
-        stored = TorchvisionCIFAR100(str(dataset.folder), train=True, download=False)
-    except RuntimeError as error:
-        raise DataError(
-            f"{dataset.folder / 'cifar-100-python'} is missing or damaged: unpack cifar-100-python.tar.gz there"
-        ) from error
-    fine = np.asarray(stored.targets, dtype=np.int64)
-    return ImageSet(
-        images=np.asarray(stored.data),
-        fine=fine,
-        coarse=dataset.hierarchy.coarse_labels(fine),
-        names=tuple(f"train/{index:05d}" for index in range(len(fine))),
-        hierarchy_name=dataset.hierarchy.name,
-    )
-
-
 def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOptions) -> TrainingRecord:
     """Train `config` in the folder `runs / config.name`, or go on with what is there.
 
@@ -102,7 +72,7 @@ def train_run(config: TrainConfig, dataset: Dataset, runs: Path, options: RunOpt
     """
     options.prepare()
     options.say("reading the training images")
-    data, hierarchy, teacher = read_training_images(dataset), dataset.hierarchy, None
+    data, hierarchy, teacher = dataset.read("train"), dataset.hierarchy, None
     if config.teacher is not None:
         names = config.teacher.runs
         options.say(f"getting the answers of {', '.join(names)} to them")

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from models.session import softmax
@@ -200,7 +201,7 @@ def resume(learner: Learner, folder: Path, *, checkpoint_every_s: float = 300.0)
     if checkpoint is None:
         return trainer
     for same, other in (
-        (checkpoint.config == learner.config.model_dump(mode="json"), "with another configuration"),
+        (_is_config(checkpoint.config, learner.config), "with another configuration"),
         (checkpoint.trained_for == learner.data.hierarchy, "for another hierarchy"),
         (checkpoint.data_sha256 == learner.data.sha256, "on other training images"),
     ):
@@ -208,3 +209,11 @@ def resume(learner: Learner, folder: Path, *, checkpoint_every_s: float = 300.0)
             raise Conflict(f"{folder / CHECKPOINT} belongs to a run {other}; use another folder of runs, or remove it")
     trainer.restore(checkpoint)
     return trainer
+
+
+def _is_config(stored: dict[str, Any], config: TrainConfig) -> bool:
+    # Fields that came after the run was begun have their defaults.
+    try:
+        return type(config).model_validate(stored) == config
+    except ValidationError:
+        return False

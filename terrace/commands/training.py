@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from pydantic import BaseModel
 
-from models.dataset import CIFAR100, Dataset
+from models.dataset import Dataset
 from terrace.commands.processors import Processor, within_cores
 from terrace.console import print_json, progress_bars, screen
-from terrace.options import Data, DatasetName, Json
+from terrace.options import Data, Json, OtherDataset
 from terrace.stoppable import interruptible
 from tierkit.errors import InvalidInput, SetupError
 
 if TYPE_CHECKING:
+    from models.training.config import TrainConfig
     from models.training.record import TrainingRecord
     from models.training.run import RunOptions
 
@@ -28,7 +28,7 @@ __all__ = ["TorchThreads", "Training", "say", "training_command"]
 TorchThreads = Annotated[
     int | None, typer.Option(min=1, callback=within_cores, help="CPU threads; torch's own choice unless given.")
 ]
-Config = TypeVar("Config", bound=BaseModel)
+Config = TypeVar("Config", bound="TrainConfig")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Training:
         Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
     ] = None
     data: Data = None
-    dataset: DatasetName = CIFAR100
+    dataset: OtherDataset = None
     device: Annotated[Processor, typer.Option(help="What to train on.")] = Processor.CPU
     threads: TorchThreads = None
     minutes: Annotated[
@@ -79,7 +79,7 @@ class Training:
                 report=lambda step: progress.update(bar, completed=step.step, total=step.steps),
                 say=say,
             )
-            record = train(config, Dataset.open(self.dataset, self.data), options)
+            record = train(config, Dataset.open(self.dataset or config.dataset, self.data), options)
         if self.json:
             print_json(record.model_dump(mode="json"))
             return

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from models.training.networks.mlp import Mlp
 from models.training.networks.mobilenet import MobileNetV1
 from models.training.networks.resnet import ResNet34
 from models.training.networks.wideresnet import WideResNet
@@ -15,6 +16,7 @@ from tierkit.errors import InvalidInput
 __all__ = ["Network", "build_network", "count_parameters"]
 
 _KINDS: dict[str, type[nn.Module]] = {
+    "mlp": Mlp,
     "mobilenet-v1": MobileNetV1,
     "resnet-34": ResNet34,
     "wide-resnet": WideResNet,
@@ -31,7 +33,7 @@ class Network(Protocol):
 
 
 def build_network(kind: str, classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """A freshly initialised network that maps float images `[n, 3, h, w]` to logits `[n, classes]`.
+    """A freshly initialised network that maps float images `[n, c, h, w]` to logits `[n, classes]`.
 
     Raises:
         InvalidInput: there is no such kind, or it does not take these options.

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.train
         ("resnet-34", 100, {"stem_kernel": 3}, 21_328_356),
         ("wide-resnet", 100, {"depth": 28, "width": 10}, 36_536_884),
         ("wide-resnet", 100, {"depth": 16, "width": 2}, 703_284),
+        ("mlp", 10, {"hidden": [100]}, 784 * 100 + 100 + 100 * 10 + 10),
+        ("mlp", 10, {"inputs": 192, "hidden": [], "activation": "relu"}, 192 * 10 + 10),
     ],
 )
 def test_parameter_counts(kind: str, classes: int, options: dict[str, Any], parameters: int):
@@ -66,11 +68,27 @@ def test_logits_of_any_image_size(kind: str, options: dict[str, Any]):
         ("resnet-34", {"depth": 34}),
         ("wide-resnet", {"depth": 27}),
         ("mobilenet-v1", {"block_strides": [1, 2]}),
+        ("mlp", {"hidden": 100}),
+        ("mlp", {"hidden": [64, 0]}),
+        ("mlp", {"hidden": ["64"]}),
+        ("mlp", {"inputs": 784.0}),
+        ("mlp", {"activation": "gelu"}),
+        ("mlp", {"dropout": 1.0}),
+        ("mlp", {"dropout": "0.5"}),
     ],
 )
 def test_wrong_options_are_refused(kind: str, options: dict[str, Any]):
     with pytest.raises(InvalidInput):
         build_network(kind, 10, options)
+
+
+def test_dropout_leaves_units_out_in_training_alone():
+    network = build_network("mlp", 10, {"inputs": 48, "hidden": [1000], "dropout": 0.25})
+    images = torch.randn(2, 3, 4, 4)
+    assert float((network.embed(images) == 0).float().mean()) == pytest.approx(0.25, abs=0.05)
+    network.eval()
+    assert torch.equal(network(images), network(images))
+    assert int((network.embed(images) == 0).sum()) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Training: batches, loss, schedule, configuration, checkpoints, and runs that are killed and resumed."""
 
+import copy
 import dataclasses
 import os
 import signal
@@ -105,6 +106,34 @@ def test_without_padding_a_crop_is_the_image_or_its_mirror_image(data: ImageSet)
     torch.testing.assert_close(batch.images, expected)
 
 
+def test_digits_are_neither_mirrored_nor_coloured(data: ImageSet):
+    grey = dataclasses.replace(data, images=data.images[..., :1])
+    batches = source(grey, crop_padding=0, mirror=False)
+    batch = batches.batch(0)
+    assert int(batch.flipped.sum()) == 0
+    whole = normalise(torch.from_numpy(grey.images), batches.statistics)[batch.index]
+    assert whole.shape[1] == 1
+    torch.testing.assert_close(batch.images, whole)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"network": {"kind": "mlp", "options": {"inputs": 784}}},
+        {"network": {"kind": "mlp", "options": {"inputs": 192}}, "early_side": 6},
+        {"network": {"kind": "mobilenet-v1"}},
+    ],
+    ids=["size", "early size", "colours"],
+)
+def test_a_network_that_does_not_take_the_images_is_told_before_the_first_step(data: ImageSet, changes):
+    if changes["network"]["kind"] == "mobilenet-v1":
+        data = dataclasses.replace(data, images=data.images[..., :1])
+    config = make_config(**changes)
+    with pytest.raises(DataError, match=r"takes no images of . x . pixels with . colours?: .*--dataset") as caught:
+        NetworkLearner(config, TrainingData(config, data, SHAPES))
+    assert "\n" not in str(caught.value)
+
+
 def test_early_epochs_have_small_images(data: ImageSet):
     batches = source(data, early_side=5, early_share=0.34)
     sides = [batches.batch(epoch * batches.steps_per_epoch).images.shape[2] for epoch in range(3)]
@@ -180,8 +209,13 @@ def reached(trainer: Trainer, step: int) -> bool:
     return trainer.step >= step
 
 
+DROPOUT = {"network": {"kind": "mlp", "options": {"inputs": 192, "hidden": [16, 16], "dropout": 0.5}}}
+
+
 @pytest.mark.parametrize(
-    "changes", [{}, {"precision": "bf16", "mixup": 0.2, "cutmix": 1.0, "early_side": 6}], ids=["plain", "mixed"]
+    "changes",
+    [{}, {"precision": "bf16", "mixup": 0.2, "cutmix": 1.0, "early_side": 6}, DROPOUT],
+    ids=["plain", "mixed", "dropout"],
 )
 def test_a_stopped_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Path, changes):
     config = make_config(**changes)
@@ -193,6 +227,20 @@ def test_a_stopped_run_goes_on_to_the_same_weights(data: ImageSet, tmp_path: Pat
     assert len(trainer.rows) == config.epochs
     for name, value in trainer.averaged.items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_a_step_with_dropout_can_be_done_again(data: ImageSet):
+    config = make_config(**DROPOUT)
+    learner = NetworkLearner(config, TrainingData(config, data, SHAPES))
+    learner.learn(0)
+    before = copy.deepcopy(learner.state())
+    losses, after = [], []
+    for _ in range(2):
+        learner.restore(*copy.deepcopy(before))
+        losses.append(learner.learn(1))
+        after.append(copy.deepcopy(learner.state()[0]))
+    assert losses[0] == losses[1]
+    assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])
 
 
 KILLED = """
@@ -286,7 +334,9 @@ def test_a_checkpoint_of_the_first_format_goes_on(data: ImageSet, tmp_path: Path
     }
     content: dict[str, Any] = {
         "step": 5,
-        "config": {**config.model_dump(mode="json")},
+        "config": {
+            name: value for name, value in config.model_dump(mode="json").items() if name not in {"dataset", "mirror"}
+        },
         "hierarchy": {
             "name": "shapes",
             "fine": ["circle", "ellipse", "square"],
@@ -430,6 +480,15 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(data: ImageSet, tmp_path: P
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
 
 
+def test_a_checkpoint_with_an_unknown_field_is_of_another_configuration(data: ImageSet, tmp_path: Path):
+    started(make_config(), data, SHAPES, tmp_path).run(last=1)
+    checkpoint = stored(tmp_path)
+    checkpoint.config["colour"] = 1
+    save_checkpoint(tmp_path, checkpoint)
+    with pytest.raises(Conflict, match="another configuration"):
+        started(make_config(), data, SHAPES, tmp_path)
+
+
 def test_labels_outside_the_hierarchy_are_refused(data: ImageSet, tmp_path: Path):
     with pytest.raises(DataError, match="label 9 is outside"):
         started(make_config(), dataclasses.replace(data, fine=fine_of(data) + 7), SHAPES, tmp_path)
@@ -437,7 +496,7 @@ def test_labels_outside_the_hierarchy_are_refused(data: ImageSet, tmp_path: Path
 
 def test_every_bundled_configuration_is_valid_and_named_as_its_file():
     names = {path.stem for path in CONFIGS.glob("*.toml")}
-    assert {"mobilenet-v1-0.5", "resnet-34", "wrn-16-2", "wrn-28-10"} <= names
+    assert {"mobilenet-v1-0.5", "resnet-34", "wrn-16-2", "wrn-28-10", "mnist-100", "mnist-64-64"} <= names
     for name in names:
         assert find_config(name, None).name == name
 
