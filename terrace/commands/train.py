@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from models.dataset import CIFAR100, Dataset
+from models.dataset import Dataset
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
-from terrace.options import Data, DatasetName, Json, training_extra
+from terrace.options import Data, Json, OtherDataset, training_extra
 from terrace.stoppable import interruptible
 from tierkit.errors import InvalidInput, SetupError
 
@@ -61,7 +61,7 @@ def simulate_run(
         float | None, typer.Option(min=0, help="What an update takes the host; measured here unless given.")
     ] = None,
     data: Data = None,
-    dataset: DatasetName = CIFAR100,
+    dataset: OtherDataset = None,
     threads: TorchThreads = None,
     json: Json = False,
 ) -> None:
@@ -92,7 +92,7 @@ def simulate_run(
     if threads is not None:
         torch.set_num_threads(threads)
     say("reading the images")
-    images, test = read_images(network, Dataset.open(dataset, data))
+    images, test = read_images(network, Dataset.open(dataset or network.dataset, data))
     with progress_bars("step") as progress:
         bar = progress.add_task(network.name, total=None)
         result = {

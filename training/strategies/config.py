@@ -79,7 +79,7 @@ StrategyConfig = ServerConfig | OuterConfig
 STRATEGIES: dict[str, StrategyConfig] = {
     "sgd": ServerConfig(rule="sgd"),
     # Dean et al. 2012, section 4.1: AdaGrad at the server.
-    "downpour": ServerConfig(rule="adagrad", rate=0.02, n_fetch=5, n_push=5),
+    "downpour": ServerConfig(rule="adagrad", rate=0.1, n_fetch=5, n_push=5),
     "dc-constant": ServerConfig(rule="dc-constant", delay_compensation=0.04),
     "dc-adaptive": ServerConfig(rule="dc-adaptive", delay_compensation=2.0),
     "average": ServerConfig(rule="average", n_fetch=10, n_push=10),

@@ -1,5 +1,7 @@
 """The networks' learner with flat weights: units that can be repeated, and one worker that is sequential training."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,15 @@ CONFIG = TrainConfig.model_validate(
     }
 )
 DATA = shape_images(8)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Steps as small as these cost more to share than to compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def learner(config: TrainConfig = CONFIG) -> FlatLearner:
