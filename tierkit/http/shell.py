@@ -102,7 +102,8 @@ class Shell:
         if path == "/livez":
             await JSONResponse({"status": "alive"})(scope, receive, send)
         elif path in ("/readyz", "/healthz"):
-            health = await self._health(told=self._may_know(scope))
+            standby_ok = scope["query_string"] == b"standby=ok"
+            health = await self._health(told=self._may_know(scope), standby_ok=standby_ok)
             await health(scope, receive, send)
         elif path != "/metrics" and (self.app is None or not lifecycle.ready):
             # Before the gate, which does not know its sessions yet: a page that is signed in should stay so.
@@ -166,8 +167,13 @@ class Shell:
         """Whether the caller may know more of the service than its state."""
         return self._gate is None or self._gate.knows(scope["headers"])
 
-    async def _health(self, *, told: bool) -> Response:
-        """`told`: the caller may know more than the state."""
+    async def _health(self, *, told: bool, standby_ok: bool) -> Response:
+        """The answer to a health check.
+
+        Args:
+            told: the caller may know more than the state.
+            standby_ok: a standby is as well as a service that is ready.
+        """
         lifecycle = self._lifecycle
         standby = lifecycle.standby()
         checks = await lifecycle.run_checks()  # also while it starts: they say what it waits for
@@ -184,7 +190,7 @@ class Shell:
             answer |= {"node_id": self._node_id, "in_flight": lifecycle.in_flight, "checks": dict(checks)}
             if standby is not None:
                 answer["reason"] = standby
-        return JSONResponse(answer, 200 if state == "ready" else 503)
+        return JSONResponse(answer, 200 if state == "ready" or (standby_ok and state == "standby") else 503)
 
 
 class _Within:

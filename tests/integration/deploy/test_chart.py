@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from edge_node.settings import EdgeSettings
 from end_node.settings import EndSettings
 from models.data import read_sample
 from scheduler.settings import SchedulerSettings
+from tests.postgres import PostgresServer
 from tierkit.access import read_book, read_token
 from tierkit.client import AsyncClient
 from tierkit.errors import SetupError
@@ -61,6 +62,13 @@ MATRIX: dict[str, dict[str, Any]] = {
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
     },
+    "three schedulers, no volume": {
+        "scheduler": {
+            "replicas": 3,
+            "database": {"existingSecret": "postgres"},
+            "persistence": {"enabled": False},
+        },
+    },
     "own tokens, no volume": {
         "auth": {"existingSecret": "own-tokens"},
         "scheduler": {
@@ -75,6 +83,8 @@ MATRIX: dict[str, dict[str, Any]] = {
         "fullnameOverride": "f" * 40,
         "settings": {"log_level": "debug", "drain_s": 30.5},
         "scheduler": {
+            "replicas": 2,
+            "database": {"existingSecret": "postgres", "key": "terrace"},
             "settings": {"trusted": ["end", "edge", "cloud"], "max_body_bytes": 2147483648, "hedge": True},
             "persistence": {"size": "1.5Ti", "storageClassName": "fast"},
             "affinity": {"nodeAffinity": {}},
@@ -169,7 +179,7 @@ def test_containers_have_no_rights_and_probes_and_time_to_end(manifests: list[Ma
         probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("liveness", "readiness")}
         assert probes == {
             "liveness": {"path": "/livez", "port": "http"},
-            "readiness": {"path": "/readyz", "port": "http"},
+            "readiness": {"path": "/readyz?standby=ok" if service == "scheduler" else "/readyz", "port": "http"},
         }
         drain_s = float(environment(container, service).get("drain_s", SETTINGS[service]().drain_s))
         assert drain_s + 10 <= pod["terminationGracePeriodSeconds"] <= drain_s + 20
@@ -243,14 +253,25 @@ def test_what_belongs_together_has_the_same_labels(manifests: list[Manifest]) ->
         chosen = manifest["spec"]["selector"]["matchLabels"].items()
         assert [chosen <= each.items() for each in labels].count(True) == 1
         assert chosen <= own.items()
-    (service,) = of_kind(manifests, "Service")
-    assert [service["spec"]["selector"].items() <= each.items() for each in labels].count(True) == 1
+    everybody, *each = of_kind(manifests, "Service")
+    assert [everybody["spec"]["selector"].items() <= own.items() for own in labels].count(True) == 1
+    (schedulers,) = of_kind(manifests, "StatefulSet")
+    name, replicas = schedulers["metadata"]["name"], schedulers["spec"]["replicas"]
+    assert (everybody["metadata"]["name"], schedulers["spec"]["serviceName"]) == (name, name)
+    selectors = [service["spec"]["selector"] for service in each]
+    if replicas > 1:
+        by_pod = {"statefulset.kubernetes.io/pod-name"}
+        assert [selector.keys() - everybody["spec"]["selector"].keys() for selector in selectors] == [by_pod] * replicas
+        assert [service["metadata"]["name"] for service in each] == [f"{name}-{number}" for number in range(replicas)]
     # Heartbeats reach a scheduler that is not ready, and nodes look for it under the name of its service.
-    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert all(service["spec"]["publishNotReadyAddresses"] is True for service in (everybody, *each))
+    urls = [
+        f"http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}" for service in each or [everybody]
+    ]
     for tier, pod in pods(manifests).items():
         if tier != "scheduler":
-            url = environment(pod["containers"][0], tier)["scheduler"]
-            assert url == f"http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+            said = environment(pod["containers"][0], tier)["scheduler"]
+            assert SETTINGS[tier].model_validate({"scheduler": said}).scheduler == tuple(urls)  # type: ignore[attr-defined]
 
 
 def test_there_is_one_scheduler_on_a_volume_of_its_own() -> None:
@@ -258,6 +279,25 @@ def test_there_is_one_scheduler_on_a_volume_of_its_own() -> None:
     assert scheduler["spec"]["replicas"] == 1
     (claim,) = scheduler["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert "database" not in environment(pods(rendered({}))["scheduler"]["containers"][0], "scheduler")
+    assert of_kind(rendered({}), "PodDisruptionBudget") == []
+
+
+def test_several_schedulers_share_a_database_and_are_replaced_one_after_the_other() -> None:
+    manifests = rendered(MATRIX["much"])
+    found = {each["name"]: each for each in pods(manifests)["scheduler"]["containers"][0]["env"]}
+    source = found["TERRACE_SCHEDULER_DATABASE"]["valueFrom"]["secretKeyRef"]
+    assert source == {"name": "postgres", "key": "terrace"}
+    (budget,) = of_kind(manifests, "PodDisruptionBudget")
+    (schedulers,) = of_kind(manifests, "StatefulSet")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"] == schedulers["spec"]["selector"]
+    assert "updateStrategy" not in schedulers["spec"]  # RollingUpdate, which waits for readiness
+
+
+def test_several_schedulers_without_a_database_are_refused_with_a_sentence() -> None:
+    with pytest.raises(helm.HelmRenderError, match="several schedulers need a database that they share"):
+        rendered({"scheduler": {"replicas": 2}})
 
 
 def test_a_queue_makes_more_nodes() -> None:
@@ -281,6 +321,9 @@ def test_a_queue_makes_more_nodes() -> None:
         {"tiers": {"end": {"kind": "StatefulSet"}}},
         {"tiers": {"end": {"settings": {"token": "secret"}}}},
         {"scheduler": {"settings": {"port": 1}}},
+        {"scheduler": {"settings": {"database": "postgresql+asyncpg://terrace:public@db/terrace"}}},
+        {"scheduler": {"replicas": 0}},
+        {"scheduler": {"database": {"existingSecret": "postgres", "key": ""}}},
         {"scheduler": {"settings": {"nested": {}}}},
         {"scheduler": {"persistence": {"size": "much"}}},
         {"tiers": {"end": {"kind": "DaemonSet", "autoscaling": {"enabled": True}}}},
@@ -415,21 +458,26 @@ class Fleet:
 
 
 def started_by_kubelet(
-    pod: Manifest, service: str, *, folder: Path, secret: dict[str, str], hosts: dict[str, str], port: int
+    pod: Manifest, name: str, *, folder: Path, secret: dict[str, str], hosts: dict[str, str], port: int
 ) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of a container, with its volumes as folders."""
+    """Command and environment of a container, with its volumes as folders.
+
+    Args:
+        secret: what the Secrets of the namespace hold.
+        hosts: URLs by those that the cluster resolves.
+    """
     (container,) = pod["containers"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     places = {}
     for mount in container["volumeMounts"]:
-        place = folder / service / mount["name"]
+        place = folder / name / mount["name"]
         place.mkdir(parents=True)
         places[mount["mountPath"]] = str(place)
         for item in volumes.get(mount["name"], {}).get("secret", {}).get("items", ()):
             path = place / item["path"]
             path.touch(mode=0o600)
             path.write_text(secret[item["key"]])
-    fields = {"status.podIP": "127.0.0.1", "metadata.name": f"{NAME}-{service}-abc", "spec.nodeName": "machine-1"}
+    fields = {"status.podIP": "127.0.0.1", "metadata.name": f"{NAME}-{name}-abc", "spec.nodeName": "machine-1"}
     known: dict[str, str] = {}
     for each in container["env"]:
         source = each.get("valueFrom", {})
@@ -438,6 +486,8 @@ def started_by_kubelet(
             value = container["resources"][kind][what]
         elif "fieldRef" in source:
             value = fields[source["fieldRef"]["fieldPath"]]
+        elif "secretKeyRef" in source:
+            value = secret[source["secretKeyRef"]["key"]]
         else:
             value = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], each["value"])
         path = next((path for path in places if f"{value}/".startswith(f"{path}/")), "")
@@ -453,31 +503,40 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@asynccontextmanager
+async def started(values: dict[str, Any], folder: Path, secret: dict[str, str]) -> AsyncIterator[Fleet]:
+    """Each container once, that of the scheduler as often as it has replicas.
+
+    Args:
+        secret: what the Secrets that the chart does not make hold.
+    """
+    manifests = rendered(values)
+    (made,), (schedulers,) = of_kind(manifests, "Secret"), of_kind(manifests, "StatefulSet")
+    secret = made["stringData"] | secret
+    each = pods(manifests)
+    each |= {f"scheduler-{number}": each["scheduler"] for number in range(schedulers["spec"]["replicas"])}
+    del each["scheduler"]
+    ports = {name: free_port() for name in each}
+    names = [name for name in each if name.startswith("scheduler-")]
+    hosts = {f"http://{NAME}-{name}:8070": f"http://127.0.0.1:{ports[name]}" for name in names}
+    hosts |= {f"http://{NAME}-scheduler:8070": f"http://127.0.0.1:{ports['scheduler-0']}"}
+    services: dict[str, ServiceProcess] = {}
+    async with AsyncExitStack() as stack:
+        for name, pod in sorted(each.items(), key=lambda each: each[0] not in names):
+            command, variables = started_by_kubelet(
+                pod, name, folder=folder, secret=secret, hosts=hosts, port=ports[name]
+            )
+            services[name] = await stack.enter_async_context(
+                service_process(command, ready_file=folder / f"{name}.ready", environment=variables)
+            )
+        yield Fleet(services=services, secret=secret)
+
+
 @pytest.fixture(scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    folder = tmp_path_factory.mktemp("pods")
-    manifests = rendered({"tiers": {"end": {"kind": "DaemonSet"}}})
-    (secret,) = of_kind(manifests, "Secret")
-    services: dict[str, ServiceProcess] = {}
-    hosts: dict[str, str] = {}
-    async with AsyncExitStack() as stack:
-        for service, pod in sorted(pods(manifests).items(), key=lambda each: each[0] != "scheduler"):
-            command, variables = started_by_kubelet(
-                pod, service, folder=folder, secret=secret["stringData"], hosts=hosts, port=free_port()
-            )
-            services[service] = await stack.enter_async_context(
-                service_process(command, ready_file=folder / f"{service}.ready", environment=variables)
-            )
-            hosts = {f"http://{NAME}-scheduler:8070": services["scheduler"].url.replace("0.0.0.0", "127.0.0.1")}
-        fleet = Fleet(services=services, secret=secret["stringData"])
-        async with fleet.http("admin.token") as http:
-
-            async def joined() -> bool:
-                answer = await http.get(f"{hosts[f'http://{NAME}-scheduler:8070']}/v1/devices")
-                devices = answer.raise_for_status().json()["devices"]
-                return len(devices) == 3 and all(device["reached"] for device in devices)
-
-            await wait_for(joined, what="the nodes of the chart")
+    async with started({"tiers": {"end": {"kind": "DaemonSet"}}}, tmp_path_factory.mktemp("pods"), {}) as fleet:
+        async with AsyncClient(url_of(fleet.services["scheduler-0"]), token=fleet.secret["admin.token"]) as client:
+            await wait_for(lambda: joined(client, 3), what="the nodes of the chart")
         yield fleet
 
 
@@ -485,8 +544,14 @@ def url_of(service: ServiceProcess) -> str:
     return service.url.replace("0.0.0.0", "127.0.0.1")
 
 
+async def joined(client: AsyncClient, nodes: int) -> bool:
+    """Whether the scheduler that leads reaches that many nodes."""
+    devices = await client.devices()
+    return len(devices) == nodes and all(device.reached for device in devices)
+
+
 async def test_the_services_run_as_rendered_and_know_each_other(fleet: Fleet) -> None:
-    url = url_of(fleet.services["scheduler"])
+    url = url_of(fleet.services["scheduler-0"])
     async with AsyncClient(url, token=fleet.secret["admin.token"]) as client:
         devices = {str(device.tier): device for device in await client.devices()}
         assert devices["end"].node_id == f"{NAME}-end-machine-1"
@@ -498,7 +563,7 @@ async def test_the_services_run_as_rendered_and_know_each_other(fleet: Fleet) ->
 async def test_prometheus_reads_each_pod_with_its_token_and_nobody_else_does(fleet: Fleet) -> None:
     for service in fleet.services.values():
         for token, status in (("metrics.token", 200), ("end.token", 401)):
-            if service is fleet.services["scheduler"] and token == "end.token":
+            if service is fleet.services["scheduler-0"] and token == "end.token":
                 continue  # a node may read the metrics of the scheduler
             async with fleet.http(token) as http:
                 assert (await http.get(f"{url_of(service)}/metrics")).status_code == status
@@ -511,3 +576,26 @@ async def test_pods_end_when_they_are_told_to(fleet: Fleet) -> None:
     for service in reversed(fleet.services.values()):
         service.terminate()
     assert await asyncio.gather(*(service.exit_code() for service in fleet.services.values())) == [0, 0, 0, 0]
+
+
+async def test_of_two_schedulers_one_leads_and_nodes_and_users_go_over_to_the_other(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    values = {
+        "scheduler": {"replicas": 2, "database": {"existingSecret": "postgres"}},
+        "tiers": {"cloud": {"enabled": False}},
+    }
+    readiness = pods(rendered(values))["scheduler"]["containers"][0]["readinessProbe"]["httpGet"]["path"]
+    async with started(values, tmp_path, {"url": postgres.database()}) as fleet, httpx.AsyncClient() as http:
+        schedulers = [fleet.services["scheduler-0"], fleet.services["scheduler-1"]]
+        assert [(await http.get(f"{url_of(each)}{readiness}")).status_code for each in schedulers] == [200, 200]
+        said = {(await http.get(f"{url_of(each)}/readyz")).json()["status"]: each for each in schedulers}
+        assert said.keys() == {"ready", "standby"}
+        urls = ",".join(map(url_of, schedulers))
+        async with AsyncClient(urls, token=fleet.secret["admin.token"]) as client:
+            await wait_for(lambda: joined(client, 2), what="the nodes of the chart")
+            said["ready"].terminate()  # as an update does
+            assert await said["ready"].exit_code() == 0
+            await wait_for(lambda: joined(client, 2), what="the nodes at the other scheduler")
+            job = await client.wait(await client.submit(read_sample().images[:20], scheme="end-edge"), budget_s=60)
+        assert (job.answered_coarse, job.answered_fine) == (20, 20)

@@ -19,6 +19,16 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
+{{- /* URLs of the schedulers, as nodes read them. */}}
+{{- define "terrace.schedulers" -}}
+{{- $name := printf "%s-scheduler" (include "terrace.fullname" .) }}
+{{- $urls := list }}
+{{- if eq (int .Values.scheduler.replicas) 1 }}{{ $urls = list (printf "http://%s:8070" $name) }}
+{{- else }}{{ range until (int .Values.scheduler.replicas) }}{{ $urls = append $urls (printf "http://%s-%d:8070" $name .) }}{{ end }}
+{{- end }}
+{{- join "," $urls }}
+{{- end }}
+
 {{- define "terrace.secret" -}}
 {{ .Values.auth.existingSecret | default (printf "%s-tokens" (include "terrace.fullname" .)) }}
 {{- end }}
@@ -77,7 +87,7 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{- /* What all containers have in common: (dict "root" $ "values" .Values.scheduler "port" 8070). */}}
+{{- /* What all containers have in common: (dict "root" $ "values" .Values.scheduler "port" 8070 "ready" "/readyz"). */}}
 {{- define "terrace.container" -}}
 image: {{ .values.image | default .root.Values.image | default (printf "terrace:%s" .root.Chart.AppVersion) | quote }}
 imagePullPolicy: {{ .root.Values.imagePullPolicy }}
@@ -88,7 +98,7 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
 readinessProbe:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {path: {{ .ready | quote }}, port: http}
   periodSeconds: 5
   timeoutSeconds: 5
 resources: {{ toJson .values.resources }}
