@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from models.dataset import Dataset
+from models.evaluate import Evaluation, score
 from models.training.checkpoint import EpochRow, load_checkpoint
 from models.training.config import TrainConfig
 from models.training.curves import draw_curves
 from models.training.data import TrainingData
-from models.training.learner import NetworkLearner, served_weights
+from models.training.learner import NetworkLearner, averaged_network, check_images, predict, served_weights
+from models.training.networks import count_parameters
 from models.training.record import TrainingRecord, make_record, save_record
 from models.training.teacher import teacher_probabilities
 from models.training.trainer import Learner, Progress, resume
 from tierkit.errors import ProviderUnavailable, WeightsError
 
-__all__ = ["RunOptions", "drive", "train_run"]
+__all__ = ["RunOptions", "drive", "measure_run", "train_run"]
 
 Record = TypeVar("Record", bound=TrainingRecord)
 
@@ -124,6 +126,29 @@ def drive(learner: Learner, folder: Path, options: RunOptions, dataset: Dataset,
     end = None if options.minutes is None else time.monotonic() + options.minutes * 60
     trainer.run(after_step, last=options.steps, stop=lambda: end is not None and time.monotonic() >= end)
     return record()
+
+
+def measure_run(folder: Path, dataset: Dataset, options: RunOptions) -> tuple[int, Evaluation]:
+    """Number of trained values of a run's network, and what its averaged weights answer to the test images.
+
+    Raises:
+        WeightsError: the folder has no checkpoint, or one for another hierarchy than the data set's.
+        DataError: the images are missing, or do not fit.
+        ProviderUnavailable: torch cannot use the device.
+    """
+    options.prepare()
+    device = torch.device(options.device)
+    network, config, known = averaged_network(load_checkpoint(folder, dataset.hierarchy, options.device))
+    test = dataset.read("test")
+    check_images(network, test.images.shape[1:], config)
+    network.to(device, memory_format=torch.channels_last)
+    begun = time.perf_counter()
+    logits = predict(network, test.images, known, config, device)
+    ms = (time.perf_counter() - begun) * 1e3
+    coarse, fine, ece = score(logits, test, dataset.hierarchy, target=config.target, temperature=1.0)
+    return count_parameters(network), Evaluation(
+        images=len(test), coarse_accuracy=coarse, fine_accuracy=fine, ece=ece, ms_per_image=ms / len(test)
+    )
 
 
 def _initial_weights(config: TrainConfig, folder: Path, dataset: Dataset) -> dict[str, Tensor]:

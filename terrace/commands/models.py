@@ -41,7 +41,7 @@ from terrace.commands.importing import import_network
 from terrace.commands.processors import Processor, within_cores
 from terrace.commands.training import Training, say, training_command
 from terrace.console import Column, Listing, percent, plain_table, print_json, progress_bars, screen, tier_text
-from terrace.options import Data, DatasetName, Json, ModelSet, plain_name, training_extra
+from terrace.options import Data, DatasetName, Json, ModelSet, OtherDataset, plain_name, training_extra
 from terrace.stoppable import interruptible
 from tierkit.errors import NotFound
 
@@ -168,21 +168,34 @@ def evaluate_models(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks to measure.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Measure every network of the manifest.")] = False,
     data: Data = None,
-    dataset: DatasetName = CIFAR100,
+    dataset: OtherDataset = None,
     models: ModelSet = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of training runs: those named are measured as they were trained, in place of a model set.",
+            file_okay=False,
+        ),
+    ] = None,
     provider: Provider = Processor.CPU,
     threads: Threads = 1,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per run.")] = 50,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per run of an ONNX file.")] = 50,
     json: Json = False,
 ) -> None:
     """Accuracy, calibration and speed on the whole test set, or on your labelled pictures, measured now."""
+    if runs is not None:
+        if all_ or not names:
+            raise typer.BadParameter("name the runs to measure.")
+        found, flat = _evaluate_runs([runs / plain_name(name) for name in names], dataset, data, provider, threads)
+        _print_evaluations(found, json=json, flat=flat)
+        return
     import_runtime()
     folder = models or weights_folder()
     manifest = load_manifest(folder)
     entries = _chosen(manifest, names or [], all_)
-    source = Dataset.open(dataset, data, hierarchy=manifest.hierarchy)
+    source = Dataset.open(dataset or CIFAR100, data, hierarchy=manifest.hierarchy)
     manifest.check_hierarchy(source.hierarchy)
-    found: list[dict[str, Any]] = []
+    found = []
     with progress_bars("image") as progress:
         for entry in entries:
             model = load_model(entry, folder, provider=provider, threads=threads, labels=manifest.labels(entry))
@@ -199,10 +212,31 @@ def evaluate_models(
             )
             facts = entry.model_dump(include={"name", "tier", "precision", "parameters", "temperature"})
             found.append({**facts, **asdict(result)})
+    _print_evaluations(found, json=json, flat=manifest.hierarchy.is_flat)
+
+
+def _evaluate_runs(
+    folders: list[Path], dataset: str | None, data: Path | None, provider: Processor, threads: int
+) -> tuple[list[dict[str, Any]], bool]:
+    """A row for each run, and whether their hierarchies have no superclasses."""
+    with training_extra("measuring a training run"):
+        from models.training.record import TrainingRecord, read_record
+        from models.training.run import RunOptions, measure_run
+    found, flat = [], True
+    for folder in folders:
+        config = read_record(TrainingRecord, folder).config
+        source = Dataset.open(dataset or config.dataset, data)
+        parameters, result = measure_run(folder, source, RunOptions(device=provider, threads=threads))
+        facts = {"name": config.name, "tier": config.tier, "precision": config.precision, "parameters": parameters}
+        found.append({**facts, "temperature": 1.0, **asdict(result)})
+        flat = flat and source.hierarchy.is_flat
+    return found, flat
+
+
+def _print_evaluations(found: list[dict[str, Any]], *, json: bool, flat: bool) -> None:
     if json:
         print_json(found)
         return
-    flat = manifest.hierarchy.is_flat
     numbers = ("images", *(("accuracy",) if flat else ("coarse", "fine")), "temperature", "ECE", "ms/image")
     table = plain_table("tier", "network", "precision", *numbers, right=numbers)
     for row in found:

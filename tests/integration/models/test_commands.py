@@ -85,6 +85,8 @@ def test_speed_measures_the_fp32_form_beside_the_shipped_one(monkeypatch: pytest
     [
         ("eval", "name the networks to measure, or say --all."),
         ("eval resnet-34 --all", "name the networks to measure or say --all, not both."),
+        ("eval --all --runs x", "name the runs to measure."),
+        ("eval ../x --runs x", "'../x' is no name of a network"),
         ("eval --all --provider foo", "'foo' is not one of 'cpu', 'cuda'."),
         ("eval --all --threads 99999", "99999 threads are asked for, and this machine has"),
         ("speed --threads 99999", "take at most"),
@@ -162,7 +164,7 @@ def test_serving_commands_do_not_import_torch():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
 
 
-@pytest.mark.parametrize("command", ["train", "export", "quantize"])
+@pytest.mark.parametrize("command", ["train", "export", "quantize", "eval"])
 def test_without_torch_the_extra_is_named(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in [name for name in sys.modules if name.startswith(("models.training", "models.export"))]:
         monkeypatch.delitem(sys.modules, name)

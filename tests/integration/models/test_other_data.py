@@ -1,9 +1,11 @@
 """Another data set with another hierarchy: trained, exported, quantised, evaluated and run, by the commands alone."""
 
 import json
+import os
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from models.manifest import load_manifest
 from models.session import load_model
 from terrace.cli import run
 from terrace.commands.models import app
-from tierkit.errors import DataError, InvalidInput
+from tierkit.errors import DataError, InvalidInput, WeightsError
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from models.training.config import find_config
 
 pytestmark = pytest.mark.train
 
@@ -76,6 +80,7 @@ def test_another_hierarchy_needs_no_code(garden: Path, tmp_path: Path, target: s
     )
     assert record["steps"] == record["planned_steps"]
     assert (tmp_path / "runs" / "garden-net" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (trained,) = terrace_models("eval", "garden-net", *data, *runs)
     terrace_models("export", "garden-net", *data, *runs)
     entry = terrace_models("quantize", "garden-net", "--out", str(weights), *data, *runs)
     assert entry["classes"] == (5 if target == "fine" else 2)
@@ -83,7 +88,10 @@ def test_another_hierarchy_needs_no_code(garden: Path, tmp_path: Path, target: s
     assert {path.name for path in tmp_path.iterdir()} == {"garden.toml", "runs", "weights"}
 
     (row,) = terrace_models("eval", "--all", "--models", str(weights), *data)
-    assert row["images"] == 15
+    assert row["images"] == trained["images"] == 15
+    assert row.keys() == trained.keys()
+    share = "fine_accuracy" if target == "fine" else "coarse_accuracy"
+    assert trained[share] == pytest.approx(entry[f"fp32_{share}"], abs=0.1)  # an image or two may be near the border
     assert row["coarse_accuracy"] == entry["coarse_accuracy"]
     assert (row["fine_accuracy"] is None) == (target == "coarse")
     verdict, *encoders = terrace_models("verify", "--models", str(weights))
@@ -102,6 +110,20 @@ def test_another_hierarchy_needs_no_code(garden: Path, tmp_path: Path, target: s
 def test_networks_of_one_hierarchy_are_not_measured_on_another(garden: Path):
     with pytest.raises(InvalidInput, match="'cifar-100', the data set is 'garden'"):
         terrace_models("eval", "--all", "--dataset", str(garden))
+
+
+@pytest.mark.skipif("TERRACE_DATA" not in os.environ, reason="needs MNIST: set TERRACE_DATA")
+def test_digits_need_the_name_of_the_network_alone(tmp_path: Path):
+    runs = ["--runs", str(tmp_path)]
+    record = terrace_models("train", "mnist-64-64", "--threads", "1", "--steps", "550", *runs)
+    assert record["data"] == "mnist"
+    (epoch,) = record["epochs"]
+    assert epoch["held_out_fine"] > 0.9
+    (row,) = terrace_models("eval", "mnist-64-64", *runs)
+    assert (row["images"], row["parameters"]) == (10_000, 784 * 64 + 64 * 64 + 64 * 10 + 64 + 64 + 10)
+    assert row["fine_accuracy"] == pytest.approx(epoch["held_out_fine"], abs=0.03)
+    with pytest.raises(WeightsError, match="without convolutions cannot be exported"):
+        terrace_models("export", "mnist-64-64", "--dataset", "mnist", *runs)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +189,8 @@ def test_the_example_of_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
-    hierarchy, config = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    digits, hierarchy, config = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    assert tomllib.loads(digits)["network"] == find_config("mnist-64-64", None).network.model_dump()
     (commands,) = re.findall(r"```sh\n(terrace models train shapes-net.*?)```", page, flags=re.DOTALL)
     (tmp_path / "shapes-net.toml").write_text(config.replace("epochs = 10", "epochs = 1"))
     for split, count in (("train", 12), ("test", 3)):
