@@ -164,7 +164,7 @@ def test_the_adversary_makes_the_encoder_hide(data: ImageSet, tmp_path: Path):
         trainer = make_trainer(data, folder, make_config(hint_epochs=0, epochs=30, adversary=adversary, peak_rate=0.05))
         trainer.run()
         alike.append(trainer.rows[-1]["adversary_ssim"])
-    assert alike[1] < alike[0] - 0.03
+    assert alike[1] < 0.9 * alike[0]
 
 
 def test_a_run_can_start_from_one_with_another_number_of_features(data: ImageSet, tmp_path: Path):
