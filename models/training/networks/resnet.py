@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock
+
+from tierkit.errors import MissingExtra
 
 __all__ = ["ResNet34"]
 
@@ -17,6 +18,9 @@ class ResNet34(nn.Module):
     The first convolution carries a bias: it is the encoder that can run on another machine (9,472 parameters with the
     7x7 kernel), where no batch normalisation follows it.
 
+    Raises:
+        MissingExtra: torchvision is not installed; the other networks need none.
+
     Args:
         classes: number of outputs.
         stem_kernel: 7 (stride 2, as in the paper) or 3 (stride 1, usual for 32x32 images).
@@ -28,6 +32,10 @@ class ResNet34(nn.Module):
         super().__init__()
         if stem_kernel not in (3, 7):
             raise ValueError(f"stem_kernel is 3 or 7, got {stem_kernel}")
+        try:
+            from torchvision.models.resnet import BasicBlock
+        except ImportError as error:
+            raise MissingExtra("train", "the network resnet-34") from error
         self.encoder = nn.Conv2d(
             3, 64, stem_kernel, stride=2 if stem_kernel == 7 else 1, padding=stem_kernel // 2, bias=True
         )

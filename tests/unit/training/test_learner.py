@@ -1,5 +1,7 @@
 """The networks' learner with flat weights: units that can be repeated, and one worker that is sequential training."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -136,3 +138,16 @@ def test_statistics_of_nothing_are_measured_again_before_weights_are_judged() ->
     strategy, own = trained("sgd", CONFIG.model_copy(update={"epochs": 20, "peak_rate": 0.1}))
     damaged = np.full_like(strategy.buffers, 1e3)
     assert own.accuracy(strategy.weights, damaged, DATA) == own.accuracy(strategy.weights, strategy.buffers, DATA)
+
+
+def test_a_machine_that_trains_with_others_needs_no_torchvision() -> None:
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['torchvision', 'matplotlib', 'onnx'])\n"
+        "import training.simulation\n"
+        "from models.training.networks import build_network\n"
+        "build_network('mlp', 10, {}), build_network('wide-resnet', 10, {'depth': 10, 'width': 1})\n"
+        "build_network('resnet-34', 10, {})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "MissingExtra: the network resnet-34 needs the extra 'train'" in ended.stderr
