@@ -26,6 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from models.atomic import write_atomically
 from tierkit.documents import faults
 from tierkit.errors import InvalidInput, SetupError
+from tierkit.plaintext import without_passwords
 
 __all__ = [
     "LARGEST",
@@ -305,9 +306,6 @@ def _leaves(value: Any, place: str = "", key: str = "") -> Iterator[tuple[str, s
         yield from _leaves(part, f"{place}.{name}" if place else str(name), str(name))
 
 
-_PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*(?=@)|(?<=[?&])(password=)[^&]*")
-
-
 def _without_places(arguments: Sequence[str]) -> list[str]:
     """Arguments of a command without where its output and its tools are, which decides about no figure, and without
     the passwords of URLs."""
@@ -316,7 +314,7 @@ def _without_places(arguments: Sequence[str]) -> list[str]:
         if argument in ("--out", "--venvs"):
             next(given, None)
         elif argument != "--json" and not argument.startswith(("--out=", "--venvs=")):
-            kept.append(_PASSWORD.sub(r"\1\2***", argument))
+            kept.append(without_passwords(argument))
     return kept
 
 

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tierkit.errors import SetupError
+from tierkit.plaintext import without_passwords
 
 __all__ = ["Frozen", "faults", "read_document", "read_json", "read_toml", "sentence"]
 
@@ -118,7 +119,7 @@ def sentence(error: ErrorDetails, where: str, known: Mapping[str, FieldInfo]) ->
     # A list or table is too long for a sentence, and a secret is not repeated.
     if isinstance(error["input"], dict | list) or (field and not field.repr):
         return f"{where}: {reason}"
-    return f"{where} is {error['input']!r}: {reason}"
+    return f"{where} is {without_passwords(repr(error['input']))}: {reason}"
 
 
 def _fields_around(location: tuple[int | str, ...], kind: type[BaseModel]) -> Mapping[str, FieldInfo]:

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["harmless", "one_line"]
+__all__ = ["harmless", "one_line", "without_passwords"]
 
 # C0 and C1 but for tab and line feed, DEL, the separators of lines, and what turns the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+_PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|(?<=[?&])(password=)[^&\s]*")
+
+
+def without_passwords(text: str) -> str:
+    """The text without the passwords of the URLs in it."""
+    return _PASSWORD.sub(r"\1\2***", text)
 
 
 def harmless(text: str) -> str:

@@ -526,7 +526,7 @@ class AttemptStates:
     def _no_upstream(self, job: ActiveJob, task: ActiveTask, now: float) -> None:
         """The task waits for an upstream node, or its coarse answer stands."""
         if not task.closed and job.policy.on_upstream_loss is not UpstreamLoss.WAIT:
-            detail = f"no upstream node of scheme {job.policy.scheme} on the device list"
+            detail = f"no upstream node of scheme {job.policy.scheme} takes tasks"
             self._fall_back(job, task, "no_upstream", detail, now)
 
     def _give_up(self, job: ActiveJob, task: ActiveTask, reason: FallbackReason, detail: str, now: float) -> None:

@@ -105,6 +105,8 @@ def may_be_written(exc: BaseException) -> bool:
 def _is_away(exc: BaseException) -> bool:
     """Whether a server cannot be reached, or takes no connections yet, or no more of them."""
     code = getattr(getattr(exc, "orig", exc), "sqlstate", None) or ""
+    if "rejected SSL upgrade" in str(exc):  # it is there, and speaks no TLS
+        return False
     return isinstance(exc, OSError) or code.startswith(("08", "53", "57P"))
 
 
@@ -115,6 +117,8 @@ def _engine(url: str) -> tuple[AsyncEngine, str]:
     except (ArgumentError, ValueError):
         # Neither the URL nor the error's text, which may repeat it: a password would stand in the log.
         raise SetupError(f"the database URL is no URL; {_KNOWN}") from None
+    if "@" in (parsed.host or ""):  # a part of a password, perhaps
+        raise SetupError(f"the database URL has an @ too many: write one in a name or password as %40; {_KNOWN}")
     where = parsed.difference_update_query(["password"]).render_as_string(hide_password=True)
     try:
         if parsed.drivername == "sqlite+aiosqlite":

@@ -29,7 +29,8 @@ from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, new_job_id
 from scheduler.store.lease import Lease
 from scheduler.store.tables import SCHEMA, VERSION_TABLE, metadata, properties
-from tierkit.errors import NotFound, SetupError, Standby, Unavailable
+from tests.postgres import PostgresServer
+from tierkit.errors import DatabaseUnavailable, NotFound, SetupError, Standby, Unavailable
 from tierkit.testing import wait_for
 from tierkit.types import JobState, Scheme, Tier
 from tierkit.wire.events import CoarseEvent, written
@@ -532,6 +533,7 @@ async def test_a_database_that_cannot_be_opened_is_a_setup_error(url):
     [
         ("postgresql+asyncpg://u:geheim@h:x1/x", "the database URL is no URL"),
         ("geheim", "the database URL is no URL"),
+        ("postgresql+asyncpg://u:s3@geheim@127.0.0.1:1/x", "%40"),
         ("sqlite:///x.db", r"the database URL sqlite:///x\.db has no driver"),
         ("postgresql://u:geheim@127.0.0.1/x", r"the database URL postgresql://u:\*\*\*@127\.0\.0\.1/x has no driver"),
         ("oracle+none://u:geheim@127.0.0.1/x", r"oracle\+none://u:\*\*\*@127\.0\.0\.1/x has no driver"),
@@ -559,6 +561,12 @@ async def test_an_option_that_the_driver_does_not_know_is_one_sentence_without_t
     with pytest.raises(SetupError, match=r"for TLS it is ssl=require") as caught:
         await open_database("postgresql+asyncpg://u:geheim@127.0.0.1:1/x?sslmode=require")
     assert "geheim" not in str(caught.value)
+
+
+async def test_a_server_without_tls_that_shall_have_it_is_no_server_to_wait_for(postgres: PostgresServer):
+    with pytest.raises(SetupError, match="SSL") as caught:
+        await open_database(f"{postgres.database()}?ssl=require")
+    assert not isinstance(caught.value, DatabaseUnavailable)
 
 
 async def test_sqlite_keeps_a_write_ahead_log_and_full_durability(file):
