@@ -1,6 +1,7 @@
 """A cloud node in front of servers of other makes, good ones and bad ones, and of those that come and go."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -206,12 +207,13 @@ async def test_a_node_waits_for_its_upstream(unused_port: int) -> None:
             await running.infer(sample(1))
 
     starting = asyncio.create_task(start())
-    await asyncio.sleep(0)
     async with httpx.AsyncClient() as client:
 
         async def tells() -> bool:
-            said = (await client.get(f"{own}/readyz")).json()
-            return said["status"] == "starting" and url in said["checks"]["upstream"]
+            with contextlib.suppress(httpx.ConnectError):
+                said = (await client.get(f"{own}/readyz")).json()
+                return said["status"] == "starting" and url in said["checks"]["upstream"]
+            return False
 
         await wait_for(tells)
     async with server.serving(unused_port):

@@ -15,11 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
 from tests.postgres import PostgresServer
+from tierkit.http.client import open_client
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.inference.heartbeat import HeartbeatSender
 from tierkit.testing import ServiceProcess, service_process, wait_for
+from tierkit.wire.messages import Heartbeat, Registration
 
 IMAGES = 1000
 
@@ -97,36 +102,28 @@ class Pair:
                 await self.stack.enter_async_context(self._kit.end(running, f"end-{number}", beating=False))
             )
         places = [(end.node_id, "end", end.url) for end in self.ends]
-        for place in (*places, ("edge-0", "edge", "http://127.0.0.1:9"), ("cloud-0", "cloud", "http://127.0.0.1:9")):
-            beats = asyncio.create_task(self._beat(*place))
-            self.stack.push_async_callback(_cancelled, beats)
+        uppers = [(f"{tier}-0", tier, "http://127.0.0.1:9") for tier in ("edge", "cloud")]
+        http = await self.stack.enter_async_context(open_client())
+        for place in places + uppers:
+            await self.stack.enter_async_context(self._beating(http, *place))
 
-    async def _beat(self, node_id: str, tier: str, url: str) -> None:
-        """Heartbeats to whichever scheduler leads."""
-        place: dict[str, Any] = {}
-        async with httpx.AsyncClient(timeout=1.0, trust_env=False) as http:
-            while True:
-                for port in self.ports:
-                    with contextlib.suppress(httpx.HTTPError):
-                        place = place or self._kit.registration(node_id, tier, url=url)
-                        load = {
-                            "incarnation": place["incarnation"],
-                            "in_flight": 0,
-                            "queued_images": 0,
-                            "images_done": 0,
-                        }
-                        base = f"{self.url(port)}/v1/devices"
-                        answer = await http.post(f"{base}/{node_id}/heartbeat", json=load)
-                        if answer.status_code in (404, 409):
-                            place = self._kit.registration(node_id, tier, url=url)
-                            await http.post(base, json=place)
-                await asyncio.sleep(0.1)
+    def _beating(self, http: aiohttp.ClientSession, node_id: str, tier: str, url: str) -> HeartbeatSender:
+        """A node's place with whichever scheduler leads."""
+        lifecycle = Lifecycle()
+        lifecycle.set_ready()
+        registration = Registration.model_validate(self._kit.registration(node_id, tier, url=url))
+        beat = Heartbeat(incarnation=registration.incarnation, in_flight=0, queued_images=0, images_done=0)
+        return HeartbeatSender(
+            [self.url(port) for port in self.ports], lambda _: registration, lambda: beat, http, lifecycle=lifecycle
+        )
 
     async def follow(self, job_id: str, at_event: Callable[[int], Any]) -> tuple[list[Any], dict[str, Any]]:
         """The events of a job to its end, from whichever scheduler leads; `at_event` is awaited with their number."""
         seen: list[Any] = []
-        last = 0
-        while True:
+        last, view = 0, {}
+
+        async def ends() -> bool:
+            nonlocal last, view
             with contextlib.suppress(httpx.HTTPError):
                 running = await self.running()
                 headers = {"Last-Event-ID": str(last)}
@@ -138,13 +135,12 @@ class Pair:
                                 seen.append((kind, data))
                                 await at_event(len(seen))
                             elif data["state"] in ("completed", "failed", "cancelled"):
-                                return seen, data
-            await asyncio.sleep(0.05)
+                                view = data
+                                return True
+            return False
 
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        await wait_for(ends, timeout_s=100.0, what="the end of the job")
+        return seen, view
 
 
 @asynccontextmanager
@@ -179,6 +175,8 @@ async def test_a_standby_leads_when_the_leader_is_killed_in_mid_job(
         leader = await pair.leader()
         assert await pair.status(pair.other(leader)) == "standby"
         standby = pair.url(pair.other(leader))
+        for query, code in (("", 503), ("?standby=ok", 200)):
+            assert (await pair.http.get(f"{standby}/readyz{query}")).status_code == code
         refused = await pair.http.get(f"{standby}/v1/jobs")
         assert (refused.status_code, refused.headers["retry-after"]) == (421, "1")
         assert pair.url(leader) in refused.json()["error"]
