@@ -62,3 +62,11 @@ def postgres() -> Iterator[PostgresServer]:
         if isinstance(server, str):
             pytest.skip(server)
         yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty database, of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+    return str(request.getfixturevalue("postgres").database())

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from models.data import read_sample
+from tests.followed import Followed
 from tests.netns.network import Host, Network, missing
-from tierkit.client import AsyncClient, CoarseResults, FallbackResults, FineResults, Job
+from tierkit.client import AsyncClient, Job
 from tierkit.testing import ServiceProcess, service_process, wait_for
 from tierkit.types import Health
 
@@ -22,27 +22,6 @@ PORT = 8070
 MODULES = {"end-1": "end_node", "end-2": "end_node", "edge-1": "edge_node", "cloud-1": "cloud_node"}
 IMAGES = 200
 _BUDGET_S = 90.0
-
-
-@dataclass(kw_only=True)
-class Followed:
-    """A job, and what its user has been told of its images so far."""
-
-    job: Job
-    coarse: Counter[int] = field(default_factory=Counter)
-    fine: Counter[int] = field(default_factory=Counter)
-    fallback: Counter[int] = field(default_factory=Counter)
-
-    async def follow(self, client: AsyncClient) -> None:
-        """Until the job is done."""
-        async for event in client.events(self.job, budget_s=_BUDGET_S):
-            match event:
-                case CoarseResults(results=results):
-                    self.coarse.update(result.index for result in results)
-                case FineResults(results=results):
-                    self.fine.update(result.index for result in results)
-                case FallbackResults(results=results):
-                    self.fallback.update(result.index for result in results)
 
 
 @dataclass(kw_only=True)
@@ -68,14 +47,14 @@ class Fleet:
         """A job that has its first fine answers on entry, and all of them on exit."""
         followed = Followed(job=await self.submit(**policy))
         async with asyncio.TaskGroup() as group:
-            group.create_task(followed.follow(self.client))
+            group.create_task(followed.follow(self.client, budget_s=_BUDGET_S))
             await wait_for(lambda: bool(followed.fine), timeout_s=_BUDGET_S, what="the first fine answer")
             yield followed
 
     async def follow(self, job: Job) -> Followed:
         """A job from its beginning to its end."""
         followed = Followed(job=job)
-        await followed.follow(self.client)
+        await followed.follow(self.client, budget_s=_BUDGET_S)
         return followed
 
     async def incarnation(self, name: str) -> str:

@@ -11,7 +11,8 @@ from collections import Counter
 
 import pytest
 
-from tests.netns.conftest import MODULES, Fleet, Followed, url_of
+from tests.followed import Followed
+from tests.netns.conftest import MODULES, Fleet, url_of
 from tierkit.client import Job
 from tierkit.testing import wait_for
 from tierkit.types import Health

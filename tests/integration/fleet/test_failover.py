@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from models.data import read_sample
+from tests.followed import Followed
 from tests.postgres import PostgresServer
-from tierkit.client import AsyncClient, CoarseResults, FineResults, Job, JobState, StateChange
+from tierkit.client import AsyncClient, Job, JobState
 from tierkit.fleet import FleetPlan, launch, local_plan
 from tierkit.http.address import free_port
 from tierkit.testing import service_process, wait_for
@@ -32,7 +33,6 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(
     commands = [
         ["-m", "terrace", "scheduler", f"--port={port}", f"--state={tmp_path / str(port)}", *shared] for port in ports
     ]
-    coarse, fine = Counter[int](), Counter[int]()
 
     async with (
         service_process(commands[0], ready_file=tmp_path / "first.ready") as first,
@@ -49,28 +49,18 @@ async def test_a_fleet_and_its_clients_go_over_to_the_standby(
                 return [device.health for device in await client.devices()] == [Health.ALIVE] * 2
 
             await wait_for(lambda: both_alive(client), what="both nodes")
-            job = await client.submit(IMAGES, **POLICY)  # type: ignore[arg-type]  # the fields of a policy
-            submitting: asyncio.Task[Job] | None = None
-            last = job
-            async for event in client.events(job):
-                match event:
-                    case CoarseResults(results=results):
-                        coarse.update(result.index for result in results)
-                    case FineResults(results=results):
-                        fine.update(result.index for result in results)
-                        if submitting is None:
-                            os.kill(first.process.pid, sent)
-                            # Another client, which still believes in the first one.
-                            submitting = asyncio.create_task(_submit(",".join(urls)))
-                    case StateChange(job=last):
-                        pass
-            assert submitting is not None
-            other = await submitting
+            told = Followed(job=await client.submit(IMAGES, **POLICY))  # type: ignore[arg-type]  # the fields of a policy
+            async with asyncio.TaskGroup() as group:
+                group.create_task(told.follow(client, budget_s=60.0))
+                await wait_for(lambda: bool(told.fine), what="the first fine answer")
+                os.kill(first.process.pid, sent)
+                assert told.fine.total() < len(IMAGES)
+                other = await _submit(",".join(urls))  # by a client that still believes in the first one
             await wait_for(lambda: both_alive(new), what="both nodes at the new one")
             done = await new.wait(other, budget_s=60)
-    assert (last.state, done.state) == (JobState.COMPLETED, JobState.COMPLETED)
-    assert coarse == Counter(range(400)), "each coarse answer exactly once"
-    assert fine == Counter(range(400)), "each fine answer exactly once"
+    assert (told.job.state, done.state) == (JobState.COMPLETED, JobState.COMPLETED)
+    assert told.coarse == Counter(range(400)), "each coarse answer exactly once"
+    assert told.fine == Counter(range(400)), "each fine answer exactly once"
     assert done.answered_fine == 20
 
 

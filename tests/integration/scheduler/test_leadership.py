@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ import httpx
 import pytest
 
 from tests.postgres import PostgresServer
+from tierkit.http.address import free_port
 from tierkit.http.client import open_client
 from tierkit.http.lifecycle import Lifecycle
 from tierkit.inference.heartbeat import HeartbeatSender
@@ -27,18 +27,6 @@ from tierkit.testing import ServiceProcess, service_process, wait_for
 from tierkit.wire.messages import Heartbeat, Registration
 
 IMAGES = 1000
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'shared.db'}"
-    return str(request.getfixturevalue("postgres").database())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 class Pair:
@@ -169,9 +157,9 @@ async def submit(pair: Pair, kit: Any) -> dict[str, Any]:
 
 
 async def test_a_standby_leads_when_the_leader_is_killed_in_mid_job(
-    kit: Any, settings: Any, database: str, tmp_path: Path
+    kit: Any, settings: Any, database_url: str, tmp_path: Path
 ) -> None:
-    async with two(kit, settings, database, tmp_path) as pair:
+    async with two(kit, settings, database_url, tmp_path) as pair:
         leader = await pair.leader()
         assert await pair.status(pair.other(leader)) == "standby"
         standby = pair.url(pair.other(leader))

@@ -23,17 +23,10 @@ from tierkit.testing import FakeClock, wait_for
 FIRST, SECOND = "http://first", "http://second"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'shared.db'}"
-    return str(request.getfixturevalue("postgres").database())
-
-
 @pytest.fixture
-async def engines(url: str) -> AsyncIterator[tuple[AsyncEngine, AsyncEngine]]:
+async def engines(database_url: str) -> AsyncIterator[tuple[AsyncEngine, AsyncEngine]]:
     """Of two schedulers with one database."""
-    first, second = await open_database(url), await open_database(url)
+    first, second = await open_database(database_url), await open_database(database_url)
     yield first, second
     await first.dispose()
     await second.dispose()

@@ -62,16 +62,9 @@ async def opened(url: str | Path) -> AsyncIterator[Store]:
         await engine.dispose()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
-    return str(request.getfixturevalue("postgres").database())
-
-
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[Store]:
-    async with opened(url) as store:
+async def store(database_url: str) -> AsyncIterator[Store]:
+    async with opened(database_url) as store:
         yield store
 
 
@@ -201,19 +194,19 @@ async def test_an_answer_and_the_attempt_that_brought_it_share_a_commit(store):
     assert inserted["attempts"] == [first + 1, *others]
 
 
-async def test_numbers_go_on_after_a_restart(url):
-    async with opened(url) as store:
+async def test_numbers_go_on_after_a_restart(database_url):
+    async with opened(database_url) as store:
         job = await add(store.jobs)
         store.commit.put(answer(job, 0))
         await store.commit.flush()
-    async with opened(url) as store:
+    async with opened(database_url) as store:
         store.commit.put(answer(job, 1))
         await store.commit.flush()
         assert store.announced == [[2]]
 
 
-async def test_the_database_itself_refuses_a_second_answer(url):
-    engine = await open_database(url)
+async def test_the_database_itself_refuses_a_second_answer(database_url):
+    engine = await open_database(database_url)
     lease = Lease(engine, url="http://a", lease_s=60.0)
     await lease.acquire()
     commit = GroupCommit(engine, lease, next_seq=1)
@@ -389,18 +382,18 @@ async def downgrade(engine: AsyncEngine) -> None:
             await connection.execute(text(statement))
 
 
-async def test_a_database_from_before_the_lease_is_brought_up_to_date(url):
-    async with opened(url) as store:
+async def test_a_database_from_before_the_lease_is_brought_up_to_date(database_url):
+    async with opened(database_url) as store:
         job = await add(store.jobs)
         await downgrade(store.engine)
     for _ in range(2):
-        async with opened(url) as store:
+        async with opened(database_url) as store:
             assert await store.jobs.get(job.id) == job
             await add(store.jobs)
 
 
-async def test_a_migration_is_done_as_a_whole_or_not_at_all(url, monkeypatch):
-    async with opened(url) as store:
+async def test_a_migration_is_done_as_a_whole_or_not_at_all(database_url, monkeypatch):
+    async with opened(database_url) as store:
         job = await add(store.jobs)
         await downgrade(store.engine)
     with monkeypatch.context() as patch:
@@ -412,26 +405,26 @@ async def test_a_migration_is_done_as_a_whole_or_not_at_all(url, monkeypatch):
 
         patch.setattr(command, "upgrade", upgrade_and_fail)
         with pytest.raises(SetupError):
-            await open_database(url)
-    async with opened(url) as store:
+            await open_database(database_url)
+    async with opened(database_url) as store:
         assert await store.jobs.get(job.id) == job
 
 
-async def test_a_migration_ends_the_lease_of_an_older_scheduler(url):
-    async with opened(url) as store:
+async def test_a_migration_ends_the_lease_of_an_older_scheduler(database_url):
+    async with opened(database_url) as store:
         await add(store.jobs)
         async with store.engine.begin() as connection:
             await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
             await connection.execute(text("DROP TABLE terrace_inputs"))
             await connection.execute(text("ALTER TABLE terrace_lease RENAME TO aside"))
-        newer = await open_database(url)
+        newer = await open_database(database_url)
         await newer.dispose()
         with pytest.raises(Standby):
             await add(store.jobs)
 
 
-async def test_the_migrations_make_the_tables_that_the_code_knows(url):
-    engine = await open_database(url)
+async def test_the_migrations_make_the_tables_that_the_code_knows(database_url):
+    engine = await open_database(database_url)
 
     def differences(connection: Connection) -> list[Any]:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
@@ -489,21 +482,21 @@ def test_job_ids_sort_by_time():
 
 
 @pytest.mark.parametrize("found", ["0099", "", "x" * 32])
-async def test_a_database_of_a_newer_terrace_is_refused(url, found):
-    async with opened(url) as store, store.engine.begin() as connection:
+async def test_a_database_of_a_newer_terrace_is_refused(database_url, found):
+    async with opened(database_url) as store, store.engine.begin() as connection:
         await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '{found}'"))
     with pytest.raises(SetupError, match=rf"this one knows {SCHEMA}\): update Terrace or use another --state folder"):
-        await open_database(url)
+        await open_database(database_url)
 
 
 @pytest.mark.parametrize("found", ["5", "-1", "abc", ""])
-async def test_a_database_with_an_odd_schema_version_is_refused(url, found):
-    async with opened(url) as store:
+async def test_a_database_with_an_odd_schema_version_is_refused(database_url, found):
+    async with opened(database_url) as store:
         await downgrade(store.engine)
         async with store.engine.begin() as connection:
             await connection.execute(update(properties).values(value=found))
     with pytest.raises(SetupError, match="another --state folder"):
-        await open_database(url)
+        await open_database(database_url)
 
 
 @pytest.mark.parametrize(
