@@ -1,7 +1,8 @@
 """`terrace experiment engines`: a cloud node with each engine, one after the other, in rounds.
 
 What computes has the server's core: the node itself with `onnx`, the other server with `oip`, whose node then shares
-the core of the load, as it would have another machine. Ray's processes may use both.
+the core of the load, as it would have another machine. Ray's processes may use both: the node, and a
+cluster of its own.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ CHOICES: tuple[Choice, ...] = (
         Choice(title=f"oip: {peer.title}", engine="oip", upstream=peer)
         for peer in (*choose(["pytriton"]), MLSERVER_JSON)
     ),
-    Choice(title="ray: 1 replica", engine="ray", flags=("--replicas", "1")),
-    Choice(title="ray: 2 replicas", engine="ray", flags=("--replicas", "2")),
+    Choice(title="ray: 1 replica", engine="ray", flags=("--address", "local", "--replicas", "1")),
+    Choice(title="ray: 2 replicas", engine="ray", flags=("--address", "local", "--replicas", "2")),
 )
 
 
