@@ -158,6 +158,6 @@ def test_a_subclass_that_changes_a_default_inherits_the_documentation() -> None:
 
 @pytest.mark.parametrize("password", ["geheim", "ge@heim", "ge/heim"])
 def test_a_password_in_an_address_is_refused_and_not_repeated(password: str) -> None:
-    with pytest.raises(SetupError, match="no password|must name a host") as caught:
+    with pytest.raises(SetupError, match=r"no password|must name a host") as caught:
         load_settings(EdgeLike, flags={"scheduler": f"http://u:{password}@127.0.0.1:8070"})
     assert "heim" not in str(caught.value)
