@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from scheduler.devices.health import DetectorTimes
+from tierkit.access import Role
 from tierkit.settings import CommaSeparated, Port, ServiceSettings, UserPath
 from tierkit.types import Scheme
 from tierkit.wire.messages import NODE_ID_PATTERN
@@ -19,6 +20,7 @@ __all__ = ["SchedulerSettings"]
 class SchedulerSettings(ServiceSettings):
     """The scheduler: takes jobs, keeps the device list, and spreads the work."""
 
+    callers: ClassVar[tuple[Role, ...]] = ("user", "node", "worker")
     service: ClassVar[str] = "scheduler"
 
     port: Port = 8070

@@ -31,6 +31,7 @@ from scheduler.api.routing import (
     NOSNIFF,
     OPERATORS,
     USERS,
+    USERS_AND_NODES,
     CallerOf,
     Service,
     SmallBody,
@@ -252,7 +253,11 @@ class _File(FileResponse):
         await super().__call__(scope, receive, checked)
 
 
-@about.get("/v1/models", summary="The manifest: classes, and all networks and encoders that nodes may fetch")
+@about.get(
+    "/v1/models",
+    summary="The manifest: classes, and all networks and encoders that nodes may fetch",
+    dependencies=USERS_AND_NODES,
+)
 async def list_models(scheduler: Service) -> dict[str, Any]:
     return scheduler.manifest.content()
 
@@ -268,6 +273,7 @@ async def list_models(scheduler: Service) -> dict[str, Any]:
         404: {"description": "Not here, or another version."},
         416: {"description": "`Range` names no bytes that the file has."},
     },
+    dependencies=USERS_AND_NODES,
 )
 async def get_weights(
     request: Request,

@@ -31,6 +31,7 @@ __all__ = [
     "OPERATORS",
     "UPLOAD_FIELDS",
     "USERS",
+    "USERS_AND_NODES",
     "CallerOf",
     "Service",
     "SmallBody",
@@ -40,6 +41,7 @@ __all__ = [
     "for_nodes",
     "for_operators",
     "for_users",
+    "for_users_and_nodes",
     "metered",
     "note_refusal",
     "only_of",
@@ -77,6 +79,12 @@ async def for_users(caller: CallerOf) -> None:
     """A route for people and their programs. Raises Forbidden for others."""
     if caller is not None:
         caller.need("user")
+
+
+async def for_users_and_nodes(caller: CallerOf) -> None:
+    """A route for people and for the nodes of the fleet. Raises Forbidden for others."""
+    if caller is not None:
+        caller.need("user", "node")
 
 
 async def for_operators(caller: CallerOf) -> None:
@@ -176,6 +184,7 @@ MISSING: dict[int | str, dict[str, Any]] = {404: {"description": "Nothing has th
 
 CHECKS = [Depends(_check_query)]
 USERS = [Depends(for_users)]
+USERS_AND_NODES = [Depends(for_users_and_nodes)]
 OPERATORS = [Depends(for_operators)]
 ADMINS = [Depends(for_admins)]
 NODES = [Depends(for_nodes)]

@@ -54,7 +54,7 @@ def create(
         TokenRole,
         typer.Option(
             help="user: jobs of one's own; operator: all jobs, and the nodes; admin: trust and tokens as well; "
-            "node: registration.",
+            "node: registration; worker: to compute for training runs.",
             show_default=False,
         ),
     ],
@@ -64,7 +64,8 @@ def create(
     node: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN", help="Node: an id that it may take; may be repeated. Default: NAME and NAME-*."
+            metavar="PATTERN",
+            help="Node, worker: an id that it may take; may be repeated. Default: NAME and NAME-*.",
         ),
     ] = None,
     tier: Annotated[
@@ -169,7 +170,7 @@ def list_tokens(tokens: TokensFile = DEFAULT_TOKENS, json: Json = False) -> None
 
 def _scope(entry: TokenEntry) -> str:
     """What a token is for, or how much, in a few words."""
-    if entry.role == "node":
+    if entry.role in ("node", "worker"):
         return ", ".join([*(entry.nodes or (entry.name, f"{entry.name}-*")), *(f"{tier} only" for tier in entry.tiers)])
     limits = {
         "requests a minute": entry.requests_per_minute,

@@ -17,7 +17,7 @@ __all__ = ["CALLER", "Allowance", "Caller", "Role"]
 CALLER = "terrace.caller"
 """Key in the ASGI scope under which the gate leaves the caller; absent where a service is open to all."""
 
-Role = Literal["user", "operator", "admin", "node", "fleet"]
+Role = Literal["user", "operator", "admin", "node", "worker", "fleet"]
 """Those of tokens, and `fleet`: the holders of a node's own key, its scheduler and the end nodes that the scheduler
 sends there."""
 
@@ -141,22 +141,22 @@ class Caller:
         """Whether it has the rights of a role."""
         return role in (self.role, *_INCLUDES.get(self.role, ()))
 
-    def need(self, role: Role) -> None:
-        """Raises Forbidden without the rights of a role."""
-        if not self.may(role):
-            raise Forbidden(f"the token of {self.name!r} has the role {self.role}; this takes {role}")
+    def need(self, *roles: Role) -> None:
+        """Raises Forbidden without the rights of one of these roles."""
+        if not any(map(self.may, roles)):
+            raise Forbidden(f"the token of {self.name!r} has the role {self.role}; this takes {' or '.join(roles)}")
 
     def check_claim(self, node_id: str, tier: Tier | None = None) -> None:
-        """A node speaks for itself alone.
+        """A node, or a worker, speaks for itself alone.
 
         Raises:
-            Forbidden: its token is not for this node id, or not for this tier.
+            Forbidden: its token is not for this id, or not for this tier.
         """
-        if self.role != "node" or self.entry is None:
+        if self.role not in ("node", "worker") or self.entry is None:
             return
         if not self.entry.may_take(node_id):
             raise Forbidden(
-                f"the token of {self.name!r} is not for the node id {node_id!r}; it is for "
+                f"the token of {self.name!r} is not for the {self.role} id {node_id!r}; it is for "
                 f"{', '.join(self.entry.nodes) or f'{self.name} and {self.name}-*'}"
             )
         if tier is not None and self.entry.tiers and tier not in self.entry.tiers:

@@ -35,7 +35,7 @@ __all__ = ["TokenEntry", "TokenRights", "TokenRole", "digest_of", "new_token", "
 
 _Limit = Annotated[int, Field(gt=0, le=10**12)]
 
-TokenRole = Literal["user", "operator", "admin", "node"]
+TokenRole = Literal["user", "operator", "admin", "node", "worker"]
 
 _PREFIX = "terrace_"
 """Lets people and scanners for leaked secrets see what it is."""
@@ -63,7 +63,8 @@ class TokenRights(BaseModel):
     """Whose it is. Several tokens may have one name while they are exchanged; limits count per name."""
     role: TokenRole
     """`user` submits jobs, sees and cancels their own, and uses a node's models; `operator` sees and cancels all jobs,
-    drains and removes nodes as well; `admin` also decides on trust and tokens; `node` registers, fetches networks."""
+    drains and removes nodes as well; `admin` also decides on trust and tokens; `node` registers, fetches networks;
+    `worker` computes for training runs, and may find their hosts."""
     requests_per_minute: _Limit | None = None
     """People: requests on average, and at once at most."""
     upload_bytes_per_minute: _Limit | None = None
@@ -75,14 +76,16 @@ class TokenRights(BaseModel):
     streams: _Limit | None = None
     """People: event streams open at a time."""
     nodes: Annotated[tuple[Annotated[str, Field(pattern=_PATTERN)], ...], Field(max_length=64)] = ()
-    """Node: ids that it may take, `*` and `?` as in a shell. Default: the token's name, and that with "-" and more."""
+    """Node and worker: ids that it may take, `*` and `?` as in a shell. Default: the token's name, and that with "-"
+    and more."""
     tiers: tuple[Tier, ...] = ()
     """Node: tiers that it may register for. Default: all."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
         limits = ("requests_per_minute", "upload_bytes_per_minute", "unfinished_jobs", "uploads", "streams")
-        for name in limits if self.role == "node" else ("nodes", "tiers"):
+        others = {"node": limits, "worker": (*limits, "tiers")}.get(self.role, ("nodes", "tiers"))
+        for name in others:
             if getattr(self, name):
                 raise ValueError(f"{name} is not for tokens of the role {self.role}")
         return self
@@ -107,7 +110,7 @@ class TokenEntry(TokenRights):
         return self.expires is not None and self.expires.timestamp() <= now
 
     def may_take(self, node_id: str) -> bool:
-        """Whether a node with this token may have this id."""
+        """Whether a node or worker with this token may have this id."""
         patterns = self.nodes or (self.name, f"{self.name}-*")
         return any(fnmatchcase(node_id, pattern) for pattern in patterns)
 

@@ -153,7 +153,9 @@ class Shell:
             if gate is None or (gate.sessions is not None and needs_no_token(scope["path"])):
                 check_origin(method, scope["scheme"], headers)
             else:
-                scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"])
+                caller = scope[CALLER] = gate.admit(headers, method=method, scheme=scope["scheme"])
+                if scope["path"] == "/metrics":
+                    caller.need("user", "node", "fleet")  # machines of volunteers may not look at the service itself
         except TerraceError as exc:
             self._lifecycle.on_refusal(scope, exc)
             answer: Response = answer_to(exc)

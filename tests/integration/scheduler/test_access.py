@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 
 from scheduler.api.fleet import about, fleet
 from scheduler.api.jobs import jobs
-from scheduler.api.routing import for_admins, for_nodes, for_operators, for_users
+from scheduler.api.routing import for_admins, for_nodes, for_operators, for_users, for_users_and_nodes
 from scheduler.api.tokens import tokens as tokens_routes
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, TokenFile, digest_of, new_token, write_book
@@ -23,7 +23,7 @@ from tierkit.errors import Forbidden, LimitReached, SetupError, Unauthenticated
 from tierkit.testing import connected, wait_for
 from tierkit.wire.messages import NODE_HEADER
 
-ALICE, BOB, DAVE, PI, ANY, OLD, OLGA, ROOT, EVE = TOKENS = [new_token() for _ in range(9)]
+ALICE, BOB, DAVE, PI, ANY, OLD, OLGA, ROOT, EVE, LAPTOP = TOKENS = [new_token() for _ in range(10)]
 
 
 def entry(token: str, **fields: Any) -> TokenEntry:
@@ -38,6 +38,7 @@ ENTRIES = (
     entry(ROOT, name="root", role="admin"),
     entry(PI, name="pi", role="node", tiers=("end",)),
     entry(ANY, name="any", role="node", nodes=("*",)),
+    entry(LAPTOP, name="laptop", role="worker"),
     entry(DAVE, name="dave", role="user", requests_per_minute=2),
     entry(OLD, name="pi", role="node", expires=datetime.now(UTC) - timedelta(hours=3)),
 )
@@ -109,34 +110,34 @@ async def test_paths_that_only_look_open_are_not(closed: Any) -> None:
         assert (await closed.http.send(request)).status_code == 401, path
 
 
-ROLES = (  # what a user, an operator, an admin and a node get
-    ("GET", "/v1/jobs", 200, 200, 200, 403),
-    ("POST", "/v1/classify", 400, 400, 400, 403),
-    ("DELETE", "/v1/jobs/0", 404, 404, 404, 403),
-    ("GET", "/v1/jobs/0/images/0", 404, 404, 404, 403),
-    ("GET", "/v1/devices", 200, 200, 200, 403),
-    ("GET", "/v1/mapping", 200, 200, 200, 403),
-    ("POST", "/v1/devices/x/drain", 403, 404, 404, 403),
-    ("DELETE", "/v1/devices/x/drain", 403, 404, 404, 403),
-    ("DELETE", "/v1/devices/x", 403, 404, 404, 403),
-    ("DELETE", "/v1/devices/x?forget=true", 403, 404, 404, 403),
-    ("DELETE", "/v1/devices/x?incarnation=1", 403, 403, 403, 404),
-    ("PUT", "/v1/devices/x/trust?trusted=yes", 403, 403, 404, 403),
-    ("GET", "/v1/tokens", 403, 403, 200, 403),
-    ("POST", "/v1/tokens", 403, 403, 422, 403),
-    ("POST", "/v1/tokens/nobody/rotate", 403, 403, 422, 403),
-    ("DELETE", "/v1/tokens/nobody", 403, 403, 404, 403),
-    ("GET", "/v1/models", 200, 200, 200, 200),
-    ("GET", "/v1/models/small/file", 404, 404, 404, 404),
-    ("GET", "/v1/info", 200, 200, 200, 403),
-    ("GET", "/v1/fleet", 200, 200, 200, 403),
-    ("GET", "/v1/whoami", 200, 200, 200, 200),
-    ("GET", "/metrics", 200, 200, 200, 200),
+ROLES = (  # what a user, an operator, an admin, a node and a worker get
+    ("GET", "/v1/jobs", 200, 200, 200, 403, 403),
+    ("POST", "/v1/classify", 400, 400, 400, 403, 403),
+    ("DELETE", "/v1/jobs/0", 404, 404, 404, 403, 403),
+    ("GET", "/v1/jobs/0/images/0", 404, 404, 404, 403, 403),
+    ("GET", "/v1/devices", 200, 200, 200, 403, 403),
+    ("GET", "/v1/mapping", 200, 200, 200, 403, 403),
+    ("POST", "/v1/devices/x/drain", 403, 404, 404, 403, 403),
+    ("DELETE", "/v1/devices/x/drain", 403, 404, 404, 403, 403),
+    ("DELETE", "/v1/devices/x", 403, 404, 404, 403, 403),
+    ("DELETE", "/v1/devices/x?forget=true", 403, 404, 404, 403, 403),
+    ("DELETE", "/v1/devices/x?incarnation=1", 403, 403, 403, 404, 403),
+    ("PUT", "/v1/devices/x/trust?trusted=yes", 403, 403, 404, 403, 403),
+    ("GET", "/v1/tokens", 403, 403, 200, 403, 403),
+    ("POST", "/v1/tokens", 403, 403, 422, 403, 403),
+    ("POST", "/v1/tokens/nobody/rotate", 403, 403, 422, 403, 403),
+    ("DELETE", "/v1/tokens/nobody", 403, 403, 404, 403, 403),
+    ("GET", "/v1/models", 200, 200, 200, 200, 403),
+    ("GET", "/v1/models/small/file", 404, 404, 404, 404, 403),
+    ("GET", "/v1/info", 200, 200, 200, 403, 403),
+    ("GET", "/v1/fleet", 200, 200, 200, 403, 403),
+    ("GET", "/v1/whoami", 200, 200, 200, 200, 200),
+    ("GET", "/metrics", 200, 200, 200, 200, 403),
 )
 
 
 async def test_roles(closed: Any) -> None:
-    callers = ((ALICE, "user"), (OLGA, "operator"), (ROOT, "admin"), (ANY, "node"))
+    callers = ((ALICE, "user"), (OLGA, "operator"), (ROOT, "admin"), (ANY, "node"), (LAPTOP, "worker"))
     for method, path, *expected in ROLES:
         for (token, role), status in zip(callers, expected, strict=True):
             answer = await closed.http.request(method, path, headers=bearer(token))
@@ -280,8 +281,6 @@ async def test_unfinished_jobs_count_over_a_restart(kit: Any, settings: Schedule
 
 FOR_BOTH = {
     ("DELETE", "/v1/devices/{node_id}"),  # a node its own place; operators others
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{name}/file"),
     ("GET", "/v1/whoami"),
     ("POST", "/v1/session"),  # open; it looks at the token itself
     ("DELETE", "/v1/session"),
@@ -297,7 +296,7 @@ def test_every_route_has_said_whose_it_is() -> None:
         if isinstance(route, APIRoute)
     ]
     assert len(routes) > 15
-    said = {for_users, for_operators, for_admins, for_nodes}
+    said = {for_users, for_users_and_nodes, for_operators, for_admins, for_nodes}
     for_both = {
         (method, route.path)
         for route in routes

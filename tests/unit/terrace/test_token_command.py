@@ -65,6 +65,15 @@ def test_a_token_goes_into_a_file_of_its_holders_alone(capsys: pytest.CaptureFix
     assert [entry.name for entry in read_book(BOOK)] == ["pi"]
 
 
+def test_a_worker_has_names_and_no_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["token", "create", "--name", "laptop", "--role", "worker", "--node", "desk-?"]) == 0
+    (entry,) = read_book(BOOK)
+    assert (entry.role, entry.nodes) == ("worker", ("desk-?",))
+    capsys.readouterr()
+    assert run(["token", "list"]) == 0
+    assert "desk-?" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "span"),
     [
@@ -129,6 +138,7 @@ def test_a_wrong_token_in_the_environment_is_named(
         (["create", "--name", "../x", "--role", "user"], 2, "--name: must be 1 to 63 lower-case letters"),
         (["create", "--name", "pi", "--role", "user", "--node", "x"], 2, "--node is not for tokens of the role user"),
         (["create", "--name", "pi", "--role", "node", "--node", "A"], 2, "--node: String should match pattern"),
+        (["create", "--name", "a", "--role", "worker", "--tier", "end"], 2, "--tier is not for tokens of the role"),
         (
             ["create", "--name", "a", "--role", "node", "--unfinished-jobs", "1"],
             2,

@@ -136,6 +136,16 @@ def test_a_node_speaks_for_itself_alone(node_id: str, tier: Tier | None, message
         caller.check_claim(node_id, tier)
 
 
+@pytest.mark.parametrize(
+    ("worker", "allowed"), [("laptop", True), ("laptop-2", True), ("door-1", True), ("pi", False), ("door-12", False)]
+)
+def test_a_worker_speaks_for_itself_alone(worker: str, allowed: bool) -> None:
+    named = entry(USER, name="laptop", role="worker", nodes=("laptop", "laptop-*", "door-?"))
+    caller = Caller(name="laptop", role="worker", entry=named)
+    with nullcontext() if allowed else pytest.raises(Forbidden, match=f"not for the worker id '{worker}'; it is for"):
+        caller.check_claim(worker)
+
+
 def test_a_user_may_speak_of_all_nodes(file: Path) -> None:
     gate(file)[0].admit(bearer(USER)).check_claim("edge-1", Tier.CLOUD)
 
@@ -282,15 +292,18 @@ def test_what_is_under_way_at_a_time_is_limited(what: str) -> None:
         ("operator", {"user", "operator"}),
         ("admin", {"user", "operator", "admin"}),
         ("node", {"node"}),
+        ("worker", {"worker"}),
         ("fleet", {"fleet"}),
     ],
 )
 def test_a_role_has_the_rights_of_those_below(role: Role, may: set[Role]) -> None:
     caller = Caller(name="alice", role=role)
-    for wanted in ("user", "operator", "admin", "node", "fleet"):
+    for wanted in ("user", "operator", "admin", "node", "worker", "fleet"):
         assert caller.may(wanted) is (wanted in may)
         with nullcontext() if wanted in may else pytest.raises(Forbidden, match=f"role {role}; this takes {wanted}"):
             caller.need(wanted)
+    with nullcontext() if may & {"user", "node"} else pytest.raises(Forbidden, match="takes user or node"):
+        caller.need("user", "node")
 
 
 def test_without_limits_nothing_is_counted() -> None:

@@ -45,6 +45,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         entry("one", expires=datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC), requests_per_minute=7, unfinished_jobs=2),
         entry("two", upload_bytes_per_minute=1000, created=datetime(2026, 1, 2, tzinfo=UTC)),
         entry("three", name="pi", role="node", nodes=("pi", "door-*"), tiers=(Tier.END,)),
+        entry("four", name="laptop", role="worker", nodes=("laptop-*",)),
     ]
     assert list(book_of(tmp_path, *entries)) == entries
     assert "one" not in write_book(entries)
@@ -64,7 +65,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: bool) -> None:
-    assert entry(name="pi", role="node", **fields).may_take(node_id) is allowed
+    for role in ("node", "worker"):
+        assert entry(name="pi", role=role, **fields).may_take(node_id) is allowed
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
         ),
         (
             f'[[token]]\nname = "a"\nrole = "root"\nsha256 = "{SHA}"',
-            "token.0.role is 'root': input should be 'user', 'operator', 'admin' or 'node'",
+            "token.0.role is 'root': input should be 'user', 'operator', 'admin', 'node' or 'worker'",
         ),
         (
             '[[token]]\nname = "a"\nrole = "user"\nsha256 = "hello"',
@@ -105,6 +107,14 @@ def test_the_node_ids_of_a_token(fields: dict[str, Any], node_id: str, allowed: 
         (
             f'[[token]]\nname = "a"\nrole = "node"\nsha256 = "{SHA}"\nunfinished_jobs = 1',
             "unfinished_jobs is not for tokens of the role",
+        ),
+        (
+            f'[[token]]\nname = "a"\nrole = "worker"\nsha256 = "{SHA}"\nrequests_per_minute = 1',
+            "requests_per_minute is not for tokens of the role worker",
+        ),
+        (
+            f'[[token]]\nname = "a"\nrole = "worker"\nsha256 = "{SHA}"\ntiers = ["end"]',
+            "tiers is not for tokens of the role worker",
         ),
         (f'[[token]]\nname = "a"\nrole = "user"\nsha256 = "{SHA}"\n' * 2, "stands there twice"),
         (
