@@ -78,8 +78,8 @@ StrategyConfig = ServerConfig | OuterConfig
 
 STRATEGIES: dict[str, StrategyConfig] = {
     "sgd": ServerConfig(rule="sgd"),
-    # Dean et al. 2012, section 4.1: AdaGrad at the server.
-    "downpour": ServerConfig(rule="adagrad", rate=0.1, n_fetch=5, n_push=5),
+    # Dean et al. 2012, section 4.1: AdaGrad at the server, and n_fetch = n_push = 1 in its experiments.
+    "downpour": ServerConfig(rule="adagrad", rate=0.1),
     "dc-constant": ServerConfig(rule="dc-constant", delay_compensation=0.04),
     "dc-adaptive": ServerConfig(rule="dc-adaptive", delay_compensation=2.0),
     "average": ServerConfig(rule="average", n_fetch=10, n_push=10),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from tierkit.errors import Overloaded
 from training.units import Lease, Update, WorkUnit
@@ -21,6 +22,10 @@ class _Held:
     lease: Lease
     reached: int
     """The first step whose update is still to come."""
+    shown: int
+    """The first step that the worker has not shown to have computed."""
+    until: float
+    """When the lease expires, unless its worker shows progress before."""
 
 
 class Leases:
@@ -29,7 +34,7 @@ class Leases:
     Args:
         steps: of the whole run.
         unit, push: steps of a unit, and of an update.
-        lease_s: how long a worker has for an update, from the grant or from the update before.
+        lease_s: how long a worker has to show progress, from the grant, an update or the progress shown before.
         most: leases at one time.
     """
 
@@ -39,7 +44,6 @@ class Leases:
         self._next_step = self._number = 0
         self._again: deque[range] = deque()
         self._held: dict[int, _Held] = {}
-        self._expires: dict[int, float] = {}
         self._fulfilled: dict[int, None] = {}
         self.done = 0
         """Steps whose updates are there."""
@@ -75,8 +79,7 @@ class Leases:
         self._number += 1
         unit = WorkUnit(version=version, first=steps.start, steps=len(steps), push=self._push)
         lease = Lease(number=self._number, worker=worker, unit=unit, expires_at=now + self._lease_s)
-        self._held[lease.number] = _Held(lease, unit.first)
-        self._expires[lease.number] = lease.expires_at
+        self._held[lease.number] = _Held(lease, unit.first, unit.first, lease.expires_at)
         return lease
 
     def claim(self, update: Update, now: float) -> Lease | Literal["duplicate", "late", "refused"]:
@@ -88,7 +91,7 @@ class Leases:
             return "refused"
         if update.steps.stop <= held.reached:
             return "duplicate"
-        if now >= self._expires[update.lease]:
+        if now >= held.until:
             return "late"
         due = range(held.reached, min(held.reached + self._push, held.lease.unit.end))
         return held.lease if update.steps == due else "refused"
@@ -100,7 +103,7 @@ class Leases:
         held.reached += steps
         self.done += steps
         if held.reached < lease.unit.end:
-            self._expires[lease.number] = now + self._lease_s
+            held.until = now + self._lease_s
             return False
         self._drop(lease)
         self._fulfilled[lease.number] = None
@@ -112,10 +115,65 @@ class Leases:
         """What is left of its steps is for somebody else."""
         self._again.append(range(self._drop(lease).reached, lease.unit.end))
 
+    def renew(self, number: int, worker: str, shown: int, now: float) -> bool:
+        """The worker has computed the steps before `shown`: its lease goes on if these are more than it had shown.
+        Whether the lease is still its own."""
+        held = self._held.get(number)
+        if held is None or held.lease.worker != worker or now >= held.until:
+            return False
+        if held.shown < shown <= held.lease.unit.end:
+            held.shown, held.until = shown, now + self._lease_s
+        return True
+
+    def held_by(self, worker: str) -> Lease | None:
+        """The lease that a worker has."""
+        return next((held.lease for held in self._held.values() if held.lease.worker == worker), None)
+
     def expired(self, now: float) -> list[Lease]:
         """Leases whose time is up; whoever asks gives them back."""
-        return [self._held[number].lease for number, until in self._expires.items() if now >= until]
+        return [held.lease for held in self._held.values() if now >= held.until]
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the first of the leases that are out expires; None where none is."""
+        return min((held.until for held in self._held.values()), default=None)
+
+    def state(self) -> dict[str, Any]:
+        """All that changes, as JSON."""
+        return {
+            "next_step": self._next_step,
+            "number": self._number,
+            "done": self.done,
+            "again": [[steps.start, steps.stop] for steps in self._again],
+            "held": [
+                {
+                    "number": held.lease.number,
+                    "worker": held.lease.worker,
+                    "unit": asdict(held.lease.unit),
+                    "expires_at": held.lease.expires_at,
+                    "reached": held.reached,
+                    "shown": held.shown,
+                    "until": held.until,
+                }
+                for held in self._held.values()
+            ],
+            "fulfilled": list(self._fulfilled),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._next_step, self._number, self.done = state["next_step"], state["number"], state["done"]
+        self._again = deque(range(*steps) for steps in state["again"])
+        self._fulfilled = dict.fromkeys(state["fulfilled"])
+        self._held = {}
+        for each in state["held"]:
+            lease = Lease(
+                number=each["number"],
+                worker=each["worker"],
+                unit=WorkUnit(**each["unit"]),
+                expires_at=each["expires_at"],
+            )
+            self._held[lease.number] = _Held(lease, each["reached"], each["shown"], each["until"])
 
     def _drop(self, lease: Lease) -> _Held:
-        del self._expires[lease.number]
         return self._held.pop(lease.number)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -53,10 +54,20 @@ class OuterRules(Strategy):
         if whole or last:
             self._end_round()
 
+    def _vectors(self) -> dict[str, Flat]:
+        return {"velocity": self._velocity, "sum": self._sum, "buffers_sum": self._buffers_sum}
+
+    def _figures(self) -> dict[str, Any]:
+        return {"taken": self._taken}
+
+    def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
+        super().restore(vectors, figures)
+        self._taken = figures["taken"]
+
     def _end_round(self) -> None:
         count, config = np.float32(self._taken), self.config
         mean, momentum = self._sum / count, np.float32(config.momentum)
-        self._velocity = momentum * self._velocity + mean
+        self._velocity[:] = momentum * self._velocity + mean
         step = momentum * self._velocity + mean if config.nesterov else self._velocity
         self.weights -= np.float32(config.rate) * step
         self.buffers[:] = self._buffers_sum / count

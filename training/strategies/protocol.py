@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -39,12 +40,25 @@ class Strategy(ABC):
         Raises:
             Overloaded: too many units are being computed.
         """
-        for expired in self.leases.expired(now):
-            self._give_back(expired)
+        self.expire(now)
+        self.leave(worker)
         lease = self._next(worker, now)
         if lease is not None:
             self._granted(lease)
         return lease
+
+    def expire(self, now: float) -> int:
+        """Give back the leases whose time is up; how many there were."""
+        expired = self.leases.expired(now)
+        for lease in expired:
+            self._give_back(lease)
+        return len(expired)
+
+    def leave(self, worker: str) -> None:
+        """A worker gives back what it has, if it has something."""
+        held = self.leases.held_by(worker)
+        if held is not None:
+            self._give_back(held)
 
     def take(self, update: Update, now: float) -> Verdict:
         """Bring an update into the weights, once, or say why not."""
@@ -80,6 +94,29 @@ class Strategy(ABC):
     def _forget(self, lease: Lease) -> None:  # noqa: B027
         """Drop that again."""
 
+    def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
+        """All that changes: vectors, which are not copied, and the rest as JSON."""
+        vectors = {"weights": self.weights, "buffers": self.buffers, **self._vectors()}
+        return vectors, {"version": self.version, "leases": self.leases.state(), **self._figures()}
+
+    def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave, to the bit.
+
+        Raises:
+            KeyError, ValueError: it is of another strategy or network.
+        """
+        self.version = figures["version"]
+        self.leases.restore(figures["leases"])
+        for name, own in ({"weights": self.weights, "buffers": self.buffers} | self._vectors()).items():
+            own[:] = vectors[name]
+
     @abstractmethod
     def _apply(self, lease: Lease, update: Update) -> None:
         """Change weights, buffers and version."""
+
+    @abstractmethod
+    def _vectors(self) -> dict[str, Flat]:
+        """What it keeps besides, changed in place."""
+
+    def _figures(self) -> dict[str, Any]:
+        return {}

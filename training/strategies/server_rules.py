@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ class ServerRules(Strategy):
     ) -> None:
         super().__init__(weights, buffers, leases, rate)
         self.config = config
-        self._rule = _rule(config, len(weights))
+        self._squares = np.zeros_like(self.weights)
+        self._rule = _rule(config, self._squares)
         self._keeps = config.rule in ("dc-constant", "dc-adaptive", "average")
         self._from: dict[int, tuple[Flat, int]] = {}
         """Weights by version, with the number of leases that start from them."""
@@ -51,6 +53,22 @@ class ServerRules(Strategy):
             if users > 1:
                 self._from[version] = weights, users - 1
 
+    def _vectors(self) -> dict[str, Flat]:
+        return {"squares": self._squares}
+
+    def _figures(self) -> dict[str, Any]:
+        return {"from": {str(version): users for version, (_, users) in self._from.items()}}
+
+    def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
+        vectors, figures = super().state()
+        return vectors | {f"from {version}": kept for version, (kept, _) in self._from.items()}, figures
+
+    def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
+        super().restore(vectors, figures)
+        self._from = {
+            int(version): (vectors[f"from {version}"].copy(), users) for version, users in figures["from"].items()
+        }
+
     def _apply(self, lease: Lease, update: Update) -> None:
         start = self._from[lease.unit.version][0] if self._keeps else None
         self._rule(self.weights, update.computed.values, np.float32(self._rate(update.steps.start)), start)
@@ -59,9 +77,13 @@ class ServerRules(Strategy):
         self.version += 1
 
 
-def _rule(config: ServerConfig, size: int) -> _Rule:
+def _rule(config: ServerConfig, squares: Flat) -> _Rule:
+    """The rule of a configuration.
+
+    Args:
+        squares: what it keeps of the squares of the gradients, changed in place.
+    """
     strength = np.float32(config.delay_compensation)
-    squares = np.zeros(size, np.float32)
 
     def sgd(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
         weights -= rate * gradient
