@@ -55,7 +55,7 @@ _COMMANDS = {
     "devices": _Command("terrace.commands.devices:app", "See the nodes, drain or remove them.", _USE),
     "token": _Command("terrace.commands.token:app", "Make and revoke the tokens of users and nodes.", _USE),
     "models": _Command("terrace.commands.models:app", "The networks: list, check, measure, make.", _USE),
-    "train": _Command("terrace.commands.train:app", "Try training on many machines, on virtual time.", _USE),
+    "train": _Command("terrace.commands.train:app", "Train a network on many machines.", _USE),
     "privacy": _Command("terrace.commands.privacy:app", "Measure what the encoders give away.", _USE),
     "bench": _Command("terrace.commands.bench:app", "Measure latency and throughput under load.", _USE),
     "experiment": _Command("terrace.commands.experiment:app", "Measure the paper's tables and figures.", _USE),

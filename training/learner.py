@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.data import ImageSet
+from models.training.checkpoint import Checkpoint, save_checkpoint
 from models.training.config import TrainConfig
 from models.training.data import TrainingData
 from models.training.learner import NetworkLearner, predict
@@ -64,8 +69,12 @@ class FlatLearner:
         _fill(self._buffers, buffers, self.config.name)
         self._velocity = [None] * len(self._parameters)
 
-    def compute(self, steps: range, sends: Sends) -> Computed:
-        """Do some steps, each from the weights that the one before has left."""
+    def compute(self, steps: range, sends: Sends, watch: Callable[[int], None] = lambda step: None) -> Computed:
+        """Do some steps, each from the weights that the one before has left.
+
+        Args:
+            watch: called after each step with the one that follows; what it raises ends the computation.
+        """
         before = self.weights() if sends == "change" else None
         total: list[Tensor] | None = None
         loss = 0.0
@@ -78,10 +87,19 @@ class FlatLearner:
                 else:
                     torch._foreach_add_(total, gradients)
             # Steps of a gradient that is sent are plain SGD: what the server will do, as far as a worker can know it.
+            began = time.perf_counter()
             self._descend(gradients, self.rate(step), self.config.momentum if sends == "change" else 0.0)
+            times = self._learner.times
+            times["step"] = times.get("step", 0.0) + time.perf_counter() - began
             self._learner.network.zero_grad()
+            watch(step + 1)
         values = before - self.weights() if before is not None else _flat(total or [])
         return Computed(values=values, buffers=self.buffers(), loss=loss / len(steps))
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds since the last call that `compute` has spent on load, forward, backward and step."""
+        times, self._learner.times = self._learner.times, {}
+        return times
 
     def accuracy(self, weights: Flat, buffers: Flat, images: ImageSet) -> float:
         """Share of images whose class these weights find. Running statistics are measured again: those of many workers
@@ -100,6 +118,34 @@ class FlatLearner:
         logits = predict(served, images.images, data.batches.statistics, self.config, data.device)
         labels = images.fine if self.config.target == "fine" else images.coarse
         return float(np.mean(logits.argmax(1) == labels))
+
+    def keep(self, weights: Flat, buffers: Flat, folder: Path, *, seconds: float) -> None:
+        """Write a network with these weights as the checkpoint of a finished run, for the commands that read one.
+
+        Raises:
+            WeightsError: as `load`.
+            SetupError: it could not be written.
+        """
+        self.load(weights, buffers)
+        self._calibrate()
+        network, data = self._learner.network.state_dict(), self.data
+        save_checkpoint(
+            folder,
+            Checkpoint(
+                step=self.steps,
+                config=self.config.model_dump(mode="json"),
+                hierarchy=data.hierarchy.content(),
+                data_sha256=data.sha256,
+                statistics=asdict(data.batches.statistics),
+                weights=network,
+                averaged=network,
+                optimizer={},
+                epochs=[],
+                loss_sum=0.0,
+                epoch_seconds=0.0,
+                seconds=seconds,
+            ),
+        )
 
     def _decayed(self) -> list[Tensor]:
         decay = self.config.weight_decay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -57,6 +58,9 @@ class NetworkLearner:
             load_weights(self.network.network, initial, f"the weights that {config.name!r} is to start from")
         check_images(self.network, data.held_out.images.shape[1:], config)
         self._optimizer = make_optimizer(self.network, config)
+        self.times: dict[str, float] = {}
+        """Seconds that `backward` has spent on the batch (load), forward and backward. What a GPU computes counts where
+        it is waited for."""
         if data.device.type == "cpu" and config.precision == "bf16":
             use_matrix_products(self.network)
 
@@ -72,15 +76,22 @@ class NetworkLearner:
 
     def backward(self, step: int) -> float:
         """Add the gradients of a step to those of the network's parameters; its loss."""
+        began = time.perf_counter()
         batch = self.data.batches.batch(step)
+        loaded = time.perf_counter()
         self.network.train()
         # Dropout too depends on nothing but seed and step: a resumed run is an unbroken one.
         torch.manual_seed(self.config.seed * 2_654_435_761 + step)
         with autocast(self.config, self.data.device):
             output, auxiliary = self.network(batch.images)
         loss = training_loss(output, auxiliary, batch, self.data.labels, self.config)
+        computed = time.perf_counter()
         loss.backward()
-        return float(loss.detach())
+        value = float(loss.detach())  # waits for a GPU
+        ended = time.perf_counter()
+        for name, seconds in (("load", loaded - began), ("forward", computed - loaded), ("backward", ended - computed)):
+            self.times[name] = self.times.get(name, 0.0) + seconds
+        return value
 
     def observe(self, step: int) -> None:
         """Let the running statistics see a step's batch."""

@@ -2,46 +2,160 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 from models.dataset import Dataset
+from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
-from terrace.options import Data, Json, OtherDataset, training_extra
-from terrace.stoppable import interruptible
+from terrace.options import Data, Json, OtherDataset, TlsCa, TokenFile, token_from, training_extra
+from terrace.stoppable import interruptible, run_stoppable
+from tierkit import logs
 from tierkit.errors import InvalidInput, SetupError
+from tierkit.settings import lasting_name
+from training.host.__main__ import run as host_command
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Training on many machines.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps `simulate` a subcommand, although it is the only one."""
+StrategyName = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, fedavg, bmuf, diloco, "
+        "or a TOML file.",
+    ),
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="In place of the configuration's.")]
+
+
+@app.command(name="run")
+def run_local(
+    config: Annotated[
+        str, typer.Argument(help="A bundled configuration, such as mnist-100, or a TOML file.", show_default=False)
+    ],
+    strategy: StrategyName = "downpour",
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that compute.")] = 4,
+    wire: Annotated[Literal["fp32", "bf16", "int8"], typer.Option(help="Numbers of the updates.")] = "fp32",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that keeps the run and the trained network; the same command goes on with it. Kept nowhere "
+            "unless given.",
+            file_okay=False,
+        ),
+    ] = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    data: Data = None,
+    dataset: OtherDataset = None,
+    device: Annotated[Processor, typer.Option(help="What the workers compute on.")] = Processor.CPU,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what host and workers log.")] = False,
+    json: Json = False,
+) -> None:
+    """Train with a host and workers on this machine, each a process of its own."""
+    with training_extra("training on the fleet", "learn"):
+        from training.host.opening import find_network
+        from training.local import LocalRun, run_here
+        from training.strategies.config import find_strategy
+    try:
+        network, _ = find_network(config), find_strategy(strategy)
+    except (InvalidInput, SetupError) as error:
+        raise typer.BadParameter(str(error)) from error
+    images = {"data": data, "dataset": dataset}
+    host: dict[str, Any] = {"network": config, "strategy": strategy, "workers": workers, "wire": wire, **images}
+    host |= {"epochs": epochs, "seed": seed}
+    if folder is not None:
+        host["folder"] = folder
+    notes = screen(stderr=True)
+
+    def show(name: str, line: str) -> None:
+        if verbose:
+            notes.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
+
+    plan = LocalRun(host=host, worker={**images, "device": device, "threads": threads}, workers=workers, on_line=show)
+    with progress_bars("step") as progress:
+        bar = progress.add_task(network.name, total=None)
+        result = run_stoppable(
+            lambda: run_here(plan, lambda status: progress.update(bar, completed=status.done, total=status.steps))
+        )
+    if result is None:
+        raise typer.Abort
+    if json:
+        print_json(result)
+        return
+    screen().print(
+        f"{result['network']} with {result['strategy']}, {workers} {'worker' if workers == 1 else 'workers'}: "
+        f"{percent(result['accuracy'])} of the test images right, {result['seconds']:,.1f} s, "
+        f"{result['updates']:,} updates, {result['bytes_sent'] / 1e6:,.1f} MB sent, "
+        f"{result['bytes_received'] / 1e6:,.1f} MB received",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+app.command(name="host")(host_command)
+
+
+@app.command(name="work")
+def work_for(
+    host: Annotated[str, typer.Argument(metavar="URL", help="Where the host of the run listens.", show_default=False)],
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of this worker; with a token, one that the token is for. Default: the machine's."),
+    ] = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    data: Data = None,
+    dataset: OtherDataset = None,
+    device: Annotated[Processor, typer.Option(help="What to compute on.")] = Processor.CPU,
+    threads: TorchThreads = None,
+    patience_s: Annotated[float, typer.Option(min=0, metavar="S", help="How long the host may be away.")] = 120.0,
+    json: Json = False,
+) -> None:
+    """Compute for a run, from now to its end. The worker connects to the host, never the other way."""
+    with training_extra("training on the fleet", "learn"):
+        from training.worker.node import WorkerOptions, work
+    logs.configure("info", "text", node_id="work")
+    options = WorkerOptions(
+        host=host,
+        name=name or f"{lasting_name('work', os.getpid())}",
+        data=data,
+        dataset=dataset,
+        device=device,
+        threads=threads,
+        token=token_from(token_file),
+        tls_ca=tls_ca,
+        patience_s=patience_s,
+    )
+    done = run_stoppable(lambda: work(options))
+    if done is None:
+        raise typer.Abort
+    if json:
+        print_json({"name": options.name, "updates": done.updates, "faults": done.faults})
+        return
+    screen().print(f"the run has ended: {done.updates:,} updates from here", markup=False)
 
 
 @app.command(name="simulate")
 @interruptible
 def simulate_run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Configuration of the network.", show_default=False)],
-    strategy: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, fedavg, bmuf, diloco, "
-            "or a TOML file.",
-        ),
-    ] = "downpour",
+    strategy: StrategyName = "downpour",
     workers: Annotated[int, typer.Option(min=1, max=10_000, help="Machines that compute.")] = 4,
     config: Annotated[
         Path | None, typer.Option(help="Configuration; the bundled one of this name unless given.", dir_okay=False)
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="In place of the configuration's.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="In place of the configuration's.")] = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
     slow: Annotated[
         list[float] | None,
         typer.Option(min=0.01, metavar="FACTOR", help="A worker is so many times slower; may be repeated."),

@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from tests.shapes import SHAPES, shape_images
+from tests.shapes import write_shapes
 
 pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 
@@ -35,15 +33,7 @@ options = { depth = 10, width = 1 }
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("shapes")
-    (root / "hierarchy.json").write_text(json.dumps(SHAPES.content()))
-    images = shape_images(32)
-    assert images.fine is not None
-    for split in ("train", "test"):
-        for number, (pixels, label) in enumerate(zip(images.images, images.fine, strict=True)):
-            folder = root / split / SHAPES.fine[int(label)]
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.asarray(pixels)).save(folder / f"{number}.png")
+    root = write_shapes(tmp_path_factory.mktemp("shapes"))
     (root / "net.toml").write_text(CONFIG)
     return root
 

@@ -1,0 +1,269 @@
+"""A host on a real socket: what a worker does to the end of a run, and what hostile callers get."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from tests.integration.training.conftest import RunningHost, StartHost
+from tests.shapes import write_shapes
+from tierkit.errors import Conflict, SetupError, UpstreamUnavailable
+from tierkit.testing import wait_for
+from training.messages import LEASE_HEADER, UPDATE_HEADER
+from training.wire import compress, pack, packed_bytes, unpack
+from training.worker.node import WorkerOptions, work
+
+pytestmark = [pytest.mark.train, pytest.mark.anyio]
+
+A, B = "a" * 16, "b" * 16
+
+
+def options(running: RunningHost, shapes: Path, name: str = "w", **given: Any) -> WorkerOptions:
+    return WorkerOptions(host=running.url, name=name, dataset=str(shapes), threads=1, **given)
+
+
+async def status(http: httpx.AsyncClient) -> dict[str, Any]:
+    found: dict[str, Any] = (await http.get("/v1/run")).raise_for_status().json()["status"]
+    return found
+
+
+async def reaches(running: RunningHost, *, updates: int) -> None:
+    """Wait until the run has so many updates."""
+
+    async def enough() -> bool:
+        return (await running.host.status()).updates >= updates
+
+    await wait_for(enough, what="updates")
+
+
+async def joined(running: RunningHost, name: str = "w", incarnation: str = A) -> None:
+    join = {"name": name, "incarnation": incarnation, "data_sha256": running.host.spec.data_sha256}
+    (await running.http.post("/v1/workers", json=join)).raise_for_status()
+
+
+async def leased(running: RunningHost, name: str = "w", incarnation: str = A) -> tuple[dict[str, Any], bytes]:
+    answer = await running.http.post("/v1/leases", params={"worker": name, "incarnation": incarnation})
+    assert answer.status_code == 200
+    return json.loads(answer.headers[LEASE_HEADER]), answer.content
+
+
+def head(lease: dict[str, Any], changes: dict[str, Any] | None = None) -> dict[str, str]:
+    stop = min(lease["first"] + lease["push"], lease["first"] + lease["steps"])
+    told = {"worker": "w", "incarnation": A, "lease": lease["number"], "first": lease["first"], "stop": stop}
+    return {UPDATE_HEADER: json.dumps({**told, "loss": 1.0, **(changes or {})})}
+
+
+def body(running: RunningHost, value: float = 0.001, **changes: Any) -> bytes:
+    spec = running.host.spec
+    values = np.full(changes.get("values", spec.values), value, np.float32)
+    return pack(values, np.zeros(changes.get("buffers", spec.buffers), np.float32), changes.get("format", "fp32"))
+
+
+async def test_workers_train_to_the_end_and_every_step_counts_once(start_host: StartHost, shapes: Path) -> None:
+    async with start_host(epochs=8, strategy="sgd", wire="bf16") as running:
+        done = await asyncio.gather(*(work(options(running, shapes, name)) for name in ("w1", "w2")))
+        await asyncio.wait_for(running.lifecycle.wait_draining(), 30)
+        found = running.host.result
+    assert found is not None
+    assert sum(each.updates for each in done) == found["updates"] == 40
+    assert (found["strategy"], found["network"], found["faults"]) == ("sgd", "net", 0)
+    assert found["accuracy"] > 2 / 3
+    spec = running.host.spec
+    dense = 40 * packed_bytes(spec.values, spec.buffers, "bf16")
+    assert found["bytes_received"] == dense
+    # Gradients of pixels without any spread are zero, and left out.
+    assert 0.5 * dense < found["bytes_sent"] < dense
+    assert set(found["times"]) == {"load", "forward", "backward", "step", "send", "wait", "apply"}
+
+
+async def test_a_lease_is_the_weights_of_its_version_and_an_update_counts_once(start_host: StartHost) -> None:
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        lease, weights = await leased(running)
+        before, _ = unpack(weights, values=running.host.spec.values, buffers=running.host.spec.buffers)
+        for verdict in ("taken", "duplicate"):
+            answer = await running.http.post("/v1/updates", content=body(running), headers=head(lease))
+            assert (answer.status_code, answer.json()["verdict"], answer.json()["version"]) == (200, verdict, 1)
+        answer = await running.http.get("/v1/weights", params={"version": 1})
+        after, _ = unpack(answer.content, values=running.host.spec.values, buffers=running.host.spec.buffers)
+        assert 0 < (before - after).max() < 0.001
+        assert (await running.http.get("/v1/weights", params={"version": 0})).status_code == 404
+        assert (await status(running.http))["done"] == 1
+
+
+async def test_a_host_that_comes_back_has_all_that_it_acknowledged(start_host: StartHost) -> None:
+    async with start_host(strategy="dc-adaptive") as running:
+        await joined(running)
+        for _ in range(3):
+            lease, _ = await leased(running)
+            await running.http.post("/v1/updates", content=body(running), headers=head(lease))
+        lease, _ = await leased(running)
+        weights, before = (await running.http.get("/v1/weights")).content, await status(running.http)
+    async with start_host(strategy="dc-adaptive") as running:
+        after = await status(running.http)
+        assert (await running.http.get("/v1/weights")).content == weights
+        for figure in ("id", "done", "version", "updates", "bytes_sent", "bytes_received", "faults"):
+            assert after[figure] == before[figure]
+        answer = await running.http.post("/v1/updates", content=body(running), headers=head(lease))
+        assert answer.json() == {"verdict": "taken", "version": 4, "finished": False}
+
+
+async def test_a_folder_with_another_run_is_refused(start_host: StartHost) -> None:
+    async with start_host(strategy="sgd"):
+        pass
+    with pytest.raises(SetupError, match="network"):
+        async with start_host(strategy="sgd", seed=7):
+            pass
+    with pytest.raises(SetupError, match="strategy"):
+        async with start_host(strategy="fedavg"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "verdict"),
+    [
+        ({"value": float("nan")}, 200, "refused"),
+        ({"value": float("inf")}, 200, "refused"),
+        ({"values": 3}, 400, None),
+        ({"buffers": 5}, 400, None),
+        ({"head": {"first": 1, "stop": 2}}, 200, "refused"),
+        ({"head": {"lease": 99}}, 200, "late"),
+        ({"head": {"lease": -1}}, 400, None),
+        ({"head": {"loss": "x"}}, 400, None),
+        ({"head": {"times": {"forward": -1}}}, 400, None),
+        ({"head": {"times": {f"t{'x' * n}": 1.0 for n in range(30)}}}, 400, None),
+        ({"head": {"more": 1}}, 400, None),
+        ({"head": {"worker": "nobody"}}, 404, None),
+        ({"head": {"incarnation": B}}, 409, None),
+        ({"head": {"incarnation": "?"}}, 400, None),
+    ],
+)
+async def test_an_update_that_is_wrong_changes_nothing(
+    start_host: StartHost, changes: dict[str, Any], code: int, verdict: str | None
+) -> None:
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        lease, _ = await leased(running)
+        weights = (await running.http.get("/v1/weights")).content
+        answer = await running.http.post(
+            "/v1/updates", content=body(running, **changes), headers=head(lease, changes.get("head"))
+        )
+        assert (answer.status_code, answer.json().get("verdict")) == (code, verdict)
+        if code != 200:
+            assert answer.json()["error"]
+        assert (await running.http.get("/v1/weights")).content == weights
+        again, _ = await leased(running)
+        assert again["first"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "code"),
+    [
+        (b"", {}, 400),
+        (b"\xff" * 100, {}, 400),
+        (b"x" * 1_000_000, {}, 413),
+        (b"no zstd", {"Content-Encoding": "zstd"}, 400),
+        (compress(bytes(100_000_000)), {"Content-Encoding": "zstd"}, 400),
+        (b"x", {"Content-Encoding": "br"}, 400),
+    ],
+    ids=["empty", "noise", "large", "no zstd", "bomb", "other encoding"],
+)
+async def test_a_body_that_is_no_update_is_refused(
+    start_host: StartHost, content: bytes, headers: dict[str, str], code: int
+) -> None:
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        lease, _ = await leased(running)
+        answer = await running.http.post("/v1/updates", content=content, headers=head(lease) | headers)
+        assert (answer.status_code, "error" in answer.json()) == (code, True)
+        answer = await running.http.post(
+            "/v1/updates", content=compress(body(running)), headers=head(lease) | {"Content-Encoding": "zstd"}
+        )
+        assert answer.json()["verdict"] == "taken"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "code"),
+    [
+        ("POST", "/v1/workers", b"", 400),
+        ("POST", "/v1/workers", b"[" * 10_000, 400),
+        ("POST", "/v1/workers", json.dumps({"name": "../x", "incarnation": A, "data_sha256": ""}).encode(), 400),
+        ("POST", "/v1/workers", json.dumps({"name": "w", "incarnation": A, "data_sha256": "0" * 64}).encode(), 409),
+        ("POST", "/v1/workers", b"x" * 20_000, 413),
+        ("DELETE", "/v1/workers/w", b"", 404),
+        ("POST", "/v1/leases", b"", 404),
+        ("PUT", "/v1/leases/0", b"{}", 400),
+        ("PUT", "/v1/leases/x", b"{}", 404),
+        ("POST", "/v1/updates", b"", 400),
+        ("GET", "/v1/updates", b"", 405),
+    ],
+)
+async def test_bad_requests_get_a_sentence(
+    start_host: StartHost, method: str, path: str, content: bytes, code: int
+) -> None:
+    async with start_host(strategy="sgd") as running:
+        answer = await running.http.request(method, path, content=content)
+        assert (answer.status_code, bool(answer.json()["error"])) == (code, True)
+
+
+async def test_the_newer_of_two_workers_with_one_name_goes_on(start_host: StartHost) -> None:
+    async with start_host(strategy="sgd") as running:
+        await joined(running)
+        lease, _ = await leased(running)
+        await joined(running, incarnation=B)
+        answer = await running.http.post("/v1/updates", content=body(running), headers=head(lease))
+        assert answer.status_code == 409
+        newer, _ = await leased(running, incarnation=B)
+        assert (newer["first"], newer["number"]) != (lease["first"], lease["number"])
+        assert newer["first"] == lease["first"]
+
+
+async def test_what_a_silent_worker_had_is_somebody_elses_after_its_lease(start_host: StartHost) -> None:
+    async with start_host(strategy="fedavg", workers=1, lease_s=0.3) as running:
+        await joined(running)
+        lost, _ = await leased(running)
+        await joined(running, "other")
+        # The only place of the round is taken until the lease expires, which is waited for.
+        lease, _ = await leased(running, "other")
+        assert lease["first"] == lost["first"]
+        answer = await running.http.post("/v1/updates", content=body(running), headers=head(lost))
+        assert answer.json()["verdict"] == "late"
+        progress = {"worker": "w", "incarnation": A, "shown": 1}
+        answer = await running.http.put(f"/v1/leases/{lost['number']}", json=progress)
+        assert answer.status_code == 404
+        assert (await status(running.http))["faults"] == 2
+
+
+async def test_a_worker_with_other_images_is_told(
+    start_host: StartHost, shapes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = write_shapes(tmp_path_factory.mktemp("other"), seed=1)
+    async with start_host(strategy="sgd") as running:
+        with pytest.raises(Conflict, match="images"):
+            await work(options(running, other))
+
+
+async def test_a_run_that_is_stopped_lets_its_workers_go_and_goes_on_later(start_host: StartHost, shapes: Path) -> None:
+    async with start_host(epochs=2_000, strategy="sgd") as running:
+        working = asyncio.create_task(work(options(running, shapes)))
+        await reaches(running, updates=3)
+        assert (await running.http.delete("/v1/run")).json() == {"state": "stopped"}
+        assert (await asyncio.wait_for(working, 20)).updates >= 3
+        assert (await running.http.delete("/v1/run")).status_code in (409, 503)
+        done = (await running.host.status()).done
+    async with start_host(epochs=2_000, strategy="sgd") as running:
+        found = await status(running.http)
+        assert (found["state"], found["done"]) == ("running", done)
+
+
+async def test_a_host_that_is_away_is_waited_for_and_not_for_ever(start_host: StartHost, shapes: Path) -> None:
+    async with start_host(strategy="sgd") as running:
+        away = options(running, shapes, patience_s=0.5)
+    with pytest.raises(UpstreamUnavailable):
+        await work(away)

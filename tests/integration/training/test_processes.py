@@ -1,0 +1,127 @@
+"""Host and workers as processes: `terrace train run`, what kills leave of a run, and a host with tokens and TLS."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
+
+from terrace.cli import run
+from tests.integration.access.conftest import Certificates, certificates
+from tierkit.access import client_context
+from tierkit.testing import service_process
+from training.local import LocalRun, run_here
+from training.messages import RunStatus
+
+pytestmark = [pytest.mark.train, pytest.mark.anyio, pytest.mark.timeout(300)]
+
+__all__ = ["certificates"]  # the fixture
+
+TERRACE = (sys.executable, "-P", "-m", "terrace")
+Network = Callable[[int], Path]
+
+
+def test_train_run_ends_with_one_object(network: Network, shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--strategy", "downpour", "--workers", "2", "--dataset", str(shapes), "--seed", "3", "--json"]
+    assert run(["train", "run", str(network(8)), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"strategy", "workers", "accuracy", "seconds", "updates", "bytes_sent", "bytes_received", "faults"} <= set(
+        found
+    )
+    assert (found["strategy"], found["workers"], found["seed"], found["faults"]) == ("downpour", 2, 3, 0)
+    assert found["accuracy"] > 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such"], "no bundled configuration"),
+        (["mnist-100", "--strategy", "no-such"], "no strategy"),
+        (["mnist-100", "--workers", "0"], "workers"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "run", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_host_without_its_images_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "run", "mnist-100", "--data", str(tmp_path)]) == 1
+    assert "mnist" in capsys.readouterr().err
+
+
+async def test_whoever_is_killed_the_run_goes_on(network: Network, shapes: Path, tmp_path: Path) -> None:
+    pids: dict[str, int] = {}
+    to_kill = ["worker-1", "host", "worker-2", "host"]
+    seen: list[RunStatus] = []
+
+    def start(name: str, pid: int) -> None:
+        pids[name] = pid
+
+    def watch(status: RunStatus) -> None:
+        # The next one is killed when there has been progress since the last.
+        if to_kill and status.updates >= 40 * (5 - len(to_kill)):
+            os.kill(pids[to_kill.pop(0)], signal.SIGKILL)
+        assert not seen or (status.version >= seen[-1].version and status.updates >= seen[-1].updates)
+        seen.append(status)
+
+    images = {"dataset": shapes}
+    result = await run_here(
+        LocalRun(
+            host={"network": network(100), "strategy": "sgd", "folder": tmp_path / "run", "lease_s": 5, **images},
+            worker={"threads": 1, **images},
+            workers=2,
+            on_start=start,
+        ),
+        watch,
+    )
+    assert to_kill == []
+    # Whatever came twice, and whoever had forgotten what it had: each of the 500 steps is in the weights once.
+    assert result["updates"] == 500
+    assert result["faults"] >= 4
+    assert result["accuracy"] > 2 / 3
+    assert (tmp_path / "run" / "checkpoint.pt").is_file()
+
+
+async def test_a_worker_needs_the_hosts_token_and_certificate(
+    network: Network, shapes: Path, tmp_path: Path, certificates: Certificates
+) -> None:
+    book = tmp_path / "tokens.toml"
+    for name, role in (("pi", "worker"), ("mallory", "worker"), ("ann", "user")):
+        out = ["--tokens", str(book), "--out", str(tmp_path / name)]
+        assert run(["token", "create", "--name", name, "--role", role, *out]) == 0
+    secured = [f"--{name.replace('_', '-')}={path}" for name, path in certificates.issue("host").items()]
+    command = ["-m", "terrace", "train", "host", f"--network={network(4)}", f"--dataset={shapes}", "--strategy=sgd"]
+    command += [f"--folder={tmp_path / 'run'}", f"--tokens={book}", "--port=0", *secured]
+    async with service_process(command, ready_file=tmp_path / "ready") as host:
+
+        async def ends(token: str, *flags: str) -> tuple[int, str]:
+            images = ["--dataset", str(shapes), "--threads", "1", "--patience-s", "0"]
+            known = ["--token-file", str(tmp_path / token), "--name", "pi-1"]
+            process = await asyncio.create_subprocess_exec(
+                *TERRACE, "train", "work", host.url, *images, *known, *flags, stderr=asyncio.subprocess.PIPE
+            )
+            async with asyncio.timeout(120):
+                _, said = await process.communicate()
+            return process.returncode or 0, said.decode()
+
+        trusting = f"--tls-ca={certificates.ca}"
+        refusals = [("pi", "", "certificate"), ("mallory", trusting, "not for"), ("ann", trusting, "role")]
+        for token, flag, reason in refusals:
+            code, said = await ends(token, *filter(None, [flag]))
+            assert (code, reason in said) == (1, True), said
+        async with httpx.AsyncClient(verify=client_context(certificates.ca), base_url=host.url) as http:
+            assert (await http.get("/v1/run")).status_code == 401
+            worker = {"Authorization": f"Bearer {(tmp_path / 'pi').read_text().strip()}"}
+            assert (await http.delete("/v1/run", headers=worker)).status_code == 403
+        assert (await ends("pi", trusting))[0] == 0
+        assert await host.exit_code() == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["updates"] == 20

@@ -1,0 +1,265 @@
+"""What a host keeps: a run, and a journal from which it goes on to the bit, wherever it was killed."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tierkit.errors import Conflict, NotFound, Overloaded, SetupError
+from training.host.journal import Journal
+from training.host.run import Run
+from training.strategies.build import build_strategy
+from training.strategies.config import STRATEGIES
+from training.units import Computed, Flat, Lease, Update
+
+VALUES, BUFFERS = 3, 2
+LEASE_S = 10.0
+A, B = "a" * 16, "b" * 16
+
+
+def new_run(strategy: str = "sgd", *, steps: int = 40) -> Run:
+    return Run(
+        build_strategy(
+            STRATEGIES[strategy],
+            np.zeros(VALUES, np.float32),
+            np.ones(BUFFERS, np.float32),
+            steps=steps,
+            rate=lambda step: 0.1,
+            peak_rate=0.1,
+            workers=2,
+            lease_s=LEASE_S,
+        )
+    )
+
+
+def brought(lease: Lease, part: range, values: Flat) -> Update:
+    computed = Computed(values=values, buffers=np.full(BUFFERS, part.start, np.float32), loss=float(values[0]))
+    return Update(lease=lease.number, worker=lease.worker, steps=part, computed=computed)
+
+
+def same_state(one: Run, other: Run) -> bool:
+    (vectors, figures), (vectors_again, figures_again) = one.state(), other.state()
+    return figures == figures_again and {name: each.tobytes() for name, each in vectors.items()} == {
+        name: each.tobytes() for name, each in vectors_again.items()
+    }
+
+
+def test_a_worker_joins_works_shows_itself_and_leaves() -> None:
+    run = new_run("downpour")
+    run.join("w", A, 0.0)
+    lease = run.grant("w", A, 100, 1.0)
+    assert lease is not None
+    assert run.renew("w", A, lease.number, lease.unit.first + 1, 10.0)
+    update = brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32))
+    assert run.take(A, update, 50, {"forward": 2.0}, 15.0) == "taken"
+    assert run.take(A, update, 50, {"forward": 2.0}, 15.0) == "duplicate"
+    (worker,) = run.workers(16.0)
+    assert (worker.updates, worker.bytes_sent, worker.bytes_received, worker.idle_s) == (1, 50, 100, 1.0)
+    assert (run.totals.updates, run.totals.times, run.seconds, run.loss) == (1, {"forward": 2.0}, 14.0, 1.0)
+    run.leave("w", A, 17.0)
+    assert run.workers(17.0) == ()
+
+
+def test_progress_renews_a_lease_and_a_claim_without_progress_does_not() -> None:
+    run = new_run("downpour")
+    run.join("w", A, 0.0)
+    lease = run.grant("w", A, 0, 0.0)
+    assert lease is not None
+    assert run.renew("w", A, lease.number, lease.unit.first + 1, 9.0)
+    assert run.renew("w", A, lease.number, lease.unit.first + 1, 18.0)
+    assert not run.renew("w", A, lease.number, lease.unit.first + 2, 19.5)
+    assert not run.renew("w", A, lease.number + 1, lease.unit.first + 2, 19.5)
+    update = brought(lease, lease.unit.parts()[0], np.ones(VALUES, np.float32))
+    assert run.take(A, update, 0, {}, 19.5) == "late"
+    assert run.totals.faults == 1
+
+
+def test_who_takes_a_name_takes_its_place() -> None:
+    run = new_run()
+    run.join("w", A, 0.0)
+    former = run.grant("w", A, 0, 0.0)
+    run.join("w", B, 1.0)
+    with pytest.raises(Conflict):
+        run.grant("w", A, 0, 2.0)
+    with pytest.raises(Conflict):
+        run.leave("w", A, 2.0)
+    lease = run.grant("w", B, 0, 2.0)
+    assert former is not None
+    assert lease is not None
+    assert lease.unit.first == former.unit.first
+    with pytest.raises(NotFound):
+        run.grant("x", A, 0, 2.0)
+
+
+def test_a_worker_that_asks_again_holds_one_lease() -> None:
+    run = new_run()
+    run.join("w", A, 0.0)
+    firsts = [lease.unit.first for _ in range(5) if (lease := run.grant("w", A, 0, 0.0)) is not None]
+    assert firsts == [0, 0, 0, 0, 0]
+    assert len(run.strategy.leases) == 1
+
+
+def test_workers_are_bounded_and_the_silent_make_room() -> None:
+    run = new_run()
+    for number in range(1_000):
+        run.join(f"w{number}", A, float(number == 7))
+    with pytest.raises(Overloaded):
+        run.join("late", A, 2.0)
+    run.join("late", A, 700.0)
+    assert len(run.workers(700.0)) == 1_000
+    run.check("w7", A)
+    run.check("late", A)
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["join", "grant", "take", "nan", "leave", "renew", "wait", "crash"]), st.integers(0, 2)),
+    max_size=120,
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(max_examples=25)
+@given(calls=CALLS)
+def test_a_run_from_its_journal_is_the_run_to_the_bit(
+    strategy: str, calls: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    run, journal, now = new_run(strategy), Journal(folder), 0.0
+    journal.begin(run.state())
+    leases: dict[str, tuple[Lease, list[range]]] = {}
+
+    def repeated(call: dict[str, Any], body: bytes, again: Run) -> None:
+        if call["do"] == "take":
+            lease = Lease(number=call["lease"], worker=call["worker"], unit=None, expires_at=0.0)  # type: ignore[arg-type]
+            part = range(*call["part"])
+            again.take(A, brought(lease, part, np.frombuffer(body, np.float32)), 7, {}, call["now"])
+        else:
+            again.repeat(call, body, None)  # type: ignore[arg-type]  # which only updates need
+
+    def reopened() -> None:
+        nonlocal run, journal
+        journal.close()
+        journal, again = Journal(folder), new_run(strategy)
+        state = journal.load()
+        assert state is not None
+        again.restore(*state)
+        for call, body in journal.calls():
+            repeated(call, body, again)
+        assert same_state(run, again)
+        run = again
+
+    for number, (kind, which) in enumerate(calls):
+        name = f"w{which}"
+        try:
+            if kind == "join":
+                run.join(name, A, now)
+                journal.add({"do": "join", "name": name, "incarnation": A, "now": now})
+            elif kind == "leave":
+                run.leave(name, A, now)
+                journal.add({"do": "leave", "name": name, "incarnation": A, "now": now})
+            elif kind == "grant":
+                lease = run.grant(name, A, 5, now)
+                journal.add({"do": "grant", "name": name, "incarnation": A, "size": 5, "now": now})
+                if lease is not None:
+                    leases[name] = lease, lease.unit.parts()
+            elif kind == "renew" and name in leases:
+                given = {"lease": leases[name][0].number, "shown": leases[name][0].unit.first + 1}
+                run.renew(name, A, now=now, **given)
+                journal.add({"do": "renew", "name": name, "incarnation": A, "now": now, **given})
+            elif kind in ("take", "nan") and leases.get(name, (None, []))[1]:
+                lease, parts = leases[name]
+                part, values = parts.pop(0), np.full(VALUES, np.nan if kind == "nan" else number, np.float32)
+                verdict = run.take(A, brought(lease, part, values), 7, {}, now)
+                if verdict == "taken":
+                    call = {"do": "take", "lease": lease.number, "worker": name, "part": [part.start, part.stop]}
+                    journal.add({**call, "now": now}, values.tobytes())
+                elif verdict in ("stale", "refused"):
+                    journal.add({"do": "drop", "name": name, "now": now})
+                elif verdict == "late":
+                    run.totals.faults -= 1  # which is counted, but changes nothing
+        except (NotFound, Conflict):
+            pass
+        if kind == "wait":
+            now += 4.0
+        if kind == "crash":
+            if which == 0:
+                journal.begin(run.state())
+            reopened()
+    reopened()
+    journal.close()
+
+
+def kept(folder: Path) -> Journal:
+    journal = Journal(folder)
+    journal.begin(new_run().state())
+    for number in range(3):
+        journal.add({"do": "x", "number": number}, bytes(number))
+    journal.close()
+    return journal
+
+
+def numbers(folder: Path) -> list[int]:
+    journal = Journal(folder)
+    try:
+        assert journal.load() is not None
+        return [call["number"] for call, body in journal.calls() if len(body) == call["number"]]
+    finally:
+        journal.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "bit", "long"])
+def test_what_a_crash_left_unfinished_is_cut_off_and_the_journal_goes_on(tmp_path: Path, damage: str) -> None:
+    kept(tmp_path)
+    path = tmp_path / "journal-0"
+    whole = path.read_bytes()
+    damaged = {
+        "cut": whole[:-1],
+        "garbage": whole + b"\xff" * 40,
+        "bit": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "long": whole + struct.pack("<IQI", 10, 2**60, 0),
+    }
+    path.write_bytes(damaged[damage])
+    expected = [0, 1] if damage in ("cut", "bit") else [0, 1, 2]
+    assert numbers(tmp_path) == expected
+    journal = Journal(tmp_path)
+    journal.load()
+    list(journal.calls())
+    journal.add({"do": "x", "number": 9}, bytes(9))
+    journal.sync()
+    journal.close()
+    assert numbers(tmp_path) == [*expected, 9]
+
+
+def test_a_new_state_begins_a_new_journal_and_nothing_old_is_left(tmp_path: Path) -> None:
+    kept(tmp_path)
+    journal = Journal(tmp_path)
+    journal.load()
+    list(journal.calls())
+    journal.begin(new_run().state())
+    journal.close()
+    assert numbers(tmp_path) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-1", "lock", "state-1.safetensors"]
+
+
+def test_a_crash_between_a_state_and_its_journal_loses_nothing(tmp_path: Path) -> None:
+    kept(tmp_path)
+    (tmp_path / "state-1.safetensors").write_bytes((tmp_path / "state-0.safetensors").read_bytes())
+    assert numbers(tmp_path) == []
+
+
+def test_a_folder_has_one_host(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with pytest.raises(SetupError, match="another host"):
+        Journal(tmp_path)
+    journal.close()
+    Journal(tmp_path).close()
+
+
+def test_a_damaged_state_is_told(tmp_path: Path) -> None:
+    kept(tmp_path)
+    (tmp_path / "state-0.safetensors").write_bytes(b"no such thing")
+    with pytest.raises(SetupError, match="damaged"):
+        numbers(tmp_path)

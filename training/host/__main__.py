@@ -1,0 +1,42 @@
+"""Start a host: `python -m training.host`, `terrace train host`."""
+
+from __future__ import annotations
+
+import gc
+
+from starlette.applications import Starlette
+
+from tierkit.errors import MissingExtra
+from tierkit.flags import command, run_main
+from tierkit.http.lifecycle import Lifecycle
+from tierkit.http.server import serve
+from training.host.settings import HostSettings
+
+__all__ = ["run", "start"]
+
+
+def start(settings: HostSettings) -> int:
+    """Run the host until its run has ended or a signal stops it; returns its exit code."""
+    try:
+        from training.host.app import create_app, largest_body
+        from training.host.opening import open_host
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "safetensors"):
+            raise
+        raise MissingExtra("learn", "training on the fleet") from error
+    host = open_host(settings)
+    most = largest_body(host.spec.values, host.spec.buffers)
+    settings = settings.model_copy(update={"max_body_bytes": max(settings.max_body_bytes, most)})
+
+    def build(lifecycle: Lifecycle) -> Starlette:
+        return create_app(host, lifecycle)
+
+    code = serve(build, settings)
+    gc.unfreeze()  # or what torch is built on complains that its objects are left over
+    return code
+
+
+run = command(HostSettings, start)
+
+if __name__ == "__main__":
+    run_main(run)

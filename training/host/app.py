@@ -1,0 +1,165 @@
+"""The routes of a host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tierkit.access import CALLER, Caller
+from tierkit.documents import faults
+from tierkit.errors import InvalidInput, NotFound
+from tierkit.http.answering import install
+from tierkit.http.asgi import BodyRoom, cancelled_on_disconnect, read_body
+from tierkit.http.lifecycle import Lifecycle
+from training.host.host import Host
+from training.messages import LEASE_HEADER, UPDATE_HEADER, VERSION_HEADER, Join, Progress, UpdateHead
+from training.wire import compress, decompress, packed_bytes
+
+__all__ = ["create_app", "largest_body"]
+
+_SMALL_BYTES = 16 * 1024
+_MEDIA = "application/octet-stream"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def largest_body(values: int, buffers: int) -> int:
+    """Bytes of the largest update of a network: dense and in fp32, or what compression makes of random bytes."""
+    return packed_bytes(values, buffers, "fp32") * 1001 // 1000 + 4096
+
+
+def create_app(host: Host, lifecycle: Lifecycle) -> Starlette:
+    """The application; its lifespan is that of the run's thread."""
+    most_bytes = largest_body(host.spec.values, host.spec.buffers)
+
+    async def run(request: Request) -> Response:
+        _need(request, "worker", "user")
+        status = await host.status()
+        return JSONResponse({"spec": host.spec.model_dump(mode="json"), "status": status.model_dump(mode="json")})
+
+    async def stop(request: Request) -> Response:
+        _need(request, "user")
+        host.stop()
+        return JSONResponse({"state": host.state})
+
+    async def join(request: Request) -> Response:
+        asked = await _document(request, Join)
+        _need_worker(request, asked.name)
+        await host.join(asked)
+        return JSONResponse({"name": asked.name})
+
+    async def leave(request: Request) -> Response:
+        name, incarnation = request.path_params["name"], request.query_params.get("incarnation", "")
+        _need_worker(request, name)
+        await host.leave(name, incarnation)
+        return Response(status_code=204)
+
+    async def lease(request: Request) -> Response:
+        name, incarnation = request.query_params.get("worker", ""), request.query_params.get("incarnation", "")
+        _need_worker(request, name)
+        await read_body(request.receive, most_bytes=_SMALL_BYTES)
+        with cancelled_on_disconnect(request.scope):
+            granted = await host.lease(name, incarnation)
+        if granted is None:
+            return JSONResponse({"finished": host.finished}, 202)
+        told, body = granted
+        headers = {LEASE_HEADER: told.model_dump_json()}
+        return _octets(request, body, headers)
+
+    async def renew(request: Request) -> Response:
+        progress = await _document(request, Progress)
+        _need_worker(request, progress.worker)
+        if not await host.renew(request.path_params["number"], progress):
+            raise NotFound("this lease has expired: ask for another one")
+        return Response(status_code=204)
+
+    async def update(request: Request) -> Response:
+        head = _parsed(UpdateHead, request.headers.get(UPDATE_HEADER, ""))
+        _need_worker(request, head.worker)
+        with BodyRoom() as room:
+            body = await read_body(request.receive, room, most_bytes=most_bytes)
+            size = len(body)
+            match request.headers.get("content-encoding", "identity"):
+                case "identity":
+                    pass
+                case "zstd":
+                    body = decompress(body, most_bytes=most_bytes)
+                case other:
+                    raise InvalidInput(f"the encoding {other[:40]!r} is not known here; zstd is")
+            answer = await host.take(head, body, size)
+        return JSONResponse(answer.model_dump())
+
+    async def weights(request: Request) -> Response:
+        _need(request, "worker", "user")
+        version, body = await host.weights()
+        wanted = request.query_params.get("version")
+        if wanted is not None and wanted != str(version):
+            raise NotFound(f"version {wanted[:20]!r} of the weights is not kept: the present one is {version}")
+        return _octets(request, body, {VERSION_HEADER: str(version)})
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with host.running(lifecycle):
+            yield
+
+    def route(path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+        return Route(path, endpoint, methods=[method])
+
+    app = Starlette(
+        routes=[
+            route("/v1/run", run, "GET"),
+            route("/v1/run", stop, "DELETE"),
+            route("/v1/weights", weights, "GET"),
+            route("/v1/workers", join, "POST"),
+            route("/v1/workers/{name}", leave, "DELETE"),
+            route("/v1/leases", lease, "POST"),
+            route("/v1/leases/{number:int}", renew, "PUT"),
+            route("/v1/updates", update, "POST"),
+        ],
+        lifespan=lifespan,
+    )
+    install(app)
+    return app
+
+
+def _need(request: Request, *roles: str) -> None:
+    """Raises Forbidden for a caller that has none of these roles; where no tokens are asked for, all have all."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is not None and not any(caller.may(role) for role in roles):  # type: ignore[arg-type]
+        caller.need(roles[-1])  # type: ignore[arg-type]
+
+
+def _need_worker(request: Request, name: str) -> None:
+    """Raises Forbidden unless the caller is the worker of this name."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is not None:
+        caller.need("worker")
+        caller.check_claim(name)
+
+
+async def _document(request: Request, kind: type[M]) -> M:
+    return _parsed(kind, await read_body(request.receive, most_bytes=_SMALL_BYTES))
+
+
+def _parsed(kind: type[M], content: str | bytes) -> M:
+    try:
+        return kind.model_validate(json.loads(content))
+    except ValidationError as exc:
+        raise InvalidInput(faults(exc, kind)) from exc
+    except (ValueError, RecursionError) as exc:
+        raise InvalidInput(f"no JSON of the form {kind.__name__}: {str(exc)[:100]}") from exc
+
+
+def _octets(request: Request, body: bytes, headers: dict[str, str]) -> Response:
+    """A body of numbers, compressed for who asks for it."""
+    if "zstd" in request.headers.get("accept-encoding", ""):
+        return Response(compress(body), media_type=_MEDIA, headers={**headers, "Content-Encoding": "zstd"})
+    return Response(body, media_type=_MEDIA, headers=headers)

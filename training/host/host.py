@@ -1,0 +1,404 @@
+"""The host of a run: one thread on which the run changes, in the order in which calls come, and their journal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from models.atomic import write_atomically
+from models.data import ImageSet
+from tierkit.errors import Conflict, Overloaded, TerraceError
+from tierkit.http.lifecycle import Lifecycle
+from training.host.journal import Journal
+from training.host.run import Run, decoded
+from training.learner import FlatLearner
+from training.messages import RESULT, GrantedLease, Join, Progress, RunSpec, RunStatus, UpdateAnswer, UpdateHead
+from training.units import Flat
+from training.wire import Format, pack
+
+__all__ = ["Host"]
+
+log = logging.getLogger(__name__)
+
+
+_MOST_WAITING = 1_000
+"""Calls that wait for the run."""
+_MOST_AT_ONCE = 64
+"""Calls that are made lasting together."""
+_EVALUATION_SHARE = 0.05
+"""Of the time, that evaluations during the run may take."""
+_FAREWELL_S = 10.0
+"""For the workers to hear that the run has ended."""
+
+T = TypeVar("T")
+
+
+class Host:
+    """Keeps a run, and answers its workers.
+
+    Args:
+        spec: what is trained.
+        run: restored from the journal.
+        journal: its own from now on.
+        learner: measures accuracies, in a thread.
+        test: the images of the accuracy at the end.
+        clock: seconds; `started_at` of the run's clock is its beginning.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        run: Run,
+        journal: Journal,
+        learner: FlatLearner,
+        test: ImageSet,
+        *,
+        started_at: float = 0.0,
+        max_lease_wait_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self._run, self._journal = run, journal
+        self._learner, self._test = learner, test
+        self._wait_s = max_lease_wait_s
+        self._clock, self._offset = clock, started_at - clock()
+        self._calls: asyncio.Queue[tuple[Callable[[], Any], asyncio.Future[Any]]] = asyncio.Queue(_MOST_WAITING)
+        self._changed = asyncio.Event()
+        """Set, and made anew, when there may be work for who waits for some."""
+        self._packed: tuple[int, bytes] | None = None
+        """Version and weights as they are sent, while that is the present version."""
+        self._accuracy: float | None = None
+        self._stopped = False
+        self._ended = asyncio.Event()
+        self.result: dict[str, Any] | None = _read_result(journal.folder)
+
+    @property
+    def state(self) -> Literal["running", "finished", "stopped"]:
+        if self.result is not None:
+            return "finished"
+        return "stopped" if self._stopped else "running"
+
+    # --- what workers ask ---
+
+    async def join(self, join: Join) -> None:
+        """Let a worker in.
+
+        Raises:
+            Conflict: its images are others than the run's.
+            Overloaded: there are too many workers.
+        """
+        if join.data_sha256 != self.spec.data_sha256:
+            raise Conflict(
+                f"the training images of {join.name!r} are not those of this run: their digests differ; "
+                "give it the same data set"
+            )
+
+        def call() -> None:
+            now = self._now()
+            self._run.join(join.name, join.incarnation, now)
+            self._note("join", now, name=join.name, incarnation=join.incarnation)
+
+        await self._call(call)
+        log.info("%s has joined", join.name)
+        self._tell()
+
+    async def lease(self, name: str, incarnation: str) -> tuple[GrantedLease, bytes] | None:
+        """The next unit of a worker and the weights to start from; None where there is none for some seconds, or the
+        run has ended.
+
+        Raises:
+            NotFound, Conflict: as `Run.check`.
+        """
+        deadline = self._now() + self._wait_s
+        while True:
+            changed = self._changed
+            granted = None if self.finished else await self._call(lambda: self._grant(name, incarnation))
+            left_s = deadline - self._now()
+            if granted is not None or self.finished or left_s <= 0:
+                return granted
+            try:
+                async with asyncio.timeout(min(left_s, await self._call(self._until_expiry))):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    async def renew(self, lease: int, progress: Progress) -> bool:
+        """A worker shows progress; whether the lease is still its own.
+
+        Raises:
+            NotFound, Conflict: as `Run.check`.
+        """
+
+        def call() -> bool:
+            now, name, incarnation = self._now(), progress.worker, progress.incarnation
+            held = self._run.renew(name, incarnation, lease, progress.shown, now)
+            self._note("renew", now, name=name, incarnation=incarnation, lease=lease, shown=progress.shown)
+            return held
+
+        return await self._call(call)
+
+    async def take(self, head: UpdateHead, body: bytes, size: int) -> UpdateAnswer:
+        """Bring an update into the weights; on disk when this returns.
+
+        Args:
+            body: as `training.wire.pack` made it.
+            size: its bytes on the way.
+
+        Raises:
+            MalformedMessage: the body is no update of this network.
+            NotFound, Conflict: as `Run.check`.
+        """
+
+        def call() -> UpdateAnswer:
+            self._run.check(head.worker, head.incarnation)
+            began = time.perf_counter()
+            update = decoded(head, body, self.spec)
+            now = self._now()
+            times = dict(head.times)
+            verdict = self._run.take(head.incarnation, update, size, times, now)
+            if verdict == "taken":
+                self._note("take", now, body, head=head.model_dump(), size=size)
+            elif verdict in ("stale", "refused"):
+                self._note("drop", now, name=head.worker)
+            self._run.spend({"apply": time.perf_counter() - began})
+            return UpdateAnswer(verdict=verdict, version=self._run.strategy.version, finished=self._run.finished)
+
+        version = self._run.strategy.version
+        answer = await self._call(call)
+        if answer.version != version or answer.verdict != "taken":
+            self._tell()
+        return answer
+
+    async def leave(self, name: str, incarnation: str) -> None:
+        """A worker goes.
+
+        Raises:
+            NotFound, Conflict: as `Run.check`.
+        """
+
+        def call() -> None:
+            now = self._now()
+            self._run.leave(name, incarnation, now)
+            self._note("leave", now, name=name, incarnation=incarnation)
+
+        await self._call(call)
+        log.info("%s has left", name)
+        self._tell()
+
+    async def weights(self) -> tuple[int, bytes]:
+        """The present version, and its weights in fp32."""
+
+        def call() -> tuple[int, bytes]:
+            strategy = self._run.strategy
+            return strategy.version, pack(strategy.weights, strategy.buffers, "fp32")
+
+        return await self._call(call)
+
+    def stop(self) -> None:
+        """End the run as it is now; a host of the same folder goes on with it.
+
+        Raises:
+            Conflict: it has ended.
+        """
+        if self.finished:
+            raise Conflict(f"the run is {self.state}")
+        self._stopped = True
+        self._tell()
+
+    async def status(self) -> RunStatus:
+        """How the run is now."""
+
+        def call() -> RunStatus:
+            run, totals = self._run, self._run.totals
+            return RunStatus(
+                id=self.spec.id,
+                network=self.spec.network.name,
+                strategy=self.spec.choice,
+                state=self.state,
+                done=run.strategy.leases.done,
+                steps=self._learner.steps,
+                version=run.strategy.version,
+                seconds=run.seconds,
+                loss=run.loss,
+                accuracy=self._accuracy if self.result is None else self.result["accuracy"],
+                updates=totals.updates,
+                bytes_sent=totals.bytes_sent,
+                bytes_received=totals.bytes_received,
+                faults=totals.faults,
+                times=dict(totals.times),
+                workers=run.workers(self._now()),
+                result=self.result,
+            )
+
+        return await self._call(call)
+
+    # --- what it owns ---
+
+    @contextlib.asynccontextmanager
+    async def running(self, lifecycle: Lifecycle) -> AsyncIterator[None]:
+        """Make the calls, measure accuracies, and drain the service when the run has ended."""
+        with ThreadPoolExecutor(1, thread_name_prefix="run") as thread:
+            working = lifecycle.own(self._work(thread), name="run")
+            attending = lifecycle.own(self._attend(lifecycle), name="accuracy and end")
+            try:
+                yield
+            finally:
+                for task in (attending, working):
+                    task.cancel()
+                await asyncio.gather(attending, working, return_exceptions=True)
+                self._journal.close()
+
+    async def _call(self, call: Callable[[], T]) -> T:
+        """What `call` gives, on the run's thread and after all calls that came before; what it has noted is on disk."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        try:
+            self._calls.put_nowait((call, future))
+        except asyncio.QueueFull:
+            raise Overloaded("too many requests wait for the run; try again in a second") from None
+        return await future
+
+    async def _work(self, thread: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = [await self._calls.get()]
+            while len(batch) < _MOST_AT_ONCE and not self._calls.empty():
+                batch.append(self._calls.get_nowait())
+            try:
+                outcomes = await loop.run_in_executor(thread, self._make, [call for call, _ in batch])
+            except BaseException as exc:
+                for _, future in batch:
+                    future.cancel()
+                if isinstance(exc, OSError):
+                    log.critical("the run cannot be written to %s: %s", self._journal.folder, exc.strerror)
+                raise
+            for (_, future), outcome in zip(batch, outcomes, strict=True):
+                if future.done():
+                    continue  # nobody waits any more
+                if isinstance(outcome, TerraceError):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+
+    def _make(self, calls: list[Callable[[], Any]]) -> list[Any]:
+        outcomes: list[Any] = []
+        for call in calls:
+            try:
+                outcomes.append(call())
+            except TerraceError as exc:
+                outcomes.append(exc)
+        self._journal.sync()
+        if self._journal.long:
+            self._journal.begin(self._state())
+        return outcomes
+
+    def _state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
+        vectors, figures = self._run.state()
+        return vectors, figures | {"now": self._now()}
+
+    def _grant(self, name: str, incarnation: str) -> tuple[GrantedLease, bytes] | None:
+        strategy, now = self._run.strategy, self._now()
+        if self._packed is None or self._packed[0] != strategy.version:
+            format_: Format = "fp32" if self.spec.wire == "fp32" else "bf16"
+            self._packed = strategy.version, pack(strategy.weights, strategy.buffers, format_)
+        body = self._packed[1]
+        lease = self._run.grant(name, incarnation, len(body), now)
+        self._note("grant", now, name=name, incarnation=incarnation, size=len(body))
+        if lease is None:
+            return None
+        return GrantedLease(number=lease.number, **dataclasses.asdict(lease.unit)), body
+
+    def _now(self) -> float:
+        """On the run's clock."""
+        return self._offset + self._clock()
+
+    def _until_expiry(self) -> float:
+        next_expiry = self._run.strategy.leases.next_expiry
+        return self._wait_s if next_expiry is None else max(0.01, next_expiry - self._now())
+
+    def _note(self, do: str, now: float, body: bytes = b"", **given: Any) -> None:
+        self._journal.add({"do": do, "now": now, **given}, body)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to compute."""
+        return self._stopped or self._run.finished
+
+    def _tell(self) -> None:
+        """Wake who waits for work, or for the end."""
+        if self.finished:
+            self._ended.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # --- accuracy, and the end ---
+
+    async def _attend(self, lifecycle: Lifecycle) -> None:
+        """Measure the accuracy on the held-out images now and then; at the end that on the test images. Then let the
+        workers go, and drain the service."""
+        while not self.finished:
+            await self._changed.wait()
+            if self.finished:
+                break
+            began = time.monotonic()
+            self._accuracy = await self._measured(self._learner.data.held_out)
+            pause_s = (time.monotonic() - began) / _EVALUATION_SHARE
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._ended.wait()
+        if self._run.finished and self.result is None:
+            result = {**self._figures(), "accuracy": await self._measured(self._test)}
+            await asyncio.to_thread(self._keep, result)
+            self.result = result
+        log.info("the run is %s", self.state)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                while self._run.workers(0.0):
+                    await self._changed.wait()
+        lifecycle.drain()
+
+    async def _measured(self, images: ImageSet) -> float:
+        def copies() -> tuple[Flat, Flat]:
+            return self._run.strategy.weights.copy(), self._run.strategy.buffers.copy()
+
+        weights, buffers = await self._call(copies)
+        return await asyncio.to_thread(self._learner.accuracy, weights, buffers, images)
+
+    def _figures(self) -> dict[str, Any]:
+        run, totals, spec = self._run, self._run.totals, self.spec
+        return {
+            "strategy": spec.choice,
+            "network": spec.network.name,
+            "workers": spec.workers,
+            "seed": spec.network.seed,
+            "seconds": run.seconds,
+            "epochs": spec.network.all_epochs,
+            "updates": totals.updates,
+            "bytes_sent": totals.bytes_sent,
+            "bytes_received": totals.bytes_received,
+            "faults": totals.faults,
+            "staleness": run.staleness,
+            "loss": run.loss,
+            "times": dict(totals.times),
+        }
+
+    def _keep(self, result: dict[str, Any]) -> None:
+        folder, strategy = self._journal.folder, self._run.strategy  # nothing changes it any more
+        self._learner.keep(strategy.weights, strategy.buffers, folder, seconds=result["seconds"])
+        write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
+
+
+def _read_result(folder: Path) -> dict[str, Any] | None:
+    """What came of a run that has finished."""
+    try:
+        found: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found

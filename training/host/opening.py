@@ -1,0 +1,129 @@
+"""A host from its settings: a run that begins, or one that goes on from its folder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from models.atomic import write_atomically
+from models.dataset import Dataset
+from models.training.config import TrainConfig, find_config
+from tierkit.documents import read_json
+from tierkit.errors import InvalidInput, MalformedMessage, SetupError, TerraceError
+from training.host.host import Host
+from training.host.journal import Journal
+from training.host.run import Run
+from training.host.settings import HostSettings
+from training.learner import FlatLearner
+from training.messages import RunSpec
+from training.simulation import read_images
+from training.strategies.build import build_strategy
+from training.strategies.config import find_strategy
+
+__all__ = ["find_network", "open_host"]
+
+_SPEC = "run.json"
+
+
+def find_network(name: str) -> TrainConfig:
+    """The bundled configuration of this name, or the one of a TOML file.
+
+    Raises:
+        InvalidInput: there is none.
+        SetupError: the file cannot be read, or what is wrong in it.
+    """
+    path = Path(name)
+    return find_config(path.stem, path) if path.suffix == ".toml" else find_config(name, None)
+
+
+def open_host(settings: HostSettings) -> Host:
+    """The run of the settings' folder, or a new one there.
+
+    Raises:
+        SetupError: the folder, the data or the configuration cannot be used, or it holds another run.
+    """
+    try:
+        network, strategy = find_network(settings.network), find_strategy(settings.strategy)
+    except InvalidInput as error:
+        raise SetupError(str(error)) from error
+    changes = {"epochs": settings.epochs, "seed": settings.seed}
+    network = network.model_copy(update={name: value for name, value in changes.items() if value is not None})
+    folder = settings.run_folder
+    journal = Journal(folder)
+    try:
+        data = settings.data or (Path(os.environ["TERRACE_DATA"]) if "TERRACE_DATA" in os.environ else None)
+        training, test = read_images(network, Dataset.open(settings.dataset or network.dataset, data))
+        learner = FlatLearner(network, training)
+        weights, buffers = learner.weights(), learner.buffers()
+        wanted = RunSpec(
+            id=secrets.token_hex(16),
+            network=network,
+            choice=Path(settings.strategy).stem,
+            strategy=strategy,
+            workers=settings.workers,
+            wire=settings.wire,
+            values=len(weights),
+            buffers=len(buffers),
+            data_sha256=training.sha256,
+            lease_s=settings.lease_s,
+        )
+        spec = _kept_spec(folder, wanted)
+        run = Run(
+            build_strategy(
+                spec.strategy,
+                weights,
+                buffers,
+                steps=learner.steps,
+                rate=learner.rate,
+                peak_rate=network.peak_rate,
+                workers=spec.workers,
+                lease_s=spec.lease_s,
+            )
+        )
+        started_at = _restore(run, spec, journal)
+    except TerraceError as error:
+        journal.close()
+        raise error if isinstance(error, SetupError) else SetupError(str(error)) from error
+    return Host(spec, run, journal, learner, test, started_at=started_at, max_lease_wait_s=settings.max_lease_wait_s)
+
+
+def _kept_spec(folder: Path, wanted: RunSpec) -> RunSpec:
+    """The run that a folder holds, which must be the wanted one; written there if there is none."""
+    path = folder / _SPEC
+    if not path.exists():
+        write_atomically(path, wanted.model_dump_json(indent=1).encode())
+        return wanted
+    kept = read_json(path, RunSpec, what="run", error=SetupError)
+    asked = wanted.model_copy(update={"id": kept.id, "lease_s": kept.lease_s})
+    if asked != kept:
+        different = [name for name in RunSpec.model_fields if getattr(asked, name) != getattr(kept, name)]
+        raise SetupError(
+            f"{folder} holds another run, with other values of {', '.join(different)}: "
+            "give the same as before, or another --folder"
+        )
+    return kept
+
+
+def _restore(run: Run, spec: RunSpec, journal: Journal) -> float:
+    """Bring a run to where its journal ends; the time on its clock then."""
+    state = journal.load()
+    if state is None:
+        vectors, figures = run.state()
+        journal.begin((vectors, figures | {"now": 0.0}))
+        return 0.0
+    vectors, figures = state
+    now = float(figures.pop("now"))
+    try:
+        run.restore(vectors, figures)
+        for call, body in journal.calls():
+            now = call["now"]
+            run.repeat(call, body, spec)
+    except (KeyError, TypeError, ValueError, ValidationError, MalformedMessage) as error:
+        raise SetupError(
+            f"{journal.folder} holds a run that this version of Terrace cannot go on with ({error}): "
+            "begin anew in another --folder"
+        ) from error
+    return now

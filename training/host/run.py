@@ -1,0 +1,260 @@
+"""A run as its host knows it: a strategy, its workers, and what has been counted. No I/O, no clock of its own.
+
+The same calls with the same times give the same state, to the bit: so a host that was killed repeats them from its
+journal (`training.host.journal`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tierkit.errors import Conflict, NotFound, Overloaded
+from training.messages import RunSpec, Times, UpdateHead, WorkerStatus
+from training.strategies.protocol import Strategy
+from training.units import Computed, Flat, Lease, Update, Verdict
+from training.wire import unpack
+
+__all__ = ["Run", "decoded"]
+
+_MOST_WORKERS = 1_000
+_FORGOTTEN_S = 600.0
+"""A worker that was not heard for so long makes room for another one."""
+_LOSSES = 100
+
+
+@dataclass(slots=True)
+class _Worker:
+    incarnation: str
+    heard_at: float
+    updates: int = 0
+    staleness: int = 0
+    """Sum over the updates."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(slots=True)
+class _Totals:
+    updates: int = 0
+    staleness: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    faults: int = 0
+    began_at: float | None = None
+    """When the first lease was granted."""
+    latest_at: float = 0.0
+    """When the last update was taken."""
+    times: Times = field(default_factory=dict)
+
+
+class Run:
+    """Times are seconds on one clock for the whole run, which stands still while there is no host."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.totals = _Totals()
+        self._workers: dict[str, _Worker] = {}
+        self._losses: deque[float] = deque(maxlen=_LOSSES)
+
+    @property
+    def finished(self) -> bool:
+        return self.strategy.finished
+
+    def join(self, name: str, incarnation: str, now: float) -> None:
+        """A worker has come, or has come again: what a former process of its name had is given back.
+
+        Raises:
+            Overloaded: there are too many workers.
+        """
+        if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
+            silent = min(self._workers, key=lambda each: self._workers[each].heard_at)
+            if now - self._workers[silent].heard_at < _FORGOTTEN_S:
+                raise Overloaded(f"{_MOST_WORKERS:,} workers are in this run; join when one has left")
+            self.strategy.leave(silent)
+            del self._workers[silent]
+        self.strategy.leave(name)
+        known = self._workers.get(name)
+        if known is None:
+            self._workers[name] = _Worker(incarnation, now)
+        else:
+            known.incarnation, known.heard_at = incarnation, now
+
+    def leave(self, name: str, incarnation: str, now: float) -> None:
+        """A worker goes, and gives back what it has.
+
+        Raises:
+            NotFound, Conflict: as `check`.
+        """
+        self.check(name, incarnation)
+        self.strategy.leave(name)
+        del self._workers[name]
+
+    def check(self, name: str, incarnation: str) -> None:
+        """Whether a worker is the one that has joined.
+
+        Raises:
+            NotFound: nobody has joined under this name.
+            Conflict: another process has taken its name since.
+        """
+        known = self._workers.get(name)
+        if known is None:
+            raise NotFound(f"no worker called {name!r} has joined this run: join first")
+        if known.incarnation != incarnation:
+            raise Conflict(f"another worker called {name!r} has joined this run since: give this one another name")
+
+    def grant(self, name: str, incarnation: str, size: int, now: float) -> Lease | None:
+        """Its next unit; None where there is nothing to do at present.
+
+        Args:
+            size: bytes of the weights that go with it.
+
+        Raises:
+            NotFound, Conflict: as `check`.
+            Overloaded: too many units are being computed.
+        """
+        self.check(name, incarnation)
+        worker, totals = self._workers[name], self.totals
+        worker.heard_at = now
+        totals.faults += self.strategy.expire(now)
+        lease = self.strategy.grant(name, now)
+        if lease is not None:
+            totals.began_at = now if totals.began_at is None else totals.began_at
+            totals.bytes_received += size
+            worker.bytes_received += size
+        return lease
+
+    def renew(self, name: str, incarnation: str, lease: int, shown: int, now: float) -> bool:
+        """A worker shows progress; whether the lease is still its own.
+
+        Raises:
+            NotFound, Conflict: as `check`.
+        """
+        self.check(name, incarnation)
+        self._workers[name].heard_at = now
+        return self.strategy.leases.renew(lease, name, shown, now)
+
+    def take(self, incarnation: str, update: Update, size: int, times: Times, now: float) -> Verdict:
+        """Bring an update into the weights.
+
+        Args:
+            size: its bytes.
+            times: that its worker has spent.
+
+        Raises:
+            NotFound, Conflict: as `check`.
+        """
+        self.check(update.worker, incarnation)
+        worker, totals, strategy = self._workers[update.worker], self.totals, self.strategy
+        worker.heard_at = now
+        held = strategy.leases.held_by(update.worker)
+        age = strategy.version - (strategy.version if held is None else held.unit.version)
+        verdict = strategy.take(update, now)
+        if verdict == "taken":
+            worker.updates += 1
+            worker.staleness += age
+            worker.bytes_sent += size
+            totals.updates += 1
+            totals.staleness += age
+            totals.bytes_sent += size
+            totals.latest_at = now
+            self._losses.append(update.computed.loss)
+            self.spend(times)
+        elif verdict != "duplicate":
+            totals.faults += 1
+        return verdict
+
+    def drop(self, name: str, now: float) -> None:
+        """An update was not taken, and what its worker had is given back: `take` has done so, and this repeats it."""
+        self.strategy.leave(name)
+        self.totals.faults += 1
+
+    def spend(self, times: Times) -> None:
+        """Count time."""
+        for name, seconds in times.items():
+            self.totals.times[name] = self.totals.times.get(name, 0.0) + seconds
+
+    @property
+    def seconds(self) -> float:
+        """From the first lease to the last update."""
+        began_at = self.totals.began_at
+        return 0.0 if began_at is None else max(0.0, self.totals.latest_at - began_at)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the last 100 updates."""
+        return statistics.fmean(self._losses) if self._losses else None
+
+    @property
+    def staleness(self) -> float:
+        """Mean over the updates."""
+        return self.totals.staleness / max(1, self.totals.updates)
+
+    def workers(self, now: float) -> tuple[WorkerStatus, ...]:
+        """All that are in the run."""
+        return tuple(
+            WorkerStatus(
+                name=name,
+                updates=each.updates,
+                staleness=each.staleness / max(1, each.updates),
+                bytes_sent=each.bytes_sent,
+                bytes_received=each.bytes_received,
+                idle_s=max(0.0, now - each.heard_at),
+            )
+            for name, each in self._workers.items()
+        )
+
+    def repeat(self, call: Mapping[str, Any], body: bytes, spec: RunSpec) -> None:
+        """Make a call again, as the journal has it.
+
+        Raises:
+            KeyError, TypeError, ValueError, MalformedMessage: it is none.
+        """
+        given = {name: value for name, value in call.items() if name != "do"}
+        if call["do"] == "take":
+            head = UpdateHead.model_validate(given["head"])
+            self.take(head.incarnation, decoded(head, body, spec), given["size"], head.times, given["now"])
+        else:
+            known: dict[str, Callable[..., object]] = {
+                "join": self.join,
+                "leave": self.leave,
+                "grant": self.grant,
+                "renew": self.renew,
+                "drop": self.drop,
+            }
+            known[call["do"]](**given)
+
+    def state(self) -> tuple[dict[str, Flat], dict[str, Any]]:
+        """All that changes, as `Strategy.state`."""
+        vectors, figures = self.strategy.state()
+        return vectors, {
+            "strategy": figures,
+            "totals": asdict(self.totals),
+            "workers": {name: asdict(each) for name, each in self._workers.items()},
+            "losses": list(self._losses),
+        }
+
+    def restore(self, vectors: Mapping[str, Flat], figures: Mapping[str, Any]) -> None:
+        """As `Strategy.restore`."""
+        self.strategy.restore(vectors, figures["strategy"])
+        self.totals = _Totals(**figures["totals"])
+        self._workers = {name: _Worker(**each) for name, each in figures["workers"].items()}
+        self._losses = deque(figures["losses"], maxlen=_LOSSES)
+
+
+def decoded(head: UpdateHead, body: bytes, spec: RunSpec) -> Update:
+    """An update from what a worker has sent.
+
+    Raises:
+        MalformedMessage: the body is no update of this network.
+    """
+    values, buffers = unpack(body, values=spec.values, buffers=spec.buffers)
+    return Update(
+        lease=head.lease,
+        worker=head.worker,
+        steps=range(head.first, head.stop),
+        computed=Computed(values=values, buffers=buffers, loss=head.loss),
+    )

@@ -1,0 +1,62 @@
+"""Settings of a host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from tierkit.access import Role
+from tierkit.settings import Port, ServiceSettings, UserPath
+
+__all__ = ["HostSettings"]
+
+
+class HostSettings(ServiceSettings):
+    """The host of a run, or parameter server: keeps the weights, grants work to workers, and takes their updates."""
+
+    callers: ClassVar[tuple[Role, ...]] = ("worker", "user")
+
+    service: ClassVar[str] = "host"
+
+    port: Port = 8074
+
+    network: str = Field(min_length=1)
+    """What to train: the name of a bundled configuration, such as mnist-100, or a TOML file."""
+
+    strategy: str = "downpour"
+    """How updates become weights: sgd, downpour, dc-constant, dc-adaptive, average, fedavg, bmuf, diloco, or a TOML
+    file."""
+
+    workers: PositiveInt = 4
+    """How many workers are expected: a round of fedavg, bmuf and diloco waits for so many updates."""
+
+    wire: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Numbers of the updates on their way: fp32, or the shorter bf16 and int8. Weights travel in fp32 or bf16."""
+
+    folder: UserPath | None = None
+    """Folder that keeps the run. With one that holds it already, the run goes on. Default: runs/<network> here."""
+
+    epochs: PositiveInt | None = None
+    """In place of the configuration's."""
+
+    seed: NonNegativeInt | None = None
+    """In place of the configuration's."""
+
+    dataset: str | None = None
+    """cifar100, mnist, or a folder with hierarchy.toml, train/ and test/. Default: the configuration's."""
+
+    data: UserPath | None = None
+    """Folder that holds cifar-100-python/ and mnist/. Default: the environment variable TERRACE_DATA."""
+
+    lease_s: PositiveFloat = 30.0
+    """Seconds within which a worker must show progress, a step at least; what it had is then given to others."""
+
+    max_lease_wait_s: PositiveFloat = 10.0
+    """Seconds for which a worker that asks for work may be kept waiting until there is some."""
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder, the default filled in."""
+        return self.folder or Path("runs") / Path(self.network).stem

@@ -1,0 +1,199 @@
+"""A run whose host and workers are processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tierkit.errors import ServiceFailed, TerraceError
+from tierkit.http.client import open_client
+from tierkit.orphan import PARENT_VARIABLE
+from training.messages import RESULT, RunStatus
+from training.worker.connection import HostConnection
+
+__all__ = ["LocalRun", "run_here"]
+
+_TERRACE = (sys.executable, "-P", "-m", "terrace", "train")
+"""-P, or a foreign folder models/ in the current directory would be imported."""
+
+_LOOK_S = 0.1
+_STOP_S = 15.0
+_MOST_RESTARTS = 100
+_KEPT_LINES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRun:
+    """What to train, and with how many workers."""
+
+    host: Mapping[str, object]
+    """Settings of the host, by the names of its flags; those that are None are left out."""
+    worker: Mapping[str, object]
+    """The same of each worker."""
+    workers: int
+    on_line: Callable[[str, str], None] = lambda name, line: None
+    """Called with the name of a process and a line that it has written."""
+    on_start: Callable[[str, int], None] = lambda name, pid: None
+    """Called when a process has been started."""
+
+
+@dataclass(slots=True)
+class _Process:
+    name: str
+    arguments: list[str]
+    process: asyncio.subprocess.Process
+    watcher: asyncio.Task[int]
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+
+    @property
+    def failure(self) -> ServiceFailed:
+        """Of one that has ended by itself."""
+        code = self.process.returncode or 0
+        said = self.last_lines[-1] if self.last_lines else "it said nothing"
+        return ServiceFailed(f"{self.name} stopped with exit code {code}: {said}", code=code)
+
+
+async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda status: None) -> dict[str, Any]:
+    """Train to the end. A process that is killed is started again; the host goes on from its folder.
+
+    Args:
+        watch: called with how the run is, ten times a second.
+
+    Returns:
+        The host's result; its `faults` count the processes that were killed as well.
+
+    Raises:
+        ServiceFailed: the host, or all workers, have ended with an error; the message ends with what was said last.
+    """
+    with tempfile.TemporaryDirectory(prefix="terrace-") as folder:
+        ready = Path(folder) / "host.ready"
+        async with _processes(run) as start, open_client() as http:
+            host = await start(
+                "host", ["host", *_flags({"port": 0, "folder": folder, **run.host}), "--ready-file", str(ready)]
+            )
+            url = await _ready(host, ready)
+            # One that is started again is to be found where it was.
+            host.arguments += ["--port", url.rpartition(":")[2]]
+            count = range(1, run.workers + 1)
+            workers = [
+                await start(f"worker-{n}", ["work", url, "--name", f"worker-{n}", *_flags(run.worker)]) for n in count
+            ]
+            connection = HostConnection(url, "observer", "0" * 16, http)
+            killed = 0
+            while True:
+                for each in (host, *workers):
+                    code = each.process.returncode
+                    if code is not None and code < 0 and killed < _MOST_RESTARTS:
+                        killed += 1
+                        await start(each.name, each.arguments, each)
+                if host.process.returncode is not None:
+                    return _result(host, killed)
+                status = await _status(connection)
+                if status is not None:
+                    watch(status)
+                    if status.state == "running" and all(each.process.returncode is not None for each in workers):
+                        raise workers[-1].failure
+                await asyncio.wait([each.watcher for each in (host, *workers)], timeout=_LOOK_S)
+                await asyncio.sleep(_LOOK_S)
+
+
+def _result(host: _Process, killed: int) -> dict[str, Any]:
+    """What a host that has ended has left in its folder."""
+    kept = Path(host.arguments[host.arguments.index("--folder") + 1]) / RESULT
+    if host.process.returncode != 0 or not kept.exists():
+        raise host.failure
+    result: dict[str, Any] = json.loads(kept.read_bytes())
+    return {**result, "faults": result["faults"] + killed}
+
+
+async def _status(connection: HostConnection) -> RunStatus | None:
+    try:
+        return await connection.status()
+    except TerraceError:
+        return None  # it is being started again
+
+
+async def _ready(host: _Process, ready: Path) -> str:
+    """The URL of a host, once it is ready. It is waited for as long as it reads the images."""
+    while (url := _written_url(ready)) is None:
+        if host.process.returncode is not None:
+            await host.watcher
+            raise host.failure
+        await asyncio.sleep(_LOOK_S)
+    return url
+
+
+def _written_url(ready: Path) -> str | None:
+    try:
+        url: str = json.loads(ready.read_bytes())["url"]
+    except FileNotFoundError:
+        return None
+    return url
+
+
+@contextlib.asynccontextmanager
+async def _processes(run: LocalRun) -> AsyncIterator[Callable[..., Any]]:
+    """Starts processes, and ends all of them on the way out: workers first, so that they can say farewell."""
+    started: dict[str, _Process] = {}
+
+    async def start(name: str, arguments: list[str], again: _Process | None = None) -> _Process:
+        process = await asyncio.create_subprocess_exec(
+            *_TERRACE,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+            start_new_session=True,
+        )
+        running = again or _Process(name, arguments, process, asyncio.ensure_future(asyncio.sleep(0, 0)))
+        running.process = process
+        running.watcher = asyncio.create_task(_watch(running, run.on_line), name=f"watch {name}")
+        started[name] = running
+        run.on_start(name, process.pid)
+        return running
+
+    try:
+        yield start
+    finally:
+        ending = asyncio.ensure_future(_end(list(started.values())))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
+
+
+async def _end(processes: Sequence[_Process]) -> None:
+    for chosen in (processes[1:], processes[:1]):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            going = [each for each in chosen if each.process.returncode is None]
+            for each in going:
+                each.process.send_signal(number)
+            if going:
+                await asyncio.wait([each.watcher for each in going], timeout=_STOP_S)
+
+
+async def _watch(running: _Process, on_line: Callable[[str, str], None]) -> int:
+    output = running.process.stdout
+    assert output is not None
+    while line := await output.readline():
+        text = line.decode("utf-8", "replace").rstrip()
+        running.last_lines.append(text)
+        on_line(running.name, text)
+    return await running.process.wait()
+
+
+def _flags(settings: Mapping[str, object]) -> list[str]:
+    given = ((name, value) for name, value in settings.items() if value is not None)
+    return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -1,0 +1,163 @@
+"""What host and workers tell each other beside weights and updates, which are `training.wire`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from models.training.config import TrainConfig
+from tierkit.documents import Frozen
+from tierkit.wire.messages import NodeId
+from training.strategies.config import OuterConfig, ServerConfig
+from training.units import Verdict, WorkUnit
+from training.wire import Format
+
+__all__ = [
+    "LEASE_HEADER",
+    "RESULT",
+    "UPDATE_HEADER",
+    "VERSION_HEADER",
+    "GrantedLease",
+    "Join",
+    "Progress",
+    "RunSpec",
+    "RunStatus",
+    "Times",
+    "UpdateAnswer",
+    "UpdateHead",
+    "WorkerStatus",
+]
+
+LEASE_HEADER = "Terrace-Lease"
+"""With the weights that a lease starts from: a `GrantedLease` as JSON."""
+UPDATE_HEADER = "Terrace-Update"
+"""With an update: an `UpdateHead` as JSON."""
+VERSION_HEADER = "Terrace-Version"
+"""With weights: which these are."""
+
+RESULT = "result.json"
+"""In the folder of a run that has finished: what came of it."""
+
+_MOST_STEPS = 10**9
+
+Times = dict[Annotated[str, Field(pattern=r"^[a-z]{1,16}$")], NonNegativeFloat]
+"""Seconds by what they were spent on: load, forward, backward, step, send, wait, apply."""
+
+Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+"""Of one process of a worker, drawn at random when it starts."""
+
+
+class RunSpec(Frozen):
+    """What is trained, and how; the same for the whole run."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    network: TrainConfig
+    choice: str
+    """The strategy as it was asked for: its name, or its file's."""
+    strategy: Annotated[ServerConfig | OuterConfig, Field(discriminator="family")]
+    workers: PositiveInt
+    """How many are expected."""
+    wire: Format
+    values: PositiveInt
+    """Of the network's weights."""
+    buffers: NonNegativeInt
+    data_sha256: str
+    """Of all training images and labels, in their order."""
+    lease_s: PositiveFloat
+    """How long a worker has to show progress."""
+
+
+class Join(Frozen):
+    """A worker introduces itself."""
+
+    name: NodeId
+    incarnation: Incarnation
+    data_sha256: Annotated[str, Field(max_length=128)]
+
+
+class GrantedLease(Frozen):
+    """A lease, as its worker is told of it."""
+
+    number: NonNegativeInt
+    version: NonNegativeInt
+    first: NonNegativeInt
+    steps: PositiveInt
+    push: PositiveInt
+
+    @property
+    def unit(self) -> WorkUnit:
+        """What to compute."""
+        return WorkUnit(version=self.version, first=self.first, steps=self.steps, push=self.push)
+
+
+class Progress(Frozen):
+    """A worker is still at it."""
+
+    worker: NodeId
+    incarnation: Incarnation
+    shown: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
+    """The first step that it has not computed."""
+
+
+class UpdateHead(Frozen):
+    """Which steps an update is for."""
+
+    worker: NodeId
+    incarnation: Incarnation
+    lease: NonNegativeInt
+    first: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
+    stop: Annotated[int, Field(ge=0, le=_MOST_STEPS)]
+    loss: Annotated[float, Field(allow_inf_nan=False)]
+    times: Annotated[Times, Field(max_length=16)] = Field(default_factory=dict)
+    """Spent since the worker's last update."""
+
+
+class UpdateAnswer(Frozen):
+    """What became of an update. Once this is said, it is on the host's disk."""
+
+    verdict: Verdict
+    version: NonNegativeInt
+    """Of the weights now."""
+    finished: bool
+    """Whether the run has all that it needs."""
+
+
+class WorkerStatus(Frozen):
+    """One worker of a run, as the host sees it."""
+
+    name: str
+    updates: int
+    staleness: float
+    """How often the weights had changed since those that its updates come from, on average."""
+    bytes_sent: int
+    bytes_received: int
+    idle_s: float
+    """Since it was heard last."""
+
+
+class RunStatus(Frozen):
+    """A run as it is now."""
+
+    id: str
+    network: str
+    strategy: str
+    state: Literal["running", "finished", "stopped"]
+    done: int
+    """Steps."""
+    steps: int
+    version: int
+    seconds: float
+    loss: float | None
+    """Mean of the last 100 updates."""
+    accuracy: float | None
+    """On the held-out images, as it was measured last; on the test images once the run has finished."""
+    updates: int
+    bytes_sent: int
+    bytes_received: int
+    faults: int
+    """Leases that expired, and updates that were not taken."""
+    times: Times
+    """Of all workers together; `apply` is the host's."""
+    workers: tuple[WorkerStatus, ...]
+    result: dict[str, Any] | None

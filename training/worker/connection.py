@@ -1,0 +1,167 @@
+"""A worker's requests to its host."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from tierkit.errors import InvalidAnswer, MalformedMessage
+from tierkit.http.client import ask, authorization, calling, read_at_most
+from tierkit.http.errors import error_of
+from training.messages import (
+    LEASE_HEADER,
+    UPDATE_HEADER,
+    GrantedLease,
+    Join,
+    Progress,
+    RunSpec,
+    RunStatus,
+    Times,
+    UpdateAnswer,
+    UpdateHead,
+)
+from training.units import Flat
+from training.wire import compress, decompress, pack, packed_bytes, worth_compressing
+
+__all__ = ["HostConnection"]
+
+_WHO = "the host"
+_BUDGET_S = 30.0
+_TRANSFER_S = 600.0
+"""For weights and updates, which may be large and the link slow. A machine that has gone is noticed long before."""
+_SMALL_BYTES = 4 << 20
+_JSON = {"Content-Type": "application/json"}
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class HostConnection:
+    """Asks the host of a run. Every request may be sent twice.
+
+    Args:
+        url: of the host.
+        name, incarnation: of this worker.
+        token: gives what is shown to the host; None where it asks for none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        incarnation: str,
+        http: aiohttp.ClientSession,
+        token: Callable[[], str] | None = None,
+    ) -> None:
+        self._url, self._http, self._token = url.rstrip("/"), http, token
+        self.name, self.incarnation = name, incarnation
+        self._largest = 0
+        self._bytes_per_s: float | None = None
+        """Of the last large body."""
+        self._times: Times = {}
+
+    async def spec(self) -> RunSpec:
+        """What is trained."""
+        return (await self._run())[0]
+
+    async def status(self) -> RunStatus:
+        """How the run is now."""
+        return (await self._run())[1]
+
+    async def _run(self) -> tuple[RunSpec, RunStatus]:
+        _, said = await self._ask("GET", "/v1/run")
+        try:
+            found = json.loads(said)
+            spec = RunSpec.model_validate(found["spec"])
+            status = RunStatus.model_validate(found["status"])
+        except (ValueError, KeyError, TypeError) as exc:  # pydantic's errors are ValueErrors
+            raise InvalidAnswer(f"{_WHO} at {self._url} describes no run that is known here: {str(exc)[:200]}") from exc
+        self._largest = packed_bytes(spec.values, spec.buffers, "fp32")
+        return spec, status
+
+    async def join(self, data_sha256: str) -> None:
+        """Introduce this worker; raises Conflict if its images are not the run's."""
+        join = Join(name=self.name, incarnation=self.incarnation, data_sha256=data_sha256)
+        await self._ask("POST", "/v1/workers", join.model_dump_json().encode(), _JSON)
+
+    async def leave(self, *, budget_s: float) -> None:
+        """Give back what this worker has."""
+        query = urlencode({"incarnation": self.incarnation})
+        await self._ask("DELETE", f"/v1/workers/{quote(self.name)}?{query}", budget_s=budget_s)
+
+    async def lease(self) -> tuple[GrantedLease, bytes] | Literal["none yet"] | None:
+        """A unit and the weights to start from; None where the run has ended."""
+        query = urlencode({"worker": self.name, "incarnation": self.incarnation})
+        wanted = {"Accept-Encoding": "zstd"} if worth_compressing(self._bytes_per_s) else {}
+        answer, body = await self._ask(
+            "POST", f"/v1/leases?{query}", b"", wanted, budget_s=_TRANSFER_S, most_bytes=self._largest + _SMALL_BYTES
+        )
+        if answer.status == 202:
+            return None if json.loads(body).get("finished") else "none yet"
+        try:
+            granted = GrantedLease.model_validate_json(answer.headers.get(LEASE_HEADER, ""))
+            if answer.headers.get("Content-Encoding") == "zstd":
+                body = decompress(body, most_bytes=self._largest)
+        except (ValidationError, MalformedMessage) as exc:
+            raise InvalidAnswer(f"{_WHO} has granted something that is no lease: {str(exc)[:200]}") from exc
+        return granted, body
+
+    async def renew(self, lease: int, progress: Progress) -> None:
+        """Show progress; raises NotFound if the lease has expired."""
+        await self._ask("PUT", f"/v1/leases/{lease}", progress.model_dump_json().encode(), _JSON)
+
+    def packed(self, values: Flat, buffers: Flat, spec: RunSpec) -> tuple[bytes, dict[str, str]]:
+        """An update as it is sent, and the headers that say how."""
+        body = pack(values, buffers, spec.wire, sparse=True)
+        if worth_compressing(self._bytes_per_s):
+            return compress(body), {"Content-Encoding": "zstd"}
+        return body, {}
+
+    async def update(self, head: UpdateHead, message: tuple[bytes, Mapping[str, str]]) -> UpdateAnswer:
+        """Bring an update; what became of it."""
+        body, headers = message
+        began = time.perf_counter()
+        _, said = await self._ask(
+            "POST", "/v1/updates", body, {**headers, UPDATE_HEADER: head.model_dump_json()}, budget_s=_TRANSFER_S
+        )
+        self._bytes_per_s = len(body) / max(1e-6, time.perf_counter() - began)
+        try:
+            return UpdateAnswer.model_validate_json(said)
+        except ValidationError as exc:
+            raise InvalidAnswer(f"{_WHO} says nothing of an update: {str(exc)[:200]}") from exc
+
+    def spend(self, name: str, began: float) -> None:
+        """Count time since `began` (`time.perf_counter`)."""
+        self._times[name] = self._times.get(name, 0.0) + time.perf_counter() - began
+
+    def take_times(self) -> Times:
+        """What was counted since the last call."""
+        times, self._times = self._times, {}
+        return times
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        budget_s: float = _BUDGET_S,
+        most_bytes: int = _SMALL_BYTES,
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        token = None if self._token is None else self._token()
+        pieces: Sequence[bytes] = (body,) if body else ()
+        sent: dict[str, Any] = {**(headers or {}), **authorization(token)}
+        async with (
+            calling(_WHO, budget_s=budget_s),
+            ask(self._http, method, f"{self._url}{path}", pieces, sent) as answer,
+        ):
+            said = await read_at_most(answer, most_bytes)
+        if not 200 <= answer.status < 300:
+            raise error_of(_WHO, answer.status, said, answer.headers.get("Retry-After"))
+        return answer, said
