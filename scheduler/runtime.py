@@ -26,6 +26,7 @@ from scheduler.jobs.service import Scheduler
 from scheduler.measures import DATABASE, DEVICES, UNFINISHED, WAITING
 from scheduler.placement.adaptive.pilot import Pilot
 from scheduler.placement.routes import Fleet
+from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.commit import GroupCommit
 from scheduler.store.database import last_seq
@@ -33,6 +34,8 @@ from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import JobStore
 from scheduler.store.lease import Lease
 from scheduler.store.nodes import NodeStore
+from scheduler.store.reading import Reader
+from scheduler.store.runs import RunStore
 from scheduler.store.secret import kept_secret
 from tierkit.access import Sessions, client_context
 from tierkit.errors import NotFound, Standby, TerraceError, Unavailable, WeightsError
@@ -75,7 +78,9 @@ async def open_scheduler(
         if lifecycle.gate is not None:
             lifecycle.gate.sessions = Sessions(secret)
         fleet = Fleet(devices, settings, manifest, secret)
-        store = JobStore(engine, commit)
+        reader = Reader(engine)
+        store = JobStore(reader, commit)
+        runs = Runs(RunStore(reader, commit), clock=time.monotonic, wall=time.time)
         nodes = NodeStore(engine, commit)
         devices.restore(await nodes.load(), time.monotonic())
         hierarchy = manifest.hierarchy
@@ -105,6 +110,7 @@ async def open_scheduler(
             fleet=fleet,
             dispatcher=dispatcher,
             store=store,
+            runs=runs,
             inputs=InputFiles(settings.inputs, manifest.fit),
             copies=InputCopies(engine, commit) if settings.shares_database else None,
             tuning=_tuning(settings.models, manifest),
@@ -119,7 +125,7 @@ async def open_scheduler(
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_S):
-                    await store.finish_reading()
+                    await reader.finish()
 
 
 @asynccontextmanager
@@ -130,12 +136,14 @@ async def _loops(
     others: list[asyncio.Task[None]] = []
     try:
         await _while_held(lease, scheduler.recover())
+        await scheduler.runs.recover()
         others = [
             lifecycle.own(dispatcher.run(), name="dispatcher"),
             lifecycle.own(_sweep(scheduler, dispatcher, commit), name="device list"),
             lifecycle.own(watch.run(), name="watch"),
             lifecycle.own(_purge(scheduler), name="purge"),
             lifecycle.own(scheduler.operators.run(), name="known nodes"),
+            lifecycle.own(scheduler.runs.watch(), name="training runs"),
             lifecycle.own(_stop_streams(scheduler, lifecycle), name="end of streams"),
         ]
         yield
@@ -147,6 +155,7 @@ async def _loops(
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if writing.done() or lease.lost.is_set() else _FLUSH_S):
                 await scheduler.operators.flush()
+                await scheduler.runs.save()
                 await commit.flush()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

@@ -14,6 +14,7 @@ __all__ = [
     "OnBadInput",
     "Privacy",
     "Recovery",
+    "RunState",
     "Scheme",
     "Tier",
     "UpstreamLoss",
@@ -65,6 +66,23 @@ class JobState(StrEnum):
     @property
     def final(self) -> bool:
         return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+class RunState(StrEnum):
+    """Where a training run stands; the last three are final."""
+
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    """Its host has not reported for some seconds, and may come back."""
+    STOPPING = "stopping"
+    """Somebody has asked for its end, and the host has not said yet that it stops."""
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def final(self) -> bool:
+        return self in (RunState.STOPPED, RunState.FINISHED, RunState.FAILED)
 
 
 class Scheme(StrEnum):

@@ -17,6 +17,7 @@ from scheduler.api.history import history
 from scheduler.api.jobs import jobs
 from scheduler.api.privacy import privacy
 from scheduler.api.routing import note_refusal
+from scheduler.api.runs import runs
 from scheduler.api.tokens import tokens
 from scheduler.devices.own_address import OwnAddress
 from scheduler.history.snapshot import Snapshots
@@ -60,7 +61,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.gate = lifecycle.gate
-    for router in (jobs, fleet, history, privacy, tokens, about, pages):
+    for router in (jobs, runs, fleet, history, privacy, tokens, about, pages):
         app.include_router(router)
 
     describe(app)

@@ -32,6 +32,7 @@ __all__ = [
     "UPLOAD_FIELDS",
     "USERS",
     "USERS_AND_NODES",
+    "USERS_AND_WORKERS",
     "CallerOf",
     "Service",
     "SmallBody",
@@ -42,6 +43,7 @@ __all__ = [
     "for_operators",
     "for_users",
     "for_users_and_nodes",
+    "for_users_and_workers",
     "metered",
     "note_refusal",
     "only_of",
@@ -50,9 +52,6 @@ __all__ = [
 NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 NDJSON = "application/x-ndjson"
 _NODE = NODE_HEADER.lower().encode()
-_MOST_JSON_BYTES = 64 * 1024
-"""For what nodes say of themselves: a heartbeat has a few hundred bytes, the longest registration some 40 kB."""
-
 UPLOAD_FIELDS = "x-upload-fields"
 """Mark of routes whose query holds policy fields: the reader of the upload checks them with those of the form."""
 
@@ -85,6 +84,12 @@ async def for_users_and_nodes(caller: CallerOf) -> None:
     """A route for people and for the nodes of the fleet. Raises Forbidden for others."""
     if caller is not None:
         caller.need("user", "node")
+
+
+async def for_users_and_workers(caller: CallerOf) -> None:
+    """A route for people and for the workers of training runs. Raises Forbidden for others."""
+    if caller is not None:
+        caller.need("user", "worker")
 
 
 async def for_operators(caller: CallerOf) -> None:
@@ -163,13 +168,16 @@ async def _check_query(request: Request) -> None:
 class SmallBody(APIRoute):
     """A route whose JSON is read on the event loop: it is bounded while it comes, before anything is done with it."""
 
+    most_bytes = 64 * 1024
+    """A heartbeat has a few hundred bytes, the longest registration some 40 kB."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
         if self.body_field is None:
             return handler
 
         async def bounded(request: Request) -> Response:
-            body = await read_body(request.receive, most_bytes=_MOST_JSON_BYTES)
+            body = await read_body(request.receive, most_bytes=self.most_bytes)
 
             async def receive() -> Message:
                 return {"type": "http.request", "body": body, "more_body": False}
@@ -184,6 +192,7 @@ MISSING: dict[int | str, dict[str, Any]] = {404: {"description": "Nothing has th
 
 CHECKS = [Depends(_check_query)]
 USERS = [Depends(for_users)]
+USERS_AND_WORKERS = [Depends(for_users_and_workers)]
 USERS_AND_NODES = [Depends(for_users_and_nodes)]
 OPERATORS = [Depends(for_operators)]
 ADMINS = [Depends(for_admins)]

@@ -14,7 +14,6 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from scheduler.api.routing import NOSNIFF
-from scheduler.jobs.service import Events
 from scheduler.jobs.views import Rows
 from tierkit.access import Allowance
 from tierkit.errors import InvalidInput
@@ -143,8 +142,9 @@ def last_event_of(header: str) -> int:
     return int(header)
 
 
-async def as_server_sent(events: Events) -> AsyncGenerator[str, None]:
-    """A `text/event-stream`. A comment, which readers skip, keeps the connection open while nothing happens."""
+async def as_server_sent(events: AsyncGenerator[tuple[str, object, int] | None, None]) -> AsyncGenerator[str, None]:
+    """A `text/event-stream` of kinds, data and numbers. For None a comment, which readers skip, keeps the connection
+    open while nothing happens."""
     async with aclosing(events):
         async for event in events:
             if event is None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -35,7 +34,9 @@ from scheduler.jobs.policy import JobPolicy, PolicyRequest, settle
 from scheduler.jobs.progress import Progress
 from scheduler.jobs.sinks import DurableSink
 from scheduler.jobs.views import Renderer, Rows, attempt, decision, grouped, job as view_of
+from scheduler.news import News
 from scheduler.placement.routes import Fleet, PrivacyRules
+from scheduler.runs.service import Runs
 from scheduler.settings import SchedulerSettings
 from scheduler.store.inputs import InputCopies
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, is_job_id, new_job_id
@@ -86,6 +87,7 @@ class Scheduler:
         fleet: Fleet,
         dispatcher: Dispatcher,
         store: JobStore,
+        runs: Runs,
         inputs: InputFiles,
         copies: InputCopies | None,
         tuning: Tuning | TerraceError,
@@ -98,6 +100,7 @@ class Scheduler:
         self.operators = operators
         self.fleet = fleet
         self.dispatcher = dispatcher
+        self.runs = runs
         self.stopping = False
         """Set when the service drains, or leads no longer: endless streams end themselves then."""
         self._leads = True
@@ -106,8 +109,8 @@ class Scheduler:
         self._copies = copies
         """Of the input files, for other schedulers; None where no other one shares the database."""
         self._sinks: dict[str, DurableSink] = {}
-        self._news = WeakValueDictionary[str, asyncio.Event]()
-        """By job id: set, and forgotten, when there is something new of the job. Those that follow it hold them."""
+        self._news = News()
+        """By job id."""
         self._submissions = 0
         """Uploads under way that will be jobs."""
         self._turns = Turns(settings.decoders)
@@ -275,7 +278,7 @@ class Scheduler:
             del self._sinks[job.id]
             self.dispatcher.record.ended(job.id, _in_short(job, sink.state), time.monotonic())
             self._release(job.input_sha256)
-            self._tell(job.id)
+            self._news.tell(job.id)
 
         sink = DurableSink(job, progress, store=self._store, on_end=on_end)
         self._sinks[job.id] = sink
@@ -473,7 +476,7 @@ class Scheduler:
         while job_id in self._sinks:
             if not self._leads:
                 raise Standby("another scheduler leads now, and may have gone on with the job: ask it")
-            await self._news_of(job_id).wait()
+            await self._news.of(job_id).wait()
         return await self.view(job_id)
 
     async def results(self, job_id: str) -> tuple[JobState, AsyncGenerator[Rows, None]]:
@@ -533,7 +536,7 @@ class Scheduler:
         job_id = job.id
         shown: JobState | None = None
         while not self.stopping:
-            news = self._news_of(job_id)
+            news = self._news.of(job_id)
             # The state is read before the results: once it is final, no result can be missing below.
             state = await self._state(job_id)
             batch = [] if renderer is None else await self._store.results_after(job, seq, limit=_EVENTS_AT_ONCE)
@@ -616,7 +619,7 @@ class Scheduler:
         for _, answer in group:
             self._sinks[answer.job_id].progress.add(answer)
         for job_id in {answer.job_id for _, answer in group}:
-            self._tell(job_id)
+            self._news.tell(job_id)
         self.dispatcher.wake()
 
     def on_withdrawal(self, answer: Answer) -> None:
@@ -633,20 +636,14 @@ class Scheduler:
         """End all event streams."""
         self.stopping = True
         self.dispatcher.record.tell()
-        for job_id in list(self._news):
-            self._tell(job_id)
-
-    def _news_of(self, job_id: str) -> asyncio.Event:
-        """Set when something of the job changes. Ask for it before you look."""
-        return self._news.setdefault(job_id, asyncio.Event())
-
-    def _tell(self, job_id: str) -> None:
-        if (news := self._news.pop(job_id, None)) is not None:
-            news.set()
+        self._news.tell_all()
+        self.runs.stop_streams()
 
     async def purge(self) -> int:
-        """Forget jobs whose retention is over; returns how many."""
-        return await self._store.purge(time.time() - self.settings.retention_s)
+        """Forget jobs and training runs whose retention is over; returns how many jobs."""
+        before = time.time() - self.settings.retention_s
+        await self.runs.purge(before)
+        return await self._store.purge(before)
 
 
 def _task(job: JobRow, index: int) -> ActiveTask:

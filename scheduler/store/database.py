@@ -30,7 +30,7 @@ _OPEN_TRANSACTION_MS = 5_000
 """A server ends the transaction of a scheduler that has said nothing for so long: it may have been stopped, or its
 machine lost, and what it holds is what another one waits for."""
 _CONNECTIONS = 10
-"""As many as `scheduler.store.jobs` reads with, and those that write and look after the lease."""
+"""As many as `scheduler.store.reading` reads with, and those that write and look after the lease."""
 _MIGRATION_LOCK = 0x7465727261636500
 """Of one migration at a time, an advisory lock of PostgreSQL."""
 _LEGACY = "6"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import secrets
@@ -13,17 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
-from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.hierarchy import Hierarchy
 from scheduler.dispatch.work import FAILED_OUTCOMES, Answer, AttemptReport
 from scheduler.jobs.policy import JobPolicy
 from scheduler.store.commit import GroupCommit
-from scheduler.store.database import REFUSALS, plain_reason
+from scheduler.store.reading import Reader
 from scheduler.store.tables import attempts, hierarchies, jobs, results
-from tierkit.errors import NotFound, Unavailable
+from tierkit.errors import NotFound
 from tierkit.types import JobState, Tier
 from tierkit.wire.events import read_event
 from tierkit.wire.trace import Trace, read_traceparent
@@ -37,9 +35,6 @@ __all__ = [
 ]
 
 _UNFINISHED = [state for state in JobState if not state.final]
-
-_MOST_READING = 8
-"""Queries at a time, each with a connection of its own; later ones wait for their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +106,12 @@ def is_job_id(text: str) -> bool:
 
 
 class JobStore:
-    """All statements on jobs, tasks and results. Reads use connections of their own, and raise Unavailable when the
-    database does not answer; writes go through `commit`."""
+    """All statements on jobs, tasks and results. Reads raise Unavailable when the database does not answer; writes go
+    through `commit`."""
 
-    def __init__(self, engine: AsyncEngine, commit: GroupCommit) -> None:
-        self._engine = engine
+    def __init__(self, reader: Reader, commit: GroupCommit) -> None:
+        self._reader = reader
         self.commit = commit
-        self._slots = asyncio.Semaphore(_MOST_READING)
-        self._reading: set[asyncio.Task[Any]] = set()
 
     async def add(self, job: JobRow, facts: ImageFacts, idempotency_key: str | None = None) -> JobRow:
         """Store a job; returns it, or the one that has this idempotency key already.
@@ -162,7 +155,7 @@ class JobStore:
             await connection.execute(update(jobs).where(jobs.c.hierarchy.is_(None)).values(hierarchy=digest))
 
         await self.commit.execute(write)
-        rows = await self._rows(select(hierarchies))
+        rows = await self._reader.rows(select(hierarchies))
         return {row.sha256: Hierarchy.parse(json.loads(row.content), source="the database") for row in rows}
 
     async def get(self, job_id: str) -> JobRow:
@@ -197,7 +190,7 @@ class JobStore:
 
     async def facts(self, job_id: str) -> ImageFacts:
         query = select(jobs.c.labels, jobs.c.names, jobs.c.resized, jobs.c.damaged).where(jobs.c.id == job_id)
-        row = next(iter(await self._rows(query)), None)
+        row = next(iter(await self._reader.rows(query)), None)
         if row is None:
             return ImageFacts()
         return ImageFacts(
@@ -220,7 +213,7 @@ class JobStore:
             func.sum(case((attempts.c.outcome.in_(FAILED_OUTCOMES), 1), else_=0)).label("failed"),
             func.sum(case((attempts.c.outcome == "error", 1), else_=0)).label("errors"),
         )
-        rows = await self._rows(query.where(attempts.c.job_id == job_id).group_by(attempts.c.task))
+        rows = await self._reader.rows(query.where(attempts.c.job_id == job_id).group_by(attempts.c.task))
         return {row.task: (row.made, row.failed, row.errors) for row in rows}
 
     async def attempts_after(
@@ -234,7 +227,7 @@ class JobStore:
         if only_task is not None:
             query = query.where(attempts.c.task == only_task)
         query = query.order_by(attempts.c.task, attempts.c.number).limit(limit)
-        return [AttemptReport(**{**row._mapping, "tier": Tier(row.tier)}) for row in await self._rows(query)]
+        return [AttemptReport(**{**row._mapping, "tier": Tier(row.tier)}) for row in await self._reader.rows(query)]
 
     async def results_after(self, job: JobRow, seq: int, *, limit: int) -> list[tuple[int, Answer]]:
         """Up to `limit` answers of a job with numbers above `seq`, in the order in which they were committed, each with
@@ -274,7 +267,7 @@ class JobStore:
     async def purge(self, finished_before: float) -> int:
         """Delete jobs that finished before this moment, with their results; returns how many."""
         query = select(jobs.c.id).where(jobs.c.finished_at < finished_before)
-        old = [row.id for row in await self._rows(query)]
+        old = [row.id for row in await self._reader.rows(query)]
 
         for job_id in old:
 
@@ -286,30 +279,6 @@ class JobStore:
             await self.commit.execute(write)
         return len(old)
 
-    async def finish_reading(self) -> None:
-        """Wait for the queries under way, before the database is closed."""
-        await asyncio.gather(*self._reading, return_exceptions=True)
-
-    async def _rows(self, query: Any) -> Sequence[Row[Any]]:
-        """What a query finds. The caller may be cancelled when its client hangs up; a query that has begun is completed
-        all the same: the driver would leave its connection open, and its thread waiting."""
-        await self._slots.acquire()
-        reading = asyncio.create_task(self._read(query), name="reading")
-        self._reading.add(reading)
-        reading.add_done_callback(self._done_reading)
-        return await asyncio.shield(reading)
-
-    async def _read(self, query: Any) -> Sequence[Row[Any]]:
-        try:
-            async with self._engine.connect() as connection:
-                return (await connection.execute(query)).all()
-        except REFUSALS as exc:
-            raise Unavailable(f"the database does not answer now: {plain_reason(exc)}") from exc
-
-    def _done_reading(self, reading: asyncio.Task[Any]) -> None:
-        self._reading.discard(reading)
-        self._slots.release()
-
     async def _jobs(self, query: Any) -> list[JobRow]:
         return [
             JobRow(
@@ -320,12 +289,12 @@ class JobStore:
                     "summary": None if row.summary is None else json.loads(row.summary),
                 }
             )
-            for row in await self._rows(query)
+            for row in await self._reader.rows(query)
         ]
 
     async def _results(self, job: JobRow, query: Any) -> list[tuple[int, Answer]]:
         found = []
-        for row in await self._rows(query.where(results.c.job_id == job.id)):
+        for row in await self._reader.rows(query.where(results.c.job_id == job.id)):
             first_image, images = job.images_of(row.task)
             answer = Answer(
                 job_id=job.id,

@@ -37,12 +37,13 @@ __all__ = [
     "nodes",
     "properties",
     "results",
+    "runs",
 ]
 
 VERSION_TABLE = "terrace_schema"
 """Where Alembic notes the revision of the tables."""
 
-SCHEMA = "0002"
+SCHEMA = "0003"
 """The revision that these tables are of: the newest in `migrations/versions`."""
 
 
@@ -185,3 +186,32 @@ results = Table(
 )
 
 Index("terrace_results_by_job", results.c.job_id, results.c.seq)
+
+# Training runs. A host chooses the id; what it reports of a run under way is written every few seconds.
+runs = Table(
+    "terrace_runs",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("owner", String(63)),  # name of the host's token
+    Column("network", PlainString(200), nullable=False),
+    Column("strategy", PlainString(200), nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("url", Text, nullable=False),  # of the host
+    Column("incarnation", PlainString(64), nullable=False),  # of the host
+    Column("state", String(16), nullable=False),  # running | stopping | stopped | finished | failed
+    Column("reason", PlainText, nullable=False),  # why it failed or stopped
+    Column("created_at", Float(53), nullable=False),
+    Column("heard_at", Float(53), nullable=False),  # the host's latest report
+    Column("finished_at", Float(53)),
+    Column("done", BigInteger, nullable=False),  # steps
+    Column("version", BigInteger, nullable=False),  # of the weights
+    Column("loss", Float(53)),
+    Column("accuracy", Float(53)),
+    Column("worker_count", Integer, nullable=False),
+    Column("config", Text, nullable=False),  # JSON object
+    Column("workers", Text, nullable=False),  # JSON list of tierkit.wire.runs.WorkerReport
+    Column("curve", Text, nullable=False),  # JSON list of [seconds since 1970, steps, loss, accuracy]
+    Column("result", Text),  # JSON object, of the last report
+)
+
+Index("terrace_runs_by_time", runs.c.created_at, runs.c.id)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from models.dataset import Dataset
+from terrace.commands import train_runs
 from terrace.commands.processors import Processor
 from terrace.commands.training import TorchThreads, say
 from terrace.console import percent, print_json, progress_bars, screen
@@ -22,6 +23,7 @@ from training.host.__main__ import run as host_command
 __all__ = ["app"]
 
 app = typer.Typer(help="Training on many machines.", no_args_is_help=True)
+app.add_typer(train_runs.app)
 
 
 StrategyName = Annotated[

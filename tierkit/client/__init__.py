@@ -9,7 +9,7 @@ from tierkit.client.aio import AsyncClient
 from tierkit.client.blocking import Client
 from tierkit.client.http import DEFAULT_URL, Backoff
 from tierkit.client.uploads import Images, Labels, PolicyFields, list_images, shortened
-from tierkit.types import JobState
+from tierkit.types import JobState, RunState
 from tierkit.wire.api import (
     Attempt,
     AttemptPage,
@@ -29,6 +29,7 @@ from tierkit.wire.api import (
     NodeShare,
     StateChange,
 )
+from tierkit.wire.runs import CurvePoint, Run, RunPage, RunProgress, RunSummary, RunWorker
 
 __all__ = [
     "DEFAULT_URL",
@@ -39,6 +40,7 @@ __all__ = [
     "Client",
     "CoarseAnswer",
     "CoarseResults",
+    "CurvePoint",
     "Decision",
     "Device",
     "Event",
@@ -55,6 +57,12 @@ __all__ = [
     "Labels",
     "NodeShare",
     "PolicyFields",
+    "Run",
+    "RunPage",
+    "RunProgress",
+    "RunState",
+    "RunSummary",
+    "RunWorker",
     "StateChange",
     "list_images",
     "shortened",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack
@@ -34,6 +34,7 @@ from tierkit.wire.api import (
     StateChange,
     parse,
 )
+from tierkit.wire.runs import Run, RunPage, RunProgress, RunSummary
 
 __all__ = ["AsyncClient"]
 
@@ -152,17 +153,36 @@ class AsyncClient(Connection):
         Raises:
             Unavailable: without a budget, the scheduler stayed away for longer than that.
         """
-        async with aclosing(self._follow(job, budget_s, {})) as events:
+        async with aclosing(self._job_events(job, budget_s, {})) as events:
             async for event in events:
                 yield event
 
-    async def _follow(
+    def _job_events(
         self, job: Job | str, budget_s: float | None, params: Mapping[str, str]
     ) -> AsyncGenerator[Event, None]:
+        return self._follow(f"{_path(job)}/events", _id(job), budget_s, params, read=_read_event, is_last=_ends_job)
+
+    async def _follow(
+        self,
+        path: str,
+        what: str,
+        budget_s: float | None,
+        params: Mapping[str, str],
+        *,
+        read: Callable[[str, bytes], T | None],
+        is_last: Callable[[T], bool],
+    ) -> AsyncGenerator[T, None]:
+        """Events of a stream that is opened again where it breaks.
+
+        Args:
+            what: is followed, for messages.
+            read: an event by its kind and data; None for one to pass over.
+            is_last: whether an event is the last one.
+        """
         patience = Patience(self._backoff, budget_s)
         after: str | None = None
         while True:
-            events = self._event_stream(job, after, params)
+            events = self._event_stream(path, after, params)
             try:
                 while True:
                     with anyio.fail_after(patience.left_s):
@@ -171,14 +191,14 @@ class AsyncClient(Connection):
                         raise Unavailable(f"the scheduler at {self.url} ended the event stream in the middle")
                     after = raw.id
                     patience.sign_of_life()
-                    event = _read_event(raw.kind, raw.data)
+                    event = read(raw.kind, raw.data)
                     if event is not None:
                         yield event
-                    if isinstance(event, StateChange) and event.job.done:
-                        return
+                        if is_last(event):
+                            return
             except TimeoutError as exc:
                 reason = f"; {patience.trouble}" if patience.trouble else ""
-                raise DeadlineExceeded(f"{_id(job)} was not done within {budget_s:g} s{reason}") from exc
+                raise DeadlineExceeded(f"{what} was not done within {budget_s:g} s{reason}") from exc
             except (Unavailable, UpstreamTimeout) as exc:
                 await patience.outlast(exc)
             finally:
@@ -216,7 +236,7 @@ class AsyncClient(Connection):
             if seen.done:
                 return seen
             raise DeadlineExceeded(f"{_id(job)} is not done yet")
-        async with aclosing(self._follow(job, budget_s, {"only": "state"})) as events:
+        async with aclosing(self._job_events(job, budget_s, {"only": "state"})) as events:
             async for event in events:
                 if isinstance(event, StateChange) and event.job.done:
                     return event.job
@@ -238,6 +258,40 @@ class AsyncClient(Connection):
         """Stop a job; `Conflict` if it is done already."""
         response = await self._request("DELETE", _path(job), repeatable=False)
         return parse(Job, response.content)
+
+    async def runs(self, *, limit: int = 50, cursor: str | None = None) -> RunPage:
+        """One page of the list of training runs, newest first; `next_cursor` of a page asks for the next."""
+        return await self._get(RunPage, "/v1/runs", limit=limit, cursor=cursor)
+
+    async def run(self, run: RunSummary | str) -> Run:
+        """The training run as it is now."""
+        return await self._get(Run, _run_path(run))
+
+    async def run_events(
+        self, run: RunSummary | str, *, budget_s: float | None = None
+    ) -> AsyncGenerator[RunProgress, None]:
+        """Follow a training run until its end: a whole `Run` at first and whenever its state changes, a `RunProgress`
+        after each report of its host. A broken connection is taken up again, as that of `events`.
+
+        Args:
+            budget_s: `DeadlineExceeded` after this long.
+        """
+        events = self._follow(
+            f"{_run_path(run)}/events",
+            _run_id(run),
+            budget_s,
+            {},
+            read=_read_run,
+            is_last=lambda event: event.state.final,
+        )
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    async def stop_run(self, run: RunSummary | str) -> Run:
+        """Ask the host of a training run to end it; `Conflict` if it has ended already."""
+        response = await self._request("DELETE", _run_path(run), repeatable=False)
+        return parse(Run, response.content)
 
     async def devices(self) -> tuple[Device, ...]:
         """The nodes that the scheduler knows."""
@@ -286,14 +340,14 @@ class AsyncClient(Connection):
         return parse(kind, response.content)
 
     async def _event_stream(
-        self, job: Job | str, after: str | None, params: Mapping[str, str]
+        self, path: str, after: str | None, params: Mapping[str, str]
     ) -> AsyncGenerator[ServerSentEvent, None]:
         headers = {"Accept": "text/event-stream"}
         if after is not None:
             headers["Last-Event-ID"] = after
         async with self._stream(
             "GET",
-            f"{_path(job)}/events",
+            path,
             params=params,
             headers=headers,
             read_timeout_s=_STREAM_SILENCE_S,
@@ -309,6 +363,14 @@ def _id(job: Job | str) -> str:
 
 def _path(job: Job | str) -> str:
     return f"/v1/jobs/{_segment('job', _id(job))}"
+
+
+def _run_path(run: RunSummary | str) -> str:
+    return f"/v1/runs/{_segment('training run', _run_id(run))}"
+
+
+def _run_id(run: RunSummary | str) -> str:
+    return run.id if isinstance(run, RunSummary) else run
 
 
 def _device_path(node_id: str) -> str:
@@ -332,6 +394,17 @@ def _read_event(kind: str, data: bytes) -> Event | None:
         return StateChange(job=parse(Job, data))
     results = _RESULT_EVENTS.get(kind)
     return parse(results, data) if results else None
+
+
+def _ends_job(event: Event) -> bool:
+    return isinstance(event, StateChange) and event.job.done
+
+
+def _read_run(kind: str, data: bytes) -> RunProgress | None:
+    """An event of a run; None for a kind that this client does not know yet."""
+    if kind == "state":
+        return parse(Run, data)
+    return parse(RunProgress, data) if kind == "report" else None
 
 
 def _kind_of(line: bytes) -> str:

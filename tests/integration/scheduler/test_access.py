@@ -14,7 +14,15 @@ from fastapi.routing import APIRoute
 
 from scheduler.api.fleet import about, fleet
 from scheduler.api.jobs import jobs
-from scheduler.api.routing import for_admins, for_nodes, for_operators, for_users, for_users_and_nodes
+from scheduler.api.routing import (
+    for_admins,
+    for_nodes,
+    for_operators,
+    for_users,
+    for_users_and_nodes,
+    for_users_and_workers,
+)
+from scheduler.api.runs import runs
 from scheduler.api.tokens import tokens as tokens_routes
 from scheduler.settings import SchedulerSettings
 from tierkit.access import TokenEntry, TokenFile, digest_of, new_token, write_book
@@ -81,8 +89,8 @@ def registration(node_id: str, tier: str = "end", **changes: Any) -> dict[str, A
 
 
 ROUTES = """GET /v1/jobs, POST /v1/jobs, POST /v1/classify, GET /v1/devices, POST /v1/devices, DELETE /v1/devices/pi,
-GET /v1/models, GET /v1/models/small/file, GET /v1/info, GET /v1/whoami, GET /metrics, GET /docs, GET /openapi.json,
-GET /no/such/route, OPTIONS /v1/jobs"""
+GET /v1/models, GET /v1/models/small/file, GET /v1/info, GET /v1/runs, GET /v1/whoami, GET /metrics, GET /docs,
+GET /openapi.json, GET /no/such/route, OPTIONS /v1/jobs"""
 
 
 async def test_every_route_asks_for_a_token(closed: Any) -> None:
@@ -115,6 +123,8 @@ ROLES = (  # what a user, an operator, an admin, a node and a worker get
     ("POST", "/v1/classify", 400, 400, 400, 403, 403),
     ("DELETE", "/v1/jobs/0", 404, 404, 404, 403, 403),
     ("GET", "/v1/jobs/0/images/0", 404, 404, 404, 403, 403),
+    ("GET", "/v1/runs", 200, 200, 200, 403, 200),
+    ("POST", "/v1/runs/0/workers", 404, 404, 404, 403, 404),
     ("GET", "/v1/devices", 200, 200, 200, 403, 403),
     ("GET", "/v1/mapping", 200, 200, 200, 403, 403),
     ("POST", "/v1/devices/x/drain", 403, 404, 404, 403, 403),
@@ -291,12 +301,12 @@ def test_every_route_has_said_whose_it_is() -> None:
     """A route that is added later is not open to nodes because nobody has thought of it."""
     routes = [
         route
-        for router in (jobs, fleet, tokens_routes, about)
+        for router in (jobs, runs, fleet, tokens_routes, about)
         for route in router.routes
         if isinstance(route, APIRoute)
     ]
     assert len(routes) > 15
-    said = {for_users, for_users_and_nodes, for_operators, for_admins, for_nodes}
+    said = {for_users, for_users_and_nodes, for_users_and_workers, for_operators, for_admins, for_nodes}
     for_both = {
         (method, route.path)
         for route in routes

@@ -38,6 +38,11 @@ headers = { Authorization = "Bearer ${TERRACE_ADMIN}" }
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422"]
 
 [[operations]]
+include-name = ["POST /v1/runs", "PUT /v1/runs/{run_id}/report"]
+# Nor that an object is small and plain, that workers are named once, or which runs there are.
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "413", "422", "503"]
+
+[[operations]]
 include-name = ["POST /v1/jobs", "POST /v1/classify"]
 # Nor what is a picture, or which fields go together.
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "409", "415", "503"]

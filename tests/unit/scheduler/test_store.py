@@ -28,6 +28,7 @@ from scheduler.store.commit import GroupCommit, Withdrawn
 from scheduler.store.database import last_seq, open_database, plain_reason
 from scheduler.store.jobs import ImageFacts, JobRow, JobStore, new_job_id
 from scheduler.store.lease import Lease
+from scheduler.store.reading import Reader
 from scheduler.store.tables import SCHEMA, VERSION_TABLE, metadata, properties
 from tests.postgres import PostgresServer
 from tierkit.errors import DatabaseUnavailable, NotFound, SetupError, Standby, Unavailable
@@ -42,7 +43,7 @@ class Store:
     def __init__(self, engine: AsyncEngine, commit: GroupCommit) -> None:
         self.engine = engine
         self.commit = commit
-        self.jobs = JobStore(engine, commit)
+        self.jobs = JobStore(Reader(engine), commit)
         self.announced: list[list[int]] = []
         commit.on_commit = lambda group: self.announced.append([seq for seq, _ in group])
 
@@ -210,7 +211,7 @@ async def test_the_database_itself_refuses_a_second_answer(database_url):
     lease = Lease(engine, url="http://a", lease_s=60.0)
     await lease.acquire()
     commit = GroupCommit(engine, lease, next_seq=1)
-    store = JobStore(engine, commit)
+    store = JobStore(Reader(engine), commit)
     job = await add(store)
     commit.put(answer(job, 0))
     commit.put(answer(job, 0))
@@ -376,6 +377,7 @@ async def downgrade(engine: AsyncEngine) -> None:
         for statement in (
             "DROP TABLE terrace_lease",
             "DROP TABLE terrace_inputs",
+            "DROP TABLE terrace_runs",
             f"DROP TABLE {VERSION_TABLE}",
             "INSERT INTO terrace_properties VALUES ('schema_version', '6')",
         ):
@@ -416,6 +418,7 @@ async def test_a_migration_ends_the_lease_of_an_older_scheduler(database_url):
         async with store.engine.begin() as connection:
             await connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
             await connection.execute(text("DROP TABLE terrace_inputs"))
+            await connection.execute(text("DROP TABLE terrace_runs"))
             await connection.execute(text("ALTER TABLE terrace_lease RENAME TO aside"))
         newer = await open_database(database_url)
         await newer.dispose()

@@ -264,8 +264,9 @@ async def test_retries_end(api: FakeApi, client: AsyncClient) -> None:
     [
         ("DELETE /v1/jobs/j1", lambda client: client.cancel("j1")),
         ("DELETE /v1/devices/end-1", lambda client: client.forget("end-1")),
+        ("DELETE /v1/runs/r1", lambda client: client.stop_run("r1")),
     ],
-    ids=["cancel", "forget"],
+    ids=["cancel", "forget", "stop_run"],
 )
 async def test_what_may_have_happened_is_not_repeated(
     api: FakeApi, client: AsyncClient, route: str, call: Callable[[AsyncClient], Awaitable[Any]]

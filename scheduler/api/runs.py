@@ -1,0 +1,153 @@
+"""Routes of training runs. docs/training.md describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi.responses import StreamingResponse
+
+from scheduler.api.routing import (
+    CHECKS,
+    MISSING,
+    USERS,
+    USERS_AND_WORKERS,
+    CallerOf,
+    Service,
+    SmallBody,
+    StillAdmitted,
+    allowance_of,
+    only_of,
+)
+from scheduler.api.streams import EVENT_STREAM, EventStream, as_server_sent
+from scheduler.runs.service import Sight
+from tierkit.access import Caller
+from tierkit.wire.runs import RUN_ID_PATTERN, Run, RunHost, RunOrders, RunPage, RunReport, RunStart
+
+__all__ = ["runs"]
+
+
+class _ReportBody(SmallBody):
+    most_bytes = 512 * 1024
+    """A thousand workers, and a result, are some 250 kB."""
+
+
+async def _sight(caller: CallerOf) -> Sight:
+    """Operators see all runs, users their own, workers those without an end."""
+    if caller is not None and caller.role == "worker":
+        return Sight(unended=True)
+    return Sight(owner=only_of(caller))
+
+
+def _name(caller: Caller | None) -> str | None:
+    return None if caller is None else caller.name
+
+
+RunId = Annotated[str, Path(max_length=64, description="As in `id`.", json_schema_extra={"pattern": RUN_ID_PATTERN})]
+Seen = Annotated[Sight, Depends(_sight)]
+
+runs = APIRouter(tags=["training runs"], dependencies=CHECKS, route_class=_ReportBody)
+
+
+@runs.post(
+    "/v1/runs",
+    status_code=201,
+    response_model=Run,
+    responses={
+        200: {"model": Run, "description": "A host that was restarted goes on with its run."},
+        409: {"description": "The id is the run of somebody else, or this run has ended."},
+    },
+    summary="Begin a training run, or go on with it",
+    dependencies=USERS,
+)
+async def begin(response: Response, scheduler: Service, caller: CallerOf, wanted: RunStart) -> Run:
+    """For hosts. The same id again, by the same owner, takes the run over: from then on the reports of this incarnation
+    count."""
+    run, is_new = await scheduler.runs.begin(wanted, _name(caller))
+    response.headers["Location"] = f"/v1/runs/{run.id}"
+    response.status_code = 201 if is_new else 200
+    return run
+
+
+@runs.put(
+    "/v1/runs/{run_id}/report",
+    response_model=RunOrders,
+    responses={**MISSING, 409: {"description": "Another host has taken the run over."}},
+    summary="Report on a run, every second",
+    dependencies=USERS,
+)
+async def report(scheduler: Service, caller: CallerOf, run_id: RunId, said: RunReport) -> RunOrders:
+    """For hosts. A last report, with `finished` or `failed`, is stored when this answers; it may be sent again. Asked
+    to stop, a host ends the run and says `finished`."""
+    return RunOrders(stop=await scheduler.runs.report(run_id, said, _name(caller)))
+
+
+@runs.get(
+    "/v1/runs", response_model=RunPage, summary="List training runs, newest first", dependencies=USERS_AND_WORKERS
+)
+async def list_runs(
+    scheduler: Service,
+    sight: Seen,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[
+        str | None,
+        Query(
+            max_length=64,
+            description="`next_cursor` of the page before.",
+            json_schema_extra={"pattern": "^[0-9]{1,17}-[0-9a-f]{32}$"},
+        ),
+    ] = None,
+) -> RunPage:
+    """All of them for operators, for users their own, for workers those that have not ended."""
+    return await scheduler.runs.page(limit=limit, cursor=cursor, sight=sight)
+
+
+@runs.get(
+    "/v1/runs/{run_id}",
+    response_model=Run,
+    responses=MISSING,
+    summary="A training run as it is now",
+    dependencies=USERS_AND_WORKERS,
+)
+async def get_run(scheduler: Service, sight: Seen, run_id: RunId) -> Run:
+    return await scheduler.runs.view(run_id, sight)
+
+
+@runs.get(
+    "/v1/runs/{run_id}/events",
+    summary="Follow a training run (server-sent events)",
+    response_class=Response,
+    responses={**MISSING, 200: {"content": {EVENT_STREAM: {}}}},
+    dependencies=USERS_AND_WORKERS,
+)
+async def get_events(
+    scheduler: Service, caller: CallerOf, still_admitted: StillAdmitted, sight: Seen, run_id: RunId
+) -> StreamingResponse:
+    """`state` carries the run, at first and whenever its state changes; `report` the same without `config`, `curve` and
+    `result`, after each report. Ends after the final state."""
+    events = await scheduler.runs.events(run_id, sight)
+    return EventStream(as_server_sent(events), allowance_of(caller), still_admitted)
+
+
+@runs.post(
+    "/v1/runs/{run_id}/workers",
+    response_model=RunHost,
+    responses={**MISSING, 409: {"description": "It has ended, or is about to."}},
+    summary="Where a worker finds the host of a run",
+    dependencies=USERS_AND_WORKERS,
+)
+async def find_host(scheduler: Service, sight: Seen, run_id: RunId) -> RunHost:
+    """503 while the host is not heard."""
+    return await scheduler.runs.host(run_id, sight)
+
+
+@runs.delete(
+    "/v1/runs/{run_id}",
+    response_model=Run,
+    responses={**MISSING, 409: {"description": "It has ended already."}},
+    summary="Stop a training run",
+    dependencies=USERS,
+)
+async def stop_run(scheduler: Service, sight: Seen, run_id: RunId) -> Run:
+    """It is `stopping` until its host says that it has ended, or is not heard any more."""
+    return await scheduler.runs.stop(run_id, sight)

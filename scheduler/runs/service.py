@@ -1,0 +1,392 @@
+"""The training runs behind the HTTP API: hosts begin them and report, people follow and stop them, workers find hosts.
+
+The runs under way are in memory, with a copy in the database that is at most some seconds old; beginnings, ends and
+wishes to stop are in the database before they are answered. A scheduler that takes over goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+
+from scheduler.news import News
+from scheduler.runs.curve import Point, extended
+from scheduler.runs.state import SILENT_S, state_after, state_now
+from scheduler.runs.views import brief, summary, whole
+from scheduler.store.runs import RunDetails, RunRow, RunStore
+from tierkit.errors import Conflict, InvalidInput, NotFound, Overloaded, Unavailable
+from tierkit.types import RunState
+from tierkit.wire.runs import Run, RunHost, RunPage, RunProgress, RunReport, RunStart
+
+__all__ = ["EVERYTHING", "RunEvents", "Runs", "Sight"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_UNDER_WAY = 200
+"""Runs whose hosts report. One may have a thousand workers, which are some 300 kB here."""
+_LOOK_S = 1.0
+"""Between two looks for hosts that have fallen silent."""
+_SAVE_S = 5.0
+"""Between two writes of what a run has reported."""
+_KEEP_ALIVE_S = 15.0
+_CURSOR = re.compile("([0-9]{1,17})-([0-9a-f]{32})", re.ASCII)
+
+RunEvents = AsyncGenerator[tuple[str, RunProgress, int] | None, None]
+"""Kind, data and number of each event; None where nothing has happened for a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """Which runs somebody may see."""
+
+    owner: str | None = None
+    """Only theirs; None for all."""
+    unended: bool = False
+    """Only those without an end."""
+
+    def check(self, row: RunRow, state: RunState) -> None:
+        """Raises NotFound for other runs: they are not there for this caller."""
+        if self.owner not in (None, row.owner) or (self.unended and state.final):
+            raise _no_run(row.id)
+
+
+EVERYTHING = Sight()
+
+
+@dataclass(slots=True)
+class _Known:
+    """A run as it is now."""
+
+    row: RunRow
+    details: RunDetails
+    heard: float
+    """Monotonic seconds; a scheduler that takes over gives each host a new beginning."""
+    saved: float = 0.0
+    dirty: bool = False
+    """Whether the database has something older."""
+    reports: int = 0
+    shown: RunState | None = None
+    """What followers were told of last."""
+
+    def state(self, now: float) -> RunState:
+        return state_now(self.row.state, now - self.heard)
+
+
+class Runs:
+    """Everything that the API does to training runs.
+
+    Args:
+        clock: monotonic seconds.
+        wall: seconds since 1970.
+    """
+
+    def __init__(self, store: RunStore, *, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._wall = wall
+        self._under_way: dict[str, _Known] = {}
+        self._turn = asyncio.Lock()
+        """Of whoever writes: what is written later is newer."""
+        self._news = News()
+        self._stopping = False
+
+    async def recover(self) -> None:
+        """Take up the runs that the scheduler before this one has left. Raises Unavailable."""
+        now = self._clock()
+        for row, details in await self._store.unended(_MOST_UNDER_WAY):
+            self._under_way[row.id] = _Known(row, details, heard=now, saved=now)
+
+    # --- hosts ----------------------------------------------------------------------------------------------------
+
+    async def begin(self, wanted: RunStart, owner: str | None) -> tuple[Run, bool]:
+        """Store a run, or let a host that was restarted go on with it.
+
+        Returns:
+            The run, and whether it is new.
+
+        Raises:
+            Conflict: the id is the run of somebody else, or this run has ended.
+            Overloaded: too many are under way.
+            Unavailable: the database does not accept it.
+        """
+        async with self._turn:
+            known = await self._find(wanted.id)
+            now, at = self._clock(), round(self._wall(), 6)
+            given = wanted.model_dump(exclude={"config"})
+            if known is None:
+                self._make_room(now)
+                row = RunRow(**given, owner=owner, created_at=at, heard_at=at)
+                details = RunDetails(config=wanted.config)
+                await self._store.add(row, details)
+                _log.info("training run begun", extra={"run": row.id, "network": row.network})
+            else:
+                row, details = known.row, known.details
+                if owner not in (None, row.owner):
+                    raise Conflict(f"the id {row.id} is another run's: choose a fresh one")
+                _check_unended(row, known.state(now))
+                self._make_room(now, but=row.id)
+                row = replace(row, **given, heard_at=at)
+                details = replace(details, config=wanted.config)
+                await self._store.save([(row, details)])
+                _log.info("the host of a training run is back", extra={"run": row.id})
+            self._under_way[row.id] = _Known(row, details, heard=now, saved=now)
+            self._news.tell(row.id)
+            return whole(row, details, self._under_way[row.id].state(now)), known is None
+
+    async def report(self, run_id: str, said: RunReport, owner: str | None) -> bool:
+        """Take what the host of a run says; returns whether it is to stop.
+
+        Raises:
+            NotFound: no such run of this owner.
+            Conflict: another host has taken the run over.
+            Unavailable: it was the last report, and the database does not accept it.
+        """
+        known = self._under_way.get(run_id)
+        if known is not None and said.state == "running":
+            return self._take(known, said, owner)
+        async with self._turn:
+            known = await self._find(run_id)
+            if known is None:
+                raise _no_run(run_id)
+            taken = replace(known)
+            stop = self._take(taken, said, owner)
+            if not taken.row.state.final:
+                self._make_room(self._clock(), but=run_id)
+                self._under_way[run_id] = taken
+            elif taken.row is not known.row:  # it has not ended before in the same way
+                await self._store.save([(taken.row, taken.details)])
+                self._under_way.pop(run_id, None)
+                _log.info("training run ended", extra={"run": run_id, "state": taken.row.state})
+                self._news.tell(run_id)
+            return stop
+
+    def _take(self, known: _Known, said: RunReport, owner: str | None) -> bool:
+        now, at, row, details = self._clock(), self._wall(), known.row, known.details
+        state = known.state(now)
+        Sight(owner=owner).check(row, state)
+        if said.incarnation != row.incarnation:
+            raise Conflict(f"run {row.id} has another host now, which was started later: end this one")
+        late = state is RunState.STOPPED and said.state != "running"
+        if state.final and not late:
+            return True
+        after = state_after(state, said.state, complete=said.done >= row.steps)
+        known.row = replace(
+            row,
+            state=after,
+            reason=(said.error or "") if after.final and not late else row.reason,
+            heard_at=at,
+            finished_at=(row.finished_at or at) if after.final else None,
+            done=said.done,
+            version=said.version,
+            loss=row.loss if said.loss is None else said.loss,
+            accuracy=row.accuracy if said.accuracy is None else said.accuracy,
+            worker_count=len(said.workers),
+        )
+        curve = details.curve
+        if said.loss is not None or said.accuracy is not None:
+            curve = extended(curve, Point(at, said.done, said.loss, said.accuracy))
+        workers = [worker.model_dump() for worker in said.workers]
+        known.details = replace(details, workers=workers, curve=curve, result=said.result)
+        known.heard, known.dirty = now, True
+        known.reports += 1
+        if not after.final:  # an end is told once it is durable
+            self._news.tell(row.id)
+        return after is not RunState.RUNNING
+
+    # --- everybody ------------------------------------------------------------------------------------------------
+
+    async def view(self, run_id: str, sight: Sight = EVERYTHING) -> Run:
+        """A run as it is now. Raises NotFound, Unavailable."""
+        known, state = await self._seen(run_id, sight)
+        return whole(known.row, known.details, state)
+
+    async def page(self, *, limit: int, cursor: str | None, sight: Sight) -> RunPage:
+        """Runs, newest first. Raises InvalidInput for a cursor that no page has given."""
+        before = None if cursor is None else _read_cursor(cursor)
+        rows = await self._store.page(limit=limit + 1, before=before, owner=sight.owner, unended=sight.unended)
+        now, at = self._clock(), self._wall()
+        shown = []
+        for row in rows[:limit]:
+            known = self._under_way.get(row.id)
+            if known is None:
+                shown.append(summary(row, state_now(row.state, at - row.heard_at)))
+            else:
+                shown.append(summary(known.row, known.state(now)))
+        more = f"{round(rows[limit - 1].created_at * 1e6)}-{rows[limit - 1].id}" if len(rows) > limit else None
+        return RunPage(runs=tuple(shown), next_cursor=more)
+
+    async def host(self, run_id: str, sight: Sight) -> RunHost:
+        """Where a worker finds the host of a run.
+
+        Raises:
+            NotFound: no such run.
+            Conflict: it has ended, or is about to.
+            Unavailable: its host is not heard now.
+        """
+        known, state = await self._seen(run_id, sight)
+        row = known.row
+        _check_unended(row, state)
+        if state is RunState.STOPPING:
+            raise Conflict(f"run {row.id} is about to stop, and takes no workers any more")
+        if state is RunState.INTERRUPTED:
+            raise Unavailable(f"the host of run {row.id} has not reported for {SILENT_S:g} s", retry_after_s=5.0)
+        return RunHost(url=row.url, network=row.network, strategy=row.strategy)
+
+    async def stop(self, run_id: str, sight: Sight) -> Run:
+        """Ask the host of a run to end it; where that is not heard any more, the run ends at once.
+
+        Raises:
+            NotFound: no such run.
+            Conflict: it has ended already.
+            Unavailable: the database does not accept it.
+        """
+        async with self._turn:
+            known, state = await self._seen(run_id, sight)
+            _check_unended(known.row, state)
+            row = replace(known.row, state=RunState.STOPPING)
+            stopping = replace(known, row=row)
+            self._end_if_silent(stopping)
+            await self._store.save([(stopping.row, stopping.details)])
+            # Reports may have come meanwhile: only the wish is new.
+            known.row = replace(known.row, state=stopping.row.state, reason=stopping.row.reason)
+            known.row = replace(known.row, finished_at=stopping.row.finished_at)
+            if known.row.state.final:
+                self._under_way.pop(run_id, None)
+            self._news.tell(run_id)
+            return whole(known.row, known.details, known.row.state)
+
+    async def events(self, run_id: str, sight: Sight) -> RunEvents:
+        """The events of a run: `state` with all of it at first and when its state changes, `report` after each report;
+        ends with the run. Reports that come faster than they are read are passed over.
+
+        Raises:
+            NotFound: at once, before the first event.
+        """
+        await self._seen(run_id, sight)
+        return self._events(run_id, sight)
+
+    async def _events(self, run_id: str, sight: Sight) -> RunEvents:
+        shown, reports = None, 0
+        # A worker sees how a run ends that it has followed.
+        sight = replace(sight, unended=False)
+        while not self._stopping:
+            news = self._news.of(run_id)
+            known, state = await self._seen(run_id, sight)
+            if state is not shown:
+                shown = state
+                yield "state", whole(known.row, known.details, state), 0
+            elif known.reports != reports:
+                yield "report", brief(known.row, known.details, state), 0
+            reports = known.reports
+            if state.final:
+                return
+            try:
+                await asyncio.wait_for(news.wait(), _KEEP_ALIVE_S)
+            except TimeoutError:
+                yield None
+
+    # --- by itself ------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Notice hosts that have fallen silent, and write what has been reported, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for known in self._under_way.values():
+                self._end_if_silent(known)
+                if (state := known.state(self._clock())) is not known.shown:
+                    known.shown = state
+                    self._news.tell(known.row.id)
+            await self.save(_SAVE_S)
+
+    def _end_if_silent(self, known: _Known) -> None:
+        if known.row.state is RunState.STOPPING and known.state(self._clock()) is RunState.STOPPED:
+            reason = "its host was not heard any more"
+            known.row = replace(known.row, state=RunState.STOPPED, reason=reason, finished_at=self._wall())
+            known.dirty = True
+
+    async def save(self, older_s: float = 0.0) -> None:
+        """Write the runs that have changed, and were written last before so many seconds; those that the database
+        refuses are written later."""
+        async with self._turn:
+            now = self._clock()
+            due = [
+                known
+                for known in self._under_way.values()
+                if known.dirty and (known.row.state.final or now - known.saved >= older_s)
+            ]
+            for known in due:
+                known.dirty = False
+            try:
+                await self._store.save([(known.row, known.details) for known in due])
+            except BaseException as exc:
+                for known in due:
+                    known.dirty = True
+                if not isinstance(exc, Unavailable):
+                    raise
+                return
+            for known in due:
+                known.saved = now
+                if known.row.state.final:
+                    self._under_way.pop(known.row.id, None)
+
+    async def purge(self, before: float) -> None:
+        """Forget runs that ended, or whose hosts were heard last, before this moment. Raises Unavailable."""
+        async with self._turn:
+            for run_id in await self._store.purge(before):
+                self._under_way.pop(run_id, None)
+
+    def stop_streams(self) -> None:
+        """End all event streams."""
+        self._stopping = True
+        self._news.tell_all()
+
+    # --- where they are -------------------------------------------------------------------------------------------
+
+    async def _find(self, run_id: str) -> _Known | None:
+        if (known := self._under_way.get(run_id)) is not None:
+            return known
+        if (found := await self._store.get(run_id)) is None:
+            return None
+        row, details = found
+        return _Known(row, details, heard=self._clock() - max(0.0, self._wall() - row.heard_at))
+
+    async def _seen(self, run_id: str, sight: Sight) -> tuple[_Known, RunState]:
+        """Raises NotFound."""
+        known = await self._find(run_id)
+        if known is None:
+            raise _no_run(run_id)
+        state = known.state(self._clock())
+        sight.check(known.row, state)
+        return known, state
+
+    def _make_room(self, now: float, but: str = "") -> None:
+        """Let go of a run that is interrupted where there are too many; the database has it.
+
+        Raises:
+            Overloaded: none is.
+        """
+        if len(self._under_way) < _MOST_UNDER_WAY or but in self._under_way:
+            return
+        silent = [known for known in self._under_way.values() if now - known.heard > SILENT_S and not known.dirty]
+        if not silent:
+            raise Overloaded(f"{len(self._under_way)} training runs are under way; try again later", retry_after_s=5.0)
+        del self._under_way[min(silent, key=lambda known: known.heard).row.id]
+
+
+def _check_unended(row: RunRow, state: RunState) -> None:
+    if state.final:
+        raise Conflict(f"run {row.id} is {state} already")
+
+
+def _no_run(run_id: str) -> NotFound:
+    return NotFound(f"no training run {run_id[:64]!r}")
+
+
+def _read_cursor(text: str) -> tuple[float, str]:
+    found = _CURSOR.fullmatch(text)
+    if found is None:
+        raise InvalidInput(f"cursor is the next_cursor of the page before, not {text[:32]!r}")
+    return int(found[1]) / 1e6, found[2]

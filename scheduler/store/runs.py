@@ -1,0 +1,150 @@
+"""Training runs as rows that outlast the scheduler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from sqlalchemy import and_, delete, func, insert, or_, select, update
+from sqlalchemy.engine import Row
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from scheduler.runs.curve import Point
+from scheduler.store.commit import GroupCommit
+from scheduler.store.reading import Reader
+from scheduler.store.tables import runs
+from tierkit.types import RunState
+
+__all__ = ["RunDetails", "RunRow", "RunStore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A run without what may be long."""
+
+    id: str
+    owner: str | None
+    """Name of the token of its host; None where none was asked for."""
+    network: str
+    strategy: str
+    steps: int
+    url: str
+    incarnation: str
+    state: RunState = RunState.RUNNING
+    """Never `interrupted`, which is worked out."""
+    reason: str = ""
+    created_at: float
+    """Seconds since 1970, whole microseconds, as the other times are seconds since 1970."""
+    heard_at: float
+    finished_at: float | None = None
+    done: int = 0
+    version: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    worker_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDetails:
+    """The rest of a run."""
+
+    config: Mapping[str, Any]
+    workers: Sequence[Mapping[str, Any]] = ()
+    """As `tierkit.wire.runs.WorkerReport`."""
+    curve: tuple[Point, ...] = ()
+    result: Mapping[str, Any] | None = None
+
+
+_SHORT = [runs.c[field.name] for field in fields(RunRow)]
+_WHOLE = [*_SHORT, *(runs.c[field.name] for field in fields(RunDetails))]
+_HEARD = func.coalesce(runs.c.finished_at, runs.c.heard_at)
+
+
+class RunStore:
+    """All statements on runs. Reads and writes raise Unavailable when the database does not answer."""
+
+    def __init__(self, reader: Reader, commit: GroupCommit) -> None:
+        self._reader = reader
+        self._commit = commit
+
+    async def add(self, row: RunRow, details: RunDetails) -> None:
+        """Store a new run."""
+        statement = insert(runs).values({**asdict(row), **_texts(details)})
+        undo = delete(runs).where(runs.c.id == row.id)
+        await self._commit.execute(lambda connection: connection.execute(statement), undo=undo)
+
+    async def save(self, changed: Sequence[tuple[RunRow, RunDetails]]) -> None:
+        """Write runs as they are now, in one transaction."""
+
+        async def write(connection: AsyncConnection) -> None:
+            for row, details in changed:
+                values = {**asdict(row), **_texts(details)}
+                await connection.execute(update(runs).where(runs.c.id == row.id).values(values))
+
+        if changed:
+            await self._commit.execute(write)
+
+    async def get(self, run_id: str) -> tuple[RunRow, RunDetails] | None:
+        found = await self._reader.rows(select(*_WHOLE).where(runs.c.id == run_id))
+        return _whole(found[0]) if found else None
+
+    async def unended(self, most: int) -> list[tuple[RunRow, RunDetails]]:
+        """Those without an end whose hosts were heard last."""
+        query = select(*_WHOLE).where(runs.c.finished_at.is_(None)).order_by(runs.c.heard_at.desc()).limit(most)
+        return [_whole(row) for row in await self._reader.rows(query)]
+
+    async def page(
+        self, *, limit: int, before: tuple[float, str] | None, owner: str | None, unended: bool
+    ) -> list[RunRow]:
+        """Up to `limit` runs, newest first.
+
+        Args:
+            before: only those older than the one that was created at this time and has this id.
+            owner: only theirs; None for all.
+            unended: only those without an end.
+        """
+        query = select(*_SHORT).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+        if before is not None:
+            at, run_id = before
+            query = query.where(or_(runs.c.created_at < at, and_(runs.c.created_at == at, runs.c.id < run_id)))
+        if owner is not None:
+            query = query.where(runs.c.owner == owner)
+        if unended:
+            query = query.where(runs.c.finished_at.is_(None))
+        return [_short(row) for row in await self._reader.rows(query)]
+
+    async def purge(self, before: float) -> Collection[str]:
+        """Delete runs that ended before this moment, or whose hosts were heard last before it; returns their ids."""
+        old: set[str] = set()
+
+        async def write(connection: AsyncConnection) -> None:
+            gone = await connection.execute(delete(runs).where(before > _HEARD).returning(runs.c.id))
+            old.update(gone.scalars())
+
+        await self._commit.execute(write)
+        return old
+
+
+def _short(row: Row[Any]) -> RunRow:
+    values = {field.name: row._mapping[field.name] for field in fields(RunRow)}
+    return RunRow(**{**values, "state": RunState(row.state)})
+
+
+def _whole(row: Row[Any]) -> tuple[RunRow, RunDetails]:
+    return _short(row), RunDetails(
+        config=json.loads(row.config),
+        workers=json.loads(row.workers),
+        curve=tuple(Point(*point) for point in json.loads(row.curve)),
+        result=None if row.result is None else json.loads(row.result),
+    )
+
+
+def _texts(details: RunDetails) -> dict[str, str | None]:
+    return {
+        "config": json.dumps(details.config),
+        "workers": json.dumps(details.workers),
+        "curve": json.dumps(details.curve),
+        "result": None if details.result is None else json.dumps(details.result),
+    }

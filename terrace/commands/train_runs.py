@@ -1,0 +1,119 @@
+"""`terrace train list`, `watch` and `stop`: the training runs that a scheduler knows. Without torch."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC
+from typing import Annotated
+
+import typer
+from pydantic_core import to_json
+
+from terrace.console import Column, Listing, percent, print_json, progress_bars, screen
+from terrace.options import Json, connected
+from tierkit.client import Client, Run, RunProgress, RunState, RunSummary
+from tierkit.plaintext import harmless, one_line
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_NAME_WIDTH = 24
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.", show_default=False)]
+
+
+@app.command("list")
+@connected
+def list_runs(
+    client: Client,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="How many, newest first.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.", metavar="CURSOR")] = None,
+    json: Json = False,
+) -> None:
+    """The newest training runs."""
+    page = client.runs(limit=limit, cursor=cursor)
+    if json:
+        print_json(page)
+        return
+    if not page.runs:
+        screen().print("no training runs yet")
+        return
+    owned = any(run.owner for run in page.runs)
+    table = Listing(
+        Column(title="run"),
+        Column(title="network", rank=3, max_width=_NAME_WIDTH),
+        Column(title="strategy", rank=4, max_width=_NAME_WIDTH),
+        *([Column(title="owner", rank=7)] if owned else []),
+        Column(title="state", rank=1),
+        Column(title="done", rank=2, right=True),
+        Column(title="loss", rank=5, right=True),
+        Column(title="accuracy", rank=5, right=True),
+        Column(title="workers", rank=6, right=True),
+        Column(title="created", rank=8),
+    )
+    for run in page.runs:
+        table.add_row(
+            run.id,
+            run.network,
+            run.strategy,
+            *([run.owner or ""] if owned else []),
+            run.state,
+            percent(run.done / run.steps),
+            _loss(run),
+            percent(run.accuracy),
+            f"{run.worker_count:,}",
+            run.created_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
+        )
+    screen().print(table, crop=False)
+    if page.next_cursor:
+        more = f"older ones: terrace train list --cursor {page.next_cursor}"
+        screen().print(more, style="dim", soft_wrap=True, markup=False)
+
+
+@app.command()
+@connected
+def watch(client: Client, run: RunId, json: Json = False) -> None:
+    """Follow a training run until it ends, with --json one object per line; exit code 1 unless it finished."""
+    # No such run, or no scheduler, is told at once; one that goes away later may come back.
+    last: RunProgress = client.run(run)
+    with progress_bars("step") as progress:
+        bar = progress.add_task(last.network, total=last.steps)
+        for last in client.run_events(run):
+            if json:
+                kind = "state" if isinstance(last, Run) else "report"
+                sys.stdout.write(harmless(to_json({"event": kind, "data": last}).decode()) + "\n")
+                sys.stdout.flush()
+            said = one_line(f"{last.network}, {last.state}, loss {_loss(last)}, {_workers(last)}")
+            progress.update(bar, completed=last.done, description=said)
+    if not json:
+        _print_run(last)
+    if last.state is not RunState.FINISHED:
+        raise typer.Exit(1)
+
+
+@app.command()
+@connected
+def stop(client: Client, run: RunId, json: Json = False) -> None:
+    """Ask the host of a training run to end it; what it has learned stays with the host."""
+    stopped = client.stop_run(run)
+    if json:
+        print_json(stopped)
+    else:
+        _print_run(stopped)
+
+
+def _print_run(run: RunSummary) -> None:
+    said = (
+        f"{run.network} with {run.strategy}, {_workers(run)}: {run.state}, {run.done:,} of {run.steps:,} steps, "
+        f"loss {_loss(run)}, accuracy {percent(run.accuracy)}"
+    )
+    screen().print(one_line(f"{said} ({run.reason})" if run.reason else said), soft_wrap=True, markup=False)
+
+
+def _loss(run: RunSummary) -> str:
+    return "-" if run.loss is None else f"{run.loss:.4g}"
+
+
+def _workers(run: RunSummary) -> str:
+    return f"{run.worker_count:,} {'worker' if run.worker_count == 1 else 'workers'}"

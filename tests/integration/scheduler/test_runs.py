@@ -1,0 +1,371 @@
+"""Training runs over HTTP: a scheduler process with tokens, and hosts, workers and people as plain HTTP clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from terrace.cli import run as terrace
+from tests.training_runs import report, start, worker
+from tierkit.access import TokenEntry, digest_of, new_token, write_book
+from tierkit.client import AsyncClient, Run
+from tierkit.testing import ServiceProcess, service_process
+
+ALICE, BOB, OLGA, NODE, LAPTOP = (new_token() for _ in range(5))
+NAMES = {"alice": ("user", ALICE), "bob": ("user", BOB), "olga": ("operator", OLGA), "pi": ("node", NODE)}
+NAMES["laptop"] = ("worker", LAPTOP)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def serving(folder: Path, *flags: str, ready: str = "ready") -> AsyncIterator[ServiceProcess]:
+    command = ["-m", "scheduler", "--state", str(folder / "state"), *flags]
+    async with service_process(command, ready_file=folder / ready) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """Of a scheduler that asks for tokens."""
+    folder = tmp_path_factory.mktemp("runs")
+    tokens = folder / "tokens.toml"
+    tokens.touch(mode=0o600)
+    entries = [
+        TokenEntry.model_validate({"name": name, "role": role, "sha256": digest_of(token.encode()).hex()})
+        for name, (role, token) in NAMES.items()
+    ]
+    tokens.write_text(write_book(entries))
+    async with serving(folder, "--port=0", f"--tokens={tokens}") as process:
+        yield process.url
+
+
+class Caller:
+    """Somebody with a token, or nobody with a scheduler that asks for none."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self.url, self.token = url, token
+        self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    async def __call__(self, method: str, path: str, **given: Any) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=self.url, timeout=30, trust_env=False) as http:
+            return await http.request(method, path, headers={**self.headers, **given.pop("headers", {})}, **given)
+
+    async def begin(self, **changes: Any) -> str:
+        answer = await self("POST", "/v1/runs", json=start(**changes))
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    async def report(self, run: str, **changes: Any) -> bool:
+        answer = await self("PUT", f"/v1/runs/{run}/report", json=report(**changes))
+        assert answer.status_code == 200, answer.text
+        return bool(answer.json()["stop"])
+
+    async def run(self, run: str) -> dict[str, Any]:
+        answer = await self("GET", f"/v1/runs/{run}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def listed(self) -> list[str]:
+        return [run["id"] for run in (await self("GET", "/v1/runs?limit=200")).json()["runs"]]
+
+    @asynccontextmanager
+    async def following(self, run: str, kit: Any) -> AsyncIterator[AsyncIterator[tuple[str, int, dict[str, Any]]]]:
+        async with (
+            httpx.AsyncClient(base_url=self.url, timeout=30, trust_env=False) as http,
+            http.stream("GET", f"/v1/runs/{run}/events", headers=self.headers) as response,
+        ):
+            assert response.status_code == 200
+            yield kit.read_events(response)
+
+
+@pytest.fixture
+def alice(url: str) -> Caller:
+    return Caller(url, ALICE)
+
+
+@pytest.fixture
+def laptop(url: str) -> Caller:
+    return Caller(url, LAPTOP)
+
+
+async def test_a_run_from_its_beginning_to_its_end(alice: Caller, laptop: Caller) -> None:
+    wanted = start()
+    begun = await alice("POST", "/v1/runs", json=wanted)
+    run = wanted["id"]
+    assert (begun.status_code, begun.headers["location"]) == (201, f"/v1/runs/{run}")
+    assert begun.json()["state"] == "running"
+    assert await alice.report(run, done=100, version=90, loss=2.0, workers=[worker("a"), worker("b")]) is False
+    assert await alice.report(run, done=200, version=180, loss=1.0, accuracy=0.5) is False
+    view = await alice.run(run)
+    assert (view["owner"], view["network"], view["steps"], view["config"]) == (
+        "alice",
+        "mnist-100",
+        1000,
+        {"epochs": 3},
+    )
+    assert (view["done"], view["version"], view["loss"], view["accuracy"]) == (200, 180, 1.0, 0.5)
+    assert [(point["done"], point["loss"], point["accuracy"]) for point in view["curve"]] == [
+        (100, 2.0, None),
+        (200, 1.0, 0.5),
+    ]
+    assert view["workers"] == [worker("laptop")]
+    found = await laptop("POST", f"/v1/runs/{run}/workers")
+    assert found.json() == {"url": wanted["url"], "network": "mnist-100", "strategy": "downpour"}
+    for _ in range(2):  # the answer to the last report may be lost
+        await alice.report(run, state="finished", done=1000, accuracy=0.97, result={"accuracy": 0.97})
+    view = await alice.run(run)
+    assert (view["state"], view["done"], view["result"]) == ("finished", 1000, {"accuracy": 0.97})
+    assert view["finished_at"] is not None
+    assert await alice.report(run, done=7) is True
+    assert await alice.run(run) == view
+    for method, path, body in (
+        ("DELETE", f"/v1/runs/{run}", None),
+        ("POST", f"/v1/runs/{run}/workers", None),
+        ("POST", "/v1/runs", wanted),
+    ):
+        refused = await alice(method, path, json=body)
+        assert (refused.status_code, "finished already" in refused.text) == (409, True)
+
+
+async def test_a_host_that_was_restarted_takes_its_run_over(alice: Caller, laptop: Caller) -> None:
+    wanted = start()
+    run = await alice.begin(**wanted)
+    again = {**wanted, "url": "https://10.0.0.6:8090", "incarnation": "2" * 16}
+    other = await Caller(alice.url, BOB)("POST", "/v1/runs", json=again)
+    assert other.status_code == 409
+    assert (await alice("POST", "/v1/runs", json=again)).status_code == 200
+    assert (await alice("PUT", f"/v1/runs/{run}/report", json=report())).status_code == 409
+    assert await alice.report(run, incarnation="2" * 16) is False
+    assert (await laptop("POST", f"/v1/runs/{run}/workers")).json()["url"] == "https://10.0.0.6:8090"
+
+
+@pytest.mark.parametrize(
+    ("last", "state"),
+    [({"state": "finished", "done": 500}, "stopped"), ({"state": "finished", "done": 1000}, "finished")],
+)
+async def test_a_run_is_stopped_by_the_answer_to_its_next_report(
+    alice: Caller, laptop: Caller, last: dict[str, Any], state: str
+) -> None:
+    run = await alice.begin()
+    for _ in range(2):
+        asked = await alice("DELETE", f"/v1/runs/{run}")
+        assert (asked.status_code, asked.json()["state"]) == (200, "stopping")
+    assert (await laptop("POST", f"/v1/runs/{run}/workers")).status_code == 409
+    assert await alice.report(run, done=500) is True
+    assert (await alice.run(run))["state"] == "stopping"
+    await alice.report(run, **last)
+    assert (await alice.run(run))["state"] == state
+
+
+async def test_events_tell_of_the_whole_run_then_of_each_report_and_end_with_it(
+    alice: Caller, laptop: Caller, kit: Any
+) -> None:
+    run = await alice.begin()
+    await alice.report(run, done=100)
+    async with alice.following(run, kit) as events, laptop.following(run, kit) as workers_events:
+        kind, _, data = await anext(events)
+        assert (kind, data["done"], len(data["curve"]), data["config"]) == ("state", 100, 1, {"epochs": 3})
+        for done in (200, 300):
+            await alice.report(run, done=done, loss=1.0)
+            kind, _, data = await anext(events)
+            assert (kind, data["done"], data["loss"], len(data["workers"])) == ("report", done, 1.0, 1)
+            assert not {"config", "curve", "result"} & data.keys()
+        await alice("DELETE", f"/v1/runs/{run}")
+        assert [(kind, data["state"]) for kind, _, data in [await anext(events)]] == [("state", "stopping")]
+        await alice.report(run, state="finished", done=400, result={"x": 1})
+        rest = [(kind, data["state"], data["result"]) async for kind, _, data in events]
+        assert rest == [("state", "stopped", {"x": 1})]
+        seen = [data async for _, _, data in workers_events]
+        assert (seen[0]["state"], seen[-1]["state"]) == ("running", "stopped")
+
+
+async def test_who_may_do_what(alice: Caller, laptop: Caller) -> None:
+    bob, olga, node = (Caller(alice.url, token) for token in (BOB, OLGA, NODE))
+    run, ended = await alice.begin(), await alice.begin()
+    await alice.report(ended, state="failed", error="no disk")
+    assert {run, ended} <= set(await alice.listed())
+    assert {run, ended} <= set(await olga.listed())
+    assert {run, ended}.isdisjoint(await bob.listed())
+    assert run in (found := await laptop.listed())
+    assert ended not in found
+    expected = {
+        ("GET", ""): (200, 200, 404, 200, 403),
+        ("GET", "/events"): (200, 200, 404, 200, 403),
+        ("POST", "/workers"): (200, 200, 404, 200, 403),
+        ("PUT", "/report"): (200, 404, 404, 403, 403),
+        ("DELETE", ""): (200, 200, 404, 403, 403),
+    }
+    for (method, rest), statuses in expected.items():
+        for caller, status in zip((alice, olga, bob, laptop, node), statuses, strict=True):
+            path, body = f"/v1/runs/{run}{rest}", report() if method == "PUT" else None
+            async with (
+                httpx.AsyncClient(base_url=alice.url, timeout=30, trust_env=False) as http,
+                http.stream(method, path, headers=caller.headers, json=body) as answer,
+            ):
+                assert answer.status_code == status, (method, rest, caller.token == LAPTOP)
+    assert (await laptop("GET", f"/v1/runs/{ended}")).status_code == 404
+    assert (await laptop("POST", "/v1/runs", json=start())).status_code == 403
+    for rest in ("", "/events", "/workers"):
+        none = await alice("POST" if rest == "/workers" else "GET", f"/v1/runs/{'0' * 32}{rest}")
+        assert none.status_code == 404
+
+
+async def test_pages(alice: Caller) -> None:
+    made = [await alice.begin() for _ in range(3)][::-1]
+    first = (await alice("GET", "/v1/runs?limit=2")).json()
+    assert [run["id"] for run in first["runs"]] == made[:2]
+    assert not {"config", "curve", "workers"} & first["runs"][0].keys()
+    second = (await alice("GET", f"/v1/runs?limit=2&cursor={first['next_cursor']}")).json()
+    assert second["runs"][0]["id"] == made[2]
+    for query in ("cursor=1", f"cursor={made[0]}", "limit=0", "limit=201", "state=running"):
+        assert (await alice("GET", f"/v1/runs?{query}")).status_code in (400, 422), query
+
+
+BODIES = {
+    "no JSON": b"{",
+    "no object": b"[]",
+    "NaN": json.dumps(start(config={"x": float("nan")})).encode(),
+    "deep": b'{"config": ' + b'{"x":' * 20_000 + b"1" + b"}" * 20_000 + b"}",
+    "a long number": json.dumps(start()).replace('"epochs": 3', '"epochs": 3' + "0" * 5000).encode(),
+    "half a character": json.dumps(start(config={"x": "\ud800"})).encode(),
+    "half a character in a name": json.dumps(start(network="\ud800")).encode(),
+    "too much": json.dumps(start(config={"x": "y" * 600_000})).encode(),
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+async def test_wrong_bodies_are_refused_in_a_sentence(alice: Caller, what: str) -> None:
+    before = await alice.listed()
+    answer = await alice("POST", "/v1/runs", content=BODIES[what], headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 413, 422), answer.text
+    assert list(answer.json()) == ["error"]
+    assert await alice.listed() == before
+
+
+async def test_a_thousand_workers_are_one_report_and_one_more_is_too_many(alice: Caller) -> None:
+    run = await alice.begin()
+    many = [worker(f"volunteer-{number:04}", bytes_sent=2**52, bytes_received=2**52) for number in range(1001)]
+    assert (await alice("PUT", f"/v1/runs/{run}/report", json=report(workers=many))).status_code == 422
+    await alice.report(run, workers=many[:1000], result={"x": "y" * 60_000})
+    assert (await alice.run(run))["worker_count"] == 1000
+
+
+async def test_runs_survive_a_scheduler_that_is_killed(tmp_path: Path) -> None:
+    wanted = start()
+    async with serving(tmp_path, "--port=0") as process:
+        host = Caller(process.url)
+        run = await host.begin(**wanted)
+        ended, stopping = await host.begin(), await host.begin()
+        await host.report(run, done=100)
+        await host.report(ended, state="finished", done=1000, result={"accuracy": 0.97})
+        await host("DELETE", f"/v1/runs/{stopping}")
+        process.kill()
+        await process.exit_code()
+    port = process.url.rpartition(":")[2]
+    async with serving(tmp_path, f"--port={port}", ready="again"):
+        assert {ended, stopping, run} == set(await host.listed())
+        assert (await host.run(ended))["result"] == {"accuracy": 0.97}
+        assert await host.report(stopping) is True
+        assert await host.report(run, done=200) is False
+        view = await host.run(run)
+        assert (view["state"], view["done"], view["owner"]) == ("running", 200, None)
+
+
+async def test_a_host_that_falls_silent(alice: Caller, laptop: Caller, kit: Any) -> None:
+    silent, stopping = await alice.begin(), await alice.begin()
+    await alice("DELETE", f"/v1/runs/{stopping}")
+    async with alice.following(silent, kit) as events, alice.following(stopping, kit) as others:
+        assert [data["state"] for data in [(await anext(events))[2]]] == ["running"]
+        assert [data["state"] async for _, _, data in others] == ["stopping", "stopped"]
+        assert (await anext(events))[2]["state"] == "interrupted"
+        where = await laptop("POST", f"/v1/runs/{silent}/workers")
+        assert (where.status_code, int(where.headers["retry-after"]) > 0) == (503, True)
+        await alice.report(silent)
+        assert (await anext(events))[2]["state"] == "running"
+    assert (await laptop("POST", f"/v1/runs/{silent}/workers")).status_code == 200
+    assert await alice.report(stopping) is True
+
+
+async def test_the_client_follows_a_run_over_a_restart_of_the_scheduler(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        async with serving(tmp_path, "--port=0") as process:
+            host = Caller(process.url)
+            run = await host.begin()
+            client = await stack.enter_async_context(AsyncClient(process.url))
+            events = client.run_events(run)
+            first = await anext(events)
+            assert isinstance(first, Run)
+            process.kill()
+            await process.exit_code()
+
+        async def rest() -> list[str]:
+            return [event.state async for event in events]
+
+        following = asyncio.create_task(rest())
+        await stack.enter_async_context(serving(tmp_path, f"--port={process.url.rpartition(':')[2]}", ready="again"))
+        await host.report(run, state="finished", done=1000)
+        assert (await following)[-1] == "finished"
+        assert (await client.runs()).runs[0].id == run
+        assert (await client.run(first)).done == 1000
+
+
+@pytest.fixture
+def command(alice: Caller, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """`terrace train ...` as alice: exit code, output, errors."""
+    monkeypatch.setenv("TERRACE_SCHEDULER", alice.url)
+    monkeypatch.setenv("TERRACE_TOKEN", ALICE)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    async def call(*arguments: str) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(terrace, ["train", *arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+async def test_train_list(alice: Caller, command: Any) -> None:
+    run = await alice.begin(network="a\x1b[31mb")
+    await alice.report(run, done=500, loss=1.5, accuracy=0.25)
+    code, out, _ = await command("list", "--limit", "1")
+    assert (code, run in out, "50.0 %" in out, "25.0 %" in out, "\x1b" in out) == (0, True, True, True, False)
+    assert "--cursor" in out
+    code, out, _ = await command("list", "--json", "--limit", "1")
+    page = json.loads(out)
+    assert (code, page["runs"][0]["id"], page["runs"][0]["done"]) == (0, run, 500)
+    code, out, _ = await command("list", "--json", "--limit", "1", "--cursor", page["next_cursor"])
+    assert (code, json.loads(out)["runs"][0]["id"] != run) == (0, True)
+
+
+@pytest.mark.parametrize(("said", "code"), [("finished", 0), ("failed", 1)])
+async def test_train_watch(alice: Caller, command: Any, said: str, code: int) -> None:
+    run = await alice.begin()
+    watching = asyncio.create_task(command("watch", run, "--json"))
+    await alice.report(run, state=said, done=1000, accuracy=0.97, error="no disk" if said == "failed" else None)
+    exit_code, out, _ = await watching
+    events = [json.loads(line) for line in out.splitlines()]
+    assert (exit_code, events[-1]["event"], events[-1]["data"]["state"]) == (code, "state", said)
+    exit_code, out, _ = await command("watch", run)
+    assert (exit_code, said in out, "97.0 %" in out, "no disk" in out) == (code, True, True, said == "failed")
+
+
+async def test_train_stop(alice: Caller, command: Any) -> None:
+    run = await alice.begin()
+    code, out, _ = await command("stop", run, "--json")
+    assert (code, json.loads(out)["state"]) == (0, "stopping")
+    await alice.report(run, state="finished", done=5)
+    code, _, err = await command("stop", run)
+    assert (code, "stopped already" in err) == (1, True)
+    code, _, err = await command("watch", secrets.token_hex(16))
+    assert (code, "no training run" in err) == (1, True)

@@ -1,0 +1,231 @@
+"""Training runs on the wire: what the host of a run tells the scheduler, and what the job API answers about runs.
+
+What a host sends is checked strictly, and every number is bounded. Answers are read by clients of other versions, which
+ignore what they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from tierkit.types import RunState
+from tierkit.wire.messages import Incarnation, NodeUrl, Total
+
+__all__ = [
+    "RUN_ID_PATTERN",
+    "CurvePoint",
+    "Run",
+    "RunHost",
+    "RunOrders",
+    "RunPage",
+    "RunProgress",
+    "RunReport",
+    "RunStart",
+    "RunSummary",
+    "RunWorker",
+    "WorkerReport",
+]
+
+RUN_ID_PATTERN = "^[0-9a-f]{32}$"
+
+_MOST_WORKERS = 1000
+"""Workers in one report."""
+_MOST_OBJECT_BYTES = 64 * 1024
+_MOST_NESTED = 32
+_LARGEST_INTEGER = 2**53
+
+
+def _check_plain(value: Any, levels: int) -> None:
+    """Whether every reader of JSON can read this value. Raises ValueError with the rule in words."""
+    if levels < 0:
+        raise ValueError(f"must not be nested more than {_MOST_NESTED} levels deep")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("must hold text without half characters") from None
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            _check_plain(name, levels)
+            _check_plain(inner, levels - 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_plain(inner, levels - 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("must hold no NaN and no infinities")
+    elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        raise ValueError("must hold no whole number beyond 2^53")
+
+
+def _small_object(value: dict[str, Any]) -> dict[str, Any]:
+    _check_plain(value, _MOST_NESTED)
+    if (size := len(json.dumps(value))) > _MOST_OBJECT_BYTES:
+        raise ValueError(f"must have at most {_MOST_OBJECT_BYTES} bytes as JSON, and has {size}")
+    return value
+
+
+SmallObject = Annotated[dict[str, Any], AfterValidator(_small_object)]
+"""A JSON object that the scheduler keeps and does not look into."""
+Label = Annotated[str, Field(min_length=1, max_length=200)]
+Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, defer_build=True)
+
+
+class RunStart(_Message):
+    """POST /v1/runs: a host begins a run, or goes on with it after a restart. Answered by a `Run`."""
+
+    id: Annotated[str, Field(pattern=RUN_ID_PATTERN)]
+    """32 hex digits, chosen by the host."""
+    network: Label
+    strategy: Label
+    config: SmallObject = Field(default_factory=dict)
+    """Any JSON object of at most 64 KiB, for people and workers."""
+    url: NodeUrl
+    """Where workers reach the host."""
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+    """Training steps of the whole run."""
+    incarnation: Incarnation
+    """Fresh at each start of the host; reports of an older one are refused."""
+
+
+class WorkerReport(_Message):
+    """One worker, as its host sees it. Counts are totals of the run."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    updates: Total
+    staleness: Amount
+    """Versions of the weights between those that its updates come from and those that they met, on average."""
+    bytes_sent: Total
+    bytes_received: Total
+    idle_s: Amount
+    """Seconds that it has waited for its host."""
+
+
+def _different_workers(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
+    if len({worker.name for worker in workers}) != len(workers):
+        raise ValueError("must name each worker once")
+    return workers
+
+
+class RunReport(_Message):
+    """PUT /v1/runs/{id}/report, every second. Answered by `RunOrders`."""
+
+    incarnation: Incarnation
+    state: Literal["running", "finished", "failed"]
+    done: Total
+    """Steps whose updates are in the weights."""
+    version: Total
+    """Of the weights."""
+    loss: Finite | None = None
+    accuracy: Share | None = None
+    workers: Annotated[
+        tuple[WorkerReport, ...], Field(max_length=_MOST_WORKERS), AfterValidator(_different_workers)
+    ] = ()
+    result: SmallObject | None = None
+    """With the last report: any JSON object of at most 64 KiB."""
+    error: Annotated[str, Field(max_length=2000)] | None = None
+    """Why it failed."""
+
+
+class RunOrders(_Value):
+    """What the host of a run is to do."""
+
+    stop: bool
+    """End the run, and say so in a last report."""
+
+
+class RunHost(_Value):
+    """Where a worker finds the host of a run."""
+
+    url: str
+    network: str
+    strategy: str
+
+
+class RunWorker(_Value):
+    """One worker of a run, as its host last told of it; counts are totals of the run."""
+
+    name: str
+    updates: int
+    staleness: float
+    """Versions of the weights between those that its updates come from and those that they met, on average."""
+    bytes_sent: int
+    bytes_received: int
+    idle_s: float
+    """Seconds that it has waited for its host."""
+
+
+class CurvePoint(_Value):
+    """Loss and accuracy at a moment of the run; null where the host has not measured since the point before."""
+
+    at: datetime
+    done: int
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+class RunSummary(_Value):
+    """A training run as the list shows it."""
+
+    id: str
+    owner: str | None = None
+    """Name of the token of its host; None where none was asked for."""
+    network: str
+    strategy: str
+    state: RunState
+    reason: str = ""
+    """Why it is interrupted, has stopped or failed; "" when all is well."""
+    steps: int
+    done: int = 0
+    """Steps whose updates are in the weights."""
+    version: int = 0
+    """Of the weights."""
+    loss: float | None = None
+    """The latest that the host has told; so is `accuracy`."""
+    accuracy: float | None = None
+    worker_count: int = 0
+    created_at: datetime
+    heard_at: datetime
+    """When its host last reported; of a run under way, to within some seconds after a change of the scheduler."""
+    finished_at: datetime | None = None
+
+
+class RunProgress(RunSummary):
+    """A run with its workers: what the event `report` carries."""
+
+    workers: tuple[RunWorker, ...] = ()
+
+
+class Run(RunProgress):
+    """All that is known of a training run."""
+
+    url: str
+    """Where workers reach its host."""
+    config: Mapping[str, Any] = Field(default_factory=dict)
+    curve: tuple[CurvePoint, ...] = ()
+    """At most 500 points; of a long run the early ones are thinned out."""
+    result: Mapping[str, Any] | None = None
+    """What the host has told with its last report."""
+
+
+class RunPage(_Value):
+    """One page of the list of runs, newest first."""
+
+    runs: tuple[RunSummary, ...]
+    next_cursor: str | None = None
+    """For the next page; None on the last one."""
