@@ -88,7 +88,8 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
             workers = [
                 await start(f"worker-{n}", ["work", url, "--name", f"worker-{n}", *_flags(run.worker)]) for n in count
             ]
-            connection = HostConnection(url, "observer", "0" * 16, http)
+            connection = HostConnection("observer", "0" * 16, http)
+            connection.url = url
             killed = 0
             while True:
                 for each in (host, *workers):

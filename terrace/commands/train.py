@@ -109,7 +109,20 @@ app.command(name="host")(host_command)
 
 @app.command(name="work")
 def work_for(
-    host: Annotated[str, typer.Argument(metavar="URL", help="Where the host of the run listens.", show_default=False)],
+    host: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", help="Where the host of the run listens.", show_default=False),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Ask this scheduler for the host, in place of URL; of several, all, comma-separated."
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Id of the run, with --scheduler. Default: the newest that is under way."),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(help="Of this worker; with a token, one that the token is for. Default: the machine's."),
@@ -125,16 +138,24 @@ def work_for(
 ) -> None:
     """Compute for a run, from now to its end. The worker connects to the host, never the other way."""
     with training_extra("training on the fleet", "learn"):
+        from training.worker.finding import at, through
         from training.worker.node import WorkerOptions, work
     logs.configure("info", "text", node_id="work")
+    if (host is None) == (scheduler is None) or (run is not None and scheduler is None):
+        raise typer.BadParameter("give the URL of the host, or --scheduler, with --run or without.")
+    token = token_from(token_file)
+    try:
+        find_host = at(host) if host is not None else through(scheduler or "", run, token, tls_ca)
+    except ValueError as error:
+        raise typer.BadParameter(f"the URL {error}, and this is {host!r}") from error
     options = WorkerOptions(
-        host=host,
-        name=name or f"{lasting_name('work', os.getpid())}",
+        find_host=find_host,
+        name=name or lasting_name("work", os.getpid()),
         data=data,
         dataset=dataset,
         device=device,
         threads=threads,
-        token=token_from(token_file),
+        token=token,
         tls_ca=tls_ca,
         patience_s=patience_s,
     )

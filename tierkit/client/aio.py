@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from tierkit.client.http import Connection, Patience
 from tierkit.client.lines import ServerSentEvent, iter_lines, iter_server_sent_events
-from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload
+from tierkit.client.uploads import Images, Labels, PolicyFields, build_upload, json_upload
 from tierkit.errors import DeadlineExceeded, NotFound, Unavailable, UpstreamError, UpstreamTimeout
 from tierkit.types import JobState
 from tierkit.wire.api import (
@@ -34,7 +34,7 @@ from tierkit.wire.api import (
     StateChange,
     parse,
 )
-from tierkit.wire.runs import Run, RunPage, RunProgress, RunSummary
+from tierkit.wire.runs import Run, RunHost, RunOrders, RunPage, RunProgress, RunReport, RunStart, RunSummary
 
 __all__ = ["AsyncClient"]
 
@@ -292,6 +292,19 @@ class AsyncClient(Connection):
         """Ask the host of a training run to end it; `Conflict` if it has ended already."""
         response = await self._request("DELETE", _run_path(run), repeatable=False)
         return parse(Run, response.content)
+
+    async def run_host(self, run: RunSummary | str) -> RunHost:
+        """Where a worker finds the host of a training run; `Unavailable` while it is not heard."""
+        return parse(RunHost, (await self._request("POST", f"{_run_path(run)}/workers", repeatable=True)).content)
+
+    async def begin_run(self, start: RunStart) -> Run:
+        """For hosts: begin a training run, or go on with it."""
+        return parse(Run, (await self._request("POST", "/v1/runs", repeatable=True, upload=json_upload(start))).content)
+
+    async def report_run(self, run: str, report: RunReport) -> RunOrders:
+        """For hosts: what the run has come to, and what its host is to do."""
+        path = f"{_run_path(run)}/report"
+        return parse(RunOrders, (await self._request("PUT", path, repeatable=True, upload=json_upload(report))).content)
 
     async def devices(self) -> tuple[Device, ...]:
         """The nodes that the scheduler knows."""

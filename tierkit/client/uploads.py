@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol, TypedDict, cast
 
 import httpx
 import numpy as np
+from pydantic import BaseModel
 
 from tierkit.errors import InvalidInput
 from tierkit.inference.model import Array
@@ -32,7 +33,7 @@ from tierkit.types import (
 )
 from tierkit.wire.oip import InferRequest, Tensor, encode_request
 
-__all__ = ["Images", "Labels", "PolicyFields", "Upload", "build_upload", "list_images", "shortened"]
+__all__ = ["Images", "Labels", "PolicyFields", "Upload", "build_upload", "json_upload", "list_images", "shortened"]
 
 
 class Pixels(Protocol):
@@ -83,6 +84,16 @@ class Upload:
     headers: Mapping[str, str]
     params: Mapping[str, str] = field(default_factory=dict)
     chunks: Callable[[], AsyncIterator[bytes]]
+
+
+def json_upload(message: BaseModel) -> Upload:
+    """A message as a JSON body."""
+    content = message.model_dump_json().encode()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield content
+
+    return Upload(headers={"Content-Type": "application/json", "Content-Length": str(len(content))}, chunks=chunks)
 
 
 def build_upload(images: Images, labels: Labels | None, policy: Mapping[str, Any]) -> Upload:

@@ -113,7 +113,7 @@ class WorkerReport(_Message):
     bytes_sent: Total
     bytes_received: Total
     idle_s: Amount
-    """Seconds that it has waited for its host."""
+    """Since its host heard it last."""
 
 
 def _different_workers(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
@@ -167,7 +167,7 @@ class RunWorker(_Value):
     bytes_sent: int
     bytes_received: int
     idle_s: float
-    """Seconds that it has waited for its host."""
+    """Since its host heard it last."""
 
 
 class CurvePoint(_Value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ def start(settings: HostSettings) -> int:
     try:
         from training.host.app import create_app, largest_body
         from training.host.opening import open_host
+        from training.host.reporting import report_to_scheduler
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "safetensors"):
             raise
@@ -29,6 +31,9 @@ def start(settings: HostSettings) -> int:
     settings = settings.model_copy(update={"max_body_bytes": max(settings.max_body_bytes, most)})
 
     def build(lifecycle: Lifecycle) -> Starlette:
+        if settings.scheduler is not None:
+            reporting = lifecycle.own(report_to_scheduler(host, settings, lifecycle.url), name="reports")
+            host.farewell = lambda: asyncio.shield(reporting)
         return create_app(host, lifecycle)
 
     code = serve(build, settings)

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -78,7 +78,17 @@ class Host:
         self._accuracy: float | None = None
         self._stopped = False
         self._ended = asyncio.Event()
+        """Set when there is nothing left to compute."""
+        self.over = asyncio.Event()
+        """Set when there is nothing left to wait for: the run is finished or stopped."""
+        self.farewell: Callable[[], Awaitable[None]] | None = None
+        """Waited for, some seconds at most, before the service ends."""
         self.result: dict[str, Any] | None = _read_result(journal.folder)
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self._learner.steps
 
     @property
     def state(self) -> Literal["running", "finished", "stopped"]:
@@ -224,7 +234,7 @@ class Host:
                 strategy=self.spec.choice,
                 state=self.state,
                 done=run.strategy.leases.done,
-                steps=self._learner.steps,
+                steps=self.steps,
                 version=run.strategy.version,
                 seconds=run.seconds,
                 loss=run.loss,
@@ -357,9 +367,12 @@ class Host:
             result = {**self._figures(), "accuracy": await self._measured(self._test)}
             await asyncio.to_thread(self._keep, result)
             self.result = result
+        self.over.set()
         log.info("the run is %s", self.state)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
+                if self.farewell is not None:
+                    await self.farewell()
                 while self._run.workers(0.0):
                     await self._changed.wait()
         lifecycle.drain()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tierkit.access import Role
-from tierkit.settings import Port, ServiceSettings, UserPath
+from tierkit.access import Role, TokenFile
+from tierkit.settings import CommaSeparatedUrls, HttpUrl, Port, ServiceSettings, UserPath
 
 __all__ = ["HostSettings"]
 
@@ -50,11 +51,30 @@ class HostSettings(ServiceSettings):
     data: UserPath | None = None
     """Folder that holds cifar-100-python/ and mnist/. Default: the environment variable TERRACE_DATA."""
 
+    scheduler: Annotated[CommaSeparatedUrls, Field(min_length=1)] | None = None
+    """URL of the scheduler to report to, so that people can watch the run and workers find it; of several, all of them,
+    comma-separated. Default: none."""
+
+    token_file: UserPath | None = None
+    """File with the token of a user for the scheduler, its owner's alone."""
+
+    advertise_url: HttpUrl | None = None
+    """URL under which workers reach this host. Default: the address it listens on or, where that is every interface,
+    the address of the interface that leads to the scheduler."""
+
     lease_s: PositiveFloat = 30.0
     """Seconds within which a worker must show progress, a step at least; what it had is then given to others."""
 
     max_lease_wait_s: PositiveFloat = 10.0
     """Seconds for which a worker that asks for work may be kept waiting until there is some."""
+
+    def own_token(self) -> Callable[[], str] | None:
+        """Gives the token that this host shows to the scheduler; None where it has none.
+
+        Raises:
+            SetupError: the file cannot be used.
+        """
+        return None if self.token_file is None else TokenFile(self.token_file)
 
     @property
     def run_folder(self) -> Path:

@@ -45,20 +45,20 @@ class HostConnection:
     """Asks the host of a run. Every request may be sent twice.
 
     Args:
-        url: of the host.
         name, incarnation: of this worker.
         token: gives what is shown to the host; None where it asks for none.
     """
 
     def __init__(
         self,
-        url: str,
         name: str,
         incarnation: str,
         http: aiohttp.ClientSession,
         token: Callable[[], str] | None = None,
     ) -> None:
-        self._url, self._http, self._token = url.rstrip("/"), http, token
+        self.url = ""
+        """Of the host; to be set."""
+        self._http, self._token = http, token
         self.name, self.incarnation = name, incarnation
         self._largest = 0
         self._bytes_per_s: float | None = None
@@ -80,7 +80,7 @@ class HostConnection:
             spec = RunSpec.model_validate(found["spec"])
             status = RunStatus.model_validate(found["status"])
         except (ValueError, KeyError, TypeError) as exc:  # pydantic's errors are ValueErrors
-            raise InvalidAnswer(f"{_WHO} at {self._url} describes no run that is known here: {str(exc)[:200]}") from exc
+            raise InvalidAnswer(f"{_WHO} at {self.url} describes no run that is known here: {str(exc)[:200]}") from exc
         self._largest = packed_bytes(spec.values, spec.buffers, "fp32")
         return spec, status
 
@@ -159,7 +159,7 @@ class HostConnection:
         sent: dict[str, Any] = {**(headers or {}), **authorization(token)}
         async with (
             calling(_WHO, budget_s=budget_s),
-            ask(self._http, method, f"{self._url}{path}", pieces, sent) as answer,
+            ask(self._http, method, f"{self.url}{path}", pieces, sent) as answer,
         ):
             said = await read_at_most(answer, most_bytes)
         if not 200 <= answer.status < 300:

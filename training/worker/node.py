@@ -43,8 +43,8 @@ T = TypeVar("T")
 class WorkerOptions:
     """What a worker is started with."""
 
-    host: str
-    """URL of the run's host."""
+    find_host: Callable[[], Awaitable[str]]
+    """Gives the URL of the run's host; asked again when the host is away, for it may come back elsewhere."""
     name: str
     """In the run; another worker of this name takes its place."""
     data: Path | None = None
@@ -86,8 +86,8 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
     """
     incarnation = secrets.token_hex(8)
     async with open_client(tls_ca=options.tls_ca) as http:
-        connection = HostConnection(options.host, options.name, incarnation, http, options.token)
-        patience = _Patience(options.patience_s)
+        connection = HostConnection(options.name, incarnation, http, options.token)
+        patience = _Patience(options.patience_s, connection, options.find_host)
         spec = await patience.have(connection.spec)
         log.info("the run is %s with %s", spec.network.name, spec.choice)
         learner = await asyncio.to_thread(_learner, options, spec)
@@ -109,14 +109,17 @@ def _learner(options: WorkerOptions, spec: RunSpec) -> FlatLearner:
 class _Patience:
     """Repeats what fails while the host is away."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, connection: HostConnection, find_host: Callable[[], Awaitable[str]]) -> None:
         self._seconds = seconds
+        self._connection, self._find_host = connection, find_host
 
     async def have(self, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` gives at last. All that a worker asks may be asked twice."""
         failures, away_since = 0, time.monotonic()
         while True:
             try:
+                if failures or not self._connection.url:
+                    self._connection.url = await self._find_host()
                 return await ask()
             except (Unavailable, UpstreamTimeout, UpstreamError) as error:
                 # An answer of another make, such as a proxy's, has a status; one that proves nothing is the end.

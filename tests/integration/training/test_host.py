@@ -17,6 +17,7 @@ from tierkit.errors import Conflict, SetupError, UpstreamUnavailable
 from tierkit.testing import wait_for
 from training.messages import LEASE_HEADER, UPDATE_HEADER
 from training.wire import compress, pack, packed_bytes, unpack
+from training.worker.finding import at
 from training.worker.node import WorkerOptions, work
 
 pytestmark = [pytest.mark.train, pytest.mark.anyio]
@@ -25,7 +26,7 @@ A, B = "a" * 16, "b" * 16
 
 
 def options(running: RunningHost, shapes: Path, name: str = "w", **given: Any) -> WorkerOptions:
-    return WorkerOptions(host=running.url, name=name, dataset=str(shapes), threads=1, **given)
+    return WorkerOptions(find_host=at(running.url), name=name, dataset=str(shapes), threads=1, **given)
 
 
 async def status(http: httpx.AsyncClient) -> dict[str, Any]:

@@ -16,7 +16,8 @@ pytest.importorskip("torch", reason="needs the extra 'train' (torch)")
 from terrace.cli import run
 from tests.integration.access.conftest import Certificates, certificates
 from tierkit.access import client_context
-from tierkit.testing import service_process
+from tierkit.client import AsyncClient, Run, RunState
+from tierkit.testing import service_process, wait_for
 from training.local import LocalRun, run_here
 from training.messages import RunStatus
 
@@ -125,3 +126,48 @@ async def test_a_worker_needs_the_hosts_token_and_certificate(
         assert await host.exit_code() == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["updates"] == 20
+
+
+async def test_a_scheduler_shows_a_run_to_people_and_workers_and_stops_it(
+    network: Network, shapes: Path, tmp_path: Path
+) -> None:
+    scheduler_command = ["-m", "terrace", "scheduler", "--port=0", f"--state={tmp_path / 'state'}"]
+    async with service_process(scheduler_command, ready_file=tmp_path / "s") as scheduler:
+        command = ["-m", "terrace", "train", "host", f"--network={network(4_000)}", f"--dataset={shapes}", "--port=0"]
+        command += [f"--folder={tmp_path / 'run'}", "--strategy=sgd", f"--scheduler={scheduler.url}"]
+        flags = ["--scheduler", scheduler.url, "--dataset", str(shapes), "--threads", "1"]
+        async with AsyncClient(scheduler.url) as client:
+            async with service_process(command, ready_file=tmp_path / "h") as host:
+                work = await asyncio.create_subprocess_exec(*TERRACE, "train", "work", "--name", "w", *flags)
+                try:
+                    run = await until(client, lambda run: run.done > 20)
+                    assert (run.network, run.strategy, run.state) == ("net", "sgd", RunState.RUNNING)
+                    assert [worker.name for worker in run.workers] == ["w"]
+                    host.kill()
+                    await host.exit_code()
+                    before = run.version
+                    async with service_process(command, ready_file=tmp_path / "again") as second:
+                        # The worker finds it at its new address.
+                        run = await until(client, lambda run: run.version > before + 20)
+                        assert (await client.stop_run(run.id)).state is RunState.STOPPING
+                        assert await second.exit_code() == 0
+                        assert await asyncio.wait_for(work.wait(), 60) == 0
+                finally:
+                    if work.returncode is None:
+                        work.kill()
+                        await work.wait()
+            run = await until(client, lambda run: run.state.final)
+            assert run.state is RunState.STOPPED
+
+
+async def until(client: AsyncClient, condition: Callable[[Run], bool]) -> Run:
+    """The only run, as soon as `condition` holds for it."""
+    found: list[Run] = []
+
+    async def holds() -> bool:
+        runs = (await client.runs()).runs
+        found[:] = [await client.run(runs[0].id)] if runs else []
+        return bool(found) and condition(found[0])
+
+    await wait_for(holds, timeout_s=90, what="the run")
+    return found[0]

@@ -1,0 +1,124 @@
+"""What a host tells the scheduler of its run, every second: so that people can watch it, and workers find it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+
+from tierkit.client import AsyncClient, Backoff
+from tierkit.errors import Conflict, Forbidden, NotFound, TerraceError, Unauthenticated
+from tierkit.http.address import reachable_url
+from tierkit.wire.runs import RunReport, RunStart, WorkerReport
+from training.host.host import Host
+from training.host.settings import HostSettings
+
+__all__ = ["report_to_scheduler"]
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 1.0
+_BUDGET_S = 5.0
+_MOST_WORKERS = 1_000
+
+
+async def report_to_scheduler(host: Host, settings: HostSettings, listens_at: str) -> None:
+    """Report until the run has ended and the scheduler knows of it. A scheduler that is away is tried again.
+
+    Args:
+        listens_at: the host's own address.
+    """
+    assert settings.scheduler is not None
+    incarnation = secrets.token_hex(8)
+    async with AsyncClient(
+        ",".join(settings.scheduler),
+        timeout_s=_BUDGET_S,
+        backoff=Backoff(attempts=1, failover_s=0.0),
+        token=settings.own_token(),
+        tls_ca=settings.tls_ca,
+    ) as client:
+        reporter = _Reporter(host, settings, client, incarnation, listens_at)
+        while not await reporter.said_all():
+            if host.over.is_set():
+                await asyncio.sleep(_PERIOD_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PERIOD_S):
+                    await host.over.wait()
+
+
+class _Reporter:
+    def __init__(
+        self, host: Host, settings: HostSettings, client: AsyncClient, incarnation: str, listens_at: str
+    ) -> None:
+        self._host, self._settings, self._client = host, settings, client
+        self._incarnation, self._listens_at = incarnation, listens_at
+        self._known = False
+        """Whether the scheduler knows this run and this incarnation."""
+        self._told_to_stop = False
+        self._news = ""
+
+    async def said_all(self) -> bool:
+        """Report once; whether there is nothing more to say."""
+        host, ended = self._host, self._host.over.is_set()
+        if host.state == "stopped" and not self._told_to_stop:
+            return True  # the run can go on; to the scheduler it is interrupted
+        try:
+            if not self._known:
+                await self._client.begin_run(self._start())
+                self._known = True
+            orders = await self._client.report_run(host.spec.id, await self._report())
+        except NotFound:
+            self._known = False
+            return False
+        except (Conflict, Unauthenticated, Forbidden) as error:
+            self._tell(f"the scheduler takes no reports of this run: {error}")
+            return ended or isinstance(error, Conflict)
+        except TerraceError as error:
+            self._tell(f"the scheduler is away: {error}")
+            return False
+        self._tell("")
+        if orders.stop and not ended:
+            log.info("stopped from the scheduler")
+            self._told_to_stop = True
+            host.stop()
+            return False
+        return ended
+
+    def _start(self) -> RunStart:
+        spec, settings = self._host.spec, self._settings
+        assert settings.scheduler is not None
+        return RunStart(
+            id=spec.id,
+            network=spec.network.name,
+            strategy=spec.choice,
+            config={
+                "network": spec.network.model_dump(mode="json"),
+                "strategy": spec.strategy.model_dump(mode="json"),
+                "workers": spec.workers,
+                "wire": spec.wire,
+            },
+            url=settings.advertise_url or reachable_url(self._listens_at, peer=settings.scheduler[0]),
+            steps=self._host.steps,
+            incarnation=self._incarnation,
+        )
+
+    async def _report(self) -> RunReport:
+        status = await self._host.status()
+        return RunReport(
+            incarnation=self._incarnation,
+            state="running" if status.state == "running" else "finished",
+            done=status.done,
+            version=status.version,
+            loss=status.loss,
+            accuracy=status.accuracy,
+            workers=tuple(WorkerReport(**each.model_dump()) for each in status.workers[:_MOST_WORKERS]),
+            result=status.result,
+        )
+
+    def _tell(self, news: str) -> None:
+        """Log what has changed since the last time."""
+        if news != self._news:
+            self._news = news
+            log.warning("%s", news) if news else log.info("the scheduler hears of this run again")
