@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -33,6 +33,8 @@ _MOST_WAITING = 1_000
 """Calls that wait for the run."""
 _MOST_AT_ONCE = 64
 """Calls that are made lasting together."""
+_MOST_UNWRITTEN = 4
+"""Of such groups, that wait for the disk."""
 _EVALUATION_SHARE = 0.05
 """Of the time, that evaluations during the run may take."""
 _FAREWELL_S = 10.0
@@ -71,6 +73,8 @@ class Host:
         self._wait_s = max_lease_wait_s
         self._clock, self._offset = clock, started_at - clock()
         self._calls: asyncio.Queue[tuple[Callable[[], Any], asyncio.Future[Any]]] = asyncio.Queue(_MOST_WAITING)
+        self._made: asyncio.Queue[list[tuple[asyncio.Future[Any], Any]]] = asyncio.Queue(_MOST_UNWRITTEN)
+        """Answers whose notes are on their way to the disk."""
         self._changed = asyncio.Event()
         """Set, and made anew, when there may be work for who waits for some."""
         self._packed: tuple[int, bytes] | None = None
@@ -256,14 +260,17 @@ class Host:
     async def running(self, lifecycle: Lifecycle) -> AsyncIterator[None]:
         """Make the calls, measure accuracies, and drain the service when the run has ended."""
         with ThreadPoolExecutor(1, thread_name_prefix="run") as thread:
-            working = lifecycle.own(self._work(thread), name="run")
-            attending = lifecycle.own(self._attend(lifecycle), name="accuracy and end")
+            tasks = [
+                lifecycle.own(self._work(thread), name="run"),
+                lifecycle.own(self._write(), name="journal"),
+                lifecycle.own(self._attend(lifecycle), name="accuracy and end"),
+            ]
             try:
                 yield
             finally:
-                for task in (attending, working):
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(attending, working, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
                 self._journal.close()
 
     async def _call(self, call: Callable[[], T]) -> T:
@@ -276,26 +283,43 @@ class Host:
         return await future
 
     async def _work(self, thread: ThreadPoolExecutor) -> None:
+        """Make the calls. While what they have noted is written to disk, the next ones are made."""
         loop = asyncio.get_running_loop()
         while True:
             batch = [await self._calls.get()]
             while len(batch) < _MOST_AT_ONCE and not self._calls.empty():
                 batch.append(self._calls.get_nowait())
-            try:
+            with self._noting([future for _, future in batch]):
                 outcomes = await loop.run_in_executor(thread, self._make, [call for call, _ in batch])
-            except BaseException as exc:
-                for _, future in batch:
-                    future.cancel()
-                if isinstance(exc, OSError):
-                    log.critical("the run cannot be written to %s: %s", self._journal.folder, exc.strerror)
-                raise
-            for (_, future), outcome in zip(batch, outcomes, strict=True):
+                await self._made.put([(future, outcome) for (_, future), outcome in zip(batch, outcomes, strict=True)])
+
+    async def _write(self) -> None:
+        """Give the answers, once what they rest on is on disk."""
+        while True:
+            answers = await self._made.get()
+            while not self._made.empty():
+                answers += self._made.get_nowait()
+            with self._noting([future for future, _ in answers]):
+                await asyncio.to_thread(self._journal.sync)
+            for future, outcome in answers:
                 if future.done():
                     continue  # nobody waits any more
                 if isinstance(outcome, TerraceError):
                     future.set_exception(outcome)
                 else:
                     future.set_result(outcome)
+
+    @contextlib.contextmanager
+    def _noting(self, waiting: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
+        """Nobody waits for ever for what could not be written; the error ends the service."""
+        try:
+            yield
+        except BaseException as exc:
+            for future in waiting:
+                future.cancel()
+            if isinstance(exc, OSError):
+                log.critical("the run cannot be written to %s: %s", self._journal.folder, exc.strerror)
+            raise
 
     def _make(self, calls: list[Callable[[], Any]]) -> list[Any]:
         outcomes: list[Any] = []
@@ -304,9 +328,10 @@ class Host:
                 outcomes.append(call())
             except TerraceError as exc:
                 outcomes.append(exc)
-        self._journal.sync()
         if self._journal.long:
             self._journal.begin(self._state())
+        else:
+            self._journal.flush()
         return outcomes
 
     def _state(self) -> tuple[dict[str, Flat], dict[str, Any]]:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -49,7 +50,9 @@ class Journal:
         self._file: IO[bytes] | None = None
         self._number = -1
         self._length = self._state_bytes = 0
-        self._dirty = False
+        self._added = self._dirty = False
+        self._changing = threading.Lock()
+        """Held while the file is exchanged, or is written to disk."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("wb")
@@ -103,7 +106,7 @@ class Journal:
         self._open(append=True)
 
     def add(self, call: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
-        """Write down a call; `sync` makes it last.
+        """Write down a call; `flush` and then `sync` make it last.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -114,18 +117,25 @@ class Journal:
         self._length += self._file.write(_HEAD.pack(len(written), len(body), crc) + written)
         if body:
             self._length += self._file.write(body)
-        self._dirty = True
+        self._added = True
+
+    def flush(self) -> None:
+        """What was added is the system's to write; raises OSError as `add`."""
+        if self._added and self._file is not None:
+            self._file.flush()
+            # In this order: `sync` may run meanwhile, and answers only for what was the system's before.
+            self._added, self._dirty = False, True
 
     def sync(self) -> None:
-        """All calls that were added are on disk when this returns.
+        """All that was flushed is on disk when this returns. May be called in another thread than the rest.
 
         Raises:
             OSError: as `add`.
         """
-        if self._dirty and self._file is not None:
-            self._file.flush()
-            os.fdatasync(self._file.fileno())
-            self._dirty = False
+        with self._changing:
+            if self._dirty and self._file is not None:
+                self._dirty = False
+                os.fdatasync(self._file.fileno())
 
     @property
     def long(self) -> bool:
@@ -150,17 +160,19 @@ class Journal:
     def close(self) -> None:
         """Let the folder go."""
         with suppress(OSError):
+            self.flush()
             self.sync()
         if self._file is not None:
             self._file.close()
         self._lock.close()
 
     def _open(self, *, append: bool) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = self._journal_path(self._number).open("ab" if append else "wb")
-        self._length = self._file.tell()
-        self._dirty = False
+        with self._changing:
+            if self._file is not None:
+                self._file.close()
+            self._file = self._journal_path(self._number).open("ab" if append else "wb")
+            self._length = self._file.tell()
+            self._added = self._dirty = False
 
     def _state_path(self, number: int) -> Path:
         return self.folder / f"state-{number}.safetensors"

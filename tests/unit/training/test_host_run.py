@@ -228,6 +228,7 @@ def test_what_a_crash_left_unfinished_is_cut_off_and_the_journal_goes_on(tmp_pat
     journal.load()
     list(journal.calls())
     journal.add({"do": "x", "number": 9}, bytes(9))
+    journal.flush()
     journal.sync()
     journal.close()
     assert numbers(tmp_path) == [*expected, 9]
