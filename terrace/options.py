@@ -226,6 +226,6 @@ def training_extra(purpose: str, extra: str = "train") -> Iterator[None]:
         name = (error.name or "").partition(".")[0]
         if name == "onnxruntime":
             raise MissingExtra("cpu", purpose) from error
-        if name in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib"}:
+        if name in {"torch", "torchvision", "onnx", "onnxscript", "matplotlib", "safetensors"}:
             raise MissingExtra(extra, purpose) from error
         raise

@@ -59,7 +59,7 @@ class _Process:
     def failure(self) -> ServiceFailed:
         """Of one that has ended by itself."""
         code = self.process.returncode or 0
-        said = self.last_lines[-1] if self.last_lines else "it said nothing"
+        said = self.last_lines[-1].removeprefix("terrace host: ") if self.last_lines else "it said nothing"
         return ServiceFailed(f"{self.name} stopped with exit code {code}: {said}", code=code)
 
 
@@ -99,10 +99,12 @@ async def run_here(run: LocalRun, watch: Callable[[RunStatus], None] = lambda st
                         await start(each.name, each.arguments, each)
                 if host.process.returncode is not None:
                     return _result(host, killed)
+                # Asked in this order: workers end by themselves when there is nothing left to do.
+                deserted = all(each.process.returncode is not None for each in workers)
                 status = await _status(connection)
                 if status is not None:
                     watch(status)
-                    if status.state == "running" and all(each.process.returncode is not None for each in workers):
+                    if deserted and status.done < status.steps:
                         raise workers[-1].failure
                 await asyncio.wait([each.watcher for each in (host, *workers)], timeout=_LOOK_S)
                 await asyncio.sleep(_LOOK_S)

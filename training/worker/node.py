@@ -18,7 +18,7 @@ from typing import TypeVar
 from models.dataset import Dataset
 from models.training.data import TrainingData
 from models.training.run import RunOptions
-from tierkit.errors import NotFound, TerraceError, Unavailable, UpstreamError, UpstreamTimeout
+from tierkit.errors import DeadlineExceeded, NotFound, TerraceError, Unavailable, UpstreamError, UpstreamTimeout
 from tierkit.http.client import open_client
 from tierkit.pacing import backoff_s
 from training.learner import FlatLearner
@@ -81,7 +81,8 @@ async def work(options: WorkerOptions, watch: Callable[[RunSpec, int], None] = l
         DataError: the images are missing here.
         Conflict: they are not those of the run, or another worker has taken this one's name.
         Unauthenticated, Forbidden: the token is none for this.
-        Unavailable, UpstreamTimeout, UpstreamError: the host is away for longer than `patience_s`, or answers nonsense.
+        DeadlineExceeded: the host is away for longer than `patience_s`.
+        UpstreamError: the host answers nonsense, or does not prove who it is.
         ProviderUnavailable: torch cannot use the device.
     """
     incarnation = secrets.token_hex(8)
@@ -124,8 +125,10 @@ class _Patience:
             except (Unavailable, UpstreamTimeout, UpstreamError) as error:
                 # An answer of another make, such as a proxy's, has a status; one that proves nothing is the end.
                 final = isinstance(error, UpstreamError) and (error.status_code or 0) < 500
-                if final or time.monotonic() - away_since > self._seconds:
+                if final:
                     raise
+                if time.monotonic() - away_since > self._seconds:
+                    raise DeadlineExceeded(f"the host was away for {self._seconds:g} s: {error}") from error
                 if failures == 0:
                     log.warning("the host is away: %s", error)
                 failures += 1
